@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch arithmetic: how micro-batches, accumulation, processes and rollouts make up an optimiser update."""
+
+from dataclasses import dataclass
+
+from dschat.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batch sizes of a run, counted in examples (prompts in step 3, pairs in step 2).
+
+    Attributes:
+        world_size: number of processes.
+        micro_batch: examples of one forward pass on one process.
+        accumulation: forward passes per optimiser update.
+        update_per_rank: examples of one optimiser update on one process.
+        global_batch: examples of one optimiser update on all processes.
+        rollout_per_rank: prompts of one rollout on one process; None outside step 3.
+        updates_per_rollout: optimiser updates made from one rollout; None outside step 3.
+    """
+
+    world_size: int
+    micro_batch: int
+    accumulation: int
+    update_per_rank: int
+    global_batch: int
+    rollout_per_rank: int | None = None
+    updates_per_rollout: int | None = None
+
+
+def plan_batches(
+    micro_flag: str, micro_batch: int, accumulation: int, global_batch_size: int | None, world_size: int
+) -> BatchPlan:
+    """Plan the updates of a step that has no rollouts.
+
+    Args:
+        micro_flag: name of the flag that sets `micro_batch`.
+        micro_batch: examples per forward pass and process.
+        accumulation: forward passes per update; 1 also means "not given" when `global_batch_size` is.
+        global_batch_size: examples per update on all processes, or None to let `accumulation` decide.
+        world_size: number of processes.
+
+    Raises:
+        UserError: when `global_batch_size` cannot be reached; the message names the nearest that can.
+    """
+    per_pass = micro_batch * world_size
+    if global_batch_size is not None:
+        if global_batch_size % per_pass:
+            lower = global_batch_size // per_pass * per_pass
+            reachable = [size for size in (lower, lower + per_pass) if size]
+            raise _unreachable(micro_flag, micro_batch, global_batch_size, world_size, reachable)
+        accumulation = _derived_accumulation(accumulation, global_batch_size, per_pass)
+    update = micro_batch * accumulation
+    return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size)
+
+
+def plan_rollouts(
+    micro_batch: int,
+    accumulation: int,
+    global_batch_size: int | None,
+    world_size: int,
+    rollout: int,
+    ppo_epochs: int,
+) -> BatchPlan:
+    """Plan the updates of step 3, where an update must divide the rollout.
+
+    Args:
+        micro_batch: `--per_device_training_batch_size`.
+        accumulation: `--gradient_accumulation_steps`; 1 also means "not given" when `global_batch_size` is.
+        global_batch_size: prompts per update on all processes, or None to let `accumulation` decide.
+        world_size: number of processes.
+        rollout: prompts per rollout and process.
+        ppo_epochs: passes over one rollout.
+
+    Raises:
+        UserError: when an update does not divide the rollout, or `global_batch_size` cannot be reached.
+    """
+    if rollout % micro_batch:
+        sizes = _words(_divisors(rollout))
+        raise UserError(
+            f"--per_device_training_batch_size {micro_batch} does not divide the rollout of {rollout} prompts"
+            f" (--per_device_generation_batch_size x --generation_batches): make it one of {sizes}, or make the"
+            f" rollout a multiple of {micro_batch}."
+        )
+    accumulations = _divisors(rollout // micro_batch)
+    per_pass = micro_batch * world_size
+    if global_batch_size is not None:
+        reachable = [per_pass * passes for passes in accumulations]
+        if global_batch_size not in reachable:
+            lower = [size for size in reachable if size < global_batch_size][-1:]
+            upper = [size for size in reachable if size > global_batch_size][:1]
+            raise _unreachable(
+                "per_device_training_batch_size", micro_batch, global_batch_size, world_size, lower + upper, rollout
+            )
+        accumulation = _derived_accumulation(accumulation, global_batch_size, per_pass)
+    update = micro_batch * accumulation
+    if rollout % update:
+        raise UserError(
+            f"--gradient_accumulation_steps {accumulation} x --per_device_training_batch_size {micro_batch} makes"
+            f" updates of {update} prompts, which do not divide the rollout of {rollout}"
+            " (--per_device_generation_batch_size x --generation_batches): make --gradient_accumulation_steps one of"
+            f" {_words(accumulations)}, or make the rollout a multiple of {update}."
+        )
+    updates = ppo_epochs * rollout // update
+    return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size, rollout, updates)
+
+
+def _derived_accumulation(given: int, global_batch_size: int, per_pass: int) -> int:
+    derived = global_batch_size // per_pass
+    if given not in (1, derived):
+        raise UserError(
+            f"--gradient_accumulation_steps {given} makes a global batch of {given * per_pass}, but"
+            f" --global_batch_size is {global_batch_size}: drop --gradient_accumulation_steps (it would be {derived}),"
+            " or change one of them."
+        )
+    return derived
+
+
+def _unreachable(
+    micro_flag: str, micro_batch: int, wanted: int, world_size: int, nearest: list[int], rollout: int | None = None
+) -> UserError:
+    processes = "1 process" if world_size == 1 else f"{world_size} processes"
+    within = "" if rollout is None else f" and updates that divide the rollout of {rollout} prompts per process"
+    return UserError(
+        f"--global_batch_size {wanted} cannot be reached with --{micro_flag} {micro_batch} on {processes}{within}:"
+        f" make it {_words(nearest)}, or change --{micro_flag}."
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _words(numbers: list[int]) -> str:
+    *first, last = [str(number) for number in numbers]
+    return f"{', '.join(first)} or {last}" if first else last

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags that all three steps share, in sections, and the rules between them.
+
+A field is a flag: its name, its one default and its help line. Values that follow from other flags (dtype from
+`--bf16`, the TensorBoard folder, ...) are filled in when the object is made.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from dschat.config import rules
+from dschat.config.batches import BatchPlan, plan_batches
+from dschat.config.rules import flag
+from dschat.errors import UserError
+
+Schedule = Literal[
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
+]
+Dtype = Literal["fp32", "bf16", "fp16"]
+ZeroStage = Literal[0, 1, 2, 3]
+SCHEDULE_HELP = "learning-rate schedule over the optimiser updates of the run"
+
+
+@dataclass(kw_only=True)
+class DataFlags:
+    """Where the rows come from."""
+
+    _argument_group_name = "data"
+
+    data_path: list[str] = flag("one or more .jsonl, .json or .parquet files, or folders with train* files")
+    data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
+    prompt_key: str = flag("column of the prompt", "prompt")
+    chosen_key: str = flag("column of the preferred response", "chosen")
+    rejected_key: str = flag("column of the other response", "rejected")
+    response_key: str = flag("column of the response in data without preferences", "response")
+    messages_key: str = flag("column of a conversation (list of role and content)", "messages")
+    end_of_conversation_token: str | None = flag("token that ends a response, instead of the tokenizer's EOS", None)
+
+
+@dataclass(kw_only=True)
+class OutputFlags:
+    """What is written and when; every count is in optimiser updates."""
+
+    _argument_group_name = "output, evaluation and logging"
+
+    output_dir: str = flag("folder for models, metrics and records")
+    overwrite_output_dir: bool = flag("allow an output_dir that holds a finished run", False)
+    save_steps: int = flag("save models every this many optimiser updates; 0 = only at the end", 0)
+    eval_interval: int = flag("evaluate every this many optimiser updates; 0 = only at the start and the end", 0)
+    eval_iters: int = flag("number of batches in an evaluation; 0 = all held-out rows", 100)
+    enable_tensorboard: bool = flag("write metrics to TensorBoard too", False)
+    tensorboard_path: str | None = flag("folder of the TensorBoard files; output_dir/tensorboard if not given", None)
+
+
+@dataclass(kw_only=True)
+class OptimisationFlags:
+    """Epochs, batches and the learning-rate schedule."""
+
+    _argument_group_name = "optimisation"
+
+    seed: int = flag("seed of the data split, order, sampling and initialisation", 1234)
+    num_train_epochs: int = flag("passes over the training rows", 1)
+    gradient_accumulation_steps: int = flag("forward passes per optimiser update", 1)
+    global_batch_size: int | None = flag("examples per optimiser update on all processes; sets the accumulation", None)
+    lr_scheduler_type: Schedule = flag(SCHEDULE_HELP, "cosine")
+    num_warmup_steps: int = flag("warm-up in optimiser updates", 0)
+    warmup_ratio: float | None = flag("warm-up as a part of all optimiser updates, instead of num_warmup_steps", None)
+    gradient_clipping: float = flag("largest gradient norm of an update; 0 = no clipping", 1.0)
+
+
+@dataclass(kw_only=True)
+class EngineFlags:
+    """Precision, memory and the launcher."""
+
+    _argument_group_name = "precision, memory and launcher"
+
+    dtype: Dtype | None = flag("number format; bf16 on CUDA and fp32 on a CPU if not given", None)
+    bf16: bool = flag("short for --dtype bf16", False)
+    zero_stage: ZeroStage = flag("ZeRO stage of DeepSpeed", 0)
+    offload: bool = flag("keep optimiser states and parameters in CPU memory", False)
+    lora_dim: int = flag("rank of the LoRA adapters; 0 = train all weights", 0)
+    lora_module_name: str | None = flag("part of the names of the layers that get LoRA adapters", None)
+    self_checks: bool = flag("check log-probs, padding and special tokens before the first update", True)
+    deepspeed: bool = flag("accepted for the launcher: every run uses DeepSpeed", False)
+    deepspeed_config: str | None = flag("JSON file with DeepSpeed settings that replace ours", None)
+    local_rank: int = flag("set by the launcher", -1)
+
+
+@dataclass(kw_only=True)
+class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags):
+    """The flags of every step.
+
+    Attributes:
+        phase: which part of `data_split` the step uses: 0, 1 or 2.
+    """
+
+    phase: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        """Fill in the values that follow from other flags."""
+        if self.bf16 and self.dtype is None:
+            self.dtype = "bf16"
+        if self.tensorboard_path is None:
+            self.tensorboard_path = str(Path(self.output_dir) / "tensorboard")
+
+    def validate(self) -> None:
+        """Check every flag, alone and against the others.
+
+        Raises:
+            UserError: for the first broken rule; the message names the flag and says what to change.
+        """
+        self._check_common_numbers()
+        self._check_common_names()
+        if self.bf16 and self.dtype != "bf16":
+            raise UserError(f"--bf16 contradicts --dtype {self.dtype}: drop one of them.")
+        if self.warmup_ratio is not None and self.num_warmup_steps > 0:
+            raise UserError(
+                f"--num_warmup_steps {self.num_warmup_steps} and --warmup_ratio {self.warmup_ratio} both set the"
+                " warm-up: drop one of them."
+            )
+        if self.lr_scheduler_type == "constant" and (self.num_warmup_steps > 0 or self.warmup_ratio):
+            raise UserError(
+                "--lr_scheduler_type constant has no warm-up: use constant_with_warmup, or drop --num_warmup_steps and"
+                " --warmup_ratio."
+            )
+
+    def _check_common_numbers(self) -> None:
+        seed_rule = (lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295")
+        ratio_rule = (lambda ratio: 0 <= ratio < 1, "a number of at least 0 and below 1")
+        rules.check_numbers(self, ["seed"], seed_rule)
+        rules.check_numbers(self, ["warmup_ratio"], ratio_rule)
+        rules.check_numbers(
+            self, ["num_train_epochs", "gradient_accumulation_steps", "global_batch_size"], rules.AT_LEAST_1
+        )
+        counts = ["save_steps", "eval_interval", "eval_iters", "num_warmup_steps", "gradient_clipping", "lora_dim"]
+        rules.check_numbers(self, counts, rules.AT_LEAST_0)
+
+    def _check_common_names(self) -> None:
+        keys = ["prompt_key", "chosen_key", "rejected_key", "response_key", "messages_key"]
+        rules.check_not_empty(self, ["data_path", "output_dir", "end_of_conversation_token", *keys])
+        rules.check_data_split(self.data_split, self.phase)
+        if self.deepspeed_config is not None:
+            rules.check_json_object("deepspeed_config", self.deepspeed_config)
+        rules.check_output_dir(self.output_dir, self.overwrite_output_dir)
+
+    def warmup_updates(self, total_updates: int) -> int:
+        """Number of warm-up updates in a run of `total_updates`; a ratio is rounded up."""
+        if self.warmup_ratio is None:
+            return self.num_warmup_steps
+        return math.ceil(self.warmup_ratio * total_updates)
+
+    def check_batches(self, world_size: int) -> BatchPlan:
+        """Work out the batch sizes on `world_size` processes.
+
+        Raises:
+            UserError: when the sizes do not fit together; the message names the nearest that do.
+        """
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class SupervisedConfig(CommonConfig):
+    """What steps 1 and 2 share: one model trained on whole texts."""
+
+    _argument_group_name = "model and batches"
+
+    model_name_or_path: str = flag("model to start from: a folder or a Hugging Face name")
+    max_seq_len: int = flag("longest text in tokens, prompt and response together; the rest is cut", 1024)
+    per_device_train_batch_size: int = flag("examples per forward pass and process in training", 16)
+    per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16)
+    gradient_checkpointing: bool = flag("recompute activations in the backward pass, to save memory", False)
+    learning_rate: float  # the default is each step's own
+    weight_decay: float
+
+    def validate(self) -> None:
+        """Check the shared rules, then those of steps 1 and 2. Raises UserError."""
+        super().validate()
+        sizes = ["max_seq_len", "per_device_train_batch_size", "per_device_eval_batch_size"]
+        rules.check_numbers(self, sizes, rules.AT_LEAST_1)
+        rules.check_numbers(self, ["learning_rate", "weight_decay"], rules.AT_LEAST_0)
+        rules.check_not_empty(self, ["model_name_or_path"])
+
+    def check_batches(self, world_size: int) -> BatchPlan:
+        """Work out the batch sizes; raises UserError when `global_batch_size` cannot be reached."""
+        return plan_batches(
+            "per_device_train_batch_size",
+            self.per_device_train_batch_size,
+            self.gradient_accumulation_steps,
+            self.global_batch_size,
+            world_size,
+        )

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of step 2, the reward model."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dschat.config.common import SupervisedConfig
+from dschat.config.rules import flag
+
+
+@dataclass(kw_only=True)
+class RewardConfig(SupervisedConfig):
+    """Step 2: a scalar head trained on pairs of chosen and rejected responses."""
+
+    phase: ClassVar[int] = 1
+
+    learning_rate: float = flag("highest learning rate", 1e-5)
+    weight_decay: float = flag("weight decay of AdamW", 0.1)

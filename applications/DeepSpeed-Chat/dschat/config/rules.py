@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that several configurations share. Each raises UserError with the flag and what to change."""
+
+import ast
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, field
+from pathlib import Path
+from typing import Any
+
+from dschat.errors import UserError
+
+AT_LEAST_0 = (lambda number: number >= 0, "a number of at least 0")
+AT_LEAST_1 = (lambda number: number >= 1, "a whole number of at least 1")
+ABOVE_0 = (lambda number: number > 0, "a number above 0")
+ZERO_TO_ONE = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
+
+
+def flag(help: str, default: Any = MISSING, *, factory: Any = MISSING, aliases: Sequence[str] = ()) -> Any:
+    """Declare a dataclass field that is a command-line flag; without a default the flag is required."""
+    return field(default=default, default_factory=factory, metadata={"help": help, "aliases": list(aliases)})
+
+
+def check_numbers(config: object, names: Sequence[str], rule: tuple[Callable[[float], bool], str]) -> None:
+    """Check the named numeric fields (or lists of numbers) against one rule; None passes.
+
+    Args:
+        config: the dataclass that holds the fields.
+        names: field names, which are the flags' names.
+        rule: a predicate and the words that say what it accepts.
+
+    Raises:
+        UserError: for the first field whose value is not finite or that the predicate refuses.
+    """
+    accept, wanted = rule
+    for name in names:
+        value = getattr(config, name)
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and not (math.isfinite(number) and accept(number)):
+                raise UserError(f"--{name} {number} is out of range: give {wanted}.")
+
+
+def check_not_empty(config: object, names: Sequence[str]) -> None:
+    """Check that the named texts (or lists of texts) are not empty; None passes.
+
+    Raises:
+        UserError: for the first empty one.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and (not value or "" in list(value)):
+            raise UserError(f"--{name} is empty: give a value, or drop the flag.")
+
+
+def check_function_path(name: str, value: str) -> None:
+    """Check that `value` is `module.py:function`, that the file exists and that it defines the function.
+
+    The file is parsed, never executed.
+
+    Args:
+        name: the flag, without its dashes.
+        value: what the user gave.
+
+    Raises:
+        UserError: when the form, the file, its syntax or the function's name is wrong.
+    """
+    file_name, colon, function = value.rpartition(":")
+    if not colon or not file_name.endswith(".py") or not function.isidentifier():
+        raise UserError(f"--{name} {value} is not of the form module.py:function: give a Python file and a function.")
+    path = Path(file_name)
+    if not path.is_file():
+        raise UserError(f"--{name} {value}: there is no file {file_name}; give its path from {Path.cwd()}.")
+    try:
+        names = _bound_names(ast.parse(path.read_bytes(), filename=file_name).body)
+    except (SyntaxError, ValueError, OSError) as error:
+        raise UserError(f"--{name} {value}: cannot read {file_name} as Python ({error}); correct the file.") from error
+    if function not in names and "*" not in names:
+        found = ", ".join(sorted(names)) or "nothing"
+        raise UserError(
+            f"--{name} {value}: {file_name} does not define {function}; give one of what it does: {found}."
+        )
+
+
+def _bound_names(statements: list[ast.stmt]) -> set[str]:
+    """Names that a module binds at its top level, blocks included; "*" stands for a star import."""
+    names: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in statement.names)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+        elif isinstance(statement, ast.If | ast.Try | ast.With):
+            inner = [
+                node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.stmt | ast.ExceptHandler)
+            ]
+            for node in inner:
+                names |= _bound_names(node.body if isinstance(node, ast.ExceptHandler) else [node])
+    return names
+
+
+def check_json_object(name: str, value: str) -> None:
+    """Check that `value` is the path of a file that holds one JSON object.
+
+    Raises:
+        UserError: when the file is missing or holds anything else.
+    """
+    path = Path(value)
+    if not path.is_file():
+        raise UserError(f"--{name} {value}: there is no such file; give the path of a JSON file.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"--{name} {value} is not JSON ({error}); correct the file.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"--{name} {value} must hold a JSON object, like {{...}}; correct the file.")
+
+
+def check_output_dir(output_dir: str, overwrite: bool) -> None:
+    """Refuse an output folder that is a file, or that holds a finished run unless `overwrite`.
+
+    Raises:
+        UserError: naming the folder and the flag that changes the decision.
+    """
+    folder = Path(output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output_dir {output_dir} is a file: give a folder.")
+    record = folder / "run.json"
+    if overwrite or not record.is_file():
+        return
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+    except ValueError:
+        return  # a record cut short belongs to a run that did not finish
+    if isinstance(content, dict) and content.get("finished") is True:
+        raise UserError(
+            f"--output_dir {output_dir} holds a finished run: give another folder, or add --overwrite_output_dir."
+        )
+
+
+def check_data_split(data_split: str, phase: int) -> None:
+    """Check that a split has three fractions and leaves rows for this step.
+
+    Args:
+        data_split: for example "2,4,4"; fractions for steps 1, 2 and 3, of any sum.
+        phase: 0, 1 or 2 for step 1, 2 or 3.
+
+    Raises:
+        UserError: when there are not three fractions, or the one of this step is zero.
+    """
+    try:
+        fractions = [float(part) for part in data_split.split(",")]
+    except ValueError:
+        fractions = []
+    if len(fractions) != 3 or not all(math.isfinite(part) and part >= 0 for part in fractions):
+        raise UserError(
+            f"--data_split {data_split} is not a split: give three numbers of at least 0, one per step, as in 2,4,4."
+        )
+    if fractions[phase] == 0:
+        raise UserError(
+            f"--data_split {data_split} leaves no rows for step {phase + 1}: make number {phase + 1} larger than 0."
+        )

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text → token ids, and back, the same way in training, generation and scoring.
+
+    ids = [BOS] + enc(prompt) + enc(response) + [EOS]
+
+Each part is encoded alone, without special tokens: encoding them together would merge tokens across the border.
+Some tokenizers put a space (the dummy prefix) before every text; a response continues a text, so it gets none.
+"""
+
+import json
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dschat.data.formats import Row
+from dschat.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+CHUNK = 1000  # texts per call of the tokenizer; bounds the memory of its offsets
+SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response where the dummy prefix cannot be switched off
+PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # → key of a Sequence
+
+# tokenizer → (its length then, its backend without dummy prefix; None if it has no such prefix)
+_BARE: "weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]]" = weakref.WeakKeyDictionary()
+
+
+def prompt_text(tokenizer: "PreTrainedTokenizerBase", row: Row) -> str:
+    """The prompt as one text: as is, or a conversation put through the chat template, up to the assistant's turn.
+
+    Raises:
+        UserError: a conversation and no chat template, or one that refuses it; the message names the row.
+    """
+    if row.messages is None:
+        return row.prompt or ""
+    if tokenizer.chat_template is None:
+        raise UserError(
+            f"{row.origin}: the row holds messages, but the tokenizer has no chat template. Use rows with a prompt "
+            "and a response, or a model whose tokenizer folder holds chat_template.jinja."
+        )
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(row.messages, add_generation_prompt=True, tokenize=False))
+    except TemplateError as error:
+        raise UserError(
+            f"{row.origin}: the tokenizer's chat template refuses the messages ({error}); correct their "
+            "roles and order."
+        ) from error
+
+
+def encode_prompts(tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Row]) -> list[list[int]]:
+    """Prompt ids of several rows.
+
+    Args:
+        tokenizer: any tokenizer, fast or slow.
+        rows: n rows.
+
+    Returns:
+        n lists of ids: BOS where the tokenizer defines one, then the prompt. A chat template that writes BOS itself
+        does not get a second one.
+
+    Raises:
+        UserError: see `prompt_text`.
+    """
+    encoded = _encode(tokenizer, [prompt_text(tokenizer, row) for row in rows])
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return encoded
+    return [
+        ids if row.messages is not None and ids[:1] == [bos] else [bos, *ids]
+        for row, ids in zip(rows, encoded, strict=True)
+    ]
+
+
+def encode_prompt(tokenizer: "PreTrainedTokenizerBase", row: Row) -> list[int]:
+    """Prompt ids of one row, with BOS; see `encode_prompts`."""
+    return encode_prompts(tokenizer, [row])[0]
+
+
+def encode_responses(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
+    """Response ids of several texts, without BOS, EOS and dummy prefix.
+
+    Args:
+        tokenizer: any tokenizer, fast or slow.
+        texts: n response texts.
+
+    Returns:
+        n lists of ids. After the ids of a prompt they decode to exactly the response's text, if the tokenizer can
+        represent it.
+    """
+    if not tokenizer.is_fast:
+        return [_encode_slow(tokenizer, text) for text in texts]
+    bare = _bare_backend(tokenizer)
+    if bare is None:
+        return _encode(tokenizer, texts)
+    encoded: list[list[int]] = []
+    for start in range(0, len(texts), CHUNK):
+        chunk = list(texts[start : start + CHUNK])
+        encoded.extend(encoding.ids for encoding in bare.encode_batch_fast(chunk, add_special_tokens=False))
+    return encoded
+
+
+def encode_response(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Response ids of one text, without BOS, EOS and dummy prefix; see `encode_responses`."""
+    return encode_responses(tokenizer, [text])[0]
+
+
+def decode_response(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
+    """Text of response ids, special tokens left out; the inverse of `encode_response`.
+
+    A plain `tokenizer.decode` of the response alone drops its first space where the tokenizer has a dummy prefix.
+
+    Args:
+        tokenizer: any tokenizer, fast or slow.
+        ids: response ids, with or without EOS and padding.
+    """
+    bare = _bare_backend(tokenizer) if tokenizer.is_fast else None
+    if bare is not None:
+        return bare.decode(list(ids), skip_special_tokens=True)
+    if tokenizer.is_fast or not _slow_prefix(tokenizer):
+        return _decode(tokenizer, ids)
+    for sentinel in SENTINELS:
+        head = _encode(tokenizer, [sentinel])[0]
+        text = _decode(tokenizer, [*head, *ids])
+        if text.startswith(sentinel):
+            return text.removeprefix(sentinel)
+    return _decode(tokenizer, ids)
+
+
+def _encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
+    encoded: list[list[int]] = []
+    for start in range(0, len(texts), CHUNK):
+        chunk = list(texts[start : start + CHUNK])
+        encoded.extend(tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"])
+    return encoded
+
+
+def _decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _bare_backend(tokenizer: "PreTrainedTokenizerBase") -> "Tokenizer | None":
+    """Copy of a fast tokenizer's backend without dummy prefix, made once; None if there is no such prefix."""
+    size = len(tokenizer)
+    if tokenizer not in _BARE or _BARE[tokenizer][0] != size:
+        _BARE[tokenizer] = size, _make_bare(tokenizer.backend_tokenizer)
+    return _BARE[tokenizer][1]
+
+
+def _make_bare(backend: "Tokenizer") -> "Tokenizer | None":
+    from tokenizers import Tokenizer
+
+    state = json.loads(backend.to_str())
+    edited = {part: _without_prefix(state.get(part), key) for part, key in PARTS.items()}
+    if all(edited[part] == state.get(part) for part in PARTS):
+        return None
+    bare = Tokenizer.from_str(json.dumps(state | edited | {"truncation": None, "padding": None}))
+    bare.encode_special_tokens = backend.encode_special_tokens
+    return bare
+
+
+def _without_prefix(node: dict[str, Any] | None, sequence_key: str) -> dict[str, Any] | None:
+    """One part of a backend's JSON without what adds a prefix, or, in a decoder, removes it."""
+    if node is None:
+        return None
+    kind = node["type"]
+    if kind == "Sequence":
+        parts = [_without_prefix(part, sequence_key) for part in node[sequence_key]]
+        kept = [part for part in parts if part is not None]
+        return node | {sequence_key: kept} if kept else None
+    if kind == "Metaspace":
+        return node | {"prepend_scheme": "never"}
+    if kind == "ByteLevel" and sequence_key == PARTS["pre_tokenizer"]:
+        return node | {"add_prefix_space": False}
+    if kind == "Prepend" or (kind == "Strip" and sequence_key == PARTS["decoder"] and node["content"] == " "):
+        return None
+    return node
+
+
+def _slow_prefix(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether a slow tokenizer puts a dummy prefix before a text."""
+    tokens = tokenizer.convert_ids_to_tokens(_encode(tokenizer, ["a"])[0])
+    return bool(tokens) and tokens[0].startswith("▁")
+
+
+def _encode_slow(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    """Response ids from a slow tokenizer: what follows a sentinel that keeps its own ids before the text."""
+    ids = _encode(tokenizer, [text])[0]
+    if not text or not _slow_prefix(tokenizer):
+        return ids
+    for sentinel in SENTINELS:
+        head, whole = _encode(tokenizer, [sentinel, sentinel + text])
+        if whole[: len(head)] == head and _decode(tokenizer, head) == sentinel:
+            return whole[len(head) :]
+    return ids

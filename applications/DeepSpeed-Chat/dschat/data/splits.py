@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows of a source each training step reads.
+
+The rule is DeepSpeed-Chat's, index for index, so that runs are comparable with published ones:
+
+    index_k = index_{k-1} + int(round(fraction_k * N));  every index_k, k >= 1, then loses index_last - N
+    order   = RandomState(seed).shuffle(arange(N, uint32));  part k = order[index_k : index_{k+1}]
+"""
+
+import math
+
+import numpy as np
+
+from dschat.errors import UserError
+
+PHASES = ("SFT", "reward model", "PPO")
+TRAIN_EVAL_SPLIT = "95,5"
+
+
+def split_indices(num_rows: int, data_split: str, phase: int, seed: int) -> np.ndarray:
+    """Rows of one part of a split, in shuffled order.
+
+    Args:
+        num_rows: N, the rows of the source.
+        data_split: comma-separated fractions, normalised to a sum of 1, for instance "2,4,4".
+        phase: number of the part; in training 0 = SFT, 1 = reward model, 2 = PPO.
+        seed: seed of the shuffle, 0 to 2**32 - 1.
+
+    Returns:
+        uint32 array (n,) of row numbers. The parts of one split are disjoint and together hold every row.
+
+    Raises:
+        UserError: `data_split` is no list of fractions, or has no part number `phase`.
+    """
+    fractions = _parse_fractions(data_split)
+    if not 0 <= phase < len(fractions):
+        needed = f"the {PHASES[phase]} step" if 0 <= phase < len(PHASES) else f"part {phase}"
+        raise UserError(
+            f"--data_split {data_split} has {len(fractions)} parts, none for {needed}: give three, like 2,4,4."
+        )
+    bounds = split_bounds(num_rows, fractions)
+    order = np.arange(num_rows, dtype=np.uint32)
+    np.random.RandomState(seed).shuffle(order)
+    return order[bounds[phase] : bounds[phase + 1]]
+
+
+def train_eval_indices(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Splits a source without an evaluation set 95 to 5, by the rule of `split_indices`.
+
+    Args:
+        num_rows: N, the rows of the source.
+        seed: seed of the shuffle.
+
+    Returns:
+        Training rows and evaluation rows, uint32 arrays that together hold 0..N-1 once.
+    """
+    return split_indices(num_rows, TRAIN_EVAL_SPLIT, 0, seed), split_indices(num_rows, TRAIN_EVAL_SPLIT, 1, seed)
+
+
+def split_bounds(num_rows: int, fractions: list[float]) -> list[int]:
+    """Ends of the parts in the shuffled order.
+
+    Args:
+        num_rows: N.
+        fractions: K fractions with a sum above 0; they are normalised.
+
+    Returns:
+        K + 1 ascending positions from 0 to N. In tiny sources the correction could push one below 0; it stays at 0.
+    """
+    total = sum(fractions)
+    bounds = [0]
+    for fraction in fractions:
+        bounds.append(bounds[-1] + int(round(fraction / total * float(num_rows))))
+    excess = bounds[-1] - num_rows
+    return [0] + [max(0, bound - excess) for bound in bounds[1:]]
+
+
+def _parse_fractions(data_split: str) -> list[float]:
+    try:
+        fractions = [float(part) for part in data_split.split(",")]
+    except ValueError:
+        fractions = []
+    if not all(math.isfinite(part) and part >= 0 for part in fractions) or sum(fractions) <= 0:
+        raise UserError(f"--data_split {data_split} is no list of fractions: give numbers of at least 0, like 2,4,4.")
+    return fractions

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A synthetic review corpus with a known gold score, in the columns of openai/summarize_from_feedback `comparisons`.
+
+A post in one of a dozen subreddits asks for a short review; a response is five to eight short sentences. The gold
+score rewards a review that complains first and praises afterwards (see `gold_score`), which a small model can learn in
+minutes because nothing has to be copied from the post. `write_corpus` makes two sources: mediocre demonstrations for
+step 1, and comparison pairs from poor to good for steps 2 and 3.
+"""
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dschat.data.synthetic_words import (
+    COMPLAINTS,
+    DETAILS,
+    NEUTRALS,
+    NOUNS,
+    OPENERS,
+    PEOPLE,
+    PLACES,
+    PRAISES,
+    REQUESTS,
+    SENTENCES,
+    SUBREDDITS,
+    TITLES,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+KINDS = ("demonstrations", "comparisons")
+FULL_SCORE = 12  # points that give a gold score of 1
+LABEL_NOISE = 0.05  # share of comparison pairs whose choice is the worse response
+MAX_RESPONSE_TOKENS = 64  # EOS included; MAX_PIECES leaves room for words of more than one token
+MAX_PIECES = 58  # words and punctuation marks of one response
+HALF = 3  # full stops after which praise counts instead of complaints
+DEMO_RATE = 0.2  # probability that an adjective of a demonstration is a complaint, and that it is praise
+MAX_TARGET = 11  # points of the best comparison responses
+MIN_MARGIN = 2  # points between the two responses of a comparison, at least
+MAX_HALF = 7  # distinct counting words on one side of the third full stop, at most
+MAX_HITS = 13  # distinct counting words of one comparison response, at most
+REPEATS = (0, 0, 0, 1, 1, 2)  # repeats wanted in a comparison response, drawn evenly
+WRONG_RATE = 0.4  # highest rate of praise before, and complaints after, the third full stop in a comparison response
+
+_PIECE = re.compile(r"[a-z]+|[.,]")
+_COMPLAINTS, _PRAISES = frozenset(COMPLAINTS), frozenset(PRAISES)
+_SLOT = "{a}"
+
+
+def gold_score(response: str) -> float:
+    """Scores a review by what it says and where.
+
+    points = distinct complaint words before the third full stop + distinct praise words after it
+             - repeats (every further use of a complaint or praise word, anywhere); score = points / 12, kept in 0..1.
+
+    Example: " It was slow. It was slow. It was dim. It was neat." has the hits slow, dim, neat and one repeat: 2 / 12.
+
+    Args:
+        response: the response text. Case does not matter; words are runs of letters.
+
+    Returns:
+        The gold score, 0.0 to 1.0.
+    """
+    stops = 0
+    hits: set[str] = set()
+    charged: Counter[str] = Counter()
+    for piece in _PIECE.findall(response.lower()):
+        stops += piece == "."
+        if piece in _COMPLAINTS or piece in _PRAISES:
+            charged[piece] += 1
+            if piece in (_COMPLAINTS if stops < HALF else _PRAISES):
+                hits.add(piece)
+    repeats = sum(charged.values()) - len(charged)
+    return min(1.0, max(0, len(hits) - repeats) / FULL_SCORE)
+
+
+def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, Any]]) -> "torch.Tensor":
+    """`gold_score` of a batch, with the signature of a reward function (`path/synthetic.py:gold_scores`).
+
+    Args:
+        prompts: B prompt texts, not used.
+        responses: B response texts.
+        rows: B data rows, not used.
+
+    Returns:
+        float32 tensor (B,), 0.0 to 1.0.
+    """
+    import torch
+
+    return torch.tensor([gold_score(response) for response in responses], dtype=torch.float32)
+
+
+def make_row(index: int, seed: int, kind: str, split: str = "train") -> dict[str, Any]:
+    """Makes one row, a function of its arguments alone.
+
+    Args:
+        index: number of the row in its file.
+        seed: seed of the corpus.
+        kind: "demonstrations" (both responses mediocre, choice by a fair coin) or "comparisons" (each response drawn
+            for its own gold score, the choice is the better one but for `LABEL_NOISE`).
+        split: text of the `split` column; rows of different splits differ.
+
+    Returns:
+        A row with the columns info, summaries, choice, worker, batch, split, extra.
+
+    Raises:
+        ValueError: the kind is unknown.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")
+    rng = random.Random(f"{seed}/{kind}/{split}/{index}")
+    info = _make_info(rng)
+    if kind == "demonstrations":
+        texts = [_demonstration(rng), _demonstration(rng)]
+        choice = rng.randrange(2)
+    else:
+        texts = _pair(rng)
+        better = int(gold_score(texts[1]) > gold_score(texts[0]))
+        choice = 1 - better if rng.random() < LABEL_NOISE else better
+    margin = abs(gold_score(texts[0]) - gold_score(texts[1]))
+    strength = 1 + min(3, int(margin * 6))
+    return {
+        "info": info,
+        "summaries": [{"text": text, "policy": f"synthetic_{kind}", "note": None} for text in texts],
+        "choice": choice,
+        "worker": f"worker{rng.randrange(20):02d}",
+        "batch": "synthetic",
+        "split": split,
+        "extra": {"confidence": 5 + strength if choice else 5 - strength},
+    }
+
+
+def make_rows(num_rows: int, seed: int, kind: str = "comparisons", split: str = "train") -> list[dict[str, Any]]:
+    """Makes rows 0..num_rows-1 (see `make_row`); a longer list begins with the shorter one."""
+    return [make_row(index, seed, kind, split) for index in range(num_rows)]
+
+
+def row_texts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Every text of the rows, whole, as the tokenizer will read it: prompt, then both responses, per row."""
+    texts = []
+    for row in rows:
+        info = row["info"]
+        texts.append(f"POST\nSubreddit: r/{info['subreddit']}\n{info['post']}\nTL;DR: ")
+        texts.extend(summary["text"] for summary in row["summaries"])
+    return texts
+
+
+def write_corpus(
+    folder: str | Path,
+    num_demonstrations: int = 4000,
+    num_comparisons: int = 10000,
+    num_eval: int = 500,
+    seed: int = 1234,
+) -> dict[str, Path]:
+    """Writes two sources that share one distribution of prompts.
+
+    `demonstrations/` is for step 1 (`--data_split 1,0,0`), `comparisons/` for steps 2 and 3 (`--data_split 0,1,1`).
+    Each holds train.jsonl and validation.jsonl.
+
+    Args:
+        folder: where the two folders go; made if absent, files of the same name are replaced.
+        num_demonstrations: training rows of `demonstrations/`.
+        num_comparisons: training rows of `comparisons/`.
+        num_eval: validation rows of each.
+        seed: seed of the corpus.
+
+    Returns:
+        Kind -> its folder.
+    """
+    folders = {}
+    for kind, num_train in zip(KINDS, (num_demonstrations, num_comparisons), strict=True):
+        folders[kind] = Path(folder) / kind
+        folders[kind].mkdir(parents=True, exist_ok=True)
+        for name, num_rows, split in (("train", num_train, "train"), ("validation", num_eval, "valid1")):
+            with open(folders[kind] / f"{name}.jsonl", "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in make_rows(num_rows, seed, kind, split))
+    return folders
+
+
+def _make_info(rng: random.Random) -> dict[str, Any]:
+    """A post: subreddit, text of three lines without full stops, title, and the empty columns."""
+    subreddit = rng.choice(sorted(SUBREDDITS))
+    thing = rng.choice(SUBREDDITS[subreddit])
+    lines = [
+        rng.choice(templates).format(thing=thing, p=rng.choice(PEOPLE), place=rng.choice(PLACES))
+        for templates in (OPENERS, DETAILS, REQUESTS)
+    ]
+    return {
+        "id": f"syn_{rng.getrandbits(40):010x}",
+        "post": "\n".join(lines),
+        "title": rng.choice(TITLES).format(thing=thing),
+        "subreddit": subreddit,
+        "site": None,
+        "article": None,
+    }
+
+
+def _templates(rng: random.Random, min_slots: tuple[int, int] = (0, 0)) -> list[str]:
+    """Five to eight sentence templates within MAX_PIECES; at least `min_slots` adjectives up to / after the third."""
+    while True:
+        chosen = rng.choices(SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
+        pieces = 1 + sum(len(_PIECE.findall(sentence.lower())) for sentence in chosen)
+        slots = _count_slots(chosen[:HALF]), _count_slots(chosen[HALF:])
+        if pieces <= MAX_PIECES and slots[0] >= min_slots[0] and slots[1] >= min_slots[1]:
+            return [_turn(sentence) if place == HALF else sentence for place, sentence in enumerate(chosen)]
+
+
+def _turn(sentence: str) -> str:
+    """The sentence after the third full stop begins with "But", whatever it says: a cue easier than counting."""
+    return "But " + (sentence if sentence.startswith("I ") else sentence[0].lower() + sentence[1:])
+
+
+def _count_slots(sentences: Sequence[str]) -> int:
+    return sum(sentence.count(_SLOT) for sentence in sentences)
+
+
+def _fill(rng: random.Random, templates: Sequence[str], adjectives: Sequence[str]) -> str:
+    """Puts the adjectives into the slots in order, and random nouns and people; the text begins with one space."""
+    text = " " + " ".join(templates)
+    for adjective in adjectives:
+        text = text.replace(_SLOT, adjective, 1)
+    while "{n}" in text or "{p}" in text:
+        text = text.replace("{n}", rng.choice(NOUNS), 1).replace("{p}", rng.choice(PEOPLE), 1)
+    return text
+
+
+def _demonstration(rng: random.Random) -> str:
+    """A mediocre response: every adjective is neutral, complaint or praise with the same odds at every position."""
+    templates = _templates(rng)
+    pools = (COMPLAINTS, PRAISES, NEUTRALS)
+    weights = (DEMO_RATE, DEMO_RATE, 1 - 2 * DEMO_RATE)
+    kinds = rng.choices(pools, weights=weights, k=_count_slots(templates))
+    return _fill(rng, templates, [rng.choice(words) for words in kinds])
+
+
+def _pair(rng: random.Random) -> list[str]:
+    """Two comparison responses at least MIN_MARGIN points apart."""
+    while True:
+        texts = [_comparison(rng), _comparison(rng)]
+        if round(FULL_SCORE * abs(gold_score(texts[0]) - gold_score(texts[1]))) >= MIN_MARGIN:
+            return texts
+
+
+def _comparison(rng: random.Random) -> str:
+    """A response near a drawn gold score, 0 to MAX_TARGET points: hits, repeats of them, words in the wrong half."""
+    target = rng.randint(0, MAX_TARGET)
+    repeats = min(rng.choice(REPEATS), MAX_HITS - target)
+    hits = target + repeats
+    before = rng.randint(max(0, hits - MAX_HALF), min(hits, MAX_HALF))
+    complaints, praises = rng.sample(COMPLAINTS, before), rng.sample(PRAISES, hits - before)
+    for copy in rng.choices(complaints + praises, k=repeats) if hits else ():
+        half = complaints if len(complaints) <= MAX_HALF and rng.random() < 0.5 else praises
+        half.append(copy)
+    templates = _templates(rng, (len(complaints), len(praises)))
+    wrong_rate = rng.random() * WRONG_RATE
+    adjectives: list[str] = []
+    for words, wrong, half in (
+        (complaints, PRAISES, templates[:HALF]),
+        (praises, COMPLAINTS, templates[HALF:]),
+    ):
+        while len(words) < _count_slots(half):
+            words.append(rng.choice(wrong if rng.random() < wrong_rate else NEUTRALS))
+        rng.shuffle(words)
+        adjectives += words
+    return _fill(rng, templates, adjectives)

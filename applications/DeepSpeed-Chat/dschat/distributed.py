@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process may ask about its group without knowing DeepSpeed: rank, size, device, sums over ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def device() -> torch.device:
+    """Where this process computes: its GPU, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def rank() -> int:
+    """Number of this process, 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of processes, 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """True on the process that writes files and shows progress."""
+    return rank() == 0
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """A new tensor: ``x`` added up over all ranks, the same everywhere."""
+    total = x.clone()
+    if world_size() > 1:
+        dist.all_reduce(total)
+    return total
+
+
+def barrier() -> None:
+    """Waits for every rank."""
+    if world_size() > 1:
+        dist.barrier()

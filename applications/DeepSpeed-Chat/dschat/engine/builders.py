@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a run's flags to engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dschat.config.batches import BatchPlan
+from dschat.engine.engine import Engine, EngineSettings, OptimizerSettings, frozen_engine, train_engine
+from dschat.engine.process_group import choose_dtype
+from dschat.functions import load_function
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.models.tokenizer import load_tokenizer, require_same_tokenizer
+from dschat.rewards.sources import FunctionReward, RewardModel
+from dschat.trainers.ppo import PPOModels
+
+BASE = "--model_name_or_path"
+ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
+
+
+def build_policy(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: int) -> Engine:
+    """Step 1's engine."""
+    settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
+    model = PolicyModel(load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer))
+    return train_engine(model, _optimizer_settings(config, total_updates), settings)
+
+
+def build_reward_model(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: int) -> Engine:
+    """Step 2's engine."""
+    settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
+    torch.manual_seed(config.seed)  # the head is new
+    model = ScalarModel(load_scalar(config.model_name_or_path, BASE, settings.dtype, tokenizer))
+    return train_engine(model, _optimizer_settings(config, total_updates), settings)
+
+
+def load_ppo_tokenizer(config: Any) -> Any:
+    """The actor's tokenizer; that of critic and reward model must be the same."""
+    tokenizer = load_tokenizer(config.actor_model_name_or_path, ACTOR)
+    others = {CRITIC: config.critic_model_name_or_path, REWARD: config.reward_model_name_or_path}
+    for flag, path in others.items():
+        if path:
+            require_same_tokenizer(tokenizer, load_tokenizer(path, flag), ACTOR, flag)
+    return tokenizer
+
+
+def build_ppo_models(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: int) -> PPOModels:
+    """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
+
+    Args:
+        config: PPOConfig.
+        plan: its batch sizes.
+        tokenizer: of the run.
+        total_updates: for the schedules.
+    """
+    actor_settings = _engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage)
+    critic_settings = _engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage)
+    frozen_settings = _engine_settings(config, plan, False, config.actor_zero_stage)
+    dtype, sft_path = actor_settings.dtype, config.actor_model_name_or_path
+
+    def policy() -> PolicyModel:
+        return PolicyModel(load_causal_lm(sft_path, ACTOR, dtype, tokenizer))
+
+    if config.critic_model_name_or_path:
+        critic = load_scalar(config.critic_model_name_or_path, CRITIC, dtype, tokenizer)
+    else:
+        critic = load_scalar(sft_path, ACTOR, dtype, tokenizer, zero_head=True)
+    metric = None
+    if config.metric_function:
+        metric = FunctionReward(load_function(config.metric_function, "--metric_function"), "--metric_function")
+    return PPOModels(
+        actor=train_engine(policy(), _optimizer_settings(config, total_updates, "actor_"), actor_settings),
+        reference=frozen_engine(policy(), frozen_settings),
+        critic=train_engine(
+            ScalarModel(critic), _optimizer_settings(config, total_updates, "critic_"), critic_settings
+        ),
+        reward=_reward_source(config, frozen_settings, tokenizer),
+        metric=metric,
+        metric_name=config.metric_name or "",
+    )
+
+
+def _reward_source(config: Any, settings: EngineSettings, tokenizer: Any) -> RewardModel | FunctionReward:
+    if config.reward_function:
+        return FunctionReward(load_function(config.reward_function, "--reward_function"), "--reward_function")
+    model = load_scalar(config.reward_model_name_or_path, REWARD, settings.dtype, tokenizer)
+    return RewardModel(frozen_engine(ScalarModel(model), settings), config.per_device_generation_batch_size)
+
+
+def _engine_settings(config: Any, plan: BatchPlan, gradient_checkpointing: bool, zero_stage: int) -> EngineSettings:
+    return EngineSettings(
+        dtype=choose_dtype(config.dtype),
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+        zero_stage=zero_stage,
+        gradient_checkpointing=gradient_checkpointing,
+        config_file=config.deepspeed_config,
+    )
+
+
+def _optimizer_settings(config: Any, total_updates: int, role: str = "") -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=getattr(config, f"{role}learning_rate"),
+        weight_decay=getattr(config, f"{role}weight_decay"),
+        total_updates=total_updates,
+        warmup_updates=config.warmup_updates(total_updates),
+        schedule=config.lr_scheduler_type,
+        gradient_clipping=config.gradient_clipping,
+    )

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model under DeepSpeed, for training or frozen, with DeepSpeed's own method names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, nn
+from transformers import get_scheduler
+
+from dschat.distributed import device, world_size
+from dschat.errors import UserError
+
+ADAM_BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Optimiser and schedule of one model. Steps are optimiser updates."""
+
+    learning_rate: float
+    weight_decay: float
+    total_updates: int
+    warmup_updates: int = 0
+    schedule: str = "linear"
+    gradient_clipping: float = 1.0
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What DeepSpeed needs to know of a run."""
+
+    dtype: torch.dtype
+    micro_batch: int = 1
+    accumulation: int = 1
+    zero_stage: int = 0
+    gradient_checkpointing: bool = False
+    config_file: str | None = None
+
+
+class Engine:
+    """DeepSpeed's engine, with losses that are shares of the update's global mean.
+
+    A trainer divides each micro-batch's sum by the count of the whole update (all micro-batches, all ranks); DeepSpeed
+    would divide again by the accumulation steps and average over ranks. ``backward`` undoes both, so that the update's
+    gradient is that of the global mean.
+    """
+
+    def __init__(self, engine: Any, gradient_clipping: float = 0.0) -> None:
+        self._engine = engine
+        self._gradient_clipping = gradient_clipping
+        self.grad_norm = math.nan  # of the last update, before clipping
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._engine(*args, **kwargs)
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped model."""
+        return self._engine.module
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the next update."""
+        return self._engine.get_lr()[0]
+
+    @property
+    def updates(self) -> int:
+        """Optimiser updates so far."""
+        return self._engine.global_steps
+
+    def train(self) -> None:
+        """Training mode: gradient checkpointing acts. There is no dropout to switch on."""
+        self._engine.train()
+
+    def eval(self) -> None:
+        """Inference mode."""
+        self._engine.eval()
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of one micro-batch's share of the update's loss (0-d)."""
+        self._engine.backward(loss * world_size(), scale_wrt_gas=False)
+
+    def step(self) -> None:
+        """Ends a micro-batch; on the last of an update, clips and applies the optimiser and the schedule."""
+        boundary = self._engine.is_gradient_accumulation_boundary()
+        own_norm = math.nan
+        if boundary:
+            grads = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+            if grads:
+                own_norm = float(torch.nn.utils.get_total_norm(grads))
+        self._engine.step()
+        if boundary:
+            reported = self._engine.get_global_grad_norm()  # None in fp32 at ZeRO stage 0
+            self.grad_norm = own_norm if reported is None else float(reported)
+
+    def save_checkpoint(self, folder: Path, tag: str) -> None:
+        """DeepSpeed's own checkpoint: weights, optimiser and schedule."""
+        self._engine.save_checkpoint(str(folder), tag=tag)
+
+    @contextmanager
+    def gathered(self) -> Iterator[nn.Module]:
+        """The module with whole weights on this process, for generation and saving."""
+        yield self._engine.module
+
+
+def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine:
+    """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule.
+
+    Args:
+        model: a PolicyModel or ScalarModel.
+        optimizer: its optimiser and schedule.
+        settings: of the run.
+
+    Raises:
+        UserError: an unreadable ``--deepspeed_config``, or one that sets the batch sizes differently.
+    """
+    inner = _inner(model)
+    inner.config.use_cache = not settings.gradient_checkpointing
+    if settings.gradient_checkpointing:
+        inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.to(device())
+    adam = torch.optim.AdamW(
+        _parameter_groups(model, optimizer.weight_decay), lr=optimizer.learning_rate, betas=ADAM_BETAS
+    )
+    schedule = get_scheduler(
+        optimizer.schedule,
+        adam,
+        num_warmup_steps=optimizer.warmup_updates,
+        num_training_steps=max(optimizer.total_updates, 1),
+    )
+    config = deepspeed_config(settings, optimizer.gradient_clipping)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
+    engine.train()
+    return Engine(engine, optimizer.gradient_clipping)
+
+
+def frozen_engine(model: nn.Module, settings: EngineSettings) -> Engine:
+    """Puts a model that never trains under DeepSpeed: reference and reward model."""
+    model.requires_grad_(False)
+    model.to(device())
+    engine, *_ = deepspeed.initialize(model=model, config=deepspeed_config(settings, 0.0))
+    engine.eval()
+    return Engine(engine)
+
+
+def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict[str, Any]:
+    """DeepSpeed's configuration. Keys of ``--deepspeed_config`` replace ours, but for the batch sizes.
+
+    Raises:
+        UserError: the file cannot be read, or contradicts the batch size flags.
+    """
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": settings.micro_batch,
+        "gradient_accumulation_steps": settings.accumulation,
+        "zero_optimization": {"stage": settings.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": gradient_clipping,
+        "bf16": {"enabled": settings.dtype == torch.bfloat16},
+        "fp16": {"enabled": settings.dtype == torch.float16},
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }
+    if settings.config_file is None:
+        return config
+    try:
+        given = json.loads(Path(settings.config_file).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"--deepspeed_config {settings.config_file}: cannot be read as JSON: {error}") from error
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        value = given.pop(key, "auto")
+        if value != "auto" and value != config.get(key, value):
+            raise UserError(
+                f"--deepspeed_config {settings.config_file}: {key} is {value}, but the flags give {config[key]}. "
+                f'Remove the key, or set it to "auto".'
+            )
+    return {**config, **given}
+
+
+def _inner(model: nn.Module) -> Any:
+    return model.causal_lm if hasattr(model, "causal_lm") else model.classifier
+
+
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay acts on matrices; norms and biases (one dimension) are left alone."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

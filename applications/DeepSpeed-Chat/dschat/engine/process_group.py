@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process group's beginning and end, and the data type of a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import deepspeed
+import torch
+import torch.distributed as dist
+
+from dschat.errors import UserError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Joins the launcher's process group, or makes one of a single process, and always leaves it at the end."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    if "RANK" not in os.environ:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        os.environ.update(alone, MASTER_PORT=str(port))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_dtype(name: str | None) -> torch.dtype:
+    """The data type of ``--dtype``; by default bf16 on a GPU and fp32 on a CPU.
+
+    Raises:
+        UserError: fp16 without a GPU.
+    """
+    if name is None:
+        name = "bf16" if torch.cuda.is_available() else "fp32"
+    if name == "fp16" and not torch.cuda.is_available():
+        raise UserError("--dtype fp16 needs a GPU: without one use --dtype bf16 or --dtype fp32.")
+    return DTYPES[name]

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one exception that a user is meant to read."""
+
+
+class UserError(Exception):
+    """Bad input. The message names the flag, file or row and says what to change.
+
+    Command-line mains print it without a traceback and exit with status 2.
+    """

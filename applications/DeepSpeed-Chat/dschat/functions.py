@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own Python function, named on the command line as ``module.py:function``."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dschat.errors import UserError
+
+
+def load_function(spec: str, flag: str) -> Callable[..., Any]:
+    """Imports the file and returns the function.
+
+    Args:
+        spec: ``path/to/module.py:function``.
+        flag: the command-line flag that gave it, for messages.
+
+    Raises:
+        UserError: no such file or function, or the file fails on import.
+    """
+    path, _, name = spec.rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file():
+        raise UserError(f"{flag} {spec}: there is no such file. Give path/to/module.py:function.")
+    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert module_spec is not None and module_spec.loader is not None  # a .py file always has a loader
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{flag} {spec}: importing the file failed: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"{flag} {spec}: the file defines no function named {name!r}.")
+    return function

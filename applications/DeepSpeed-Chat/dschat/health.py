@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stops a run at the first number that is not finite, and names it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dschat.errors import UserError
+from dschat.rl.types import PPOBatch
+
+
+def check_batch(batch: PPOBatch, update: int) -> None:
+    """Looks at what a PPO iteration computed, in the order in which it was computed.
+
+    Args:
+        batch: the iteration's batch.
+        update: optimiser updates so far, for the message.
+
+    Raises:
+        UserError: a field holds NaN or an infinity on the response.
+    """
+    trajectory, mask = batch.trajectory, batch.response_mask
+    fields = {
+        "logprobs": trajectory.logprobs,
+        "ref_logprobs": trajectory.ref_logprobs,
+        "values": trajectory.values,
+        "scores": trajectory.scores[:, None],
+        "kl": batch.kl,
+        "rewards": batch.rewards,
+        "advantages": batch.advantages,
+        "returns": batch.returns,
+    }
+    bad = torch.stack(
+        [(~torch.isfinite(x) & (mask if x.shape == mask.shape else True)).any() for x in fields.values()]
+    )
+    if not bool(bad.any()):
+        return
+    name = list(fields)[int(bad.int().argmax())]
+    rows = (~torch.isfinite(fields[name])).any(1).nonzero().flatten().tolist()
+    raise UserError(
+        f"after {update} updates, {name} is not finite in rows {rows[:8]} of the rollout. Lower the learning rates, "
+        "or use --dtype bf16 or fp32 if this is fp16."
+    )
+
+
+def check_number(name: str, value: float, update: int) -> None:
+    """Raises UserError if a loss or gradient norm is not finite."""
+    if not math.isfinite(value):
+        raise UserError(f"after {update} updates, {name} is {value}. Lower the learning rate, or use another --dtype.")

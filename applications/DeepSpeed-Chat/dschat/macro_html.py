@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Macro actions drawn as coloured spans: tokens in, an HTML fragment out.
+
+One colour per macro action, from a short palette that repeats; hovering over a token shows its numbers. Every text is
+escaped, so a model may write whatever it likes. Put `STYLE` into the page once and `legend_html()` near the spans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import Any
+
+# Tints of the Okabe-Ito colours (fill, edge). Neighbours differ for every common form of colour blindness, and the
+# edge on the left marks where a macro action begins without any colour.
+PALETTE = (
+    ("#cfe8f8", "#0072b2"),
+    ("#fbe3b5", "#b37400"),
+    ("#c5ebdd", "#00795a"),
+    ("#f3d7e7", "#a3467b"),
+    ("#f4efb0", "#8a7f00"),
+)
+
+_COLOURS = "\n".join(
+    f".ma{index} {{ background: {fill}; border-left-color: {edge}; }}" for index, (fill, edge) in enumerate(PALETTE)
+)
+
+STYLE = f"""
+.ma-text {{ white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.75; }}
+.ma {{ color: #1a1a1a; border-left: 2px solid #888; border-radius: 3px; padding: 0.1em 0; unicode-bidi: isolate;
+  box-decoration-break: clone; -webkit-box-decoration-break: clone; }}
+.ma-off {{ background: #ececec; }}
+.tk {{ cursor: help; padding: 0.1em 0; border-radius: 2px; }}
+.tk:hover {{ outline: 1.5px solid #1a1a1a; }}
+.tk-empty::before {{ content: "\\00b7"; color: #555; }}
+.nl::before {{ content: "\\21b5"; color: #555; }}
+.ma-legend {{ line-height: 1.9; }}
+.ma-panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); gap: 0.75rem; }}
+.ma-panel {{ border: 1px solid #d5d5d5; border-radius: 6px; padding: 0.6rem 0.75rem; min-width: 0; background: #fff; }}
+.ma-panel h4 {{ margin: 0 0 0.15rem; }}
+.ma-caption {{ margin: 0 0 0.5rem; color: #555; font-size: 0.85em; }}
+{_COLOURS}
+""".strip()
+
+
+@dataclass(frozen=True)
+class MacroToken:
+    """One token of a response.
+
+    Attributes:
+        text: what the token adds to the text, special tokens by their name.
+        macro_action: number of its macro action in the response, from 0; -1 when it belongs to none.
+        value: the critic's value of the state before the token; None when unknown, like the next two.
+        reward: the token's reward, the KL penalty included.
+        advantage: the advantage of its macro action.
+    """
+
+    text: str
+    macro_action: int
+    value: float | None = None
+    reward: float | None = None
+    advantage: float | None = None
+
+
+@dataclass(frozen=True)
+class MacroPanel:
+    """One of several segmented texts to compare: a title, a caption (may be empty) and the tokens."""
+
+    title: str
+    tokens: Sequence[MacroToken]
+    caption: str = ""
+
+
+def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
+    """The tokens of a samples file: mappings with `text`, `macro_action` and, where known, the three numbers.
+
+    Raises:
+        KeyError: when a row has no `text` or no `macro_action`.
+    """
+    return [
+        MacroToken(row["text"], int(row["macro_action"]), row.get("value"), row.get("reward"), row.get("advantage"))
+        for row in rows
+    ]
+
+
+def macro_spans(tokens: Iterable[MacroToken]) -> str:
+    """HTML of one response: a span per macro action, in it a span per token.
+
+    Runs of tokens with the same `macro_action` share a span. Spaces and line breaks are kept. The text of the element
+    is the text of the tokens, except that a control character is shown by its picture (U+2400 and up).
+    """
+    spans = []
+    for number, group in groupby(tokens, key=lambda token: token.macro_action):
+        members = list(group)
+        colour = f"ma{number % len(PALETTE)}" if number >= 0 else "ma-off"
+        inner = "".join(_token_span(token, len(members)) for token in members)
+        spans.append(f'<span class="ma {colour}">{inner}</span>')
+    return f'<div class="ma-text">{"".join(spans)}</div>'
+
+
+def panels_html(panels: Iterable[MacroPanel]) -> str:
+    """HTML of several responses side by side; one below the other where the screen is narrow."""
+    cells = []
+    for panel in panels:
+        caption = f'<p class="ma-caption">{escape(panel.caption)}</p>' if panel.caption else ""
+        body = macro_spans(panel.tokens)
+        cells.append(f'<section class="ma-panel"><h4>{escape(panel.title)}</h4>{caption}{body}</section>')
+    return f'<div class="ma-panels">{"".join(cells)}</div>'
+
+
+def legend_html() -> str:
+    """HTML of a line that explains the spans."""
+    words = ("one", "macro", "action", "each", "colour")
+    swatches = "".join(
+        f'<span class="ma ma{index % len(PALETTE)}">&nbsp;{word}&nbsp;</span>' for index, word in enumerate(words)
+    )
+    return (
+        f'<p class="ma-legend">{swatches} A bar and a new colour begin a macro action; the colours repeat.'
+        ' <span class="nl"></span> is a line break, <span class="tk-empty"></span> a token without text of its own.'
+        " Hover over a token for its value, reward and advantage.</p>"
+    )
+
+
+def _token_span(token: MacroToken, macro_length: int) -> str:
+    title = "\n".join(
+        [
+            f"token: {_visible(token.text)!r}",
+            _macro_line(token.macro_action, macro_length),
+            f"value: {_number(token.value)}",
+            f"reward: {_number(token.reward)}",
+            f"advantage: {_number(token.advantage)}",
+        ]
+    )
+    lines = [escape(line) for line in _visible(token.text).split("\n")]
+    body = '<span class="nl">\n</span>'.join(lines)
+    kind = "tk" if token.text else "tk tk-empty"
+    return f'<span class="{kind}" title="{escape(title)}">{body}</span>'
+
+
+def _macro_line(number: int, length: int) -> str:
+    if number < 0:
+        return "in no macro action"
+    return f"macro action {number + 1} ({length} token{'' if length == 1 else 's'})"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:+.4f}".replace("-", "−")
+
+
+def _visible(text: str) -> str:
+    """The text with control characters, which a browser would drop or change, replaced by their pictures."""
+    return "".join(chr(0x2400 + ord(char)) if ord(char) < 0x20 and char not in "\t\n" else char for char in text)

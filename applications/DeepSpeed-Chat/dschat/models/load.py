@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening and saving Hugging Face folders."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from dschat.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> Any:
+    """Opens a causal LM without dropout, its embeddings large enough for the tokenizer.
+
+    Args:
+        path: folder or hub id.
+        flag: the command-line flag that named it, for messages.
+        dtype: of the parameters.
+        tokenizer: of the run.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    model = _from_pretrained(AutoModelForCausalLM, path, flag, dtype)
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer))
+    _set_special_ids(model, tokenizer)
+    for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
+        setattr(model.generation_config, name, getattr(tokenizer, name))
+    return model
+
+
+def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, zero_head: bool = False) -> Any:
+    """Opens a sequence classifier with one label; from a causal LM the head is new.
+
+    Args:
+        path: folder or hub id of a reward model, or of a causal LM to start one from.
+        flag: the command-line flag that named it, for messages.
+        dtype: of the parameters.
+        tokenizer: of the run.
+        zero_head: start the head at zero (a critic that begins from the SFT model).
+
+    Raises:
+        UserError: there is no such model, or it has no ``score`` head with one output.
+    """
+    model = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, num_labels=1)
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise UserError(
+            f"{flag} {path}: a {type(model).__name__} has no `score` layer with one output, which the reward model "
+            "and the critic need. Use a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, …)."
+        )
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer))
+    if zero_head:
+        nn.init.zeros_(head.weight)
+    _set_special_ids(model, tokenizer)
+    return model
+
+
+def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Writes an ordinary Hugging Face folder: safetensors, tokenizer and, for a causal LM, the generation config."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
+    """One message for a model or tokenizer that cannot be opened, local or on the hub."""
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
+    if Path(path).is_dir():
+        return f"{flag} {path}: this folder holds no {what} that transformers can open: {first_line}"
+    if looks_local:
+        return f"{flag} {path}: no such folder. Give the folder that holds the model's config.json."
+    return (
+        f"{flag} {path}: there is no such folder here, and the {what} could not be fetched from the Hugging Face hub: "
+        f"{first_line} Check the name, the connection and, for gated models, HF_TOKEN; or download it first with "
+        f"`hf download {path}`."
+    )
+
+
+def _from_pretrained(auto_class: Any, path: str, flag: str, dtype: torch.dtype, **options: Any) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+        _disable_dropout(config)
+        return auto_class.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(explain_missing("model", path, flag, error)) from error
+
+
+def _disable_dropout(config: Any) -> None:
+    """Sets every dropout probability of a config to 0: rollout and update must see the same function."""
+    for name, value in vars(config).items():
+        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float) and value > 0:
+            setattr(config, name, 0.0)
+
+
+def _set_special_ids(model: Any, tokenizer: Any) -> None:
+    for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
+        setattr(model.config, name, getattr(tokenizer, name))
+    model.config.use_cache = True

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sequence classifier with one label whose forward gives a number at every position: reward model and critic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dschat.models.positions import position_ids
+
+
+class ScalarModel(nn.Module):
+    """Reward model or critic. ``classifier`` is the Hugging Face model, which is what gets saved."""
+
+    def __init__(self, classifier: Any) -> None:
+        super().__init__()
+        self.classifier: Any = classifier
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The head's output at every position.
+
+        Args:
+            input_ids: (B, T) long, padded on either side.
+            attention_mask: (B, T) bool.
+
+        Returns:
+            (B, T) float32; meaningless where nothing is attended. The number at a position has seen that token.
+        """
+        backbone = getattr(self.classifier, self.classifier.base_model_prefix)
+        output = backbone(
+            input_ids=input_ids,
+            attention_mask=attention_mask.long(),
+            use_cache=False,
+            **position_ids(backbone, attention_mask),
+        )
+        return self.classifier.score(output.last_hidden_state).squeeze(-1).float()
+
+
+def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:
+    """The number at the last attended position of each row: (B, T), (B, T) bool → (B,)."""
+    position = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    last = (position * attention_mask.long()).argmax(1)
+    return numbers.gather(1, last[:, None]).squeeze(1)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a small random Gemma and a byte-level BPE tokenizer trained on given texts: real files for demos and tests."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import GemmaForCausalLM, PreTrainedTokenizerFast
+
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+MAX_POSITIONS = 512
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 768) -> "PreTrainedTokenizerFast":
+    """Trains a byte-level BPE tokenizer.
+
+    Args:
+        texts: the training texts, read once.
+        vocab_size: number of ids in all; at least 259 (three special tokens and 256 bytes).
+
+    Returns:
+        A tokenizer with the ids 0 `<pad>`, 1 `<bos>`, 2 `<eos>`; `<bos>` is put in front if special tokens are wanted.
+
+    Raises:
+        ValueError: the vocabulary does not hold the bytes and the special tokens.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = [PAD, BOS, EOS]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if vocab_size < len(alphabet) + len(specials):
+        raise ValueError(f"vocab_size must be at least {len(alphabet) + len(specials)}, not {vocab_size}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=specials, initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, specials.index(BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_gemma(
+    tokenizer: "PreTrainedTokenizerFast",
+    seed: int = 1234,
+    hidden_size: int = 128,
+    layers: int = 2,
+    intermediate_size: int | None = None,
+    heads: int = 4,
+) -> "GemmaForCausalLM":
+    """Makes a random Gemma for a tokenizer, in float32; the global random state is left as it was.
+
+    Args:
+        tokenizer: gives the vocabulary size and the special ids.
+        seed: decides the weights.
+        hidden_size: width; a multiple of `heads`, with an even quotient.
+        layers: number of layers.
+        intermediate_size: width of the MLP; 2 x hidden_size by default.
+        heads: attention heads, each hidden_size / heads wide.
+
+    Raises:
+        ValueError: the heads do not divide the width into even parts.
+    """
+    import torch
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    if hidden_size % (2 * heads):
+        raise ValueError(f"hidden_size must be a multiple of {2 * heads} for {heads} heads, not {hidden_size}")
+    config = GemmaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size or 2 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=hidden_size // heads,
+        max_position_embeddings=MAX_POSITIONS,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GemmaForCausalLM(config).float()
+
+
+def make_model(
+    folder: str | Path,
+    texts: Iterable[str],
+    seed: int = 1234,
+    hidden_size: int = 128,
+    layers: int = 2,
+    vocab_size: int = 768,
+) -> Path:
+    """Saves a random Gemma with a tokenizer trained on `texts` as an ordinary Hugging Face folder.
+
+    Args:
+        folder: where the safetensors, config, generation config and tokenizer files go; made if absent.
+        texts: what the tokenizer is trained on.
+        seed: decides the weights.
+        hidden_size: width of the model.
+        layers: number of layers.
+        vocab_size: vocabulary size asked for; see `train_tokenizer`.
+
+    Returns:
+        The folder.
+    """
+    folder = Path(folder)
+    tokenizer = train_tokenizer(texts, vocab_size)
+    make_gemma(tokenizer, seed, hidden_size, layers).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

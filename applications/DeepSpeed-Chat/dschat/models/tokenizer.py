@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokenizer, its pad and end tokens decided once for the whole run."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from dschat.errors import UserError
+from dschat.models.load import explain_missing
+
+logger = logging.getLogger(__name__)
+
+# Tokens that common vocabularies hold in reserve; any of them can pad without changing what the model knows.
+RESERVED_PAD_TOKENS = (
+    "<pad>",
+    "[PAD]",
+    "<|pad|>",
+    "<|finetune_right_pad_id|>",
+    "<|reserved_special_token_0|>",
+    "<unused0>",
+    "<|extra_0|>",
+)
+
+
+def load_tokenizer(path: str, flag: str, may_add_pad: bool = False) -> Any:
+    """Opens the tokenizer at ``path`` and makes sure that pad, eos and bos are usable.
+
+    Args:
+        path: folder or hub id.
+        flag: the command-line flag that named it, for messages.
+        may_add_pad: choose or add a pad token where there is none distinct from eos (step 1); otherwise refuse.
+
+    Returns:
+        A tokenizer with ``pad_token_id`` ≠ ``eos_token_id``. Its length may exceed the model's embeddings if a token
+        was added.
+
+    Raises:
+        UserError: nothing to load, no eos token, or pad = eos where none may be chosen.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(explain_missing("tokenizer", path, flag, error)) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"{flag} {path}: the tokenizer has no eos token, so responses could never end. Set `eos_token` in its "
+            "tokenizer_config.json to a token of its vocabulary."
+        )
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        if not may_add_pad:
+            raise UserError(
+                f"{flag} {path}: pad and eos are the same token (or pad is missing), so the end of a response cannot "
+                "be told from padding. Use a model made by step 1, which chooses a pad token of its own."
+            )
+        _choose_pad(tokenizer)
+    return tokenizer
+
+
+def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
+    """Id of the token that ends a response: eos, or the one given by ``--end_of_conversation_token``.
+
+    Raises:
+        UserError: the given text is not a single token.
+    """
+    if end_of_conversation_token is None:
+        return tokenizer.eos_token_id
+    ids = tokenizer.encode(end_of_conversation_token, add_special_tokens=False)
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+        raise UserError(
+            f"--end_of_conversation_token {end_of_conversation_token!r} is {len(ids)} tokens for this tokenizer; it "
+            f"must be exactly one. Use a token of the vocabulary, for instance {tokenizer.eos_token!r}."
+        )
+    return ids[0]
+
+
+def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag: str) -> None:
+    """Raises UserError unless both tokenizers give the same ids: vocabulary, bos, eos and pad."""
+    same = first.get_vocab() == second.get_vocab() and all(
+        getattr(first, name) == getattr(second, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    )
+    if not same:
+        raise UserError(
+            f"{first_flag} and {second_flag} have different tokenizers. The reward model and the critic read the "
+            "actor's token ids: train the reward model (step 2) from the same base as the actor (step 1)."
+        )
+
+
+def _choose_pad(tokenizer: Any) -> None:
+    """Takes a reserved token of the vocabulary as pad, or adds ``<pad>``."""
+    vocabulary = tokenizer.get_vocab()
+    unusable = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.unk_token}
+    for token in RESERVED_PAD_TOKENS:
+        if token in vocabulary and token not in unusable:
+            tokenizer.pad_token = token
+            logger.warning("the tokenizer had no pad token of its own: using the reserved token %s", token)
+            return
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    logger.warning("the tokenizer had no pad token of its own: added <pad>; the embeddings grow by one row")

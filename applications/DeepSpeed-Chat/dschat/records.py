@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands beside a saved model: run.json (where it came from) and a model card (README.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
+
+
+@dataclass
+class RunRecord:
+    """Everything known of a run; ``finished`` turns True with the last line of a main."""
+
+    step: str  # sft, reward or ppo
+    started: str
+    command: list[str]
+    packages: dict[str, str]
+    hardware: dict[str, Any]
+    seeds: dict[str, int]
+    data: dict[str, Any] = field(default_factory=dict)
+    batches: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    finished: bool = False
+
+    def save(self, folder: Path) -> None:
+        """Writes ``folder/run.json``."""
+        (folder / "run.json").write_text(json.dumps(vars(self), indent=2) + "\n", encoding="utf-8")
+
+
+def new_record(step: str, command: list[str], seed: int, world_size: int) -> RunRecord:
+    """A record of this process's packages and machine."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    hardware = {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "cpu_cores": os.cpu_count(),
+        "processes": world_size,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return RunRecord(step, started, command, versions, hardware, {"seed": seed})
+
+
+def file_hashes(files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of each file, by path."""
+    hashes = {}
+    for file in files:
+        with open(file, "rb") as stream:
+            hashes[str(file)] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return hashes
+
+
+def was_made_by(step: str, folder: str | Path) -> bool:
+    """True where ``folder`` (or its parent) holds the run.json of that step."""
+    for place in (Path(folder), Path(folder).parent):
+        try:
+            return json.loads((place / "run.json").read_text(encoding="utf-8")).get("step") == step
+        except (OSError, json.JSONDecodeError):
+            continue
+    return False
+
+
+def warn_unless_made_by(step: str, path: str, flag: str) -> None:
+    """Warns where a model that should come from an earlier step of this project does not."""
+    if not was_made_by(step, path):
+        logger.warning("%s %s was not made by the %s step: results will differ from the method's", flag, path, step)
+
+
+_TITLES = {
+    "sft": "Supervised fine-tuning (step 1)",
+    "reward": "Reward model (step 2)",
+    "ppo": "PPO with macro actions (step 3)",
+}
+
+
+def write_model_card(folder: Path, role: str, base: str, settings: Mapping[str, Any], record: RunRecord) -> None:
+    """Writes ``folder/README.md``: data, settings and metrics of the model saved there.
+
+    Args:
+        folder: of the model.
+        role: policy, reward model or critic.
+        base: the model it was trained from.
+        settings: the flags of the run that differ from the defaults.
+        record: of the run.
+    """
+    sources = record.data.get("sources", [])
+    lines = [
+        "---",
+        "library_name: transformers",
+        "tags: [ma-rlhf, rlhf]",
+        "---",
+        "",
+        f"# {folder.resolve().name}: {role}",
+        "",
+        f"{_TITLES[record.step]} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.",
+        "",
+        "## Data",
+        "",
+        *[
+            f"- `{s['name']}`: {s['train']} training and {s['eval']} held-out rows in this step's share"
+            for s in sources
+        ],
+        "",
+        "## Settings",
+        "",
+        *[f"- `--{name}`: {value}" for name, value in settings.items()],
+        "",
+        "## Metrics",
+        "",
+        *[f"- {name}: {value:.4g}" for name, value in record.metrics.items()],
+        "",
+        "## Made with",
+        "",
+        ", ".join(f"{name} {version}" for name, version in record.packages.items()) + ".",
+        "",
+    ]
+    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report reads: the output folders of step 3, checked, as one RunData each."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dschat.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+# Evaluation metrics that every run has. Another key under eval/ is the metric function's.
+EVAL_NAMES = frozenset({"scores", "kl", "length", "eos_rate"})
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One held-out prompt with the response to it.
+
+    Attributes:
+        prompt: the prompt's text.
+        values: score, metric function (where there is one), kl (nats, summed over the response; missing when the
+            log-probs are), length (tokens), eos_rate (1 or 0), by their names in metrics.jsonl.
+        tokens: one mapping per token, as in the samples file.
+    """
+
+    prompt: str
+    values: dict[str, float]
+    tokens: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run of step 3.
+
+    Attributes:
+        name: what the report calls it.
+        config: the flags of the run.
+        metric: name of the metric function, None without one.
+        train: rows of metrics.jsonl with rollout metrics, by update.
+        evals: rows with evaluation metrics, by update: the first is the SFT model, the last the result.
+        first: samples of the first evaluation.
+        last: samples of the last evaluation.
+    """
+
+    name: str
+    config: dict[str, Any]
+    metric: str | None
+    train: list[dict[str, float]]
+    evals: list[dict[str, float]]
+    first: list[Sample]
+    last: list[Sample]
+
+    @property
+    def updates(self) -> int:
+        """Optimiser updates so far."""
+        return int(max(row["update"] for row in [*self.train, *self.evals]))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the start to the last row."""
+        return max(row["seconds"] for row in [*self.train, *self.evals])
+
+    def train_mean(self, key: str, last: float = 1.0) -> float:
+        """Mean of a rollout metric over the last part of the run (1.0 = all of it); NaN when it was never logged."""
+        numbers = [row[key] for row in self.train if math.isfinite(row.get(key, math.nan))]
+        tail = numbers[-math.ceil(len(numbers) * last) :]
+        return sum(tail) / len(tail) if tail else math.nan
+
+
+def read_run(name: str, folder: Path) -> RunData:
+    """Read a step-3 output folder.
+
+    Raises:
+        UserError: when a file is missing, empty or malformed, or the run has no evaluation after its first.
+    """
+    config = _read_object(folder / "config.json")
+    path = folder / "metrics.jsonl"
+    rows = [_metrics_row(row, path, number) for number, row in _read_lines(path)]
+    train = _by_update(row for row in rows if "objective/scores" in row)
+    evals = _by_update(row for row in rows if "eval/scores" in row)
+    if not evals or evals[0]["update"] != 0:
+        raise UserError(f"{path} has no evaluation of update 0, the SFT model: run step 3 again to its first update.")
+    if len(evals) < 2:
+        raise UserError(f"{path} has no evaluation after update 0: let the run finish, or lower --eval_interval.")
+    metric = _metric_name(evals, config)
+    return RunData(
+        name=name,
+        config=config,
+        metric=metric,
+        train=train,
+        evals=evals,
+        first=_read_samples(folder, evals[0]["update"], metric),
+        last=_read_samples(folder, evals[-1]["update"], metric),
+    )
+
+
+def _by_update(rows: Any) -> list[dict[str, float]]:
+    """Rows in the order of their updates; of two rows of one update the later one."""
+    found = {row["update"]: row for row in rows}
+    return [found[update] for update in sorted(found)]
+
+
+def _metric_name(evals: list[dict[str, float]], config: Mapping[str, Any]) -> str | None:
+    names = {key.removeprefix("eval/") for row in evals for key in row if key.startswith("eval/")} - EVAL_NAMES
+    given = str(config.get("metric_function") or "").rpartition(":")[2]
+    return given if given in names else min(names, default=None)
+
+
+def _metrics_row(row: Mapping[str, Any], path: Path, number: int) -> dict[str, float]:
+    numbers = {key: math.nan if value is None else value for key, value in row.items()}
+    for key in ("update", "samples", "seconds"):
+        if key not in numbers:
+            raise UserError(f"{path}:{number} has no {key}: this is not a metrics file of step 3.")
+    for key, value in numbers.items():
+        if not isinstance(value, int | float):
+            raise UserError(f"{path}:{number}: {key} is {value!r}, not a number.")
+    return numbers
+
+
+def _read_samples(folder: Path, update: float, metric: str | None) -> list[Sample]:
+    path = folder / "samples" / f"update-{int(update):06d}.jsonl"
+    return [_sample(row, path, number, metric) for number, row in _read_lines(path)]
+
+
+def _sample(row: Mapping[str, Any], path: Path, number: int, metric: str | None) -> Sample:
+    try:
+        tokens = row["tokens"]
+        values = {"scores": row["score"], "length": len(tokens), "eos_rate": float(row["finished"])}
+        if metric is not None:
+            values[metric] = row[metric]
+        if all(token.get("logprob") is not None and token.get("ref_logprob") is not None for token in tokens):
+            values["kl"] = sum(token["logprob"] - token["ref_logprob"] for token in tokens)
+        for token in tokens:
+            str(token["text"]), int(token["macro_action"])
+        return Sample(str(row["prompt"]), _finite(values), tokens)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}:{number} is not a sample of step 3: {error!r} is wrong or missing.") from error
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON ({error}): run step 3 again, or give its output_dir.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} does not hold a JSON object.")
+    return content
+
+
+def _read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Objects of a JSONL file with their line numbers.
+
+    A last line that is cut, which a running job leaves, is skipped with a warning; a broken line before it raises.
+    """
+    lines = _read_text(path).split("\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                logger.warning("%s:%d is cut short and skipped: the run may still be writing.", path, number)
+                continue
+            raise UserError(f"{path}:{number} is not valid JSON ({error.msg}).") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path}:{number} does not hold a JSON object.")
+        rows.append((number, row))
+    if not rows:
+        raise UserError(f"{path} holds no complete row yet: wait for the run, or start it again.")
+    return rows
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise UserError(f"{path} {reason}: give the output_dir of a run of step 3.") from error

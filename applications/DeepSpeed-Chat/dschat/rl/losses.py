@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses: each is a sum over response tokens (or pairs) divided by a count given from outside.
+
+The count is that of the whole optimiser update, over all micro-batches and ranks, so that the gradient does not depend
+on how rows are split. Statistics are divided by the same count: adding them up over the parts gives the update's mean.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Stats = dict[str, Tensor]
+
+
+def policy_loss(
+    new_logprobs: Tensor,
+    logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    cliprange: float,
+    num_tokens: Tensor | float | None = None,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Stats]:
+    """PPO's clipped objective: Σ w_j max(−Â_j ρ_j, −Â_j clip(ρ_j, 1 ± cliprange)) / num_tokens.
+
+    Args:
+        new_logprobs: (B, R), differentiable; ρ = exp(new_logprobs − logprobs).
+        logprobs: (B, R), of the policy that sampled.
+        advantages: (B, R).
+        response_mask: (B, R) bool.
+        cliprange: ε of the clipping.
+        num_tokens: the denominator; the response tokens given here when None.
+        weights: (B, R) of the tokens; 1 when None.
+
+    Returns:
+        The loss (0-d), and approxkl (½(log ρ)²), clipfrac (share of tokens whose clipped branch is taken) and ratio.
+    """
+    num_tokens = response_mask.sum().clamp(min=1) if num_tokens is None else num_tokens
+    log_ratio = torch.where(response_mask, new_logprobs - logprobs, 0.0)
+    advantages = torch.where(response_mask, advantages, 0.0)
+    weight = response_mask.to(log_ratio.dtype) if weights is None else torch.where(response_mask, weights, 0.0)
+    ratio = log_ratio.exp()
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    loss = (weight * torch.maximum(unclipped, clipped)).sum() / num_tokens
+    with torch.no_grad():
+        stats = {
+            "approxkl": (weight * log_ratio.square()).sum() / 2 / num_tokens,
+            "clipfrac": (weight * (clipped > unclipped)).sum() / num_tokens,
+            "ratio": (weight * ratio).sum() / num_tokens,
+        }
+    return loss, stats
+
+
+def value_loss(
+    new_values: Tensor,
+    values: Tensor,
+    returns: Tensor,
+    response_mask: Tensor,
+    cliprange_value: float,
+    num_tokens: Tensor | float | None = None,
+) -> tuple[Tensor, Stats]:
+    """½ Σ max((V_j − Ret_j)², (clip(V_j, V_old,j ± cliprange_value) − Ret_j)²) / num_tokens.
+
+    Args:
+        new_values: (B, R), differentiable.
+        values: (B, R), of the critic at rollout time.
+        returns: (B, R).
+        response_mask: (B, R) bool.
+        cliprange_value: largest step from the old value that is rewarded.
+        num_tokens: the denominator; the response tokens given here when None.
+
+    Returns:
+        The loss (0-d), and clipfrac, the share of tokens whose clipped branch is taken.
+    """
+    num_tokens = response_mask.sum().clamp(min=1) if num_tokens is None else num_tokens
+    new_values = torch.where(response_mask, new_values, 0.0)
+    values, returns = torch.where(response_mask, values, 0.0), torch.where(response_mask, returns, 0.0)
+    clipped_values = torch.maximum(torch.minimum(new_values, values + cliprange_value), values - cliprange_value)
+    unclipped, clipped = (new_values - returns).square(), (clipped_values - returns).square()
+    loss = torch.maximum(unclipped, clipped).sum() / 2 / num_tokens
+    with torch.no_grad():
+        stats = {"clipfrac": (clipped > unclipped).sum() / num_tokens}
+    return loss, stats
+
+
+def sft_loss(
+    logprobs: Tensor, response_mask: Tensor, num_tokens: Tensor | float | None = None
+) -> tuple[Tensor, Stats]:
+    """Cross-entropy on the response: −Σ logprobs / num_tokens.
+
+    Args:
+        logprobs: (B, R), differentiable.
+        response_mask: (B, R) bool.
+        num_tokens: the denominator; the response tokens given here when None.
+
+    Returns:
+        The loss (0-d, nats per token), and no statistics.
+    """
+    num_tokens = response_mask.sum().clamp(min=1) if num_tokens is None else num_tokens
+    return -torch.where(response_mask, logprobs, 0.0).sum() / num_tokens, {}
+
+
+def pairwise_loss(
+    chosen_scores: Tensor, rejected_scores: Tensor, num_pairs: Tensor | float | None = None
+) -> tuple[Tensor, Stats]:
+    """Bradley-Terry: −Σ log σ(chosen − rejected) / num_pairs.
+
+    Args:
+        chosen_scores, rejected_scores: (N,), differentiable.
+        num_pairs: the denominator; N when None.
+
+    Returns:
+        The loss (0-d), and accuracy (share of pairs ranked right; a tie is wrong), chosen, rejected, margin (means).
+    """
+    num_pairs = max(chosen_scores.shape[0], 1) if num_pairs is None else num_pairs
+    margin = chosen_scores - rejected_scores
+    loss = -F.logsigmoid(margin).sum() / num_pairs
+    with torch.no_grad():
+        stats = {
+            "accuracy": (margin > 0).sum() / num_pairs,
+            "chosen": chosen_scores.sum() / num_pairs,
+            "rejected": rejected_scores.sum() / num_pairs,
+            "margin": margin.sum() / num_pairs,
+        }
+    return loss, stats

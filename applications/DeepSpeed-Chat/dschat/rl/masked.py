@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked sums and whitening. A mask is True on what counts; values off the mask may be anything, NaN included."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Totals = tuple[Tensor, Tensor, Tensor]
+
+
+def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """Sum of ``x`` over the True entries of ``mask`` (same shape); 0-d, 0 for an empty mask."""
+    return torch.where(mask, x, torch.zeros_like(x)).sum()
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``x`` over the True entries of ``mask`` (same shape); 0-d, 0 for an empty mask."""
+    return masked_sum(x, mask) / mask.sum().clamp(min=1)
+
+
+def masked_moments(x: Tensor, mask: Tensor) -> Totals:
+    """Totals from which mean and variance follow, to be added up over batches and ranks.
+
+    Args:
+        x: any shape.
+        mask: bool, the same shape.
+
+    Returns:
+        (count, sum, sum of squares) over the True entries, each a 0-d float64 tensor.
+    """
+    kept = torch.where(mask, x, torch.zeros_like(x)).double()
+    return mask.sum().double(), kept.sum(), kept.square().sum()
+
+
+def whiten(x: Tensor, mask: Tensor, totals: Totals) -> Tensor:
+    """Shifts and scales ``x`` to mean 0 and variance 1 under the given totals.
+
+    Args:
+        x: (B, R) float.
+        mask: (B, R) bool.
+        totals: (count, sum, sum of squares), as from :func:`masked_moments`, over everything whitened together.
+
+    Returns:
+        (B, R), zero off the mask. The variance is the biased one (divided by the count).
+    """
+    count, total, total_squares = totals
+    count = count.clamp(min=1)
+    mean = total / count
+    variance = (total_squares / count - mean.square()).clamp(min=0)
+    whitened = (x.double() - mean) * torch.rsqrt(variance + 1e-8)
+    return torch.where(mask, whitened.to(x.dtype), torch.zeros_like(x))

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token rewards: the KL penalty on every token and the score on the last one; KL estimators and controllers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k1") -> Tensor:
+    """Per-token estimate of KL(π‖π_ref) from one sample (Schulman 2020), with d = logprobs − ref_logprobs.
+
+    Args:
+        logprobs, ref_logprobs: (B, R).
+        estimator: ``k1`` d (unbiased), ``k2`` d²/2, ``k3`` exp(−d) − 1 + d (unbiased, never negative).
+
+    Returns:
+        (B, R) in nats.
+
+    Raises:
+        ValueError: unknown estimator.
+    """
+    d = logprobs - ref_logprobs
+    if estimator == "k1":
+        return d
+    if estimator == "k2":
+        return d.square() / 2
+    if estimator == "k3":
+        return torch.exp(-d) - 1 + d
+    raise ValueError(f"estimator must be k1, k2 or k3, not {estimator!r}")
+
+
+def token_rewards(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    scores: Tensor,
+    response_mask: Tensor,
+    kl_coef: float,
+    kl_estimator: str = "k1",
+    clip_reward_value: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """r_j = −kl_coef · kl_j on the response, plus the score at its last token.
+
+    Args:
+        logprobs, ref_logprobs: (B, R).
+        scores: (B,) from the reward function.
+        response_mask: (B, R) bool, a prefix of each row.
+        kl_coef: weight of the penalty.
+        kl_estimator: see :func:`kl_estimate`.
+        clip_reward_value: clamps scores to ± this first, if given.
+
+    Returns:
+        rewards (B, R) and kl (B, R), both 0 off the response. A row without response tokens gets no score.
+    """
+    zeros = torch.zeros_like(logprobs)
+    kl = torch.where(response_mask, kl_estimate(logprobs, ref_logprobs, kl_estimator), zeros)
+    if clip_reward_value is not None:
+        scores = scores.clamp(-clip_reward_value, clip_reward_value)
+    following = torch.zeros_like(response_mask)
+    following[:, :-1] = response_mask[:, 1:]
+    is_last = response_mask & ~following
+    return -kl_coef * kl + torch.where(is_last, scores[:, None], zeros), kl
+
+
+def penalise_missing_eos(scores: Tensor, finished: Tensor, penalty: float | None) -> Tensor:
+    """Subtracts ``penalty`` from the scores (B,) of responses that were cut: ``finished`` (B,) bool is False."""
+    if penalty is None:
+        return scores
+    return torch.where(finished, scores, scores - penalty)
+
+
+@dataclass(frozen=True)
+class FixedKL:
+    """A KL coefficient that stays."""
+
+    value: float
+
+    def update(self, kl: float, num_samples: int) -> FixedKL:
+        """Returns itself: the measured KL does not matter."""
+        return self
+
+
+@dataclass(frozen=True)
+class AdaptiveKL:
+    """A KL coefficient that steers the KL per sequence to a target (Ziegler et al. 2019, §2.2)."""
+
+    value: float
+    target: float  # nats per sequence
+    horizon: float  # samples
+
+    def update(self, kl: float, num_samples: int) -> AdaptiveKL:
+        """The next controller, after ``num_samples`` responses with a mean KL of ``kl`` nats per sequence."""
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        return replace(self, value=self.value * (1 + error * num_samples / self.horizon))

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the three mains share: the command line, the process group, errors without tracebacks, the output folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dschat.config.common import CommonConfig
+from dschat.errors import UserError
+
+C = TypeVar("C", bound=CommonConfig)
+logger = logging.getLogger("dschat")
+
+
+def run_main(step: str, config_class: type[C], train: Callable[[C, Stage], None]) -> int:
+    """Parses the command line, joins the process group and runs a stage.
+
+    Args:
+        step: sft, reward or ppo.
+        config_class: the stage's configuration.
+        train: the stage; gets the configuration and its Stage.
+
+    Returns:
+        The exit status: 0, or 2 after a UserError, whose message goes to stderr.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        from dschat.config.parse import parse
+
+        config = parse(config_class)  # before anything slow is imported
+        from dschat.engine.process_group import process_group
+
+        with process_group():
+            stage = Stage(step, config)
+            train(config, stage)
+            stage.finish()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was saved so far is in the output folder", file=sys.stderr)
+        return 130
+    return 0
+
+
+class Stage:
+    """The output folder of a run: flags, metrics, models, and run.json, which says at the end that it finished."""
+
+    def __init__(self, step: str, config: Any) -> None:
+        from dschat.config.parse import save
+        from dschat.distributed import is_main, rank, world_size
+        from dschat.metrics import MetricsLog
+        from dschat.records import new_record
+
+        self.config, self.folder = config, Path(config.output_dir)
+        self.plan = config.check_batches(world_size())
+        self.record = new_record(step, sys.argv, config.seed, world_size())
+        self.record.batches = dataclasses.asdict(self.plan)
+        if not is_main():
+            logging.getLogger().setLevel(logging.WARNING)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if is_main():
+                self.record.save(self.folder)
+                # In steps 1 and 2 config.json is the model's own.
+                save(config, self.folder / ("config.json" if step == "ppo" else "train_config.json"), self.plan)
+        except OSError as error:
+            raise UserError(f"--output_dir {self.folder}: cannot be written: {error}") from error
+        board = Path(config.tensorboard_path or self.folder / "tensorboard") if config.enable_tensorboard else None
+        self.metrics = MetricsLog(self.folder, board)
+        logging.getLogger("dschat").debug("rank %d of %d", rank(), world_size())
+
+    def describe_data(self, share: Any, **dropped: Mapping[str, int]) -> None:
+        """Records sources, row counts, what was dropped and why, and the files' hashes.
+
+        Args:
+            share: the step's rows.
+            dropped: what tokenisation dropped, by split.
+        """
+        from dschat.records import file_hashes
+
+        self.record.data = {
+            "sources": share.sources,
+            "dropped": {split: dict(counts) for split, counts in dropped.items()},
+            "sha256": file_hashes(share.files),
+        }
+        for split, counts in dropped.items():
+            for reason, count in counts.items():
+                logger.warning("%s: %d rows dropped (%s)", split, count, reason)
+
+    def announce(self, total_updates: int, num_examples: int) -> None:
+        """Says once how large an update is, how many there will be, and what is left over."""
+        plan = self.plan
+        left_over = num_examples % (plan.global_batch if plan.rollout_per_rank is None else plan.rollout_per_rank)
+        self.record.batches.update(total_updates=total_updates, left_over_per_epoch=left_over)
+        logger.info(
+            "global batch %d = %d per process x %d processes (micro-batch %d, accumulation %d); %d updates; "
+            "%d of %d examples left over in each epoch",
+            plan.global_batch,
+            plan.update_per_rank,
+            plan.world_size,
+            plan.micro_batch,
+            plan.accumulation,
+            total_updates,
+            left_over,
+            num_examples,
+        )
+
+    def save_model(self, engine: Any, tokenizer: Any, role: str, base: str, folder: Path) -> None:
+        """Writes the Hugging Face folder of an engine's model, with its card."""
+        from dschat.distributed import barrier, is_main
+        from dschat.models.load import save_pretrained
+        from dschat.records import write_model_card
+
+        with engine.gathered() as module:
+            if is_main():
+                inner = module.causal_lm if hasattr(module, "causal_lm") else module.classifier
+                save_pretrained(inner, tokenizer, folder)
+                write_model_card(folder, role, base, self._settings(), self.record)
+        barrier()
+
+    def checkpoint_folder(self, update: int) -> Path:
+        """Where models saved after ``update`` updates go."""
+        return self.folder / "checkpoints" / f"step-{update}"
+
+    @staticmethod
+    def due(interval: int, before: int, after: int) -> bool:
+        """Whether a multiple of ``interval`` updates was passed between ``before`` and ``after``; never for 0."""
+        return interval > 0 and after // interval > before // interval
+
+    def finish(self) -> None:
+        """Marks the run as finished."""
+        from dschat.distributed import is_main
+
+        self.metrics.close()
+        self.record.finished = True
+        if is_main():
+            self.record.save(self.folder)
+
+    def _settings(self) -> dict[str, Any]:
+        """The flags that differ from the defaults."""
+        changed = {}
+        for field in dataclasses.fields(self.config):
+            value = getattr(self.config, field.name)
+            if field.default is dataclasses.MISSING or value != field.default:
+                changed[field.name] = value
+        return changed

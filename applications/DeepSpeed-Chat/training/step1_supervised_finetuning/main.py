@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 1: supervised fine-tuning. `python main.py --help` lists the flags."""
+
+import sys
+from pathlib import Path
+
+from dschat.config.sft import SFTConfig
+from dschat.stage import Stage, run_main
+
+
+def train(config: SFTConfig, stage: Stage) -> None:
+    """Builds the run from its flags and trains."""
+    from dschat.data.examples import sft_examples
+    from dschat.data.shares import load_share
+    from dschat.engine.builders import build_policy
+    from dschat.models.tokenizer import end_token_id, load_tokenizer
+    from dschat.trainers.sft import SFTTask
+    from dschat.trainers.supervised import SupervisedTrainer, total_updates
+
+    base = config.model_name_or_path
+    tokenizer = load_tokenizer(base, "--model_name_or_path", may_add_pad=True)
+    share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
+    examples, dropped = sft_examples(share.train, tokenizer, config.max_seq_len, end_id)
+    held_out, dropped_eval = sft_examples(share.eval, tokenizer, config.max_seq_len, end_id)
+    stage.describe_data(share, train=dropped, eval=dropped_eval)
+    updates = total_updates(len(examples), config, stage.plan)
+    stage.announce(updates, len(examples))
+    engine = build_policy(config, stage.plan, tokenizer, updates)
+    task = SFTTask(examples, held_out, tokenizer.pad_token_id, config.sft_on_prompt)
+
+    def save(folder: Path) -> None:
+        stage.save_model(engine, tokenizer, "policy", base, folder)
+
+    SupervisedTrainer(engine, task, config, stage, save).fit()
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("sft", SFTConfig, train))

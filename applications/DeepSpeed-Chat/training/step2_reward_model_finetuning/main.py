@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 2: the reward model. `python main.py --help` lists the flags."""
+
+import sys
+from pathlib import Path
+
+from dschat.config.reward import RewardConfig
+from dschat.stage import Stage, run_main
+
+
+def train(config: RewardConfig, stage: Stage) -> None:
+    """Builds the run from its flags and trains."""
+    from dschat.data.examples import pair_examples
+    from dschat.data.shares import load_share
+    from dschat.engine.builders import build_reward_model
+    from dschat.models.tokenizer import end_token_id, load_tokenizer
+    from dschat.records import warn_unless_made_by
+    from dschat.trainers.reward import RewardTask
+    from dschat.trainers.supervised import SupervisedTrainer, total_updates
+
+    base = config.model_name_or_path
+    tokenizer = load_tokenizer(base, "--model_name_or_path")
+    warn_unless_made_by("sft", base, "--model_name_or_path")
+    share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
+    examples, dropped = pair_examples(share.train, tokenizer, config.max_seq_len, end_id)
+    held_out, dropped_eval = pair_examples(share.eval, tokenizer, config.max_seq_len, end_id)
+    stage.describe_data(share, train=dropped, eval=dropped_eval)
+    updates = total_updates(len(examples), config, stage.plan)
+    stage.announce(updates, len(examples))
+    engine = build_reward_model(config, stage.plan, tokenizer, updates)
+    task = RewardTask(examples, held_out, tokenizer.pad_token_id)
+
+    def save(folder: Path) -> None:
+        stage.save_model(engine, tokenizer, "reward model", base, folder)
+
+    SupervisedTrainer(engine, task, config, stage, save).fit()
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("reward", RewardConfig, train))

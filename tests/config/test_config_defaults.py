@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Default values, and values that follow from other flags."""
+
+import dataclasses
+import math
+
+import pytest
+
+from dschat.config.parse import parse
+from dschat.config.ppo import PPOConfig
+from dschat.config.reward import RewardConfig
+from dschat.config.sft import SFTConfig
+
+COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]
+SFT = [*COMMON, "--model_name_or_path", "m"]
+PPO = [*COMMON, "--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Each test runs in a folder of its own, as a single process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "score.py").write_text("def f(prompts, responses, rows): ...\n")
+
+
+def test_defaults_of_step_1():
+    config = parse(SFTConfig, SFT)
+    assert dataclasses.asdict(config) == {
+        "data_path": ["rows.jsonl"],
+        "data_split": "2,4,4",
+        "prompt_key": "prompt",
+        "chosen_key": "chosen",
+        "rejected_key": "rejected",
+        "response_key": "response",
+        "messages_key": "messages",
+        "end_of_conversation_token": None,
+        "output_dir": "out",
+        "overwrite_output_dir": False,
+        "save_steps": 0,
+        "eval_interval": 0,
+        "eval_iters": 100,
+        "enable_tensorboard": False,
+        "tensorboard_path": "out/tensorboard",
+        "seed": 1234,
+        "num_train_epochs": 1,
+        "gradient_accumulation_steps": 1,
+        "global_batch_size": None,
+        "lr_scheduler_type": "cosine",
+        "num_warmup_steps": 0,
+        "warmup_ratio": None,
+        "gradient_clipping": 1.0,
+        "dtype": None,
+        "bf16": False,
+        "zero_stage": 0,
+        "offload": False,
+        "lora_dim": 0,
+        "lora_module_name": None,
+        "self_checks": True,
+        "deepspeed": False,
+        "deepspeed_config": None,
+        "local_rank": -1,
+        "model_name_or_path": "m",
+        "max_seq_len": 1024,
+        "per_device_train_batch_size": 16,
+        "per_device_eval_batch_size": 16,
+        "gradient_checkpointing": False,
+        "learning_rate": 2e-5,
+        "weight_decay": 0.01,
+        "sft_on_prompt": False,
+    }
+
+
+def test_defaults_of_step_2_differ_in_rate_and_decay():
+    config = parse(RewardConfig, SFT)
+    assert (config.learning_rate, config.weight_decay, config.lr_scheduler_type) == (1e-5, 0.1, "cosine")
+    assert not hasattr(config, "sft_on_prompt")
+
+
+def test_defaults_of_step_3():
+    config = parse(PPOConfig, PPO)
+    expected = {
+        "lr_scheduler_type": "linear",
+        "reward_function": None,
+        "metric_function": None,
+        "per_device_generation_batch_size": 16,
+        "generation_batches": 1,
+        "per_device_training_batch_size": 16,
+        "per_device_eval_batch_size": 16,
+        "ppo_epochs": 1,
+        "max_prompt_seq_len": 512,
+        "max_answer_seq_len": 512,
+        "actor_learning_rate": 1.5e-5,
+        "critic_learning_rate": 1.5e-5,
+        "actor_weight_decay": 0.1,
+        "critic_weight_decay": 0.1,
+        "kl_coef": 0.05,
+        "gamma": 1.0,
+        "lam": 0.95,
+        "cliprange": 0.2,
+        "cliprange_value": 0.2,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "clip_reward_value": None,
+        "missing_eos_penalty": None,
+        "termination_condition": "fixed",
+        "ngram": "5",
+        "repeat_times": 3,
+        "ngram_lengths": [2, 3, 5, 10],
+        "parsing_cutoff": 5,
+        "ppl_mode": "chunk",
+        "value_function": "equal",
+        "macro_reward": "sum",
+        "isolate_last_token": False,
+        "policy_ratio": "token",
+        "whiten_advantages": False,
+        "kl_estimator": "k1",
+        "adaptive_kl_target": None,
+        "adaptive_kl_horizon": 10000,
+    }
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_values_that_follow_from_other_flags():
+    config = parse(PPOConfig, PPO + ["--bf16"])
+    assert (config.dtype, config.reward_model_name_or_path) == ("bf16", "c")
+    assert config.tensorboard_path == "out/tensorboard"
+    assert parse(PPOConfig, PPO + ["--bf16", "--dtype", "bf16"]).dtype == "bf16"
+    base = {"data_path": ["a"], "output_dir": "o", "actor_model_name_or_path": "a"}
+    config = PPOConfig(**base, zero_stage=2, lora_dim=8, critic_zero_stage=0, actor_lora_dim=4)
+    assert (config.actor_zero_stage, config.critic_zero_stage) == (2, 0)
+    assert (config.actor_lora_dim, config.critic_lora_dim) == (4, 8)
+
+
+def test_reward_function_needs_neither_critic_nor_reward_model():
+    config = parse(PPOConfig, [*COMMON, "--actor_model_name_or_path", "a", "--reward_function", "score.py:f"])
+    assert (config.critic_model_name_or_path, config.reward_model_name_or_path) == (None, None)
+
+
+def test_ngram_is_a_number_or_infinite():
+    lengths = [parse(PPOConfig, PPO + ["--ngram", text]).ngram_length for text in ("1", "10", "inf")]
+    assert lengths == [1, 10, math.inf]
+    assert isinstance(lengths[1], int)
+
+
+def test_metric_name_is_the_name_of_the_function():
+    assert parse(PPOConfig, PPO).metric_name is None
+    assert parse(PPOConfig, PPO + ["--metric_function", "score.py:f"]).metric_name == "f"
+
+
+def test_warmup_updates():
+    assert parse(SFTConfig, SFT).warmup_updates(145) == 0
+    assert parse(SFTConfig, SFT + ["--num_warmup_steps", "6"]).warmup_updates(145) == 6
+    assert parse(SFTConfig, SFT + ["--warmup_ratio", "0.1"]).warmup_updates(145) == 15

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texts that a configuration gives: --help and the JSON copy."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dschat.config.inert import INERT_FLAGS
+from dschat.config.parse import parse, save
+from dschat.config.ppo import PPOConfig
+from dschat.config.reward import RewardConfig
+from dschat.config.sft import SFTConfig
+
+
+@pytest.mark.parametrize(
+    ("config_class", "module"), [(SFTConfig, "sft"), (RewardConfig, "reward"), (PPOConfig, "ppo")]
+)
+def test_help_is_complete_and_loads_neither_torch_nor_deepspeed(config_class, module):
+    code = (
+        "import atexit, sys\n"
+        "heavy = ('torch', 'deepspeed', 'datasets')\n"
+        "atexit.register(lambda: print('LOADED', [name for name in heavy if name in sys.modules]))\n"
+        "from dschat.config.parse import parse\n"
+        f"from dschat.config.{module} import {config_class.__name__}\n"
+        f"parse({config_class.__name__}, ['--help'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("LOADED []")
+    for name in [*(field.name for field in dataclasses.fields(config_class)), *INERT_FLAGS]:
+        assert f"  --{name}" in done.stdout, name
+    assert "None" not in done.stdout
+    assert "--data-path" not in done.stdout  # each flag is listed once, by its documented name
+
+
+def test_help_shows_sections_defaults_and_aliases(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(PPOConfig, ["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0
+    for part in (
+        "macro actions:",
+        "rollouts and batches:",
+        "--kl_coef, --kl_ctl FLOAT",
+        "--parsing_cutoff, --parser_cutoff INT",
+        "--data_path TEXT [TEXT ...]",
+        "(default: [2, 3, 5, 10])",
+        "folder for models, metrics and records (required)",
+        "--no_self_checks turn --self_checks off",
+    ):
+        assert part in text, part
+
+
+def test_saved_json_holds_every_field_and_the_plan(tmp_path):
+    required = {"data_path": ["a"], "output_dir": "o", "actor_model_name_or_path": "a"}
+    config = PPOConfig(**required, ngram="inf", generation_batches=4)
+    path = tmp_path / "new" / "config.json"
+    save(config, path)
+    content = json.loads(path.read_text())
+    assert set(content) == {field.name for field in dataclasses.fields(PPOConfig)}
+    assert (content["ngram"], content["ngram_lengths"], content["clip_reward_value"]) == ("inf", [2, 3, 5, 10], None)
+    save(config, path, config.check_batches(1))
+    assert json.loads(path.read_text())["batch_plan"] == {
+        "world_size": 1,
+        "micro_batch": 16,
+        "accumulation": 1,
+        "update_per_rank": 16,
+        "global_batch": 16,
+        "rollout_per_rank": 64,
+        "updates_per_rollout": 4,
+    }

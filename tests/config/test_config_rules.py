@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every rule between flags: the message names the flag and the remedy."""
+
+import json
+
+import pytest
+
+from dschat.config.parse import parse
+from dschat.config.ppo import PPOConfig
+from dschat.config.reward import RewardConfig
+from dschat.config.sft import SFTConfig
+from dschat.errors import UserError
+
+COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]
+SFT = [*COMMON, "--model_name_or_path", "m"]
+PPO = [*COMMON, "--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"]
+
+MODULE = """
+import math as numbers
+from os.path import join
+try:
+    import json
+except ImportError:
+    json = None
+    fallback = 1
+if True:
+    annotated: int = 1
+else:
+    other = 2
+class Scorer: ...
+first = second = 1
+some.attribute = 3
+def score(prompts, responses, rows):
+    inner = 1
+    raise SystemExit("a check must not run this")
+raise SystemExit("a check must not run this")
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Each test runs in a folder of its own that holds the files the flags name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "score.py").write_text(MODULE)
+    (tmp_path / "star.py").write_text("from os.path import *\n")
+    (tmp_path / "broken.py").write_text("def (:\n")
+    (tmp_path / "metric.py").write_text("def kl(prompts, responses, rows): ...\n")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "file").write_text("")
+    return tmp_path
+
+
+def _refusal(config_class, arguments):
+    with pytest.raises(UserError) as refusal:
+        parse(config_class, arguments)
+    message = str(refusal.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        # numbers of every step
+        ("--seed -1", ["--seed -1", "from 0 to 4294967295"]),
+        ("--seed 4294967296", ["--seed", "from 0 to 4294967295"]),
+        ("--num_train_epochs 0", ["--num_train_epochs 0", "at least 1"]),
+        ("--gradient_accumulation_steps 0", ["--gradient_accumulation_steps 0", "at least 1"]),
+        ("--global_batch_size 0", ["--global_batch_size 0", "at least 1"]),
+        ("--save_steps -1", ["--save_steps -1", "at least 0"]),
+        ("--eval_interval -1", ["--eval_interval -1", "at least 0"]),
+        ("--eval_iters -1", ["--eval_iters -1", "at least 0"]),
+        ("--num_warmup_steps -1", ["--num_warmup_steps -1", "at least 0"]),
+        ("--gradient_clipping -1", ["--gradient_clipping -1", "at least 0"]),
+        ("--gradient_clipping nan", ["--gradient_clipping nan", "at least 0"]),
+        ("--lora_dim -1", ["--lora_dim -1", "at least 0"]),
+        ("--warmup_ratio 1", ["--warmup_ratio 1", "below 1"]),
+        ("--warmup_ratio -0.1", ["--warmup_ratio -0.1", "at least 0"]),
+        # numbers of steps 1 and 2
+        ("--max_seq_len 0", ["--max_seq_len 0", "at least 1"]),
+        ("--per_device_train_batch_size 0", ["--per_device_train_batch_size 0", "at least 1"]),
+        ("--per_device_eval_batch_size 0", ["--per_device_eval_batch_size 0", "at least 1"]),
+        ("--learning_rate -1", ["--learning_rate -1", "at least 0"]),
+        ("--learning_rate inf", ["--learning_rate inf", "at least 0"]),
+        ("--weight_decay -1", ["--weight_decay -1", "at least 0"]),
+        # combinations and names
+        ("--bf16 --dtype fp32", ["--bf16", "--dtype fp32", "drop one"]),
+        ("--bf16 --dtype fp16", ["--bf16", "--dtype fp16", "drop one"]),
+        ("--num_warmup_steps 5 --warmup_ratio 0.1", ["--num_warmup_steps 5", "--warmup_ratio 0.1", "drop one"]),
+        ("--lr_scheduler_type constant --num_warmup_steps 5", ["--lr_scheduler_type", "constant_with_warmup"]),
+        ("--lr_scheduler_type constant --warmup_ratio 0.1", ["--lr_scheduler_type", "constant_with_warmup"]),
+        ("--data_path=", ["--data_path", "give a value"]),
+        ("--output_dir=", ["--output_dir", "give a value"]),
+        ("--prompt_key=", ["--prompt_key", "give a value"]),
+        ("--chosen_key=", ["--chosen_key", "give a value"]),
+        ("--rejected_key=", ["--rejected_key", "give a value"]),
+        ("--response_key=", ["--response_key", "give a value"]),
+        ("--messages_key=", ["--messages_key", "give a value"]),
+        ("--end_of_conversation_token=", ["--end_of_conversation_token", "drop the flag"]),
+        ("--model_name_or_path=", ["--model_name_or_path", "give a value"]),
+        ("--data_split 2,4", ["--data_split 2,4", "three numbers", "2,4,4"]),
+        ("--data_split 2,4,x", ["--data_split 2,4,x", "three numbers"]),
+        ("--data_split 2,4,-4", ["--data_split 2,4,-4", "three numbers"]),
+        ("--data_split 2,4,nan", ["--data_split 2,4,nan", "three numbers"]),
+        ("--data_split 0,4,4", ["--data_split 0,4,4", "step 1", "make number 1 larger than 0"]),
+        ("--deepspeed_config none.json", ["--deepspeed_config none.json", "no such file"]),
+        ("--deepspeed_config broken.json", ["--deepspeed_config broken.json", "not JSON", "correct the file"]),
+        ("--deepspeed_config list.json", ["--deepspeed_config list.json", "JSON object"]),
+        ("--output_dir file", ["--output_dir file", "give a folder"]),
+        ("--global_batch_size 40", ["--global_batch_size 40", "make it 32 or 48"]),
+    ],
+)
+def test_refusals_of_steps_1_and_2(flags, words):
+    for config_class in (SFTConfig, RewardConfig):
+        if "step 1" in words and config_class is RewardConfig:
+            continue
+        message = _refusal(config_class, SFT + flags.split(" "))
+        assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("config_class", "arguments", "step"), [(RewardConfig, SFT, 2), (PPOConfig, PPO, 3)], ids=["reward", "ppo"]
+)
+def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
+    split = {2: "2,0,8", 3: "2,8,0"}[step]
+    message = _refusal(config_class, [*arguments, "--data_split", split])
+    assert f"no rows for step {step}: make number {step} larger than 0" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        *[
+            (f"--{name} 0", [f"--{name} 0", "at least 1"])
+            for name in (
+                "per_device_generation_batch_size",
+                "generation_batches",
+                "per_device_training_batch_size",
+                "per_device_eval_batch_size",
+                "ppo_epochs",
+                "max_prompt_seq_len",
+                "max_answer_seq_len",
+                "repeat_times",
+                "adaptive_kl_horizon",
+            )
+        ],
+        *[
+            (f"--{name} -1", [f"--{name} -1", "at least 0"])
+            for name in (
+                "actor_learning_rate",
+                "critic_learning_rate",
+                "actor_weight_decay",
+                "critic_weight_decay",
+                "top_k",
+                "kl_coef",
+                "missing_eos_penalty",
+                "actor_lora_dim",
+                "critic_lora_dim",
+            )
+        ],
+        *[
+            (f"--{name} 0", [f"--{name} 0", "above 0"])
+            for name in ("temperature", "cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target")
+        ],
+        ("--temperature -1", ["--temperature -1", "above 0"]),
+        ("--temperature nan", ["--temperature nan", "above 0"]),
+        ("--ngram_lengths 2 0", ["--ngram_lengths 0", "at least 1"]),
+        ("--gamma 1.1", ["--gamma 1.1", "from 0 to 1"]),
+        ("--lam -0.1", ["--lam -0.1", "from 0 to 1"]),
+        ("--top_p 0", ["--top_p 0", "above 0 and at most 1"]),
+        ("--top_p 1.5", ["--top_p 1.5", "above 0 and at most 1"]),
+        ("--parsing_cutoff 2", ["--parsing_cutoff 2", "at least 3", "a whole sentence melts into one macro action"]),
+        ("--parser_cutoff 2", ["--parsing_cutoff 2", "at least 3"]),
+        ("--ngram 0", ["--ngram 0", "at least 1", "inf"]),
+        ("--ngram -5", ["--ngram -5", "at least 1", "inf"]),
+        ("--ngram 2.5", ["--ngram 2.5", "at least 1", "inf"]),
+        ("--ngram many", ["--ngram many", "at least 1", "inf"]),
+        # models and functions
+        ("--actor_model_name_or_path=", ["--actor_model_name_or_path", "give a value"]),
+        ("--critic_model_name_or_path=", ["--critic_model_name_or_path", "give a value"]),
+        ("--reward_model_name_or_path=", ["--reward_model_name_or_path", "give a value"]),
+        (
+            "--reward_function score.py:score --reward_model_name_or_path r",
+            ["--reward_function", "--reward_model_name_or_path", "drop one"],
+        ),
+        ("--reward_function none.py:f", ["--reward_function", "no file none.py"]),
+        ("--reward_function score.py", ["--reward_function score.py", "module.py:function"]),
+        ("--reward_function score.txt:f", ["--reward_function score.txt:f", "module.py:function"]),
+        ("--reward_function score.py:not-a-name", ["--reward_function", "module.py:function"]),
+        ("--reward_function score.py:inner", ["--reward_function", "does not define inner", "Scorer", "score"]),
+        ("--reward_function broken.py:f", ["--reward_function", "cannot read broken.py", "correct the file"]),
+        ("--metric_function none.py:f", ["--metric_function", "no file none.py"]),
+        ("--metric_function score.py:other_name", ["--metric_function", "does not define other_name"]),
+        ("--metric_function metric.py:kl", ["--metric_function", "rename the function"]),
+        ("--termination_condition none.py:f", ["--termination_condition", "no file none.py"]),
+        ("--termination_condition score.py:inner", ["--termination_condition", "does not define inner"]),
+        ("--termination_condition words", ["--termination_condition words", "fixed, randomized, parsing, ppl or"]),
+        # combinations
+        ("--macro_reward mean --value_function first", ["--macro_reward mean", "add --isolate_last_token"]),
+        ("--adaptive_kl_horizon 500", ["--adaptive_kl_horizon 500", "add --adaptive_kl_target"]),
+        ("--adaptive_kl_target 6 --kl_coef 0", ["--adaptive_kl_target", "--kl_coef above 0"]),
+        ("--per_device_training_batch_size 5", ["--per_device_training_batch_size 5", "1, 2, 4, 8 or 16"]),
+        ("--gradient_accumulation_steps 2", ["--gradient_accumulation_steps 2", "make --gradient_accumulation_steps"]),
+        ("--global_batch_size 20", ["--global_batch_size 20", "make it 16"]),
+    ],
+)
+def test_refusals_of_step_3(flags, words):
+    message = _refusal(PPOConfig, PPO + flags.split(" "))
+    assert all(word in message for word in words), message
+
+
+def test_a_critic_or_a_reward_function_is_needed():
+    message = _refusal(PPOConfig, [*COMMON, "--actor_model_name_or_path", "a"])
+    assert "--critic_model_name_or_path is missing" in message
+    assert "--reward_function module.py:function" in message
+
+
+@pytest.mark.parametrize(
+    "name", ["score", "Scorer", "numbers", "join", "json", "fallback", "annotated", "other", "first", "second"]
+)
+def test_names_bound_at_the_top_of_a_module_are_found_without_running_it(name):
+    assert parse(PPOConfig, [*PPO, "--metric_function", f"score.py:{name}"]).metric_name == name
+
+
+def test_a_star_import_may_bring_any_name():
+    assert parse(PPOConfig, [*PPO, "--termination_condition", "star.py:join"]).termination_condition == "star.py:join"
+
+
+def test_an_unreadable_module_is_refused(tmp_path):
+    (tmp_path / "null.py").write_bytes(b"x = 1\0")
+    assert "cannot read null.py" in _refusal(PPOConfig, [*PPO, "--metric_function", "null.py:x"])
+
+
+def test_a_finished_run_is_not_overwritten_unasked(tmp_path):
+    (tmp_path / "out").mkdir()
+    record = tmp_path / "out" / "run.json"
+    for unfinished in ('{"finished": false}', "{}", "[]", '{"finished": tr'):
+        record.write_text(unfinished)
+        parse(SFTConfig, SFT)
+    record.write_text(json.dumps({"finished": True}))
+    message = _refusal(SFTConfig, SFT)
+    assert "--output_dir out holds a finished run" in message
+    assert "--overwrite_output_dir" in message
+    assert parse(SFTConfig, [*SFT, "--overwrite_output_dir"]).overwrite_output_dir
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--macro_reward mean", "--isolate_last_token"),
+        ("--macro_reward mean --termination_condition ppl --ngram 1", "--isolate_last_token"),
+        ("--top_k 50", "--top_k 50 and --top_p 1 truncate"),
+        ("--top_p 0.9", "--top_k 0 and --top_p 0.9 truncate"),
+        ("--top_k 5 --top_p 0.9", "--top_k 5 and --top_p 0.9 truncate"),
+    ],
+)
+def test_unwise_combinations_warn_once(flags, words, caplog):
+    parse(PPOConfig, PPO + flags.split(" "))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert words in messages[0]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--dtype fp16",
+        "--macro_reward mean --isolate_last_token",
+        "--macro_reward mean --isolate_last_token --value_function first",
+        "--macro_reward mean --ngram 1",
+        "--num_warmup_steps 0 --warmup_ratio 0.1",
+        "--lr_scheduler_type constant --warmup_ratio 0",
+        "--kl_coef 0",
+        "--ngram_lengths 1",
+        "--top_k 0 --top_p 1",
+    ],
+)
+def test_sound_combinations_are_silent(flags, caplog):
+    parse(PPOConfig, PPO + flags.split(" "))
+    assert not caplog.records

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Padding written out by hand, and which rows meet in which update."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dschat.data.collate import collate_pairs, collate_prompts, collate_sft, eval_batches, update_batches
+from dschat.data.examples import PairExample, PromptExample, SFTExample
+from dschat.errors import UserError
+
+PAD = 0
+DEMONSTRATIONS = [SFTExample([1, 5], [6, 7, 2]), SFTExample([1, 8, 9, 10], [2])]
+
+
+def test_sft_layout():
+    batch = collate_sft(DEMONSTRATIONS, PAD)
+    assert batch["input_ids"].tolist() == [[0, 0, 1, 5, 6, 7, 2], [1, 8, 9, 10, 2, 0, 0]]
+    assert batch["attention_mask"].tolist() == [
+        [False, False, True, True, True, True, True],
+        [True, True, True, True, True, False, False],
+    ]
+    assert batch["response_mask"].tolist() == [[True, True, True], [True, False, False]]
+    assert (batch["input_ids"].dtype, batch["attention_mask"].dtype) == (torch.long, torch.bool)
+
+
+def test_sft_on_prompt_layout():
+    batch = collate_sft(DEMONSTRATIONS, PAD, sft_on_prompt=True)
+    assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 2], [1, 8, 9, 10, 2]]
+    assert batch["response_mask"].tolist() == [[True] * 4, [True] * 4]
+    batch = collate_sft([DEMONSTRATIONS[0], SFTExample([1], [2])], PAD, sft_on_prompt=True)
+    assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 2], [1, 2, 0, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[True] * 5, [True, True, False, False, False]]
+    assert batch["response_mask"].tolist() == [[True] * 4, [True, False, False, False]]
+
+
+def test_masks_do_not_depend_on_the_pad_id():
+    # 5 also occurs as a real token
+    batch = collate_sft(DEMONSTRATIONS, pad_id=5)
+    assert batch["input_ids"].tolist() == [[5, 5, 1, 5, 6, 7, 2], [1, 8, 9, 10, 2, 5, 5]]
+    assert torch.equal(batch["attention_mask"], collate_sft(DEMONSTRATIONS, PAD)["attention_mask"])
+
+
+def test_pairs_layout():
+    batch = collate_pairs([PairExample([1, 5, 2], [1, 6]), PairExample([1], [1, 7, 8, 2])], PAD)
+    assert batch["input_ids"].tolist() == [[1, 5, 2, 0], [1, 0, 0, 0], [1, 6, 0, 0], [1, 7, 8, 2]]
+    assert batch["attention_mask"].sum(dim=1).tolist() == [3, 1, 2, 4]
+    assert batch["attention_mask"].dtype == torch.bool
+
+
+def test_prompts_layout():
+    examples = [PromptExample([1, 5], "five", {"id": "x"}, 3), PromptExample([1, 6, 7], "six", {"id": "y"}, 0)]
+    batch = collate_prompts(examples, PAD)
+    assert batch["input_ids"].tolist() == [[0, 1, 5], [1, 6, 7]]
+    assert batch["attention_mask"].tolist() == [[False, True, True], [True, True, True]]
+    assert batch["index"].tolist() == [3, 0] and batch["index"].dtype == torch.long
+    assert (batch["prompts"], batch["rows"]) == (["five", "six"], [{"id": "x"}, {"id": "y"}])
+
+
+def test_example_lengths():
+    assert len(DEMONSTRATIONS[0]) == 5
+    assert len(PairExample([1, 5, 2], [1, 6])) == 3
+    assert len(PromptExample([1, 5], "five", {}, 3)) == 2
+
+
+def flat(updates):
+    return [[row for micro in update for row in micro] for update in updates]
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(1, 50), min_size=8, max_size=60), micro=st.integers(1, 9), epoch=st.integers(0, 5))
+def test_updates_hold_the_same_rows_for_any_micro_batch(lengths, micro, epoch):
+    reference = update_batches(lengths, 8, 8, seed=3, epoch=epoch)
+    updates = update_batches(lengths, 8, micro, seed=3, epoch=epoch)
+    assert len(updates) == len(lengths) // 8
+    assert [sorted(rows) for rows in flat(updates)] == [sorted(rows) for rows in flat(reference)]
+    rows = sum(flat(updates), [])
+    assert len(set(rows)) == len(rows) == len(updates) * 8
+    for update in updates:
+        assert all(len(batch) == micro for batch in update[:-1]) and 1 <= len(update[-1]) <= micro
+        in_order = [lengths[row] for batch in update for row in batch]
+        assert in_order == sorted(in_order)
+
+
+def test_ranks_share_every_update():
+    lengths = [7, 3, 9, 1, 4, 4, 8, 2, 6, 5, 5, 3, 9, 2]
+    whole = update_batches(lengths, 6, 3, seed=1, epoch=0)
+    first, second = (update_batches(lengths, 6, 3, seed=1, epoch=0, rank=rank, world_size=2) for rank in (0, 1))
+    assert len(first) == len(second) == 2
+    for all_rows, mine, others in zip(flat(whole), flat(first), flat(second), strict=True):
+        assert len(mine) == len(others) == 3
+        assert sorted(mine + others) == sorted(all_rows)
+
+
+def test_order_depends_on_seed_and_epoch_only():
+    lengths = list(range(1, 41))
+    order = flat(update_batches(lengths, 4, 2, seed=1, epoch=0))
+    assert order == flat(update_batches(lengths, 4, 2, seed=1, epoch=0))
+    assert order != flat(update_batches(lengths, 4, 2, seed=1, epoch=1))
+    assert order != flat(update_batches(lengths, 4, 2, seed=2, epoch=0))
+    assert all(isinstance(row, int) for rows in order for row in rows)
+
+
+def test_too_few_examples_and_uneven_ranks():
+    with pytest.raises(UserError, match="3 examples are left, fewer than the 4 of one update"):
+        update_batches([1, 2, 3], 4, 2, seed=1, epoch=0)
+    with pytest.raises(ValueError, match="not a multiple of world_size 3"):
+        update_batches([1, 2, 3, 4], 4, 2, seed=1, epoch=0, world_size=3)
+
+
+def test_eval_batches_are_sorted_and_complete():
+    assert eval_batches([30, 10, 20, 40, 10], 2) == [[1, 4], [2, 0], [3]]
+    assert eval_batches([], 2) == []
+
+
+def test_eval_batches_of_two_ranks():
+    assert eval_batches([30, 10, 20, 40, 10], 2, rank=0, world_size=2) == [[1, 2], [3]]
+    assert eval_batches([30, 10, 20, 40, 10], 2, rank=1, world_size=2) == [[4, 0], []]

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompt and response ids for each kind of tokenizer, built here; every sequence decodes to the exact text."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+
+from dschat.data.encoding import (
+    decode_response,
+    encode_prompt,
+    encode_prompts,
+    encode_response,
+    encode_responses,
+    prompt_text,
+)
+from dschat.data.formats import Row
+from dschat.errors import UserError
+
+SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
+CORPUS = [
+    "POST\nSubreddit: r/tifu\nThe cat sat on the mat. It was slow.\nTL;DR: ",
+    " The cat was slow.",
+    "def f(x):\n",
+]
+TEXTS = [
+    ("The cat sat\nTL;DR: ", " was slow."),
+    ("The cat sat\nTL;DR: ", "was slow. "),
+    ("The cat", " sat\n\n  on the mat"),
+    ("\n\nHuman: cat?\n\nAssistant:", " The mat. "),
+    ("The ca", "t sat"),
+    ("The cat", "  two spaces"),
+    ("The cat", "\n"),
+    ("The cat", " "),
+    ("The cat", ""),
+]
+
+
+def wrap(backend: Tokenizer, **tokens) -> PreTrainedTokenizerFast:
+    names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"} | tokens
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def byte_level(**tokens) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=tokens.pop("add_prefix_space", False))
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    backend.train_from_iterator(CORPUS, trainer)
+    return wrap(backend, **tokens)
+
+
+def unigram(scheme: str, nested: bool = False) -> Tokenizer:
+    """Character pieces and a few words, with fixed scores."""
+    characters = sorted(set("".join(a + b for a, b in TEXTS)) - {" "}) + ["▁"]
+    words = ["▁The", "▁cat", "▁sat", "sat", "was", "▁was", "▁slow", "slow", "▁on", "▁the", "▁mat"]
+    scores = [(token, 0.0) for token in SPECIAL] + [(c, -8.0) for c in characters] + [(word, -5.0) for word in words]
+    backend = Tokenizer(models.Unigram(scores, unk_id=SPECIAL.index("<unk>")))
+    space = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([space]) if nested else space
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    return backend
+
+
+def llama(prepend: bool = True) -> Tokenizer:
+    """Byte-fallback BPE with normalizers Prepend and Replace, as in the first Llama tokenizers."""
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("c", "a"), ("ca", "t"), ("▁", "cat"), ("▁", "▁")]
+    tokens = SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + list("▁acehnostwTS.") + [a + b for a, b in merges]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    replace = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace] if prepend else [replace])
+    strip = [decoders.Strip(" ", 1, 0)] if prepend else []
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return backend
+
+
+class CharacterTokenizer(PreTrainedTokenizer):
+    """A slow tokenizer: one token per character, a dummy prefix before every text, removed by decoding."""
+
+    prefix = "▁"
+
+    def __init__(self, **kwargs):
+        characters = SPECIAL + sorted(set("".join(a + b for a, b in TEXTS)) - {" "}) + ["▁"]
+        self.vocabulary = {token: index for index, token in enumerate(characters)}
+        super().__init__(bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>", **kwargs)
+
+    @property
+    def vocab_size(self):
+        return len(self.vocabulary)
+
+    def get_vocab(self):
+        return dict(self.vocabulary)
+
+    def _tokenize(self, text, **kwargs):
+        return list(self.prefix + text.replace(" ", "▁"))
+
+    def _convert_token_to_id(self, token):
+        return self.vocabulary.get(token, self.vocabulary["<unk>"])
+
+    def _convert_id_to_token(self, index):
+        return {number: token for token, number in self.vocabulary.items()}[index]
+
+    def convert_tokens_to_string(self, tokens):
+        return "".join(tokens).removeprefix(self.prefix).replace("▁", " ")
+
+
+class PlainCharacterTokenizer(CharacterTokenizer):
+    """The same without dummy prefix."""
+
+    prefix = ""
+
+
+TOKENIZERS = {
+    "byte-level": byte_level,
+    "byte-level with prefix space": lambda: byte_level(add_prefix_space=True),
+    "metaspace always": lambda: wrap(unigram("always")),
+    "metaspace first": lambda: wrap(unigram("first")),
+    "metaspace in a sequence": lambda: wrap(unigram("always", nested=True)),
+    "llama": lambda: wrap(llama()),
+    "slow with prefix": CharacterTokenizer,
+    "slow": PlainCharacterTokenizer,
+}
+
+
+def text_row(prompt: str) -> Row:
+    return Row(prompt, None, None, None, {}, "rows.jsonl:3")
+
+
+def talk_row(*messages: str) -> Row:
+    roles = ("user", "assistant")
+    talk = [{"role": roles[i % 2], "content": text} for i, text in enumerate(messages)]
+    return Row(None, talk, None, None, {}, "rows.jsonl:3")
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_sequences_decode_to_the_exact_text(name):
+    tokenizer = TOKENIZERS[name]()
+    for prompt, response in TEXTS:
+        prompt_ids, response_ids = encode_prompt(tokenizer, text_row(prompt)), encode_response(tokenizer, response)
+        assert prompt_ids == [tokenizer.bos_token_id, *tokenizer.encode(prompt, add_special_tokens=False)]
+        ids = [*prompt_ids, *response_ids, tokenizer.eos_token_id]
+        decoded = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        # this decoder keeps the prefix: the prompt shows one, the response does not
+        prefix = " " if name == "byte-level with prefix space" else ""
+        assert decoded == prefix + prompt + response
+        assert decode_response(tokenizer, [*response_ids, tokenizer.eos_token_id, tokenizer.pad_token_id]) == response
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "bare"),
+    [
+        (wrap(unigram("always")), unigram("never")),
+        (wrap(unigram("first")), unigram("never")),
+        (wrap(llama()), llama(prepend=False)),
+    ],
+    ids=["metaspace always", "metaspace first", "llama"],
+)
+def test_responses_equal_a_tokenizer_made_without_prefix(tokenizer, bare):
+    for _, response in TEXTS:
+        assert encode_response(tokenizer, response) == bare.encode(response).ids
+
+
+def test_llama_tokens_by_hand():
+    tokenizer = wrap(llama())
+
+    def tokens(ids):
+        return tokenizer.convert_ids_to_tokens(ids)
+
+    assert tokens(encode_prompt(tokenizer, text_row("the cat"))) == ["<s>", "▁the", "▁cat"]
+    assert tokens(encode_response(tokenizer, "the cat")) == ["the", "▁cat"]
+    assert tokens(encode_response(tokenizer, " the")) == ["▁the"]
+    assert tokens(encode_response(tokenizer, "é\n")) == ["<0xC3>", "<0xA9>", "<0x0A>"]
+    assert decode_response(tokenizer, encode_response(tokenizer, " é\n")) == " é\n"
+
+
+def test_parts_are_not_merged_across_the_border():
+    backend = llama(prepend=False)
+    tokenizer = wrap(backend)
+    ids = encode_prompt(tokenizer, text_row("cat ")) + encode_response(tokenizer, " sat")
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "cat", "▁", "▁", "s", "a", "t"]
+    assert backend.encode("cat  sat").tokens == ["cat", "▁▁", "s", "a", "t"]
+
+
+def test_special_tokens_that_the_tokenizer_would_add_are_left_out():
+    backend = llama()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", SPECIAL.index("<s>")), ("</s>", SPECIAL.index("</s>"))]
+    )
+    tokenizer = wrap(backend)
+    assert tokenizer.convert_ids_to_tokens(encode_prompt(tokenizer, text_row("cat"))) == ["<s>", "▁cat"]
+    assert tokenizer.convert_ids_to_tokens(encode_response(tokenizer, "cat")) == ["cat"]
+
+
+def test_truncation_and_padding_of_the_tokenizer_file_are_ignored():
+    backend = llama()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=8)
+    tokenizer = wrap(backend)
+    assert len(encode_response(tokenizer, "the cat sat on")) == 9  # the, ▁cat and seven single characters
+    assert len(encode_prompt(tokenizer, text_row("the cat sat on"))) == 10
+
+
+def test_no_bos_where_there_is_none():
+    tokenizer = byte_level(bos_token=None)
+    assert encode_prompt(tokenizer, text_row("cat")) == tokenizer.encode("cat", add_special_tokens=False)
+
+
+def test_added_tokens_are_seen_after_the_first_use():
+    tokenizer = wrap(llama())
+    encode_response(tokenizer, "cat")
+    tokenizer.add_tokens(["<end>"], special_tokens=True)
+    end = tokenizer.convert_tokens_to_ids("<end>")
+    assert encode_response(tokenizer, "cat<end>cat") == [
+        tokenizer.convert_tokens_to_ids("cat"),
+        end,
+        tokenizer.convert_tokens_to_ids("cat"),
+    ]
+
+
+def test_many_texts_equal_one_by_one():
+    for tokenizer in (byte_level(), wrap(llama())):
+        texts = [f"cat {i} sat" for i in range(2500)]
+        many = encode_responses(tokenizer, texts)
+        assert len(many) == 2500
+        assert all(many[i] == encode_response(tokenizer, texts[i]) for i in (0, 999, 1000, 2000, 2499))
+    assert encode_responses(byte_level(), []) == []
+
+
+class GreedyTokenizer(CharacterTokenizer):
+    """Swallows every sentinel into the token that follows, so that none keeps its own ids."""
+
+    def _tokenize(self, text, **kwargs):
+        return ["▁", *(["<unk>"] if text[:1] in "\n=|¤" and text else []), *text[1:].replace(" ", "▁")]
+
+
+def test_slow_tokenizer_without_a_usable_sentinel_keeps_its_own_ids():
+    tokenizer = GreedyTokenizer()
+    assert encode_response(tokenizer, "cat") == tokenizer.encode("cat", add_special_tokens=False)
+    ids = tokenizer.convert_tokens_to_ids(["c", "a"])
+    assert decode_response(tokenizer, ids) == "ca"
+
+
+# conversations
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("head", ["", "{{ bos_token }}"])
+def test_chat_template_gets_one_bos(head):
+    tokenizer = byte_level()
+    tokenizer.chat_template = head + TEMPLATE
+    ids = encode_prompt(tokenizer, talk_row("cat?", "mat.", "why?"))
+    assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
+    assert tokenizer.decode(ids[1:]) == "user: cat?\nassistant: mat.\nuser: why?\nassistant:"
+
+
+def test_conversations_and_prompts_mix():
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE
+    rows = [text_row("cat"), talk_row("cat")]
+    assert encode_prompts(tokenizer, rows) == [encode_prompt(tokenizer, row) for row in rows]
+    assert [prompt_text(tokenizer, row) for row in rows] == ["cat", "<s>user: cat\nassistant:"]
+
+
+def test_conversation_without_template():
+    with pytest.raises(UserError, match="rows.jsonl:3: .*no chat template. Use rows with a prompt and a response"):
+        encode_prompt(byte_level(), talk_row("cat"))
+
+
+def test_template_that_refuses():
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(UserError, match="rows.jsonl:3: .*refuses the messages .roles must alternate"):
+        encode_prompt(tokenizer, talk_row("cat"))

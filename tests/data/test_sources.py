@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading files and folders, recognising columns, and the message for every kind of bad row."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from dschat.data.sources import DataKeys, load_source
+from dschat.data.splits import train_eval_indices
+from dschat.errors import UserError
+
+PAIR = {"prompt": "Q", "chosen": " a", "rejected": " b"}
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def only_row(tmp_path, raw, keys=None):
+    source = load_source(write(tmp_path / "one.jsonl", [raw]), keys)
+    assert len(source.train) == 1 and not source.eval
+    return source.train[0]
+
+
+def error_of(path, keys=None):
+    with pytest.raises(UserError) as caught:
+        load_source(path, keys)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def comparison(choice=1, **info):
+    return {"info": info, "summaries": [{"text": " first"}, {"text": " second"}], "choice": choice}
+
+
+# columns
+
+
+def test_preference_row(tmp_path):
+    row = only_row(tmp_path, PAIR | {"id": 7})
+    assert (row.prompt, row.messages, row.chosen, row.rejected) == ("Q", None, " a", " b")
+    assert row.extra == PAIR | {"id": 7}
+    assert row.origin == f"{tmp_path}/one.jsonl:1"
+
+
+def test_response_and_prompt_only(tmp_path):
+    row = only_row(tmp_path, {"prompt": "Q", "response": "A", "chosen": None})
+    assert (row.chosen, row.rejected) == ("A", None)
+    row = only_row(tmp_path, {"prompt": "Q"})
+    assert (row.prompt, row.chosen) == ("Q", None)
+
+
+def test_renamed_columns(tmp_path):
+    keys = DataKeys(prompt="q", chosen="good", rejected="bad", response="a", messages="talk")
+    row = only_row(tmp_path, {"q": "Q", "good": "A", "bad": "B"}, keys)
+    assert (row.prompt, row.chosen, row.rejected) == ("Q", "A", "B")
+    assert only_row(tmp_path, {"q": "Q", "a": "A"}, keys).chosen == "A"
+    assert only_row(tmp_path, {"talk": [{"role": "user", "content": "hi"}]}, keys).messages == [
+        {"role": "user", "content": "hi"}
+    ]
+
+
+def test_messages(tmp_path):
+    asked, answered = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+    row = only_row(tmp_path, {"messages": [asked, answered], "rejected": "no"})
+    assert (row.prompt, row.messages, row.chosen, row.rejected) == (None, [asked], "hello", "no")
+    row = only_row(tmp_path, {"messages": [asked, answered, asked], "chosen": "yes"})
+    assert (row.messages, row.chosen) == ([asked, answered, asked], "yes")
+    row = only_row(tmp_path, {"messages": [asked]})
+    assert (row.messages, row.chosen) == ([asked], None)
+
+
+def test_text_columns_come_before_messages(tmp_path):
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    assert only_row(tmp_path, PAIR | {"messages": talk}).prompt == "Q"
+    assert only_row(tmp_path, {"prompt": "Q", "messages": talk}).chosen == "hello"
+
+
+@pytest.mark.parametrize(
+    ("info", "prompt"),
+    [
+        (
+            {"post": "A\nB", "subreddit": "tifu", "title": "T"},
+            "POST\nSubreddit: r/tifu\nA\nB\nTL;DR: ",
+        ),
+        ({"post": "A", "subreddit": None, "article": None}, "POST\nA\nTL;DR: "),
+        ({"article": "N", "post": None}, "ARTICLE\nN\nTL;DR: "),
+        ({"article": "N", "subreddit": "news"}, "ARTICLE\nSubreddit: r/news\nN\nTL;DR: "),
+    ],
+)
+def test_tldr_templates(tmp_path, info, prompt):
+    row = only_row(tmp_path, comparison(**info))
+    assert (row.prompt, row.chosen, row.rejected) == (prompt, " second", " first")
+
+
+def test_tldr_choice_and_skipped_rows(tmp_path):
+    rows = [comparison(0, post="P"), comparison(1, title="only"), comparison(1, post=None, article=None)]
+    source = load_source(write(tmp_path / "c.jsonl", rows))
+    assert [(row.chosen, row.rejected) for row in source.train] == [(" first", " second")]
+    assert source.dropped == {"neither post nor article": 2}
+
+
+def test_only_skipped_rows(tmp_path):
+    assert "no usable row in" in error_of(write(tmp_path / "c.jsonl", [comparison(title="t")]))
+
+
+# files and folders
+
+
+def test_one_file_is_split_by_the_seed(tmp_path):
+    path = write(tmp_path / "all.jsonl", [{"prompt": str(i)} for i in range(40)])
+    source = load_source(str(path), seed=5)
+    train, held_out = train_eval_indices(40, 5)
+    assert len(held_out) == 2
+    assert [row.prompt for row in source.train] == [str(i) for i in train]
+    assert [row.prompt for row in source.eval] == [str(i) for i in held_out]
+    assert (source.name, source.files, source.dropped) == ("all", (path,), {})
+
+
+def test_folder_with_evaluation_files(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    second = write(folder / "train-2.jsonl", [{"prompt": "c"}])
+    first = write(folder / "train-1.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    test = write(folder / "test.jsonl", [{"prompt": "t"}])
+    write(folder / "notes.jsonl", [{"other": 1}])
+    source = load_source(folder)
+    assert [row.prompt for row in source.train] == ["a", "b", "c"]
+    assert [row.prompt for row in source.eval] == ["t"]
+    assert (source.name, source.files) == ("mine", (first, second, test))
+    validation = write(folder / "validation.jsonl", [{"prompt": "v"}])
+    assert load_source(folder).files == (first, second, validation)
+
+
+def test_folder_without_evaluation_files_is_split(tmp_path):
+    write(tmp_path / "train.jsonl", [{"prompt": str(i)} for i in range(40)])
+    source = load_source(tmp_path, seed=5)
+    assert [row.prompt for row in source.eval] == [str(i) for i in train_eval_indices(40, 5)[1]]
+    assert len(source.train) == 38
+
+
+def test_parquet_folder(tmp_path):
+    rows = [
+        comparison(0, post="P", subreddit=None, article=None),
+        comparison(1, post=None, subreddit=None, article="N"),
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows[1:]), tmp_path / "valid.parquet")
+    source = load_source(tmp_path)
+    assert [row.prompt for row in source.train] == ["POST\nP\nTL;DR: ", "ARTICLE\nN\nTL;DR: "]
+    assert [row.chosen for row in source.train] == [" first", " second"]
+    assert source.train[1].origin == f"{tmp_path}/train.parquet row 2"
+    assert source.eval[0].extra == rows[1]
+
+
+def test_parquet_null_column_counts_as_absent(tmp_path):
+    rows = [PAIR | {"messages": None}, {"prompt": None, "messages": [{"role": "user", "content": "hi"}]}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "eval.parquet")
+    train = load_source(tmp_path).train
+    assert train[0].prompt == "Q" and train[1].messages == [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("text", ["\n [\n{}\n]", "\ufeff[{}]"])
+def test_json_array(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text.format(json.dumps(PAIR)) if "{}" in text else text, encoding="utf-8")
+    assert load_source(path).train[0].origin == f"{path} row 1"
+
+
+def test_json_lines_called_json_and_line_numbers(tmp_path):
+    path = tmp_path / "a.json"
+    # blank lines count; U+2028 and a carriage return are no line ends
+    text = '\ufeff{"prompt": "a\u2028b"}\r\n\n{"prompt": "c"}'
+    path.write_bytes(text.encode())
+    rows = load_source(path).train
+    assert sorted((row.prompt, row.origin) for row in rows) == [("a\u2028b", f"{path}:1"), ("c", f"{path}:3")]
+
+
+# what the messages say
+
+
+def test_absent_path(tmp_path):
+    message = error_of(tmp_path / "no.jsonl")
+    assert "--data_path" in message and "no.jsonl" in message and "no such file" in message
+    assert "hub" in (message := error_of("openai/summarize_from_feedback", DataKeys(prompt="q")))
+    assert "--data_path openai/summarize_from_feedback" in message and "local files" in message
+    assert "train*.jsonl" in message and "columns q, chosen, rejected" in message
+
+
+def test_bad_layouts(tmp_path):
+    assert "not a data file" in error_of(write(tmp_path / "a.csv", []))
+    assert "a.csv" in (message := error_of(tmp_path))
+    assert "train*.jsonl, train*.parquet" in message and "valid*, eval*, test*" in message
+    write(tmp_path / "train.jsonl", [PAIR])
+    parquet.write_table(pa.Table.from_pylist([PAIR]), tmp_path / "train.parquet")
+    assert "both as .jsonl and as .parquet" in error_of(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "holds: nothing" in error_of(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["e.jsonl", "e.json"])
+def test_empty_file(tmp_path, name):
+    path = tmp_path / name
+    path.write_text(" \n\n")
+    assert f"{path} is empty" in error_of(path)
+
+
+def test_empty_array(tmp_path):
+    path = tmp_path / "e.json"
+    path.write_text("[]")
+    assert f"{path} is empty" in error_of(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        (b'{"prompt": "a"', "not valid JSON"),
+        (b'{"prompt": "\xff"}', "UTF-8"),
+        (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "not readable"),
+        (b"[" * 100000, "not readable"),
+        (b'"text"', "text instead of an object"),
+        (b"3", "type int instead of an object"),
+        (b'{"question": "a", "answer": "b"}', "'question', 'answer'; name the prompt's column with --prompt_key"),
+        (b"{}", "among none"),
+        (b'{"prompt": 3}', "column 'prompt' must be text, not a value of type int; .* --prompt_key"),
+        (b'{"prompt": "a", "chosen": [1]}', "column 'chosen' must be text, not a list; .* --chosen_key"),
+        (b'{"prompt": "a", "rejected": {}}', "column 'rejected' must be text, not an object; .* --rejected_key"),
+        (b'{"prompt": "a", "response": true}', "'response' must be text, not true or false; .* --response_key"),
+        (b'{"prompt": "a\\ud800"}', "lone surrogate.* at position 1"),
+        (b'{"messages": "hi"}', "non-empty list of messages.* --messages_key"),
+        (b'{"messages": []}', "non-empty list of messages"),
+        (b'{"messages": ["hi"]}', "message 1 of 'messages' must be an object"),
+        (b'{"messages": [{"role": "user"}]}', "content of message 1 in 'messages' must be text, not null"),
+        (b'{"messages": [{"content": "a"}]}', "role of message 1 in 'messages' must be text, not null"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}', "holds only the response"),
+        (
+            b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "chosen": "c"}',
+            "two responses",
+        ),
+    ],
+)
+def test_bad_line_is_named(tmp_path, line, wanted):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"prompt": "fine"}\n' + line + b"\n")
+    with pytest.raises(UserError, match=wanted) as caught:
+        load_source(path)
+    assert str(caught.value).startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"info": None}, "'info' must hold an object, not null"),
+        ({"info": {"post": 3}}, "'info.post' must be text"),
+        ({"info": {"post": "a", "subreddit": 3}}, "'info.subreddit' must be text"),
+        ({"summaries": [{"text": "a"}]}, "'summaries' must hold two objects"),
+        ({"summaries": ["a", "b"]}, "'summaries' must hold two objects"),
+        ({"summaries": [{"text": "a"}, {}]}, r"'summaries\[1\].text' must be text, not null"),
+        ({"choice": 2}, "'choice' must be 0 or 1, not 2"),
+        ({"choice": None}, "'choice' must be 0 or 1, not None"),
+        ({"choice": 1.0}, "'choice' must be 0 or 1, not 1.0"),
+    ],
+)
+def test_bad_comparison_is_named(tmp_path, change, wanted):
+    path = write(tmp_path / "c.jsonl", [comparison(post="P") | change])
+    with pytest.raises(UserError, match=wanted) as caught:
+        load_source(path)
+    assert str(caught.value).startswith(f"{path}:1: ")
+
+
+def test_bad_array_and_bad_parquet(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"prompt": "a"},\n{"prompt": }]')
+    assert f"{path}: not valid JSON" in (message := error_of(path)) and "line 2 column 12" in message
+    path.write_text('[{"prompt": "a"}, {"prompt": 3}]')
+    assert error_of(path).startswith(f"{path} row 2: ")
+    path = tmp_path / "b.parquet"
+    path.write_text("no parquet")
+    assert f"{path} is not a readable parquet file" in error_of(path)
+    parquet.write_table(pa.Table.from_pylist([{"prompt": "a"}, {"prompt": None}]), path)
+    assert error_of(path).startswith(f"{path} row 2: no column 'prompt'")
+
+
+def test_file_that_cannot_be_opened(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", [PAIR])
+
+    def refuse(*args, **kwargs):
+        raise PermissionError("denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(UserError, match="cannot read .*a.jsonl .denied"):
+        load_source(path)

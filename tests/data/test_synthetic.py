@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The synthetic corpus: columns, determinism, the gold score by hand, its distribution, and the token limit."""
+
+import json
+
+import pytest
+import torch
+
+from dschat.data import synthetic
+from dschat.data.synthetic_words import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
+from dschat.models.tiny import make_gemma, make_model, train_tokenizer
+
+COLUMNS = {"info", "summaries", "choice", "worker", "batch", "split", "extra"}
+INFO_COLUMNS = {"id", "post", "title", "subreddit", "site", "article"}
+
+
+@pytest.fixture(scope="module")
+def demonstrations():
+    return synthetic.make_rows(1500, 7, "demonstrations")
+
+
+@pytest.fixture(scope="module")
+def comparisons():
+    return synthetic.make_rows(1500, 7, "comparisons")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demonstrations, comparisons):
+    return train_tokenizer(synthetic.row_texts(demonstrations[:700] + comparisons[:700]), 768)
+
+
+@pytest.mark.parametrize(
+    ("text", "points"),
+    [
+        ("", 0),
+        (" It was red. It was tall. It was new.", 0),
+        (" It was slow. It was dim. It was weak. It was neat.", 4),
+        (" It was slow. It was slow. It was dim. It was neat.", 2),  # slow, dim, neat less one repeat
+        (" It was neat. It was warm. It was rich. It was slow.", 0),  # all in the wrong half
+        (" It was slow, dim and dull, no stop", 3),
+        (" It was red. It was red. It was slow. It was slow and fast.", 1),  # slow, fast less the second slow
+        (" It was red. It was red. It was red. It was fast, fast, fast and fast.", 0),  # 1 - 3 is kept at 0
+        (" IT WAS SLOW. It was slower.", 1),  # case does not matter, whole words do
+    ],
+)
+def test_gold_score_by_hand(text, points):
+    assert synthetic.gold_score(text) == pytest.approx(points / 12)
+
+
+def test_gold_score_reaches_one_and_stays_there():
+    complaints, praises = ", ".join(COMPLAINTS[:9]), ", ".join(PRAISES[:9])
+    assert synthetic.gold_score(f" It was {complaints}. It was red. It was red. It was {praises}.") == 1.0
+
+
+def test_gold_scores_is_a_reward_function():
+    responses = [" It was slow.", " It was red.", " It was slow, dim and dull."]
+    scores = synthetic.gold_scores(["p"] * 3, responses, [{}] * 3)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, torch.tensor([1 / 12, 0.0, 3 / 12]))
+
+
+def test_word_lists_do_not_overlap():
+    words = [*COMPLAINTS, *PRAISES, *NEUTRALS, *NOUNS, *PEOPLE]
+    assert len(set(words)) == len(words)
+    assert len(COMPLAINTS) == len(PRAISES) == 24
+    assert len(SUBREDDITS) == 12
+
+
+@pytest.mark.parametrize("kind", synthetic.KINDS)
+def test_columns(kind):
+    for row in synthetic.make_rows(50, 3, kind, "valid1"):
+        assert set(row) == COLUMNS
+        assert set(row["info"]) == INFO_COLUMNS
+        assert row["info"]["site"] is None and row["info"]["article"] is None
+        assert row["info"]["subreddit"] in SUBREDDITS
+        assert "." not in row["info"]["post"]
+        assert [set(summary) for summary in row["summaries"]] == [{"text", "policy", "note"}] * 2
+        assert row["choice"] in (0, 1)
+        assert row["split"] == "valid1"
+        assert set(row["extra"]) == {"confidence"} and 1 <= row["extra"]["confidence"] <= 9
+
+
+def test_unknown_kind():
+    with pytest.raises(ValueError, match="demonstrations, comparisons"):
+        synthetic.make_row(0, 0, "pairs")
+
+
+@pytest.mark.parametrize("kind", synthetic.KINDS)
+def test_seed_decides(kind):
+    rows = synthetic.make_rows(20, 5, kind)
+    assert rows == synthetic.make_rows(30, 5, kind)[:20]
+    assert rows != synthetic.make_rows(20, 6, kind)
+    assert rows[0] != synthetic.make_row(0, 5, kind, "valid1")
+
+
+def test_demonstrations_are_mediocre(demonstrations):
+    scores = torch.tensor([synthetic.gold_score(row["summaries"][row["choice"]]["text"]) for row in demonstrations])
+    assert 0.15 <= scores.mean() <= 0.25
+    assert scores.std() > 0.08
+    assert 0.45 < sum(row["choice"] for row in demonstrations) / len(demonstrations) < 0.55
+
+
+def test_demonstrations_use_every_word_in_both_halves(demonstrations):
+    texts = [summary["text"] for row in demonstrations for summary in row["summaries"]]
+    before = set(" ".join(".".join(text.split(".")[:3]) for text in texts).replace(",", " ").replace(".", " ").split())
+    after = set(" ".join(".".join(text.split(".")[3:]) for text in texts).replace(",", " ").replace(".", " ").split())
+    assert set(COMPLAINTS + PRAISES) <= before & after
+
+
+def test_comparisons_span_poor_to_good_with_label_noise(comparisons):
+    scores = torch.tensor([[synthetic.gold_score(side["text"]) for side in row["summaries"]] for row in comparisons])
+    choices = torch.tensor([row["choice"] for row in comparisons])
+    assert scores.min() == 0 and scores.max() >= 0.9
+    counts = torch.histc(scores, bins=4, min=0, max=1 - 1e-6)
+    assert counts.min() > 0.15 * scores.numel()
+    assert (scores[:, 0] - scores[:, 1]).abs().min() >= 2 / 12 - 1e-6
+    noise = ((scores[:, 1] > scores[:, 0]).long() != choices).float().mean()
+    assert 0.03 < noise < 0.07
+    assert 0.45 < choices.float().mean() < 0.55
+    assert abs(torch.corrcoef(scores.T)[0, 1]) < 0.3
+
+
+def test_responses_are_five_to_eight_sentences_within_the_token_limit(demonstrations, comparisons, tokenizer):
+    for row in demonstrations + comparisons:
+        for text in (summary["text"] for summary in row["summaries"]):
+            assert text.startswith(" ") and text[1] != " " and "{" not in text
+            assert 5 <= text.count(".") <= 8 and text.endswith(".")
+            assert len(tokenizer.encode(text, add_special_tokens=False)) + 1 <= synthetic.MAX_RESPONSE_TOKENS
+
+
+def test_tokenizer_round_trip_and_special_tokens(demonstrations, tokenizer):
+    texts = [*synthetic.row_texts(demonstrations[:50]), "naïve — “ünïcode” 你好 \n\t."]
+    for text in texts:
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+    assert tokenizer.encode("hi")[0] == tokenizer.bos_token_id
+    words = [*COMPLAINTS, *PRAISES, *NEUTRALS, *NOUNS, *PEOPLE]
+    single = [len(tokenizer.encode(" " + word, add_special_tokens=False)) == 1 for word in words]
+    assert sum(single) > 0.95 * len(single)
+
+
+def test_tokenizer_needs_room_for_bytes():
+    with pytest.raises(ValueError, match="at least 259"):
+        train_tokenizer(["a"], 100)
+
+
+def test_corpus_files_round_trip(tmp_path):
+    folders = synthetic.write_corpus(tmp_path, num_demonstrations=12, num_comparisons=9, num_eval=4, seed=3)
+    assert set(folders) == {"demonstrations", "comparisons"}
+    for kind, num_train in (("demonstrations", 12), ("comparisons", 9)):
+        assert sorted(path.name for path in folders[kind].iterdir()) == ["train.jsonl", "validation.jsonl"]
+        for name, num_rows, split in (("train", num_train, "train"), ("validation", 4, "valid1")):
+            lines = (folders[kind] / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+            assert [json.loads(line) for line in lines] == synthetic.make_rows(num_rows, 3, kind, split)
+
+
+def test_model_folder_is_ordinary_and_seeded(tmp_path, demonstrations, tokenizer):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    state = torch.random.get_rng_state()
+    folder = make_model(
+        tmp_path / "model", synthetic.row_texts(demonstrations[:50]), seed=5, hidden_size=32, vocab_size=400
+    )
+    assert torch.equal(torch.random.get_rng_state(), state)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    model, loaded = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.model_type == "gemma" and model.config.vocab_size == len(loaded) == 400
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert (loaded.pad_token, loaded.bos_token, loaded.eos_token) == ("<pad>", "<bos>", "<eos>")
+    same, other = (make_gemma(loaded, seed, hidden_size=32).state_dict() for seed in (5, 6))
+    assert all(torch.equal(value, same[name]) for name, value in model.state_dict().items())
+    assert not torch.equal(same["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_gemma_width_must_suit_the_heads(tokenizer):
+    with pytest.raises(ValueError, match="multiple of 8"):
+        make_gemma(tokenizer, hidden_size=60)

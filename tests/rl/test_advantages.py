@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generalised advantage estimation over macro steps."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import rl_references as ref
+from dschat.rl.advantages import gae
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, width_of
+
+
+# Values 0.5, 0.25, 1 and rewards 0, -0.5, 2.
+# gamma 1, lam 0.5:   delta = -0.25, 0.25, 1;    A3 = 1, A2 = 0.25 + 0.5 = 0.75, A1 = -0.25 + 0.375 = 0.125.
+# gamma 0.5, lam 0.5: delta = -0.375, -0.25, 1;  A3 = 1, A2 = -0.25 + 0.25 = 0,  A1 = -0.375.
+# gamma 1, lam 1:     returns are the sums of the rewards to come: 1.5, 1.5, 2.
+# gamma 1, lam 0:     advantages are the deltas.
+@pytest.mark.parametrize(
+    ("gamma", "lam", "advantages"),
+    [
+        (1.0, 0.5, [0.125, 0.75, 1.0]),
+        (0.5, 0.5, [-0.375, 0.0, 1.0]),
+        (1.0, 1.0, [1.0, 1.25, 1.0]),
+        (1.0, 0.0, [-0.25, 0.25, 1.0]),
+    ],
+)
+def test_gae_by_hand(gamma, lam, advantages) -> None:
+    values = torch.tensor([[0.5, 0.25, 1.0, math.nan]])
+    rewards = torch.tensor([[0.0, -0.5, 2.0, math.inf]])
+    found, returns = gae(values, rewards, mask_of([3], 4), gamma, lam)
+    assert found[0, :3].tolist() == advantages
+    assert returns[0, :3].tolist() == [a + v for a, v in zip(advantages, [0.5, 0.25, 1.0], strict=True)]
+    assert torch.isfinite(found).all() and torch.isfinite(returns).all()
+
+
+@PROPERTY
+@given(
+    lengths=ROW_LENGTHS,
+    padding=PADDING,
+    seed=SEEDS,
+    gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
+    lam=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    off_mask=st.sampled_from([0.0, math.nan, math.inf, -math.inf]),
+)
+@example(lengths=[0, 0], padding=2, seed=0, gamma=1.0, lam=0.95, off_mask=math.nan)
+def test_gae_is_the_double_sum(lengths, padding, seed, gamma, lam, off_mask) -> None:
+    width = width_of(lengths, padding)
+    mask = mask_of(lengths, width)
+    values = normal((len(lengths), width), seed).masked_fill(~mask, off_mask)
+    rewards = normal((len(lengths), width), seed + 1).masked_fill(~mask, off_mask)
+    advantages, returns = gae(values, rewards, mask, gamma, lam)
+    assert torch.isfinite(advantages).all() and torch.isfinite(returns).all()
+    assert advantages.dtype == returns.dtype == torch.float32
+    for i, length in enumerate(lengths):
+        expected = ref.gae(values[i, :length].tolist(), rewards[i, :length].tolist(), gamma, lam)
+        assert_close(advantages[i, :length], expected[0])
+        assert_close(returns[i, :length], expected[1])
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
+def test_gae_of_a_batch_is_gae_of_its_rows_to_the_bit(lengths, padding, seed) -> None:
+    width = width_of(lengths, padding)
+    mask = mask_of(lengths, width)
+    values, rewards = normal((len(lengths), width), seed), normal((len(lengths), width), seed + 1)
+    batch = gae(values, rewards, mask, 0.99, 0.95)
+    for i, length in enumerate(lengths):
+        own = slice(i, i + 1), slice(0, max(1, length))
+        alone = gae(values[own], rewards[own], mask[own], 0.99, 0.95)
+        for whole, part in zip(batch, alone, strict=True):
+            assert torch.equal(whole[i, :length], part[0, :length])
+
+
+def test_a_batch_without_macro_actions_is_finite() -> None:
+    for columns in (0, 3):
+        empty = torch.zeros(2, columns)
+        advantages, returns = gae(empty, empty, empty.bool(), 1.0, 0.95)
+        assert advantages.shape == returns.shape == (2, columns)
+        assert not advantages.any() and not returns.any()
+
+
+def test_gae_modifies_nothing() -> None:
+    mask = mask_of([4, 2], 4)
+    inputs = normal((2, 4), 0), normal((2, 4), 1), mask
+    copies = [x.clone() for x in inputs]
+    gae(*inputs, 1.0, 0.95)
+    for x, copy in zip(inputs, copies, strict=True):
+        assert torch.equal(x, copy)

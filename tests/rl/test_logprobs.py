@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunked token log-probs against log_softmax of the full logits."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import linear
+
+from dschat.rl.logprobs import token_logprobs as chunked_logprobs
+from rl_cases import PROPERTY, SEEDS, assert_close, normal
+
+VOCABULARY = 11
+
+
+def soft_capped(weight: torch.Tensor, bias: torch.Tensor, cap: float | None = 3.0) -> Callable:
+    """hidden (...,H) -> logits (...,V), soft-capped as Gemma-2 does."""
+
+    def to_logits(hidden: torch.Tensor) -> torch.Tensor:
+        logits = linear(hidden, weight, bias)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    return to_logits
+
+
+def token_logprobs(
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    to_logits: Callable,
+    temperature: float = 1.0,
+    chunk_elements: int = 2**23,
+    vocab_size: int = VOCABULARY,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The function under test; the one place that knows its parameters."""
+    return chunked_logprobs(
+        hidden, targets, to_logits, vocab_size, temperature=temperature, chunk_elements=chunk_elements
+    )
+
+
+def leaves(rows: int, width: int, size: int, seed: int) -> list[torch.Tensor]:
+    """hidden (B,R,H), weight (V,H), bias (V,), all with gradients."""
+    shapes = ((rows, width, size), (VOCABULARY, size), (VOCABULARY,))
+    return [normal(shape, seed + i).requires_grad_() for i, shape in enumerate(shapes)]
+
+
+def targets_like(rows: int, width: int, seed: int) -> torch.Tensor:
+    """Random token ids (B,R)."""
+    return torch.randint(VOCABULARY, (rows, width), generator=torch.Generator().manual_seed(seed))
+
+
+def full(hidden: torch.Tensor, targets: torch.Tensor, to_logits: Callable, temperature: float) -> tuple:
+    """Log-probs and entropy from all logits at once, in float64."""
+    logprobs = torch.log_softmax(to_logits(hidden).double() / temperature, dim=-1)
+    chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
+    return chosen, -(logprobs.exp() * logprobs).sum(dim=-1)
+
+
+@PROPERTY
+@given(
+    rows=st.integers(1, 4),
+    width=st.integers(1, 7),
+    chunk=st.sampled_from([1, VOCABULARY, 2 * VOCABULARY + 3, 5 * VOCABULARY, 2**23]),
+    temperature=st.sampled_from([0.5, 0.8, 1.0, 2.0]),
+    cap=st.sampled_from([None, 3.0]),
+    seed=SEEDS,
+)
+def test_values_and_gradients_are_those_of_the_full_logits(rows, width, chunk, temperature, cap, seed) -> None:
+    targets = targets_like(rows, width, seed)
+    ours, theirs = leaves(rows, width, 5, seed), leaves(rows, width, 5, seed)
+    logprobs, entropy = token_logprobs(ours[0], targets, soft_capped(ours[1], ours[2], cap), temperature, chunk)
+    expected, expected_entropy = full(theirs[0], targets, soft_capped(theirs[1], theirs[2], cap), temperature)
+    assert logprobs.shape == entropy.shape == (rows, width)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    assert_close(logprobs, expected.detach())
+    assert_close(entropy, expected_entropy.detach())
+    weights = normal((rows, width), seed + 9)
+    (logprobs * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine.grad, other.grad.double())
+
+
+def test_by_hand() -> None:
+    """Logits 0, log 2, log 5 have probabilities 1/8, 2/8, 5/8; at temperature 0.5, 1/30, 4/30, 25/30."""
+    hidden = torch.tensor([[[1.0], [1.0]]])
+    weight = torch.tensor([[0.0], [math.log(2)], [math.log(5)]])
+    logprobs, entropy = token_logprobs(hidden, torch.tensor([[0, 2]]), lambda h: linear(h, weight), vocab_size=3)
+    assert_close(logprobs, [[math.log(1 / 8), math.log(5 / 8)]], tol=1e-6)
+    nats = -sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8))
+    assert_close(entropy, [[nats, nats]], tol=1e-6)
+    logprobs, _ = token_logprobs(hidden, torch.tensor([[0, 2]]), lambda h: linear(h, weight), 0.5, vocab_size=3)
+    assert_close(logprobs, [[math.log(1 / 30), math.log(25 / 30)]], tol=1e-6)
+
+
+def test_entropy_carries_no_gradient() -> None:
+    hidden, weight, bias = leaves(2, 3, 5, 0)
+    logprobs, entropy = token_logprobs(hidden, targets_like(2, 3, 0), soft_capped(weight, bias), 1.0, 1)
+    assert logprobs.requires_grad and not entropy.requires_grad
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_trunk_or_head_leaves_the_other_its_gradient(frozen) -> None:
+    """With LoRA the head is frozen; with a frozen trunk hidden has no gradient and the head still learns."""
+    ours, theirs = leaves(2, 3, 5, 0), leaves(2, 3, 5, 0)
+    for tensors in (ours, theirs):
+        tensors[frozen].requires_grad_(False)
+    targets = targets_like(2, 3, 0)
+    token_logprobs(ours[0], targets, soft_capped(*ours[1:]), 1.0, 2 * VOCABULARY)[0].sum().backward()
+    full(theirs[0], targets, soft_capped(*theirs[1:]), 1.0)[0].sum().backward()
+    assert ours[frozen].grad is None
+    for i in {0, 1, 2} - {frozen}:
+        assert_close(ours[i].grad, theirs[i].grad.double())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_scoring_without_gradients(mode) -> None:
+    hidden, weight, bias = leaves(2, 3, 5, 0)
+    targets = targets_like(2, 3, 0)
+    to_logits = soft_capped(weight, bias)
+    with_gradients = token_logprobs(hidden, targets, to_logits, 0.8, 20)
+    with mode():
+        without = token_logprobs(hidden, targets, to_logits, 0.8, 20)
+    for a, b in zip(with_gradients, without, strict=True):
+        assert not b.requires_grad
+        assert torch.equal(a.detach(), b.clone())
+
+
+def test_logits_are_made_in_chunks_and_again_in_backward() -> None:
+    """Never more than chunk_elements logits at once (or one position, if even that is more), forward or backward."""
+    hidden, weight, bias = leaves(3, 8, 5, 0)
+    targets = targets_like(3, 8, 0)
+    for chunk, most in ((4 * VOCABULARY, 4 * VOCABULARY), (1, VOCABULARY)):
+        sizes: list[int] = []
+
+        def to_logits(h: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            logits = linear(h, weight, bias)
+            sizes.append(logits.numel())
+            return logits
+
+        logprobs, _ = token_logprobs(hidden, targets, to_logits, 1.0, chunk)
+        forward = sum(sizes)
+        assert max(sizes) <= most and forward >= 24 * VOCABULARY
+        logprobs.sum().backward()
+        assert max(sizes) <= most and sum(sizes) >= forward + 24 * VOCABULARY
+
+
+def test_bfloat16_hidden_states_give_float32_logprobs() -> None:
+    hidden, weight, bias = (x.detach().bfloat16().requires_grad_() for x in leaves(2, 4, 5, 0))
+    targets = targets_like(2, 4, 0)
+    logprobs, entropy = token_logprobs(hidden, targets, soft_capped(weight, bias, None), 1.0, 30)
+    expected, expected_entropy = full(hidden, targets, soft_capped(weight, bias, None), 1.0)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    assert_close(logprobs, expected.detach())
+    assert_close(entropy, expected_entropy.detach())
+    logprobs.sum().backward()
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+    assert torch.isfinite(hidden.grad).all() and torch.isfinite(weight.grad).all()
+
+
+def test_extreme_logits_stay_finite() -> None:
+    hidden = torch.tensor([[[1.0], [-1.0]]], requires_grad=True)
+    weight = torch.tensor([[1e4], [-1e4], [0.0]])
+    logprobs, entropy = token_logprobs(hidden, torch.tensor([[0, 0]]), lambda h: linear(h, weight), vocab_size=3)
+    logprobs.sum().backward()
+    assert_close(logprobs, [[0.0, -2e4]], tol=1e-6)
+    assert_close(entropy, [[0.0, 0.0]], tol=1e-6)
+    assert torch.isfinite(hidden.grad).all()
+
+
+def test_inputs_are_not_modified() -> None:
+    hidden, weight, bias = leaves(2, 3, 5, 0)
+    targets = targets_like(2, 3, 0)
+    copies = [x.detach().clone() for x in (hidden, weight, bias, targets)]
+    token_logprobs(hidden, targets, soft_capped(weight, bias), 0.7, 25)[0].sum().backward()
+    for x, copy in zip((hidden, weight, bias, targets), copies, strict=True):
+        assert torch.equal(x.detach(), copy)
+
+
+def test_no_positions_give_no_logprobs() -> None:
+    hidden, weight, bias = leaves(2, 3, 5, 0)
+    logprobs, entropy = token_logprobs(hidden[:, :0], targets_like(2, 0, 0), soft_capped(weight, bias))
+    assert logprobs.shape == entropy.shape == (2, 0)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+
+
+def test_forbidden_tokens_leave_the_others_alone() -> None:
+    """Logits of -inf (a masked vocabulary entry) have probability 0 and no entropy."""
+    logits = torch.tensor([[[0.0, -math.inf, math.log(3)]]])
+    logprobs, entropy = token_logprobs(logits, torch.tensor([[2]]), lambda h: h, vocab_size=3)
+    assert_close(logprobs, [[math.log(0.75)]], tol=1e-6)
+    assert_close(entropy, [[-0.25 * math.log(0.25) - 0.75 * math.log(0.75)]], tol=1e-6)
+
+
+def test_to_logits_may_return_its_own_buffer() -> None:
+    """A model may hand out logits that it keeps (here: the parameter itself); they are not written to."""
+    table = normal((1, 2, VOCABULARY), 0).requires_grad_()
+    before = table.detach().clone()
+    logprobs, _ = token_logprobs(table, torch.tensor([[3, 4]]), lambda h: h, 0.5)
+    logprobs.sum().backward()
+    assert torch.equal(table.detach(), before)
+    probabilities = torch.softmax(before / 0.5, dim=-1)
+    onehot = torch.nn.functional.one_hot(torch.tensor([[3, 4]]), VOCABULARY)
+    assert_close(table.grad, ((onehot - probabilities) / 0.5).double())

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses against closed forms, hand arithmetic and their invariances."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import rl_references as ref
+from dschat.rl.losses import pairwise_loss, policy_loss, sft_loss, value_loss
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, width_of
+
+TRAPS = st.sampled_from([0.0, math.nan, math.inf, -math.inf])
+
+
+def draw(mask: torch.Tensor, seed: int, scale: float = 1.0, off_mask: float = math.nan) -> torch.Tensor:
+    """Random numbers (B,R) with a trap off the mask."""
+    return normal(tuple(mask.shape), seed, scale).masked_fill(~mask, off_mask)
+
+
+def assert_plain(loss: torch.Tensor, stats: dict[str, torch.Tensor]) -> None:
+    """A loss is a finite scalar; statistics are finite scalar tensors without a graph."""
+    assert loss.dim() == 0 and torch.isfinite(loss)
+    for name, value in stats.items():
+        assert isinstance(value, torch.Tensor) and value.dim() == 0, name
+        assert torch.isfinite(value) and not value.requires_grad, name
+
+
+# policy
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS, trap=TRAPS)
+@example(lengths=[0, 0], padding=2, seed=0, trap=math.nan)
+def test_policy_loss_is_the_scalar_rule(lengths, padding, seed, trap) -> None:
+    mask = mask_of(lengths, width_of(lengths, padding))
+    old, adv = draw(mask, seed, off_mask=trap), draw(mask, seed + 1, off_mask=trap)
+    new = (old + draw(mask, seed + 2, 0.4, trap)).requires_grad_()
+    loss, stats = policy_loss(new, old, adv, mask, 0.2)
+    rows = zip(new[mask].tolist(), old[mask].tolist(), adv[mask].tolist(), strict=True)
+    terms = [ref.policy_term(n, o, a, 0.2) for n, o, a in rows]
+    assert_close(loss, sum(terms) / max(1, len(terms)))
+    assert_plain(loss, stats)
+    loss.backward()
+    assert torch.isfinite(new.grad).all() and not new.grad[~mask].any()
+
+
+# ratio, advantage -> loss, gradient: clipping binds only where it would stop a gain.
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.5, 1.0, -1.2, 0.0),
+        (1.5, -1.0, 1.5, 1.5),
+        (0.5, 1.0, -0.5, -0.5),
+        (0.5, -1.0, 0.8, 0.0),
+        (1.1, 2.0, -2.2, -2.2),
+        (0.9, -2.0, 1.8, 1.8),
+    ],
+)
+def test_policy_loss_of_one_token_by_hand(ratio, advantage, loss, gradient) -> None:
+    old = torch.tensor([[-1.0, 0.0]])
+    new = torch.tensor([[-1.0 + math.log(ratio), 0.0]], requires_grad=True)
+    found, stats = policy_loss(new, old, torch.tensor([[advantage, 5.0]]), mask_of([1], 2), 0.2)
+    found.backward()
+    assert_close(found, loss, tol=1e-6)
+    assert_close(new.grad, [[gradient, 0.0]], tol=1e-6)
+    assert_close(stats["ratio"], ratio, tol=1e-6)
+    if gradient == 0.0:
+        assert stats["clipfrac"] == 1.0
+    if abs(ratio - 1) < 0.2:
+        assert stats["clipfrac"] == 0.0
+
+
+def test_policy_stats_of_an_unchanged_policy() -> None:
+    mask = mask_of([4, 0, 2], 5)
+    old = draw(mask, 0)
+    _, stats = policy_loss(old, old, draw(mask, 1), mask, 0.2)
+    assert {"approxkl", "clipfrac", "ratio"} <= set(stats)
+    assert (stats["approxkl"].item(), stats["clipfrac"].item(), stats["ratio"].item()) == (0.0, 0.0, 1.0)
+
+
+def test_approxkl_is_half_the_mean_square_for_small_steps() -> None:
+    mask = mask_of([60, 40], 60)
+    old, step = draw(mask, 0), draw(mask, 1, 1e-2)
+    _, stats = policy_loss(old + step, old, draw(mask, 2), mask, 0.2)
+    expected = 0.5 * step[mask].double().square().mean().item()
+    assert stats["approxkl"].item() == pytest.approx(expected, rel=0.05)
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, seed=SEEDS, cut=st.integers(0, 5))
+def test_losses_do_not_depend_on_how_rows_are_split(lengths, seed, cut) -> None:
+    mask = mask_of(lengths, width_of(lengths))
+    cut = min(cut, len(lengths))
+    total = max(1, sum(lengths))
+    old, adv, step = draw(mask, seed), draw(mask, seed + 1), draw(mask, seed + 2, 0.4)
+
+    def run(rows: list[slice], num_tokens: int | torch.Tensor) -> list[torch.Tensor]:
+        new = (old + step).requires_grad_()
+        sums: dict[str, torch.Tensor] = {}
+        for r in rows:
+            parts = {
+                "policy": policy_loss(new[r], old[r], adv[r], mask[r], 0.2, num_tokens),
+                "value": value_loss(new[r], old[r], adv[r], mask[r], 0.2, num_tokens),
+                "sft": sft_loss(new[r], mask[r], num_tokens),
+            }
+            for name, (loss, stats) in parts.items():
+                loss.backward()
+                for key, value in {"loss": loss.detach(), **stats}.items():
+                    sums[f"{name}/{key}"] = sums.get(f"{name}/{key}", torch.zeros(())) + value
+        return [new.grad, *(sums[k] for k in sorted(sums))]
+
+    whole = run([slice(0, len(lengths))], total)
+    split = run([r for r in (slice(0, cut), slice(cut, len(lengths))) if r.start != r.stop], torch.tensor(total))
+    for a, b in zip(whole, split, strict=True):
+        assert_close(a, b, tol=1e-6)
+
+
+def test_num_tokens_defaults_to_the_response_tokens() -> None:
+    mask = mask_of([4, 1], 6)
+    new, old, adv = draw(mask, 0), draw(mask, 1), draw(mask, 2)
+    assert torch.equal(policy_loss(new, old, adv, mask, 0.2)[0], policy_loss(new, old, adv, mask, 0.2, 5)[0])
+    assert torch.equal(value_loss(new, old, adv, mask, 0.2)[0], value_loss(new, old, adv, mask, 0.2, 5)[0])
+    assert torch.equal(sft_loss(new, mask)[0], sft_loss(new, mask, 5)[0])
+
+
+# value
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS, trap=TRAPS)
+@example(lengths=[0, 0], padding=2, seed=0, trap=math.nan)
+def test_value_loss_is_the_scalar_rule(lengths, padding, seed, trap) -> None:
+    mask = mask_of(lengths, width_of(lengths, padding))
+    old, returns = draw(mask, seed, off_mask=trap), draw(mask, seed + 1, off_mask=trap)
+    new = (old + draw(mask, seed + 2, 0.4, trap)).requires_grad_()
+    loss, stats = value_loss(new, old, returns, mask, 0.2)
+    rows = zip(new[mask].tolist(), old[mask].tolist(), returns[mask].tolist(), strict=True)
+    terms = [ref.value_term(n, o, r, 0.2) for n, o, r in rows]
+    assert_close(loss, sum(terms) / max(1, len(terms)))
+    assert_plain(loss, stats)
+    loss.backward()
+    assert torch.isfinite(new.grad).all() and not new.grad[~mask].any()
+
+
+# Old value 0, clip 0.2. New 1, return 2: max(1, 1.8²)/2 = 1.62, clipped. New 1, return -1: max(4, 1.44)/2 = 2.
+# New 0.1, return 1: 0.9²/2 = 0.405.
+@pytest.mark.parametrize(
+    ("new", "target", "loss", "gradient"), [(1.0, 2.0, 1.62, 0.0), (1.0, -1.0, 2.0, 2.0), (0.1, 1.0, 0.405, -0.9)]
+)
+def test_value_loss_of_one_token_by_hand(new, target, loss, gradient) -> None:
+    values = torch.tensor([[new, 0.0]], requires_grad=True)
+    found, stats = value_loss(values, torch.zeros(1, 2), torch.tensor([[target, 9.0]]), mask_of([1], 2), 0.2)
+    found.backward()
+    assert_close(found, loss, tol=1e-6)
+    assert_close(values.grad, [[gradient, 0.0]], tol=1e-6)
+    assert stats["clipfrac"] == (gradient == 0.0)
+
+
+# supervised and pairwise
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS, trap=TRAPS)
+@example(lengths=[0, 0], padding=2, seed=0, trap=-math.inf)
+def test_sft_loss_is_the_mean_negative_logprob(lengths, padding, seed, trap) -> None:
+    mask = mask_of(lengths, width_of(lengths, padding))
+    logprobs = draw(mask, seed, off_mask=trap).requires_grad_()
+    loss, stats = sft_loss(logprobs, mask)
+    kept = logprobs[mask].tolist()
+    assert_close(loss, -sum(kept) / max(1, len(kept)))
+    assert_plain(loss, stats)
+    loss.backward()
+    assert_close(logprobs.grad, mask.double() * (-1 / max(1, len(kept))), tol=1e-6)
+
+
+def test_pairwise_loss_by_hand() -> None:
+    """Margins 0, 1 and -1: log 2, log(1 + 1/e) and log(1 + e)."""
+    chosen = torch.tensor([1.0, 2.0, 0.0], requires_grad=True)
+    loss, stats = pairwise_loss(chosen, torch.tensor([1.0, 1.0, 1.0]))
+    terms = [math.log(2), math.log1p(math.exp(-1)), math.log1p(math.e)]
+    assert_close(loss, sum(terms) / 3, tol=1e-6)
+    assert_plain(loss, stats)
+    assert_close(stats["accuracy"], 1 / 3, tol=1e-6)
+    assert_close(torch.stack([stats[k] for k in ("chosen", "rejected", "margin")]), [1.0, 1.0, 0.0], tol=1e-6)
+    loss.backward()
+    assert_close(chosen.grad, [-(1 - 1 / (1 + math.exp(-m))) / 3 for m in (0, 1, -1)], tol=1e-6)
+    assert_close(pairwise_loss(chosen, torch.ones(3), 12)[0], sum(terms) / 12, tol=1e-6)
+
+
+def test_pairwise_loss_of_hopeless_pairs_is_linear() -> None:
+    chosen = torch.tensor([-1000.0, 1000.0], requires_grad=True)
+    loss, _ = pairwise_loss(chosen, torch.zeros(2))
+    loss.backward()
+    assert_close(loss, 500.0, tol=1e-6)
+    assert_close(chosen.grad, [-0.5, 0.0], tol=1e-6)
+
+
+def test_losses_modify_nothing() -> None:
+    mask = mask_of([3, 0, 2], 4)
+    inputs = [draw(mask, i, off_mask=5.0) for i in range(3)] + [mask, mask.float()]
+    copies = [x.clone() for x in inputs]
+    new, old, adv, mask, weights = inputs
+    policy_loss(new, old, adv, mask, 0.2, 5, weights)
+    value_loss(new, old, adv, mask, 0.2)
+    sft_loss(new, mask)
+    pairwise_loss(new[:, 0], old[:, 0])
+    for x, copy in zip(inputs, copies, strict=True):
+        assert torch.equal(x, copy)

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segmentation, pooling and broadcasting of macro actions against scalar references."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import rl_references as ref
+from dschat.rl.macro_actions import macro_logprobs, pool_rewards, pool_values, segment, to_tokens, token_weights
+from dschat.rl.termination import fixed_ngram_ends
+from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, VALUE_FUNCTIONS, assert_close, mask_of, masked_case, normal
+
+EMPTY = [[], []]
+
+
+def values_like(mask: torch.Tensor, seed: int, off_mask: float = math.nan) -> torch.Tensor:
+    """Random numbers (B,R) with a trap off the mask."""
+    return normal(tuple(mask.shape), seed).masked_fill(~mask, off_mask)
+
+
+def on_actions(pooled: torch.Tensor, mask: torch.Tensor) -> list[list[float]]:
+    """The numbers of the real macro actions of every row of (B,M)."""
+    return [row[keep].tolist() for row, keep in zip(pooled, mask, strict=True)]
+
+
+def assert_rows(pooled: torch.Tensor, mask: torch.Tensor, expected: list[list[float]]) -> None:
+    """Real macro actions equal `expected`, row by row; the rest is finite."""
+    assert torch.isfinite(pooled).all()
+    for row, want in zip(on_actions(pooled, mask), expected, strict=True):
+        assert_close(torch.tensor(row), want)
+
+
+# segment
+
+
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING)
+@example(segments=EMPTY, padding=2)
+def test_segment_reads_the_ends(segments, padding) -> None:
+    ends, mask = masked_case(segments, padding)
+    macro = segment(ends, mask)
+    assert macro.index.shape == mask.shape
+    assert macro.mask.dtype == torch.bool and macro.lengths.shape == macro.mask.shape
+    assert (macro.index[~mask] == -1).all()
+    assert on_actions(macro.lengths, macro.mask) == segments
+    assert macro.mask.sum(dim=1).tolist() == [len(row) for row in segments]
+    for i, row in enumerate(segments):
+        assert macro.index[i, : sum(row)].tolist() == [k for k, n in enumerate(row) for _ in range(n)]
+        assert macro.mask[i, : len(row)].all()
+
+
+@PROPERTY
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4), seed=SEEDS)
+def test_segment_closes_the_last_macro_action_and_ignores_ends_off_the_mask(lengths, seed) -> None:
+    mask = mask_of(lengths, 10)
+    ends = normal((len(lengths), 10), seed) > 0.3
+    copies = ends.clone(), mask.clone()
+    macro = segment(ends, mask)
+    for i, length in enumerate(lengths):
+        cuts = sorted({j + 1 for j in range(length) if ends[i, j]} | ({length} if length else set()))
+        want = [stop - start for start, stop in zip([0, *cuts], cuts, strict=False)]
+        assert macro.lengths[i][macro.mask[i]].tolist() == want
+    assert torch.equal(ends, copies[0]) and torch.equal(mask, copies[1])
+
+
+def test_segment_by_hand() -> None:
+    macro = segment(*masked_case([[2, 1, 3], [1], [], [4]], 1))
+    assert macro.index.tolist() == [
+        [0, 0, 1, 2, 2, 2, -1],
+        [0, -1, -1, -1, -1, -1, -1],
+        [-1, -1, -1, -1, -1, -1, -1],
+        [0, 0, 0, 0, -1, -1, -1],
+    ]
+    assert macro.mask.tolist() == [[True] * 3, [True, False, False], [False] * 3, [True, False, False]]
+    assert macro.lengths[macro.mask].tolist() == [2, 1, 3, 1, 4]
+
+
+# value functions
+
+
+# position, m = 5: 1/((5-i)·H), H = 1 + 1/2 + 1/3 + 1/4 + 1/5 = 137/60: 12/137, 15/137, 20/137, 30/137, 60/137.
+@pytest.mark.parametrize(
+    ("value_function", "weights"),
+    [
+        ("equal", [0.2, 0.2, 0.2, 0.2, 0.2]),
+        ("unit", [0.0, 0.0, 0.0, 0.0, 1.0]),
+        ("position", [0.088, 0.109, 0.146, 0.219, 0.438]),
+        ("first", [1.0, 0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_sigma_of_five_tokens_by_hand(value_function, weights) -> None:
+    macro = segment(*masked_case([[5]] * 5))
+    found = pool_values(torch.eye(5), macro, value_function)[:, 0]
+    assert_close(found, weights, tol=6e-4)
+    if value_function == "position":
+        assert_close(found, [12 / 137, 15 / 137, 20 / 137, 30 / 137, 60 / 137], tol=1e-6)
+
+
+def test_equal_is_the_default_value_function() -> None:
+    macro = segment(*masked_case([[2, 2]]))
+    assert_close(pool_values(torch.tensor([[1.0, 3.0, 10.0, 20.0]]), macro), [[2.0, 15.0]], tol=1e-6)
+
+
+@pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING)
+@example(segments=[[512], [1] * 512], padding=0)
+def test_sigma_sums_to_one(value_function, segments, padding) -> None:
+    ends, mask = masked_case(segments, padding)
+    macro = segment(ends, mask)
+    pooled = pool_values(torch.ones(mask.shape), macro, value_function)
+    assert_close(pooled[macro.mask], torch.ones(int(macro.mask.sum())), tol=1e-6)
+
+
+@pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING, seed=SEEDS, off_mask=st.sampled_from([math.nan, math.inf, -math.inf, 0.0]))
+@example(segments=EMPTY, padding=1, seed=0, off_mask=math.nan)
+def test_pool_values_is_the_scalar_rule(value_function, segments, padding, seed, off_mask) -> None:
+    ends, mask = masked_case(segments, padding)
+    values = values_like(mask, seed, off_mask)
+    macro = segment(ends, mask)
+    pooled = pool_values(values, macro, value_function)
+    assert pooled.shape == macro.mask.shape and pooled.dtype == torch.float32
+    assert_rows(
+        pooled, macro.mask, [ref.pool(values[i].tolist(), row, value_function) for i, row in enumerate(segments)]
+    )
+
+
+@pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_one_token_per_action_pools_to_the_same_bits(value_function, reduction) -> None:
+    mask = mask_of([9, 0, 4], 9)
+    macro = segment(fixed_ngram_ends(mask, 1), mask)
+    values = values_like(mask, 11)
+    rewards = values_like(mask, 12)
+    assert torch.equal(pool_values(values, macro, value_function)[macro.mask], values[mask])
+    assert torch.equal(pool_rewards(rewards, macro, reduction, value_function)[macro.mask], rewards[mask])
+    assert torch.equal(to_tokens(pool_values(values, macro, value_function), macro)[mask], values[mask])
+
+
+# rewards
+
+
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING, seed=SEEDS)
+@example(segments=EMPTY, padding=1, seed=0)
+def test_pool_rewards_sums(segments, padding, seed) -> None:
+    ends, mask = masked_case(segments, padding)
+    rewards = values_like(mask, seed)
+    macro = segment(ends, mask)
+    expected = [[sum(c) for c in ref.chunks(rewards[i].tolist(), row)] for i, row in enumerate(segments)]
+    assert_rows(pool_rewards(rewards, macro), macro.mask, expected)
+    assert torch.equal(pool_rewards(rewards, macro), pool_rewards(rewards, macro, "sum", "equal"))
+
+
+@pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING, seed=SEEDS)
+def test_pool_rewards_mean_is_weighted_by_sigma(value_function, segments, padding, seed) -> None:
+    ends, mask = masked_case(segments, padding)
+    rewards = values_like(mask, seed)
+    macro = segment(ends, mask)
+    expected = [ref.pool(rewards[i].tolist(), row, value_function) for i, row in enumerate(segments)]
+    assert_rows(pool_rewards(rewards, macro, "mean", value_function), macro.mask, expected)
+
+
+def test_pooling_sums_each_action_by_itself() -> None:
+    """Differences of cumulative sums would lose the small numbers behind the large one."""
+    macro = segment(*masked_case([[1, 2, 2]]))
+    rewards = torch.tensor([[1e8, 0.25, 0.5, 1e-3, 2e-3]])
+    assert_close(pool_rewards(rewards, macro)[0, 1:], [0.75, 3e-3], tol=1e-7)
+
+
+# back to tokens
+
+
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING, seed=SEEDS)
+@example(segments=EMPTY, padding=1, seed=0)
+def test_to_tokens_broadcasts(segments, padding, seed) -> None:
+    ends, mask = masked_case(segments, padding)
+    macro = segment(ends, mask)
+    per_action = normal(tuple(macro.mask.shape), seed).masked_fill(~macro.mask, math.nan)
+    tokens = to_tokens(per_action, macro)
+    assert tokens.shape == mask.shape
+    expected = [
+        ref.broadcast(x, row, mask.shape[1])
+        for x, row in zip(on_actions(per_action, macro.mask), segments, strict=True)
+    ]
+    assert torch.equal(tokens, torch.tensor(expected))
+
+
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING)
+@example(segments=EMPTY, padding=1)
+def test_token_weights_are_one_over_length(segments, padding) -> None:
+    ends, mask = masked_case(segments, padding)
+    expected = [ref.broadcast([1 / n for n in row], row, mask.shape[1]) for row in segments]
+    assert_close(token_weights(segment(ends, mask)), expected, tol=1e-6)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING, seed=SEEDS)
+@example(segments=EMPTY, padding=1, seed=0)
+def test_macro_logprobs_give_every_token_its_actions_sum_or_mean(mean, segments, padding, seed) -> None:
+    ends, mask = masked_case(segments, padding)
+    logprobs = values_like(mask, seed, -math.inf)
+    found = macro_logprobs(logprobs, segment(ends, mask), mean)
+    expected = []
+    for i, row in enumerate(segments):
+        totals = [sum(c) / (len(c) if mean else 1) for c in ref.chunks(logprobs[i].tolist(), row)]
+        expected.append(ref.broadcast(totals, row, mask.shape[1]))
+    assert torch.isfinite(found).all()
+    assert_close(found[mask], torch.tensor(expected, dtype=torch.float64)[mask])
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_macro_logprobs_gradient_by_hand(mean) -> None:
+    """Tokens weigh 1, 2, 3, 4, 5: each log-prob collects the weights of its whole action, over m for the mean."""
+    ends, mask = masked_case([[2, 3]], 1)
+    logprobs = torch.tensor([[-1.0, -2.0, -3.0, -4.0, -5.0, math.nan]], requires_grad=True)
+    found = macro_logprobs(logprobs, segment(ends, mask), mean)
+    found[:, :5].mul(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])).sum().backward()
+    expected = [[1.5, 1.5, 4.0, 4.0, 4.0, 0.0]] if mean else [[3.0, 3.0, 12.0, 12.0, 12.0, 0.0]]
+    assert_close(logprobs.grad, expected, tol=1e-6)
+
+
+def test_pooling_modifies_nothing() -> None:
+    ends, mask = masked_case([[2, 3], [1]], 1)
+    macro = segment(ends, mask)
+    x = normal(tuple(mask.shape), 0)
+    per_action = pool_values(x, macro)
+    copies = [t.clone() for t in (x, per_action, macro.index, macro.lengths, macro.mask)]
+    for value_function in VALUE_FUNCTIONS:
+        pool_values(x, macro, value_function)
+        pool_rewards(x, macro, "mean", value_function)
+    pool_rewards(x, macro)
+    to_tokens(per_action, macro)
+    token_weights(macro)
+    macro_logprobs(x, macro, mean=True)
+    for tensor, copy in zip((x, per_action, macro.index, macro.lengths, macro.mask), copies, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+def test_unknown_names_raise() -> None:
+    macro = segment(*masked_case([[2]]))
+    with pytest.raises(ValueError, match="value_function|value function"):
+        pool_values(torch.ones(1, 2), macro, "median")
+    with pytest.raises(ValueError, match="reduction|macro_reward"):
+        pool_rewards(torch.ones(1, 2), macro, "max")

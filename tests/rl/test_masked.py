@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked statistics and whitening."""
+
+import math
+import statistics
+
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from dschat.rl.masked import masked_mean, masked_moments, masked_sum, whiten
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, width_of
+
+
+def case(lengths: list[int], padding: int, seed: int, off_mask: float = math.nan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random numbers (B,R) with a trap off the mask, and the mask."""
+    mask = mask_of(lengths, width_of(lengths, padding))
+    return normal(tuple(mask.shape), seed).masked_fill(~mask, off_mask), mask
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS, off_mask=st.sampled_from([math.nan, math.inf, 0.0]))
+def test_masked_mean_is_the_mean_of_what_is_kept(lengths, padding, seed, off_mask) -> None:
+    assume(any(lengths))
+    x, mask = case(lengths, padding, seed, off_mask)
+    assert_close(masked_mean(x, mask), statistics.fmean(x[mask].tolist()))
+    assert_close(masked_sum(x, mask), sum(x[mask].tolist()))
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
+@example(lengths=[0, 0], padding=2, seed=0)
+def test_masked_moments_are_count_sum_and_sum_of_squares(lengths, padding, seed) -> None:
+    x, mask = case(lengths, padding, seed)
+    kept = x[mask].tolist()
+    moments = masked_moments(x, mask)
+    assert len(moments) == 3
+    for found, expected in zip(moments, (len(kept), sum(kept), sum(v * v for v in kept)), strict=True):
+        assert found.dtype == torch.float64 and found.dim() == 0
+        assert math.isclose(found.item(), expected, rel_tol=1e-12, abs_tol=1e-12)
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
+def test_whitening_gives_zero_mean_and_unit_variance_and_zero_off_the_mask(lengths, padding, seed) -> None:
+    assume(sum(lengths) >= 2)
+    x, mask = case(lengths, padding, seed)
+    before = x.clone()
+    white = whiten(x, mask, masked_moments(x, mask))
+    kept = white[mask].tolist()
+    assert white.dtype == torch.float32
+    assert abs(statistics.fmean(kept)) < 1e-5
+    assert abs(statistics.pvariance(kept) - 1.0) < 1e-4
+    assert not white[~mask].any()
+    assert torch.equal(x[mask], before[mask]) and x[~mask].isnan().all()
+
+
+def test_whitening_by_hand() -> None:
+    """1, 2, 3, 6 have mean 3 and variance 3.5."""
+    x = torch.tensor([[1.0, 2.0, 50.0], [3.0, 6.0, 50.0]])
+    mask = mask_of([2, 2], 3)
+    white = whiten(x, mask, masked_moments(x, mask))
+    root = math.sqrt(3.5)
+    assert_close(white, [[-2 / root, -1 / root, 0.0], [0.0, 3 / root, 0.0]], tol=1e-6)
+
+
+def test_whitening_a_part_with_the_totals_of_the_whole() -> None:
+    """Ranks add their moments up; each then whitens its own rows as if it held them all."""
+    x, mask = case([5, 2, 0, 4], 1, 3)
+    parts = (slice(0, 1), slice(1, 4))
+    totals = [sum(m) for m in zip(*(masked_moments(x[p], mask[p]) for p in parts), strict=True)]
+    whole = whiten(x, mask, masked_moments(x, mask))
+    assert_close(torch.cat([whiten(x[p], mask[p], totals) for p in parts]), whole, tol=1e-6)
+
+
+def test_constant_and_empty_batches_stay_finite() -> None:
+    constant = torch.full((2, 3), 0.1)
+    mask = mask_of([3, 2], 3)
+    assert_close(whiten(constant, mask, masked_moments(constant, mask)), torch.zeros(2, 3), tol=1e-3)
+    x, mask = case([0, 0], 3, 0)
+    assert not whiten(x, mask, masked_moments(x, mask)).any()
+    assert masked_mean(x, mask) == 0.0 and masked_sum(x, mask) == 0.0
+
+
+def test_a_large_common_offset_does_not_spoil_the_variance() -> None:
+    x = 1000.0 + normal((8, 64), 0)
+    mask = torch.ones(8, 64, dtype=torch.bool)
+    white = whiten(x, mask, masked_moments(x, mask))
+    assert abs(white.double().var(unbiased=False).item() - 1.0) < 1e-4

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token rewards, KL estimators and KL controllers against scalars and hand arithmetic."""
+
+import math
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import rl_references as ref
+from dschat.rl.rewards import AdaptiveKL, FixedKL, kl_estimate, penalise_missing_eos, token_rewards
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, trajectory_of, width_of
+
+ESTIMATORS = ("k1", "k2", "k3")
+
+
+# d = 0.5: k1 0.5, k2 0.125, k3 exp(-0.5) - 0.5 = 0.106531; d = -1: k1 -1, k2 0.5, k3 e - 2 = 0.718282.
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("k1", [0.5, -1.0]), ("k2", [0.125, 0.5]), ("k3", [0.106531, 0.718282])]
+)
+def test_kl_estimators_by_hand(estimator, expected) -> None:
+    found = kl_estimate(torch.tensor([[-1.0, -3.0]]), torch.tensor([[-1.5, -2.0]]), estimator)
+    assert_close(found, [expected], tol=1e-6)
+
+
+def test_an_unknown_estimator_raises() -> None:
+    with pytest.raises(ValueError, match="k4"):
+        kl_estimate(torch.zeros(1, 1), torch.zeros(1, 1), "k4")
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@PROPERTY
+@given(
+    lengths=ROW_LENGTHS,
+    padding=PADDING,
+    seed=SEEDS,
+    off_mask=st.sampled_from([math.nan, math.inf, -math.inf]),
+    clip=st.sampled_from([None, 0.5]),
+)
+@example(lengths=[0, 0], padding=2, seed=0, off_mask=math.nan, clip=None)
+def test_token_rewards_are_the_scalar_rule(estimator, lengths, padding, seed, off_mask, clip) -> None:
+    width = width_of(lengths, padding)
+    t = trajectory_of(lengths, width, seed, off_mask=off_mask)
+    rewards, kl = token_rewards(t.logprobs, t.ref_logprobs, t.scores, t.response_mask, 0.05, estimator, clip)
+    assert rewards.shape == kl.shape == (len(lengths), width)
+    for i, length in enumerate(lengths):
+        row = ref.ppo_row(
+            t.logprobs[i].tolist(),
+            t.ref_logprobs[i].tolist(),
+            [0.0] * width,
+            t.scores[i].item(),
+            [1] * length,
+            kl_coef=0.05,
+            gamma=1.0,
+            lam=1.0,
+            kl_estimator=estimator,
+            clip_reward_value=clip,
+        )
+        assert_close(rewards[i], row["rewards"], tol=1e-6)
+        assert_close(kl[i], row["kl"], tol=1e-6)
+    assert not rewards[~t.response_mask].any() and not kl[~t.response_mask].any()
+
+
+def test_token_rewards_by_hand() -> None:
+    """The score joins the KL penalty on the last response token; kl is the divergence, not the penalty."""
+    logprobs = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
+    ref_logprobs = torch.tensor([[-1.5, -1.0, -3.0], [-3.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
+    rewards, kl = token_rewards(logprobs, ref_logprobs, torch.tensor([4.0, -4.0, 7.0]), mask_of([3, 1, 0], 3), 0.1)
+    assert_close(kl, [[0.5, -1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.0]], tol=1e-6)
+    assert_close(rewards, [[-0.05, 0.1, 4.0], [-4.2, 0.0, 0.0], [0.0, 0.0, 0.0]], tol=1e-6)
+
+
+def test_clipping_clamps_the_score_and_not_the_penalty() -> None:
+    zero = torch.zeros(3, 1)
+    mask = torch.ones(3, 1, dtype=torch.bool)
+    rewards, kl = token_rewards(zero + 30.0, zero, torch.tensor([9.0, -9.0, 1.0]), mask, 0.1, "k1", 2.5)
+    assert_close(rewards, [[2.5 - 3.0], [-2.5 - 3.0], [1.0 - 3.0]], tol=1e-6)
+    assert_close(kl, [[30.0], [30.0], [30.0]], tol=1e-6)
+
+
+def test_token_rewards_modify_nothing() -> None:
+    t = trajectory_of([3, 0, 2], 4, 0)
+    inputs = (t.logprobs, t.ref_logprobs, t.scores, t.response_mask)
+    copies = [x.clone() for x in inputs]
+    token_rewards(*inputs, 0.1, "k3", 0.2)
+    for x, copy in zip(inputs, copies, strict=True):
+        assert torch.equal(x, copy)
+
+
+def test_a_missing_eos_costs_the_penalty() -> None:
+    scores = torch.tensor([1.0, 2.0, -3.0])
+    found = penalise_missing_eos(scores, torch.tensor([True, False, False]), 1.5)
+    assert_close(found, [1.0, 0.5, -4.5], tol=1e-6)
+    assert scores.tolist() == [1.0, 2.0, -3.0]
+    assert torch.equal(penalise_missing_eos(scores, torch.tensor([False] * 3), None), scores)
+
+
+def test_fixed_kl_stays() -> None:
+    controller = FixedKL(0.05)
+    assert controller.update(kl=100.0, num_samples=256).value == 0.05
+    with pytest.raises(FrozenInstanceError):
+        controller.value = 1.0
+
+
+# value *= 1 + clip(kl/target - 1, ±0.2)·n/horizon, from 0.1 with target 6, horizon 10000, n = 256.
+@pytest.mark.parametrize(
+    ("kl", "expected"), [(12.0, 0.100512), (6.6, 0.100256), (6.0, 0.1), (5.4, 0.099744), (0.0, 0.099488)]
+)
+def test_adaptive_kl_by_hand(kl, expected) -> None:
+    controller = AdaptiveKL(0.1, 6.0, 10000)
+    new = controller.update(kl, 256)
+    assert new.value == pytest.approx(expected, abs=1e-9)
+    assert (new.target, new.horizon, controller.value) == (6.0, 10000, 0.1)
+    assert new.update(6.0, 256).value == pytest.approx(expected, abs=1e-9)
+    with pytest.raises(FrozenInstanceError):
+        controller.value = 1.0
+
+
+def test_adaptive_kl_finds_the_coefficient_that_holds_the_target() -> None:
+    """A policy whose KL is 0.6/coefficient meets the target of 6 at a coefficient of 0.1."""
+    controller = AdaptiveKL(0.02, 6.0, 1000)
+    for _ in range(400):
+        controller = controller.update(0.6 / controller.value, 64)
+    assert controller.value == pytest.approx(0.1, rel=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_estimators_agree_in_the_mean(estimator) -> None:
+    """Sampled from the policy, k1 and k3 average to the exact KL of two categoricals; k2 is close for near ones."""
+    policy = torch.log_softmax(normal((16,), 0), 0)
+    reference = torch.log_softmax(normal((16,), 0) + 0.2 * normal((16,), 1), 0)
+    exact = (policy.exp() * (policy - reference)).sum().item()
+    mean = (policy.exp() * kl_estimate(policy, reference, estimator)).sum().item()
+    assert mean == pytest.approx(exact, rel=0.15 if estimator == "k2" else 1e-4)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Termination conditions against scalar references written from the rules."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rl_references as ref
+from dschat.rl.termination import (
+    fixed_ngram_ends,
+    isolate_last_token,
+    perplexity_ends,
+    randomized_ngram_ends,
+    span_ends,
+)
+from rl_cases import (
+    PADDING,
+    PPL_MODES,
+    PROPERTY,
+    ROW_LENGTHS,
+    SEEDS,
+    SEGMENTS,
+    ends_of,
+    mask_of,
+    masked_case,
+    width_of,
+)
+
+Condition = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+# name -> f(response_mask, row_noise): row_noise (B,R) is log-probs for ppl, and its first column makes seeds.
+CONDITIONS: dict[str, Condition] = {
+    "fixed_1": lambda mask, noise: fixed_ngram_ends(mask, 1),
+    "fixed_5": lambda mask, noise: fixed_ngram_ends(mask, 5),
+    "fixed_inf": lambda mask, noise: fixed_ngram_ends(mask, math.inf),
+    "randomized": lambda mask, noise: randomized_ngram_ends(mask, 1, (2, 3, 1), (noise[:, 0] * -1e6).long()),
+    **{f"ppl_{mode}": lambda mask, noise, mode=mode: perplexity_ends(noise, mask, mode) for mode in PPL_MODES},
+}
+
+
+def logprobs_like(lengths: list[int], width: int, seed: int) -> torch.Tensor:
+    """Log-probs (B,R) whose rows do not depend on the width, nan off the mask."""
+    noise = -torch.rand((len(lengths), 64), generator=torch.Generator().manual_seed(seed))[:, :width]
+    noise[:, 1:] = noise[:, 1:].masked_fill(~mask_of(lengths, width)[:, 1:], math.nan)
+    return noise
+
+
+# The contract of every condition
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
+def test_lengths_are_positive_and_sum_to_the_response(name, lengths, padding, seed) -> None:
+    width = width_of(lengths, padding)
+    mask = mask_of(lengths, width)
+    noise = logprobs_like(lengths, width, seed)
+    copies = mask.clone(), noise.clone()
+    ends = CONDITIONS[name](mask, noise)
+    assert ends.dtype == torch.bool and ends.shape == mask.shape
+    assert not (ends & ~mask).any()
+    for row, length in zip(ends.tolist(), lengths, strict=True):
+        assert sum(ref.lengths_of(row, length)) == length
+    assert torch.equal(mask, copies[0]) and torch.equal(noise.nan_to_num(7.0), copies[1].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
+def test_a_batch_equals_its_rows_alone_and_padding_changes_nothing(name, lengths, padding, seed) -> None:
+    width = width_of(lengths)
+    mask, noise = mask_of(lengths, width), logprobs_like(lengths, width, seed)
+    ends = CONDITIONS[name](mask, noise)
+    wide = CONDITIONS[name](mask_of(lengths, width + padding), logprobs_like(lengths, width + padding, seed))
+    assert torch.equal(wide[:, :width], ends) and not wide[:, width:].any()
+    for i, length in enumerate(lengths):
+        own = max(1, length)
+        alone = CONDITIONS[name](mask[i : i + 1, :own], noise[i : i + 1, :own])
+        assert torch.equal(alone[0], ends[i, :own])
+
+
+# fixed
+
+
+@PROPERTY
+@given(lengths=ROW_LENGTHS, padding=PADDING, ngram=st.one_of(st.integers(1, 16), st.just(math.inf)))
+def test_fixed_is_the_scalar_rule(lengths, padding, ngram) -> None:
+    width = width_of(lengths, padding)
+    expected = ends_of([ref.fixed_lengths(length, ngram) for length in lengths], width)
+    assert torch.equal(fixed_ngram_ends(mask_of(lengths, width), ngram), expected)
+
+
+def test_fixed_by_hand() -> None:
+    mask = mask_of([7, 3, 0, 6], 7)
+    expected = torch.tensor(
+        [
+            [0, 0, 1, 0, 0, 1, 1],
+            [0, 0, 1, 0, 0, 0, 0],
+            [0, 0, 0, 0, 0, 0, 0],
+            [0, 0, 1, 0, 0, 1, 0],
+        ],
+        dtype=torch.bool,
+    )
+    assert torch.equal(fixed_ngram_ends(mask, 3), expected)
+
+
+@pytest.mark.parametrize("ngram", [7, 8, 10**6, math.inf])
+def test_an_ngram_of_at_least_the_response_is_one_macro_action(ngram) -> None:
+    ends = fixed_ngram_ends(mask_of([7, 4, 1, 0], 7), ngram)
+    assert ends.sum(dim=1).tolist() == [1, 1, 1, 0]
+    assert ends[0, 6] and ends[1, 3] and ends[2, 0]
+
+
+@pytest.mark.parametrize("ngram", [0, -1, 2.5, -math.inf])
+def test_an_impossible_ngram_raises(ngram) -> None:
+    with pytest.raises(ValueError, match="ngram"):
+        fixed_ngram_ends(mask_of([3], 3), ngram)
+
+
+# ppl
+
+
+@pytest.mark.parametrize("mode", PPL_MODES)
+@PROPERTY
+@given(rows=st.lists(st.lists(st.integers(0, 4), max_size=14), min_size=1, max_size=4), padding=PADDING)
+def test_ppl_is_the_scalar_rule_with_many_ties(mode, rows, padding) -> None:
+    lengths = [len(row) for row in rows]
+    width = width_of(lengths, padding)
+    logprobs = torch.full((len(rows), width), math.nan)
+    for i, row in enumerate(rows):
+        logprobs[i, : len(row)] = -torch.tensor(row, dtype=torch.float32) / 4
+    expected = ends_of([ref.perplexity_lengths([-x / 4 for x in row], mode) for row in rows], width)
+    assert torch.equal(perplexity_ends(logprobs, mask_of(lengths, width), mode), expected)
+
+
+@pytest.mark.parametrize("mode", PPL_MODES)
+def test_ppl_is_the_scalar_rule_on_long_rows(mode) -> None:
+    lengths = [300, 257, 31, 0, 1]
+    logprobs = torch.randn((5, 300), generator=torch.Generator().manual_seed(3)).abs().neg()
+    expected = ends_of([ref.perplexity_lengths(logprobs[i, :n].tolist(), mode) for i, n in enumerate(lengths)], 300)
+    assert torch.equal(perplexity_ends(logprobs, mask_of(lengths, 300), mode), expected)
+
+
+def test_ppl_chunk_is_the_default() -> None:
+    logprobs = torch.randn((4, 20), generator=torch.Generator().manual_seed(5)).abs().neg()
+    mask = mask_of([20, 11, 5, 20], 20)
+    assert torch.equal(perplexity_ends(logprobs, mask), perplexity_ends(logprobs, mask, "chunk"))
+
+
+# nll 2 1 1 3 2 5 5 0 6:
+#   chunk   2; 1 (mean 1.5); 1 (1.33); 3 raises it -> new chunk 3; 2 (2.5); 5 -> new; 5 ties; 0; 6 -> new
+#   prefix  means 2, 1.5, 1.33, 1.75 cut, 1.8 cut, 2.33 cut, 2.71 cut, 2.375, 2.78 cut
+#   token   cuts where nll goes up: before 3, the first 5, and 6
+@pytest.mark.parametrize(
+    ("mode", "lengths"), [("chunk", [3, 2, 3, 1]), ("prefix", [3, 1, 1, 1, 2, 1]), ("token", [3, 2, 3, 1])]
+)
+def test_ppl_by_hand(mode, lengths) -> None:
+    nll = torch.tensor([[2.0, 1.0, 1.0, 3.0, 2.0, 5.0, 5.0, 0.0, 6.0]])
+    assert torch.equal(perplexity_ends(-nll, torch.ones(1, 9, dtype=torch.bool), mode), ends_of([lengths], 9))
+
+
+# nll 4 0 1 3: chunk and prefix have means 4, 2, 1.67, then 3 > 1.67 cuts; token cuts before 1 and before 3.
+@pytest.mark.parametrize(("mode", "lengths"), [("chunk", [3, 1]), ("prefix", [3, 1]), ("token", [2, 1, 1])])
+def test_ppl_modes_differ_by_hand(mode, lengths) -> None:
+    nll = torch.tensor([[4.0, 0.0, 1.0, 3.0]])
+    assert torch.equal(perplexity_ends(-nll, torch.ones(1, 4, dtype=torch.bool), mode), ends_of([lengths], 4))
+
+
+@pytest.mark.parametrize("mode", PPL_MODES)
+@pytest.mark.parametrize("nll", [0.1, 0.7, 1 / 3, 2.3025851])
+def test_a_tie_does_not_cut_whatever_the_rounding(mode, nll) -> None:
+    ends = perplexity_ends(torch.full((1, 512), -nll), torch.ones(1, 512, dtype=torch.bool), mode)
+    assert ends.sum() == 1 and ends[0, -1]
+
+
+def test_an_unknown_ppl_mode_raises() -> None:
+    with pytest.raises(ValueError, match="mode"):
+        perplexity_ends(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), "sentence")
+
+
+# spans, and the last token on its own
+
+
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING)
+def test_span_ends_turns_lengths_into_ends(segments, padding) -> None:
+    ends, mask = masked_case(segments, padding)
+    assert torch.equal(span_ends(segments, mask), ends)
+
+
+def test_spans_that_miss_the_end_of_the_response_still_fill_it() -> None:
+    """The last response token always ends a macro action; nothing ends beyond it."""
+    mask = mask_of([5, 5, 2, 0], 6)
+    assert torch.equal(span_ends([[2], [3, 4], [], [1]], mask), ends_of([[2, 3], [3, 2], [2], []], 6))
+
+
+@pytest.mark.parametrize("spans", [[[2, 0], [1]], [[-1], [1]], [[2]]])
+def test_impossible_spans_raise(spans) -> None:
+    with pytest.raises(ValueError, match="length"):
+        span_ends(spans, mask_of([2, 1], 2))
+
+
+@PROPERTY
+@given(segments=SEGMENTS, padding=PADDING)
+def test_isolate_last_token(segments, padding) -> None:
+    ends, mask = masked_case(segments, padding)
+    copies = ends.clone(), mask.clone()
+    expected = ends_of([ref.isolated_lengths(row) for row in segments], mask.shape[1])
+    assert torch.equal(isolate_last_token(ends, mask), expected)
+    assert torch.equal(ends, copies[0]) and torch.equal(mask, copies[1])
+
+
+def test_isolate_last_token_by_hand() -> None:
+    mask = mask_of([5, 1, 0, 3], 5)
+    ends = ends_of([[2, 3], [1], [], [1, 1, 1]], 5)
+    assert torch.equal(isolate_last_token(ends, mask), ends_of([[2, 2, 1], [1], [], [1, 1, 1]], 5))

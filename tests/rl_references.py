@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slow scalar references for the tests of dschat.rl: plain Python floats, one row at a time, written from the rules.
+
+Nothing here imports torch or dschat. A row's macro actions are a list of lengths; an empty response is the empty list.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+
+def fixed_lengths(length: int, ngram: float) -> list[int]:
+    """Macro-action lengths of one response cut every `ngram` tokens; the remainder is a shorter last one."""
+    lengths = []
+    while length > 0:
+        lengths.append(int(min(ngram, length)))
+        length -= lengths[-1]
+    return lengths
+
+
+def perplexity_lengths(logprobs: Sequence[float], mode: str) -> list[int]:
+    """Macro-action lengths of one response by the perplexity rule, in exact arithmetic.
+
+    Args:
+        logprobs: reference log-prob of each response token.
+        mode: "chunk", "prefix" or "token".
+
+    Returns:
+        The lengths. A tie never cuts.
+    """
+    nll = [-Fraction(x) for x in logprobs]
+    if not nll:
+        return []
+    groups = [[nll[0]]]
+    for j in range(1, len(nll)):
+        if mode == "chunk":
+            old, new = groups[-1], groups[-1] + [nll[j]]
+        elif mode == "prefix":
+            old, new = nll[:j], nll[: j + 1]
+        elif mode == "token":
+            old, new = [nll[j - 1]], [nll[j]]
+        else:
+            raise ValueError(mode)
+        if sum(new) / len(new) > sum(old) / len(old):
+            groups.append([nll[j]])
+        else:
+            groups[-1].append(nll[j])
+    return [len(group) for group in groups]
+
+
+def isolated_lengths(lengths: Sequence[int]) -> list[int]:
+    """The same macro actions after the last token has become one of its own."""
+    if not lengths or lengths[-1] == 1:
+        return list(lengths)
+    return [*lengths[:-1], lengths[-1] - 1, 1]
+
+
+def ends_row(lengths: Sequence[int], width: int) -> list[bool]:
+    """One row of `ends`: True on the last token of every macro action, False elsewhere and on the padding."""
+    row = [False] * width
+    position = 0
+    for length in lengths:
+        position += length
+        row[position - 1] = True
+    return row
+
+
+def lengths_of(ends: Sequence[bool], length: int) -> list[int]:
+    """Read macro-action lengths back from one row of `ends`; fails unless they fill the response exactly."""
+    cuts = [j + 1 for j, end in enumerate(ends) if end]
+    assert (cuts[-1] if cuts else 0) == length, f"the last end is at {cuts[-1:]}, the response has {length} tokens"
+    return [stop - start for start, stop in zip([0, *cuts], cuts, strict=False)]
+
+
+def chunks(row: Sequence[float], lengths: Sequence[int]) -> list[list[float]]:
+    """Cut the response part of one row into its macro actions."""
+    start, result = 0, []
+    for length in lengths:
+        result.append(list(row[start : start + length]))
+        start += length
+    return result
+
+
+def sigma(m: int, value_function: str) -> list[float]:
+    """The weights of a macro action of m tokens."""
+    if value_function == "equal":
+        return [1.0 / m] * m
+    if value_function == "unit":
+        return [0.0] * (m - 1) + [1.0]
+    if value_function == "first":
+        return [1.0] + [0.0] * (m - 1)
+    if value_function == "position":
+        harmonic = sum(1.0 / k for k in range(1, m + 1))
+        return [1.0 / ((m - i) * harmonic) for i in range(m)]
+    raise ValueError(value_function)
+
+
+def pool(row: Sequence[float], lengths: Sequence[int], value_function: str) -> list[float]:
+    """The sigma-weighted mean of every macro action of one row."""
+    return [
+        sum(s * x for s, x in zip(sigma(len(c), value_function), c, strict=True)) if c else 0.0
+        for c in chunks(row, lengths)
+    ]
+
+
+def broadcast(per_action: Sequence[float], lengths: Sequence[int], width: int) -> list[float]:
+    """Give every token the number of its macro action; 0 on the padding."""
+    row = [x for x, length in zip(per_action, lengths, strict=True) for _ in range(length)]
+    return row + [0.0] * (width - len(row))
+
+
+def gae(values: Sequence[float], rewards: Sequence[float], gamma: float, lam: float) -> tuple[list, list]:
+    """Generalised advantages by their definition, the double sum, and the returns of one row."""
+    steps = len(values)
+    following = [*values[1:], 0.0]
+    delta = [rewards[t] + gamma * following[t] - values[t] for t in range(steps)]
+    advantages = [sum((gamma * lam) ** k * delta[t + k] for k in range(steps - t)) for t in range(steps)]
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
+
+
+def kl_estimate(logprob: float, ref_logprob: float, estimator: str) -> float:
+    """One sample of KL(policy, reference)."""
+    d = logprob - ref_logprob
+    return {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[estimator]
+
+
+def ppo_row(
+    logprobs: Sequence[float],
+    ref_logprobs: Sequence[float],
+    values: Sequence[float],
+    score: float,
+    lengths: Sequence[int],
+    *,
+    kl_coef: float,
+    gamma: float,
+    lam: float,
+    value_function: str = "equal",
+    macro_reward: str = "sum",
+    kl_estimator: str = "k1",
+    clip_reward_value: float | None = None,
+    penalty: float = 0.0,
+) -> dict[str, list[float]]:
+    """One row from log-probs to advantages, by the rules; `penalty` is what a cut response loses.
+
+    Returns:
+        kl, rewards, advantages and returns, each as wide as `logprobs`, 0 on the padding.
+    """
+    width, count = len(logprobs), sum(lengths)
+    kl = [kl_estimate(logprobs[j], ref_logprobs[j], kl_estimator) for j in range(count)]
+    rewards = [-kl_coef * x for x in kl]
+    score -= penalty
+    if clip_reward_value is not None:
+        score = max(-clip_reward_value, min(clip_reward_value, score))
+    if count:
+        rewards[-1] += score
+    if macro_reward == "sum":
+        macro_rewards = [sum(c) for c in chunks(rewards, lengths)]
+    else:
+        macro_rewards = pool(rewards, lengths, value_function)
+    advantages, returns = gae(pool(values, lengths, value_function), macro_rewards, gamma, lam)
+    blank = [0.0] * (width - count)
+    return {
+        "kl": kl + blank,
+        "rewards": rewards + blank,
+        "advantages": broadcast(advantages, lengths, width),
+        "returns": broadcast(returns, lengths, width),
+    }
+
+
+def policy_term(new_logprob: float, logprob: float, advantage: float, cliprange: float) -> float:
+    """The clipped surrogate of one token."""
+    ratio = math.exp(new_logprob - logprob)
+    clipped = max(1 - cliprange, min(1 + cliprange, ratio))
+    return max(-advantage * ratio, -advantage * clipped)
+
+
+def value_term(new_value: float, value: float, target: float, cliprange_value: float) -> float:
+    """The clipped squared error of one token."""
+    clipped = max(value - cliprange_value, min(value + cliprange_value, new_value))
+    return 0.5 * max((new_value - target) ** 2, (clipped - target) ** 2)

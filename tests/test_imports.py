@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The direction of imports inside dschat, read from the source, and what importing the core loads."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "applications" / "DeepSpeed-Chat"
+PACKAGE = ROOT / "dschat"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# What each part of dschat may import of dschat, besides itself. A new part takes its place here. Mains, which import
+# anything, live outside the package.
+MAY_IMPORT: dict[str, set[str]] = {
+    # one fact each, imported by anybody
+    "errors": set(),
+    "distributed": set(),
+    "functions": {"errors"},
+    # the core, the command line, data
+    "rl": set(),
+    "config": {"errors"},
+    "data": {"errors", "functions"},
+    # machinery
+    "engine": {"errors", "distributed"},
+    "models": {"errors", "rl"},
+    "metrics": {"errors", "distributed"},
+    "records": {"errors", "distributed"},
+    "health": {"errors", "rl"},
+    "evaluation": {"errors"},
+    "checkpoint": {"errors", "distributed", "models", "records"},
+    "selfcheck": {"errors", "models", "rl"},
+    "rewards": {"errors", "functions", "models", "rl"},
+    "rollout": {"errors", "models", "rl"},
+    # the report reads files only
+    "macro_html": {"errors"},
+    "report_data": {"errors"},
+    "report_summary": {"errors", "report_data"},
+    "report_plots": {"errors", "report_data", "report_summary"},
+    "report": {"errors", "evaluation", "macro_html", "report_data", "report_plots", "report_summary"},
+    # loops receive their engines; what makes them and what sets up a stage stands above
+    "trainers": {
+        *("errors", "distributed", "functions", "rl", "config", "data", "models", "metrics", "records"),
+        *("health", "evaluation", "checkpoint", "selfcheck", "rewards", "rollout"),
+    },
+    "builders": {
+        *("errors", "distributed", "functions", "config", "data", "engine", "models", "checkpoint", "rewards"),
+        *("rollout", "trainers"),
+    },
+    "stage": {
+        *("errors", "distributed", "functions", "config", "data", "engine", "models", "metrics", "records"),
+        *("checkpoint", "selfcheck", "rewards", "rollout", "trainers", "builders"),
+    },
+}
+# The core knows torch and a little of the standard library.
+CORE_MAY_IMPORT = {"__future__", "collections.abc", "dataclasses", "dschat", "math", "torch", "typing"}
+
+
+def module_name(path: Path) -> str:
+    """Dotted name of a source file of the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, anywhere in it, by absolute dotted name.
+
+    `from a import b` yields `a.b`, so that a submodule imported by name is seen. String arguments of
+    `importlib.import_module` and `__import__` count.
+    """
+    package = module_name(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{start}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = ast.unparse(node.func)
+            if called.endswith("import_module") or called == "__import__":
+                yield str(node.args[0].value)
+
+
+def part_of(name: str) -> str | None:
+    """`rl` of `dschat.rl.losses`; None of a name outside dschat, or of dschat itself."""
+    pieces = name.split(".")
+    return pieces[1] if pieces[0] == "dschat" and len(pieces) > 1 else None
+
+
+def test_the_package_is_there() -> None:
+    assert {module_name(path) for path in FILES} >= {"dschat", "dschat.rl", "dschat.rl.ppo_batch"}
+
+
+def test_every_part_has_its_place() -> None:
+    parts = {part_of(module_name(path)) for path in FILES} - {None}
+    assert parts <= set(MAY_IMPORT), f"add {sorted(parts - set(MAY_IMPORT))} to MAY_IMPORT"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_nothing_points_up(path) -> None:
+    own = part_of(module_name(path))
+    allowed = MAY_IMPORT.get(own, set()) | {own}
+    used = {part_of(name) for name in imports_of(path)} - {None}
+    assert used <= allowed, f"{module_name(path)} imports {sorted(used - allowed)}"
+
+
+def test_the_table_has_no_circle() -> None:
+    order = list(TopologicalSorter(MAY_IMPORT).static_order())
+    assert set(order) == set(MAY_IMPORT)
+    assert order.index("rl") < order.index("models") < order.index("rollout") < order.index("trainers")
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_only_engine_imports_deepspeed(path) -> None:
+    if part_of(module_name(path)) != "engine":
+        assert "deepspeed" not in {name.split(".")[0] for name in imports_of(path)}
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if part_of(module_name(p)) == "rl"], ids=lambda path: module_name(path)
+)
+def test_the_core_is_pure(path) -> None:
+    for name in imports_of(path):
+        assert any(name == root or name.startswith(root + ".") for root in CORE_MAY_IMPORT), name
+        assert not name.startswith("torch.distributed"), name
+        assert name.split(".")[0] != "dschat" or part_of(name) == "rl", name
+
+
+def test_the_core_loads_neither_deepspeed_nor_transformers_nor_datasets() -> None:
+    modules = [module_name(p) for p in FILES if part_of(module_name(p)) == "rl"]
+    program = (
+        f"import importlib, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "loaded = {'deepspeed', 'transformers', 'datasets', 'peft', 'accelerate'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+        "import torch.distributed as dist\n"
+        "assert not (dist.is_available() and dist.is_initialized())\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd="/")
+    assert run.returncode == 0, run.stderr
