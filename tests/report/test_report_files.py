@@ -41,6 +41,7 @@ def test_a_missing_file_is_named(two_runs, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
+SAMPLE = '{"prompt": "p", "score": 1, "finished": true, "gold_scores": 1, '
 START = '{"update": 0, "samples": 0, "seconds": 0'
 
 
@@ -57,6 +58,12 @@ START = '{"update": 0, "samples": 0, "seconds": 0'
         ("metrics.jsonl", START + "}\n", "no evaluation of update 0"),
         ("metrics.jsonl", START + ', "eval/scores": 1}\n', "lower --eval_interval"),
         ("samples/update-000010.jsonl", '{"prompt": "p"}\n', "update-000010.jsonl:1 is not a sample"),
+        (
+            "samples/update-000010.jsonl",
+            SAMPLE + '"tokens": [{"text": "a"}]}\n',
+            "'macro_action'. is wrong or missing",
+        ),
+        ("samples/update-000010.jsonl", SAMPLE + '"tokens": [{"text": 1, "macro_action": 0}]}\n', "text 1"),
         ("samples/update-000010.jsonl", "\n", "update-000010.jsonl holds no complete row"),
     ],
 )

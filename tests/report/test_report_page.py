@@ -11,7 +11,7 @@ import pytest
 
 from dschat.report import build_report
 from dschat.report_plots import smooth
-from report_runs import Page, make_run, make_two_runs
+from report_runs import Page, edit_rows, make_run, make_two_runs
 
 SCRIPT = "<script>alert('x')</script>"
 
@@ -78,8 +78,18 @@ def test_page_says_when_no_prompt_is_common(tmp_path):
     runs = {"a": make_run(tmp_path / "a", [0.4, 0.6]), "b": make_run(tmp_path / "b", [0.4, 0.6], prompts=("x", "y"))}
     build_report(runs, tmp_path / "out")
     page = read_page(tmp_path / "out")
-    assert "no held-out prompt in common" in page.text
+    assert "no held-out prompt whose responses" in page.text
     assert len(page.of_class("ma-panel")) == 0
+
+
+def test_responses_without_tokens_are_counted_but_not_shown(two_runs, tmp_path):
+    path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
+    edit_rows(path, lambda index, row: row if index == 0 else {key: row[key] for key in row if key != "tokens"})
+    summary = build_report(two_runs, tmp_path / "out")
+    # Length and KL of the second response are not known: no standard error of them.
+    assert summary.rows[1][1:5] == ["0.500 ± 0.100", "5.000 ± 1.000", "1.500", "3.0"]
+    assert summary.rows[1][-1] == "2"
+    assert len(read_page(tmp_path / "out").of_class("ma-panel")) == 3
 
 
 def test_text_that_is_no_unicode_still_gives_a_page(two_runs, tmp_path):

@@ -30,8 +30,7 @@ _COLOURS = "\n".join(
 
 STYLE = f"""
 .ma-text {{ white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.75; }}
-.ma {{ color: #1a1a1a; border-left: 2px solid #888; border-radius: 3px; padding: 0.1em 0; unicode-bidi: isolate;
-  box-decoration-break: clone; -webkit-box-decoration-break: clone; }}
+.ma {{ color: #1a1a1a; border-left: 2px solid #888; border-radius: 3px; padding: 0.1em 0; unicode-bidi: isolate; }}
 .ma-off {{ background: #ececec; }}
 .tk {{ cursor: help; padding: 0.1em 0; border-radius: 2px; }}
 .tk:hover {{ outline: 1.5px solid #1a1a1a; }}

@@ -97,13 +97,14 @@ def _page(runs: Sequence[RunData], metric: str | None, summary: Summary) -> str:
 
 
 def _examples(runs: Sequence[RunData], metric: str | None) -> list[dict[str, Any]]:
-    """The first held-out prompts that every model answered, with the responses side by side."""
-    by_prompt = [{sample.prompt: sample for sample in run.last} for run in runs]
+    """The first held-out prompts that every model answered token by token, with the responses side by side."""
+    by_prompt = [{sample.prompt: sample for sample in run.last if sample.tokens} for run in runs]
     # The SFT model has no macro actions of its own: show those of the condition with the longest.
     longest = max(runs, key=lambda run: (_macro_length(run), run.name))
     examples: list[dict[str, Any]] = []
     for start in longest.first:
-        if all(start.prompt in samples for samples in by_prompt) and len(examples) < SHOWN_PROMPTS:
+        common = bool(start.tokens) and all(start.prompt in samples for samples in by_prompt)
+        if common and len(examples) < SHOWN_PROMPTS:
             ends = [samples[start.prompt] for samples in by_prompt]
             sft = _panel("SFT", start, runs, metric, f"macro actions as in {longest.name}")
             cells = [sft, *[_panel(run.name, end, runs, metric) for run, end in zip(runs, ends, strict=True)]]

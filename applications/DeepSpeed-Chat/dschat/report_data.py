@@ -25,9 +25,10 @@ class Sample:
 
     Attributes:
         prompt: the prompt's text.
-        values: score, metric function (where there is one), kl (nats, summed over the response; missing when the
-            log-probs are), length (tokens), eos_rate (1 or 0), by their names in metrics.jsonl.
-        tokens: one mapping per token, as in the samples file.
+        values: scores, the metric function where there is one, eos_rate (1 or 0), kl (nats, summed over the
+            response) and length (tokens), by their names in metrics.jsonl. The last two are missing where the
+            samples file gives neither them nor the tokens they follow from.
+        tokens: one mapping per token, as in the samples file; empty where it gives none.
     """
 
     prompt: str
@@ -131,17 +132,28 @@ def _read_samples(folder: Path, update: float, metric: str | None) -> list[Sampl
 
 def _sample(row: Mapping[str, Any], path: Path, number: int, metric: str | None) -> Sample:
     try:
-        tokens = row["tokens"]
-        values = {"scores": row["score"], "length": len(tokens), "eos_rate": float(row["finished"])}
+        tokens = row.get("tokens", [])
+        values = {"scores": row["score"], "eos_rate": row["finished"]} | _from_tokens(tokens)
+        values |= {key: row[key] for key in ("kl", "length") if key in row}
         if metric is not None:
             values[metric] = row[metric]
-        if all(token.get("logprob") is not None and token.get("ref_logprob") is not None for token in tokens):
-            values["kl"] = sum(token["logprob"] - token["ref_logprob"] for token in tokens)
-        for token in tokens:
-            str(token["text"]), int(token["macro_action"])
         return Sample(str(row["prompt"]), _finite(values), tokens)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}:{number} is not a sample of step 3: {error!r} is wrong or missing.") from error
+
+
+def _from_tokens(tokens: list[dict[str, Any]]) -> dict[str, float]:
+    """Length and KL of a response; raises KeyError, TypeError or ValueError where a token lacks what is drawn."""
+    for token in tokens:
+        int(token["macro_action"])
+        if not isinstance(token["text"], str):
+            raise TypeError(f"text {token['text']!r}")
+    if not tokens:
+        return {}
+    values: dict[str, float] = {"length": len(tokens)}
+    if all(token.get("logprob") is not None and token.get("ref_logprob") is not None for token in tokens):
+        values["kl"] = sum(token["logprob"] - token["ref_logprob"] for token in tokens)
+    return values
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, float]:

@@ -249,8 +249,10 @@ def _remarks(models: Sequence[SummaryRow], num_runs: int) -> list[str]:
             "± is one standard error over held-out prompts, not over seeds"
             + (": runs of other seeds may differ by more." if num_runs > 1 else ".")
         )
+    if any(value.error is None for model in models for value in model.estimates.values()):
+        remarks.append("No ± where the samples file does not give the number for every response.")
     if any(model.prompts is None for model in models):
-        remarks.append("No ± and no number of prompts where the samples file does not hold every response evaluated.")
+        remarks.append("No number of prompts where the samples file does not hold every response evaluated.")
     remarks.append(
         "Macro length and λ_eff = λ^(1/macro length) are means over the run; the critic's explained variance is the"
         " mean of its last tenth."

@@ -8,7 +8,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_DROPOUT = "dropout is not set by a flag: change it in the config.json of the model"
+_DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
 
 INERT_FLAGS: dict[str, str] = {

@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dschat.data.collate import collate_prompts, update_batches
+from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.distributed import device, is_main, rank, world_size
 from dschat.health import check_batch, check_number
@@ -243,8 +244,7 @@ def total_updates(num_prompts: int, config: Any, plan: Any) -> int:
 def decode_responses(rollout: Rollout, tokenizer: Any) -> list[str]:
     """The text of every response, special tokens removed."""
     ids_and_masks = zip(rollout.response_ids.cpu(), rollout.response_mask.cpu(), strict=True)
-    ids = [row[mask].tolist() for row, mask in ids_and_masks]
-    return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return [decode_response(tokenizer, row[mask].tolist()) for row, mask in ids_and_masks]
 
 
 def derive_seed(*parts: int) -> int:

@@ -1,0 +1,38 @@
+# make quickstart   the whole pipeline on this machine, with a report
+# make test         the test suite
+# make check        ruff, format, types
+# Each makes .venv and installs into it when requirements.txt or setup.py changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+INSTALLED := $(VENV)/installed
+DEV := $(VENV)/installed-dev
+
+.PHONY: quickstart test check install clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): requirements.txt setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(DEV): $(INSTALLED) requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	touch $@
+
+quickstart: $(INSTALLED)
+	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/main.py --output_dir runs/quickstart
+
+test: $(DEV)
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(DEV)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs

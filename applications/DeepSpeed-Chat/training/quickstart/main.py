@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole pipeline on one machine: corpus, model, step 1, step 2, step 3 with and without macro actions, report.
+
+Runs the same mains as any training, as processes of their own, on a synthetic corpus and a small Gemma.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dschat.errors import UserError
+
+TRAINING = Path(__file__).resolve().parents[1]
+GOLD = Path(__file__).resolve().parents[2] / "dschat" / "data" / "synthetic.py"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything."""
+
+    demonstrations: int
+    comparisons: int
+    held_out: int
+    sft_epochs: int
+    batch: int  # of all steps
+    rollout: int
+    ppo_epochs_over_prompts: int
+    eval_interval: int
+
+
+FULL = Scale(4000, 10000, 256, 3, 64, 128, 2, 20)
+SMALL = Scale(64, 128, 16, 1, 16, 16, 1, 2)  # shows that every part runs; learns nothing
+
+COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
+LENGTHS = ["--max_seq_len", "192"]
+
+
+def main() -> int:
+    """Parses the flags and runs everything; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"), help="folder of everything made")
+    parser.add_argument("--seed", type=int, default=1234, help="of corpus, model and training")
+    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    args = parser.parse_args()
+    try:
+        quickstart(args.output_dir, args.seed, SMALL if args.small else FULL)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def quickstart(folder: Path, seed: int, scale: Scale) -> None:
+    """Makes the data and the model, runs the three steps and writes the report."""
+    from dschat.report import build_report
+
+    start = time.perf_counter()
+    data, model = make_inputs(folder, seed, scale)
+    sft, reward = folder / "step1-sft", folder / "step2-reward"
+    seeded = [*COMMON, "--seed", str(seed)]
+    run("step1_supervised_finetuning", [*sft_flags(data, model, sft, scale), *seeded])
+    run("step2_reward_model_finetuning", [*reward_flags(data, sft, reward, scale), *seeded])
+    runs = {"PPO (n = 1)": (folder / "step3-ppo", "1"), "MA-PPO (n = 5)": (folder / "step3-ma-ppo", "5")}
+    for output, ngram in runs.values():
+        flags = ppo_flags(data, sft, reward, output, scale)
+        run("step3_rlhf_finetuning", [*flags, "--termination_condition", "fixed", "--ngram", ngram, *seeded])
+    summary = build_report(
+        {name: output for name, (output, _) in runs.items()},
+        folder,
+        title="Quickstart: PPO and MA-PPO on the synthetic reviews",
+        notes=[
+            "Gold score: counts complaints in the first half of a review and praise in the second; never trained on."
+        ],
+    )
+    print(summary.text())
+    print(f"\nreport: {folder / 'report.html'} ({time.perf_counter() - start:.0f} s in all)")
+
+
+def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
+    """The corpus and the random model, as files."""
+    from dschat.data.synthetic import make_rows, row_texts, write_corpus
+    from dschat.models.tiny import make_model
+
+    print("== corpus and model", flush=True)
+    write_corpus(folder / "data", scale.demonstrations, scale.comparisons, scale.held_out, seed)
+    texts = row_texts(make_rows(1000, seed, "demonstrations"))
+    return folder / "data", make_model(folder / "model", texts, seed)
+
+
+def sft_flags(data: Path, model: Path, output: Path, scale: Scale) -> list[str]:
+    """Step 1 on the demonstrations."""
+    flags = {
+        "--data_path": data / "demonstrations",
+        "--data_split": "1,0,0",
+        "--model_name_or_path": model,
+        "--output_dir": output,
+        "--per_device_train_batch_size": scale.batch,
+        "--per_device_eval_batch_size": scale.batch,
+        "--learning_rate": 3e-3,
+        "--num_train_epochs": scale.sft_epochs,
+        "--warmup_ratio": 0.1,
+    }
+    return [*as_arguments(flags), *LENGTHS]
+
+
+def reward_flags(data: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
+    """Step 2 on half of the comparisons."""
+    flags = {
+        "--data_path": data / "comparisons",
+        "--data_split": "0,1,1",
+        "--model_name_or_path": sft,
+        "--output_dir": output,
+        "--per_device_train_batch_size": scale.batch,
+        "--per_device_eval_batch_size": scale.batch,
+        "--learning_rate": 1e-3,
+        "--num_train_epochs": 1,
+        "--warmup_ratio": 0.1,
+    }
+    return [*as_arguments(flags), *LENGTHS]
+
+
+def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale) -> list[str]:
+    """Step 3 on the prompts of the other half; both runs start from the same models and see the same prompts."""
+    flags = {
+        "--data_path": data / "comparisons",
+        "--data_split": "0,1,1",
+        "--actor_model_name_or_path": sft,
+        "--critic_model_name_or_path": reward,
+        "--metric_function": f"{GOLD}:gold_scores",
+        "--output_dir": output,
+        "--per_device_generation_batch_size": scale.rollout,
+        "--per_device_training_batch_size": scale.rollout // 2,
+        "--per_device_eval_batch_size": scale.rollout,
+        "--num_train_epochs": scale.ppo_epochs_over_prompts,
+        "--eval_interval": scale.eval_interval,
+        "--max_prompt_seq_len": 128,
+        "--max_answer_seq_len": 64,
+        "--actor_learning_rate": 5e-4,
+        "--critic_learning_rate": 1e-3,
+        "--kl_ctl": 0.02,
+    }
+    return as_arguments(flags)
+
+
+def as_arguments(flags: dict[str, object]) -> list[str]:
+    """{"--flag": value} → ["--flag", "value"]."""
+    return [str(part) for item in flags.items() for part in item]
+
+
+def run(step: str, flags: list[str]) -> None:
+    """One main in a process of its own; its output is shown."""
+    command = [sys.executable, str(TRAINING / step / "main.py"), *flags]
+    print("== " + " ".join(["python", os.path.relpath(command[1]), *flags]), flush=True)
+    status = subprocess.run(command).returncode
+    if status:
+        raise UserError(f"{step} ended with status {status}; its message is above.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

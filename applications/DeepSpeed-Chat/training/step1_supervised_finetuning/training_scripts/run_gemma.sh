@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Step 1 for Gemma-2B on TL;DR: supervised fine-tuning. Further flags are passed on; the last of a kind wins.
+#   PROJ_PATH   folder for data and models (default: the current folder)
+#   BASE_MODEL  folder or Hugging Face id (default: google/gemma-2b)
+#   DATA_PATH   data with TL;DR's columns, or prompt and response (default: $PROJ_PATH/data/tldr)
+#   NUM_GPUS    processes on this machine (default: 1)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PROJ_PATH=${PROJ_PATH:-$PWD}
+BASE_MODEL=${BASE_MODEL:-google/gemma-2b}
+DATA_PATH=${DATA_PATH:-$PROJ_PATH/data/tldr}
+NUM_GPUS=${NUM_GPUS:-1}
+
+deepspeed --num_gpus "$NUM_GPUS" main.py \
+    --deepspeed \
+    --data_path "$DATA_PATH" \
+    --data_split 2,4,4 \
+    --model_name_or_path "$BASE_MODEL" \
+    --max_seq_len 1024 \
+    --per_device_train_batch_size 4 \
+    --per_device_eval_batch_size 4 \
+    --global_batch_size 512 \
+    --learning_rate 5e-5 \
+    --weight_decay 0.01 \
+    --num_train_epochs 3 \
+    --lr_scheduler_type cosine \
+    --warmup_ratio 0.1 \
+    --gradient_checkpointing \
+    --eval_interval 50 \
+    --seed 1234 \
+    --output_dir "$PROJ_PATH/models/sft" \
+    "$@"
