@@ -153,7 +153,7 @@ def row_texts(rows: Sequence[dict[str, Any]]) -> list[str]:
 def write_corpus(
     folder: str | Path,
     num_demonstrations: int = 4000,
-    num_comparisons: int = 10000,
+    num_comparisons: int = 12000,
     num_eval: int = 500,
     seed: int = 1234,
 ) -> dict[str, Path]:

@@ -126,7 +126,7 @@ def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: Engin
     inner = _inner(model)
     inner.config.use_cache = not settings.gradient_checkpointing
     if settings.gradient_checkpointing:
-        inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _enable_gradient_checkpointing(inner)
     model.to(device())
     adam = torch.optim.AdamW(
         _parameter_groups(model, optimizer.weight_decay), lr=optimizer.learning_rate, betas=ADAM_BETAS
@@ -183,6 +183,14 @@ def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict
                 f'Remove the key, or set it to "auto".'
             )
     return {**config, **given}
+
+
+def _enable_gradient_checkpointing(model: Any) -> None:
+    kwargs = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.23
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
 
 
 def _inner(model: nn.Module) -> Any:

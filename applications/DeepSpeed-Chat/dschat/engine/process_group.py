@@ -28,6 +28,9 @@ def process_group() -> Iterator[None]:
             port = free.getsockname()[1]
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
         os.environ.update(alone, MASTER_PORT=str(port))
+    if os.environ["WORLD_SIZE"] == "1":
+        # Shared-memory collectives are of no use to one process, and compiling them takes most of a minute.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")

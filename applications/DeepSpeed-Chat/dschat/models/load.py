@@ -28,7 +28,7 @@ def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> 
     Raises:
         UserError: there is no such model.
     """
-    model = _from_pretrained(AutoModelForCausalLM, path, flag, dtype)
+    model, _ = _from_pretrained(AutoModelForCausalLM, path, flag, dtype)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
     _set_special_ids(model, tokenizer)
@@ -37,20 +37,19 @@ def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> 
     return model
 
 
-def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, zero_head: bool = False) -> Any:
-    """Opens a sequence classifier with one label; from a causal LM the head is new.
+def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> Any:
+    """Opens a sequence classifier with one label; from a causal LM the head is new, and starts at zero.
 
     Args:
         path: folder or hub id of a reward model, or of a causal LM to start one from.
         flag: the command-line flag that named it, for messages.
         dtype: of the parameters.
         tokenizer: of the run.
-        zero_head: start the head at zero (a critic that begins from the SFT model).
 
     Raises:
         UserError: there is no such model, or it has no ``score`` head with one output.
     """
-    model = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, num_labels=1)
+    model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, num_labels=1)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(
@@ -59,7 +58,7 @@ def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, zero_h
         )
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
-    if zero_head:
+    if "score.weight" in loading["missing_keys"]:
         nn.init.zeros_(head.weight)
     _set_special_ids(model, tokenizer)
     return model
@@ -87,11 +86,14 @@ def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
     )
 
 
-def _from_pretrained(auto_class: Any, path: str, flag: str, dtype: torch.dtype, **options: Any) -> Any:
+def _from_pretrained(auto_class: Any, path: str, flag: str, dtype: torch.dtype, **options: Any) -> tuple[Any, Any]:
+    """The model and what transformers says of its weights (missing_keys, …)."""
     try:
         config = AutoConfig.from_pretrained(path, **options)
         _disable_dropout(config)
-        return auto_class.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
+        return auto_class.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(explain_missing("model", path, flag, error)) from error
 

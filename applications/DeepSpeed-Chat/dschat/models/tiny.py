@@ -55,7 +55,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 768) -> "PreTrainedT
 def make_gemma(
     tokenizer: "PreTrainedTokenizerFast",
     seed: int = 1234,
-    hidden_size: int = 128,
+    hidden_size: int = 64,
     layers: int = 2,
     intermediate_size: int | None = None,
     heads: int = 4,
@@ -101,7 +101,7 @@ def make_model(
     folder: str | Path,
     texts: Iterable[str],
     seed: int = 1234,
-    hidden_size: int = 128,
+    hidden_size: int = 64,
     layers: int = 2,
     vocab_size: int = 768,
 ) -> Path:

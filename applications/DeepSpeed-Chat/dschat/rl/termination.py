@@ -80,8 +80,8 @@ def make_row_seeds(seed: int, prompt_index: Tensor, epoch: int) -> Tensor:
     Returns:
         (B,) long, well mixed.
     """
-    mixed = _mix(torch.tensor([seed], dtype=torch.long, device=prompt_index.device) + _GOLDEN)
-    mixed = _mix(mixed + (epoch + 1) * _GOLDEN)
+    parts = torch.tensor([seed, epoch], dtype=torch.long, device=prompt_index.device) + 1
+    mixed = _mix(_mix(parts[0] * _GOLDEN) + parts[1] * _GOLDEN)
     return _mix(mixed + (prompt_index.long() + 1) * _GOLDEN)
 
 

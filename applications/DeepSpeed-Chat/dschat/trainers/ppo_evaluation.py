@@ -46,8 +46,8 @@ class Evaluation:
         """Means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the metric function's name."""
         if not self.prompts:
             return {}
-        lengths = [len(prompt) for prompt in self.prompts]
-        batches = eval_batches(lengths, self._batch_size, rank=rank(), world_size=world_size())
+        prompt_lengths = [len(prompt) for prompt in self.prompts]
+        batches = eval_batches(prompt_lengths, self._batch_size, rank=rank(), world_size=world_size())
         means = Means()
         samples: dict[int, dict[str, Any]] = {}
         detailed = {prompt.index for prompt in self.prompts[:DETAILED_SAMPLES]}
@@ -59,6 +59,7 @@ class Evaluation:
             trajectory, metric = trainer.score(rollout, text)
             batch = trainer.assign_credit(trajectory, epoch=0)
             name = trainer.models.metric_name
+            kl, lengths = batch.kl.sum(1), batch.response_mask.sum(1)
             _add(means, batch, metric, name)
             for row, example in enumerate(examples):
                 sample = {
@@ -66,6 +67,8 @@ class Evaluation:
                     "response": text.responses[row],
                     "score": float(trajectory.scores[row]),
                     "finished": bool(rollout.finished[row]),
+                    "kl": float(kl[row]),
+                    "length": int(lengths[row]),
                 }
                 if metric is not None:
                     sample[name] = float(metric[row])

@@ -23,17 +23,28 @@ class Scale:
     """How much of everything."""
 
     demonstrations: int
-    comparisons: int
-    held_out: int
+    pairs: int  # of step 2
+    held_out: int  # rows of each corpus
     sft_epochs: int
-    batch: int  # of all steps
-    rollout: int
-    ppo_epochs_over_prompts: int
+    reward_epochs: int
+    batch: int  # of steps 1 and 2
+    rollout: int  # prompts of one PPO iteration
+    iterations: int
     eval_interval: int
 
+    @property
+    def prompts(self) -> int:
+        """Prompts of step 3."""
+        return self.rollout * self.iterations
 
-FULL = Scale(4000, 10000, 256, 3, 64, 128, 2, 20)
-SMALL = Scale(64, 128, 16, 1, 16, 16, 1, 2)  # shows that every part runs; learns nothing
+    @property
+    def data_split(self) -> str:
+        """The shares of steps 2 and 3 in the comparisons."""
+        return f"0,{self.pairs},{self.prompts}"
+
+
+FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 48, 12)
+SMALL = Scale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
 
 COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
 LENGTHS = ["--max_seq_len", "192"]
@@ -86,7 +97,7 @@ def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     from dschat.models.tiny import make_model
 
     print("== corpus and model", flush=True)
-    write_corpus(folder / "data", scale.demonstrations, scale.comparisons, scale.held_out, seed)
+    write_corpus(folder / "data", scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
     texts = row_texts(make_rows(1000, seed, "demonstrations"))
     return folder / "data", make_model(folder / "model", texts, seed)
 
@@ -99,7 +110,7 @@ def sft_flags(data: Path, model: Path, output: Path, scale: Scale) -> list[str]:
         "--model_name_or_path": model,
         "--output_dir": output,
         "--per_device_train_batch_size": scale.batch,
-        "--per_device_eval_batch_size": scale.batch,
+        "--per_device_eval_batch_size": 64,
         "--learning_rate": 3e-3,
         "--num_train_epochs": scale.sft_epochs,
         "--warmup_ratio": 0.1,
@@ -108,40 +119,42 @@ def sft_flags(data: Path, model: Path, output: Path, scale: Scale) -> list[str]:
 
 
 def reward_flags(data: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
-    """Step 2 on half of the comparisons."""
+    """Step 2 on the first share of the comparisons."""
     flags = {
         "--data_path": data / "comparisons",
-        "--data_split": "0,1,1",
+        "--data_split": scale.data_split,
         "--model_name_or_path": sft,
         "--output_dir": output,
         "--per_device_train_batch_size": scale.batch,
-        "--per_device_eval_batch_size": scale.batch,
-        "--learning_rate": 1e-3,
-        "--num_train_epochs": 1,
+        "--per_device_eval_batch_size": 64,
+        "--learning_rate": 3e-3,
+        "--num_train_epochs": scale.reward_epochs,
         "--warmup_ratio": 0.1,
     }
     return [*as_arguments(flags), *LENGTHS]
 
 
 def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale) -> list[str]:
-    """Step 3 on the prompts of the other half; both runs start from the same models and see the same prompts."""
+    """Step 3 on the prompts of the other share; both runs start from the same models and see the same prompts."""
     flags = {
         "--data_path": data / "comparisons",
-        "--data_split": "0,1,1",
+        "--data_split": scale.data_split,
         "--actor_model_name_or_path": sft,
         "--critic_model_name_or_path": reward,
         "--metric_function": f"{GOLD}:gold_scores",
         "--output_dir": output,
         "--per_device_generation_batch_size": scale.rollout,
-        "--per_device_training_batch_size": scale.rollout // 2,
-        "--per_device_eval_batch_size": scale.rollout,
-        "--num_train_epochs": scale.ppo_epochs_over_prompts,
+        "--per_device_training_batch_size": scale.rollout,
+        "--per_device_eval_batch_size": 128,
+        "--num_train_epochs": 1,
         "--eval_interval": scale.eval_interval,
         "--max_prompt_seq_len": 128,
         "--max_answer_seq_len": 64,
-        "--actor_learning_rate": 5e-4,
-        "--critic_learning_rate": 1e-3,
-        "--kl_ctl": 0.02,
+        "--actor_learning_rate": 1e-3,
+        "--critic_learning_rate": 2e-3,
+        "--kl_ctl": 0.05,
+        "--missing_eos_penalty": 2,
+        "--warmup_ratio": 0.05,
     }
     return as_arguments(flags)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from dschat.config.batches import BatchPlan
 from dschat.engine.engine import Engine, EngineSettings, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import choose_dtype
@@ -32,7 +30,6 @@ def build_policy(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: in
 def build_reward_model(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: int) -> Engine:
     """Step 2's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
-    torch.manual_seed(config.seed)  # the head is new
     model = ScalarModel(load_scalar(config.model_name_or_path, BASE, settings.dtype, tokenizer))
     return train_engine(model, _optimizer_settings(config, total_updates), settings)
 
@@ -64,10 +61,8 @@ def build_ppo_models(config: Any, plan: BatchPlan, tokenizer: Any, total_updates
     def policy() -> PolicyModel:
         return PolicyModel(load_causal_lm(sft_path, ACTOR, dtype, tokenizer))
 
-    if config.critic_model_name_or_path:
-        critic = load_scalar(config.critic_model_name_or_path, CRITIC, dtype, tokenizer)
-    else:
-        critic = load_scalar(sft_path, ACTOR, dtype, tokenizer, zero_head=True)
+    critic_path = config.critic_model_name_or_path or sft_path
+    critic = load_scalar(critic_path, CRITIC, dtype, tokenizer)
     metric = None
     if config.metric_function:
         metric = FunctionReward(load_function(config.metric_function, "--metric_function"), "--metric_function")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of all tests: one thread, one tokenizer, and the process group of the tests that need an engine."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from factories import make_tokenizer
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """A byte-level BPE tokenizer of 100 ids: 0 <pad>, 1 <bos>, 2 <eos>."""
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def _group() -> Iterator[dict[str, str]]:
+    """A process group of one; its variables are taken back, so that no subprocess of another test inherits them."""
+    from dschat.engine.process_group import process_group
+
+    before = dict(os.environ)
+    with process_group():
+        added = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        for name in added:
+            del os.environ[name]
+        os.environ.update({name: before[name] for name in added if name in before})
+        yield added
+
+
+@pytest.fixture
+def group(_group: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The open process group, for tests that make engines."""
+    for name, value in _group.items():
+        monkeypatch.setenv(name, value)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models, tokenizers, batches, engines and configurations for the tests, all built in code."""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KINDS = ("gemma", "gemma2", "llama", "gpt2")
+PAD, BOS, EOS = 0, 1, 2
+FIRST_ORDINARY = 3  # ids from here on are ordinary tokens
+HIDDEN = 32
+TEXTS = (
+    "the quick brown fox jumps over the lazy dog. ",
+    "a cat sat on a mat, and ate an apple at a table. ",
+    "we make zebra puzzles; vex, jinx, quartz and whisky follow. ",
+)
+
+
+def make_tokenizer(vocab_size: int = 100, texts: Sequence[str] = TEXTS, **special: Any) -> Any:
+    """A byte-level BPE tokenizer over the bytes of `texts`; `special` overrides its special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=["<pad>", "<bos>", "<eos>"], show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    tokens = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"} | special
+    tokens = {name: token for name, token in tokens.items() if token is not None}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **tokens)
+
+
+def make_config(kind: str, vocab_size: int = 100, **overrides: Any) -> Any:
+    """A config of 2 layers, 32 wide, whose random weights give logits a spread of a few nats."""
+    from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
+
+    ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "vocab_size": vocab_size}
+    if kind == "gpt2":
+        size = {"n_embd": HIDDEN, "n_layer": 2, "n_head": 2, "n_positions": 128}
+        return GPT2Config(**{**ids, **size, "initializer_range": 0.3, **overrides})
+    size = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": HIDDEN // 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.3,
+    }
+    if kind == "gemma2":
+        size |= {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 20.0, "sliding_window": 8}
+        size |= {"query_pre_attn_scalar": HIDDEN // 2}
+    config_class = {"gemma": GemmaConfig, "gemma2": Gemma2Config, "llama": LlamaConfig}[kind]
+    return config_class(**{**ids, **size, **overrides})
+
+
+def make_causal_lm(kind: str = "gemma", seed: int = 0, vocab_size: int = 100, **overrides: Any) -> Any:
+    """A random causal LM in float32, in evaluation mode."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(make_config(kind, vocab_size, **overrides)).float().eval()
+
+
+def make_classifier(kind: str = "gemma", seed: int = 0, vocab_size: int = 100, **overrides: Any) -> Any:
+    """A random sequence classifier with one label, in float32, in evaluation mode."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = make_config(kind, vocab_size, num_labels=1, **overrides)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoModelForSequenceClassification.from_config(config).float().eval()
+
+
+def save_folder(folder: Path, model: Any, tokenizer: Any) -> str:
+    """Saves both as a Hugging Face folder; its path."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def random_ids(length: int, seed: int, vocab_size: int = 100) -> list[int]:
+    """Ordinary ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(FIRST_ORDINARY, vocab_size, (length,), generator=generator).tolist()
+
+
+def ragged_rows(prompt_lengths: Sequence[int], response_lengths: Sequence[int], seed: int = 0) -> list[Any]:
+    """(prompt ids, response ids) of each row; the numbers of a row depend on its place and the seed only."""
+    lengths = zip(prompt_lengths, response_lengths, strict=True)
+    return [
+        (random_ids(p, 1000 * seed + 2 * i), random_ids(r, 1000 * seed + 2 * i + 1))
+        for i, (p, r) in enumerate(lengths)
+    ]
+
+
+def pad_rows(rows: Sequence[Any], left: int = 0, right: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """input_ids (B, P+R), attention_mask (B, P+R) and response_mask (B, R), with extra padding on either side."""
+    prompt_width = max(len(prompt) for prompt, _ in rows) + left
+    width = max(len(response) for _, response in rows) + right
+    ids, mask = [], []
+    for prompt, response in rows:
+        before, after = prompt_width - len(prompt), width - len(response)
+        ids.append([PAD] * before + prompt + response + [PAD] * after)
+        mask.append([False] * before + [True] * (len(prompt) + len(response)) + [False] * after)
+    attention_mask = torch.tensor(mask)
+    return torch.tensor(ids), attention_mask, attention_mask[:, prompt_width:]
+
+
+@torch.no_grad()
+def hf_logprobs(causal_lm: Any, row: Any, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs and entropies of one row's response, from the model's own logits of the unpadded row."""
+    prompt, response = row
+    logits = causal_lm(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+    distribution = torch.distributions.Categorical(logits=logits / temperature)
+    return distribution.log_prob(torch.tensor(response)).float(), distribution.entropy().float()
+
+
+@torch.no_grad()
+def hf_score(classifier: Any, ids: Sequence[int]) -> float:
+    """The classifier's own number for one unpadded row."""
+    return float(classifier(input_ids=torch.tensor([list(ids)])).logits[0, 0])
+
+
+def make_rollout(rows: Sequence[Any], left: int = 0, right: int = 0) -> Any:
+    """A Rollout of these rows; a response counts as finished if it ends in EOS."""
+    from dschat.rl.types import Rollout
+
+    input_ids, attention_mask, response_mask = pad_rows(rows, left, right)
+    finished = torch.tensor([bool(response) and response[-1] == EOS for _, response in rows])
+    return Rollout(input_ids, attention_mask, response_mask, torch.arange(len(rows)), finished)
+
+
+def to_device(item: Any) -> Any:
+    """Tensors, dicts or dataclasses of tensors on the device where engines compute."""
+    from dschat.distributed import device
+
+    if isinstance(item, torch.Tensor):
+        return item.to(device())
+    if isinstance(item, dict):
+        return {name: to_device(value) for name, value in item.items()}
+    if is_dataclass(item):
+        return replace(item, **{field.name: to_device(getattr(item, field.name)) for field in fields(item)})
+    return item
+
+
+def engine_of(model: Any, micro: int = 1, accumulation: int = 1, **options: Any) -> Any:
+    """A training engine of a Hugging Face causal LM or classifier.
+
+    Args:
+        model: Hugging Face model; it is trained in place.
+        micro, accumulation: rows of a micro-batch, micro-batches of an update.
+        options: fields of OptimizerSettings and EngineSettings; learning rate 1e-3 and constant by default.
+    """
+    from dschat.engine.engine import EngineSettings, OptimizerSettings, train_engine
+    from dschat.models.policy import PolicyModel
+    from dschat.models.scalar import ScalarModel
+
+    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.0, "total_updates": 10, "schedule": "constant"}
+    settings: dict[str, Any] = {"dtype": torch.float32, "micro_batch": micro, "accumulation": accumulation}
+    names = {field.name for field in fields(OptimizerSettings)}
+    optimizer |= {name: value for name, value in options.items() if name in names}
+    settings |= {name: value for name, value in options.items() if name not in names}
+    wrapper = ScalarModel if hasattr(model, "score") else PolicyModel
+    return train_engine(
+        wrapper(model.to(settings["dtype"])), OptimizerSettings(**optimizer), EngineSettings(**settings)
+    )
+
+
+def frozen_engine_of(model: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """A frozen engine of a Hugging Face causal LM or classifier."""
+    from dschat.engine.engine import EngineSettings, frozen_engine
+    from dschat.models.policy import PolicyModel
+    from dschat.models.scalar import ScalarModel
+
+    wrapper = ScalarModel if hasattr(model, "score") else PolicyModel
+    return frozen_engine(wrapper(model.to(dtype)), EngineSettings(dtype))
+
+
+def weights_of(engine: Any) -> dict[str, torch.Tensor]:
+    """A copy of an engine's weights, on the CPU in float32."""
+    return {name: p.detach().float().cpu().clone() for name, p in engine.module.named_parameters()}
+
+
+def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    """Between two sets of weights of the same names."""
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def ppo_config(folder: Path, **overrides: Any) -> Any:
+    """A PPOConfig for trainers that get their engines handed in; paths in it lead nowhere."""
+    from dschat.config.ppo import PPOConfig
+
+    flags: dict[str, Any] = {
+        "data_path": ["unused"],
+        "output_dir": str(folder),
+        "actor_model_name_or_path": "unused",
+        "reward_function": "unused.py:reward",
+        "max_answer_seq_len": 8,
+        "per_device_generation_batch_size": 8,
+        "per_device_training_batch_size": 8,
+        "actor_learning_rate": 1e-3,
+        "critic_learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "self_checks": True,
+    }
+    return PPOConfig(**(flags | overrides))

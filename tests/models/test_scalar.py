@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ScalarModel against AutoModelForSequenceClassification's own logits."""
+
+import pytest
+import torch
+
+from dschat.models.load import load_scalar, save_pretrained
+from dschat.models.scalar import ScalarModel, last_scores
+from factories import KINDS, hf_score, make_causal_lm, make_classifier, pad_rows, ragged_rows, save_folder
+
+ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
+TOLERANCE = 1e-5
+
+
+def scores_of(model, rows, left=0, right=0):
+    ids, attention_mask, _ = pad_rows(rows, left, right)
+    with torch.no_grad():
+        return last_scores(model(ids, attention_mask), attention_mask)
+
+
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (4, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_the_classifiers_own(kind, left, right):
+    classifier = make_classifier(kind)
+    scores = scores_of(ScalarModel(classifier), ROWS, left, right)
+    expected = torch.tensor([hf_score(classifier, prompt + response) for prompt, response in ROWS])
+    torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
+    assert float(expected.std()) > 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_at_a_position_is_the_classifiers_for_the_prefix_up_to_it(kind):
+    classifier = make_classifier(kind)
+    ids, attention_mask, _ = pad_rows(ROWS[:1], left=2)
+    with torch.no_grad():
+        numbers = ScalarModel(classifier)(ids, attention_mask)
+    assert numbers.dtype == torch.float32
+    tokens = ROWS[0][0] + ROWS[0][1]
+    expected = torch.tensor([hf_score(classifier, tokens[: end + 1]) for end in range(len(tokens))])
+    torch.testing.assert_close(numbers[0, 2:], expected, rtol=0, atol=TOLERANCE)
+
+
+def test_last_scores_by_hand():
+    numbers = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0], [9.0, 10.0, 11.0, 12.0]])
+    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]]).bool()
+    assert last_scores(numbers, mask).tolist() == [2.0, 8.0, 11.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformers(kind, tokenizer, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    base = save_folder(tmp_path / "sft", make_causal_lm(kind), tokenizer)
+    model = ScalarModel(load_scalar(base, "--m", torch.float32, tokenizer)).eval()
+    torch.nn.init.normal_(model.classifier.score.weight)  # as if trained
+    scores = scores_of(model, ROWS)
+    save_pretrained(model.classifier, tokenizer, tmp_path / "reward")
+    reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
+    assert reopened.config.num_labels == 1
+    expected = torch.tensor([hf_score(reopened, prompt + response) for prompt, response in ROWS])
+    torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
+    again = ScalarModel(load_scalar(str(tmp_path / "reward"), "--m", torch.float32, tokenizer)).eval()
+    torch.testing.assert_close(scores_of(again, ROWS), scores, rtol=0, atol=TOLERANCE)
+
+
+def test_a_padded_batch_scores_alike_in_plain_transformers(tokenizer, tmp_path):
+    from transformers import AutoModelForSequenceClassification
+
+    model = ScalarModel(make_classifier("llama"))
+    save_pretrained(model.classifier, tokenizer, tmp_path)
+    reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    ids = torch.zeros(2, 9, dtype=torch.long)
+    for row, (prompt, response) in enumerate(ROWS[:2]):
+        tokens = prompt + response
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+    with torch.no_grad():
+        plain = reopened(input_ids=ids, attention_mask=(ids != 0).long()).logits[:, 0]
+    torch.testing.assert_close(plain, scores_of(model, ROWS[:2]), rtol=0, atol=TOLERANCE)
+
+
+def test_a_new_head_starts_at_zero(tokenizer, tmp_path):
+    base = save_folder(tmp_path, make_causal_lm(), tokenizer)
+    critic = ScalarModel(load_scalar(base, "--m", torch.float32, tokenizer))
+    ids, attention_mask, _ = pad_rows(ROWS)
+    numbers = critic(ids, attention_mask)
+    assert not bool(numbers.any())
+    numbers.sum().backward()
+    assert float(critic.classifier.score.weight.grad.abs().max()) > 0
