@@ -52,7 +52,7 @@ def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformer
 
     base = save_folder(tmp_path / "sft", make_causal_lm(kind), tokenizer)
     model = ScalarModel(load_scalar(base, "--m", torch.float32, tokenizer)).eval()
-    torch.nn.init.normal_(model.classifier.score.weight)  # as if trained
+    torch.nn.init.normal_(model.classifier.score.weight, std=0.1)  # as if trained
     scores = scores_of(model, ROWS)
     save_pretrained(model.classifier, tokenizer, tmp_path / "reward")
     reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()

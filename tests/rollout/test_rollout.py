@@ -144,7 +144,7 @@ LEAKS = {
 def test_the_checkpoints_generation_config_does_not_leak(leak, temperature):
     causal_lm, prompts = favouring([EOS], bias=2.0), prompts_of([3, 4, 5, 6])
     clean = generate(causal_lm, prompts, sampling_of(8, temperature=temperature), seed=5)
-    causal_lm.generation_config = GenerationConfig(**{leak: LEAKS[leak]})
+    causal_lm.generation_config = GenerationConfig(**{"do_sample": True, leak: LEAKS[leak]})
     saved = causal_lm.generation_config
     assert same(generate(causal_lm, prompts, sampling_of(8, temperature=temperature), seed=5), clean)
     assert causal_lm.generation_config is saved

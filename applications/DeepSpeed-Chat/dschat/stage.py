@@ -35,6 +35,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, Stage], None]
         config = parse(config_class)  # before anything slow is imported
         from dschat.engine.process_group import process_group
 
+        _quieten_libraries()
         with process_group():
             stage = Stage(step, config)
             train(config, stage)
@@ -46,6 +47,14 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, Stage], None]
         print("interrupted; what was saved so far is in the output folder", file=sys.stderr)
         return 130
     return 0
+
+
+def _quieten_libraries() -> None:
+    """Leaves the screen to the run: no bars for loading weights, no report on a new head (load.py says it itself)."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
 
 
 class Stage:

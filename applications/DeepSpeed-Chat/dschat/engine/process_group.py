@@ -9,11 +9,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import deepspeed
 import torch
 import torch.distributed as dist
 
-from dschat.errors import UserError
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no GPU
+
+import deepspeed  # noqa: E402
+
+from dschat.errors import UserError  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

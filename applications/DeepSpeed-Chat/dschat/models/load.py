@@ -59,6 +59,7 @@ def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> Any
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
     if "score.weight" in loading["missing_keys"]:
+        logger.info("%s %s: a new score head, starting at zero", flag, path)
         nn.init.zeros_(head.weight)
     _set_special_ids(model, tokenizer)
     return model

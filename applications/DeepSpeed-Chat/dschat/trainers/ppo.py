@@ -115,7 +115,9 @@ class PPOTrainer:
         config, plan = self.config, self.stage.plan
         rollout_size = plan.rollout_per_rank * plan.world_size
         result = self._evaluate(self)
-        bar = tqdm(total=total_updates(len(self.prompts), config, plan), desc="ppo", disable=not is_main())
+        bar = tqdm(
+            total=total_updates(len(self.prompts), config, plan), desc="ppo", disable=not is_main(), mininterval=1.0
+        )
         for epoch in range(config.num_train_epochs):
             rollouts = update_batches(
                 [len(prompt) for prompt in self.prompts],
@@ -131,7 +133,7 @@ class PPOTrainer:
                 metrics = self.step(batches, epoch)
                 bar.set_postfix(reward=f"{metrics['objective/scores']:.3f}", kl=f"{metrics['objective/kl']:.3f}")
                 bar.update(self.update - before)
-                if self.stage.due(config.eval_interval, before, self.update) and self.update < bar.total:
+                if self.stage.due(config.eval_interval, before, self.update) and self.update < total:
                     result = self._evaluate(self)
                 if self.stage.due(config.save_steps, before, self.update):
                     self._save(self.stage.checkpoint_folder(self.update))

@@ -43,7 +43,7 @@ class Scale:
         return f"0,{self.pairs},{self.prompts}"
 
 
-FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 48, 12)
+FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 64, 16)
 SMALL = Scale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
 
 COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]

@@ -10,9 +10,9 @@ from dschat.stage import Stage, run_main
 
 def train(config: SFTConfig, stage: Stage) -> None:
     """Builds the run from its flags and trains."""
+    from dschat.builders import build_policy
     from dschat.data.examples import sft_examples
     from dschat.data.shares import load_share
-    from dschat.builders import build_policy
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.trainers.sft import SFTTask
     from dschat.trainers.supervised import SupervisedTrainer, total_updates

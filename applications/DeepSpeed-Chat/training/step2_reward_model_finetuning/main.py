@@ -10,9 +10,9 @@ from dschat.stage import Stage, run_main
 
 def train(config: RewardConfig, stage: Stage) -> None:
     """Builds the run from its flags and trains."""
+    from dschat.builders import build_reward_model
     from dschat.data.examples import pair_examples
     from dschat.data.shares import load_share
-    from dschat.builders import build_reward_model
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.records import warn_unless_made_by
     from dschat.trainers.reward import RewardTask

@@ -10,9 +10,9 @@ from dschat.stage import Stage, run_main
 
 def train(config: PPOConfig, stage: Stage) -> None:
     """Builds the run from its flags and trains."""
+    from dschat.builders import build_ppo_models, load_ppo_tokenizer
     from dschat.data.examples import prompt_examples
     from dschat.data.shares import load_share
-    from dschat.builders import build_ppo_models, load_ppo_tokenizer
     from dschat.rollout import Sampling
     from dschat.trainers.ppo import PPOTrainer, total_updates
     from dschat.trainers.ppo_evaluation import Evaluation

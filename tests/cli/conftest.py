@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small corpus, model and the chain of steps 1, 2 and 3, made once for all test processes."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_runs import (
+    COMPARISONS,
+    DEMONSTRATIONS,
+    GOLD,
+    HELD_OUT,
+    SPLIT,
+    Result,
+    built_once,
+    run_forked,
+    run_process,
+)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes of this run see."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def inputs(shared: Path) -> Path:
+    """data/demonstrations, data/comparisons and model: what the quickstart makes, smaller."""
+
+    def build(folder: Path) -> None:
+        from dschat.data.synthetic import make_rows, row_texts, write_corpus
+        from dschat.models.tiny import make_model
+
+        write_corpus(folder / "data", DEMONSTRATIONS, COMPARISONS, HELD_OUT, seed=1)
+        texts = row_texts(make_rows(200, 1, "demonstrations"))
+        make_model(folder / "model", texts, seed=1, hidden_size=32, layers=1, vocab_size=400)
+
+    return built_once(shared, "inputs", build)
+
+
+@pytest.fixture(scope="session")
+def sft_flags(inputs: Path) -> dict[str, Any]:
+    """Step 1: 4 updates of 8 demonstrations."""
+    return {
+        "data_path": inputs / "data" / "demonstrations",
+        "data_split": "1,0,0",
+        "model_name_or_path": inputs / "model",
+        "max_seq_len": 192,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 3e-3,
+    }
+
+
+@pytest.fixture(scope="session")
+def sft(shared: Path, sft_flags: dict[str, Any]) -> Path:
+    """Output of step 1, run as its own process."""
+    extra = {"save_steps": 2, "eval_interval": 2, "enable_tensorboard": True}
+    return _chain(shared, "sft", sft_flags | extra)
+
+
+@pytest.fixture(scope="session")
+def reward_flags(inputs: Path, sft: Path) -> dict[str, Any]:
+    """Step 2: 4 updates of 8 pairs."""
+    return {
+        "data_path": inputs / "data" / "comparisons",
+        "data_split": SPLIT,
+        "model_name_or_path": sft,
+        "max_seq_len": 192,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 3e-3,
+    }
+
+
+@pytest.fixture(scope="session")
+def reward(shared: Path, reward_flags: dict[str, Any]) -> Path:
+    """Output of step 2, run as its own process."""
+    extra = {"save_steps": 2, "eval_interval": 2, "enable_tensorboard": True}
+    return _chain(shared, "reward", reward_flags | extra)
+
+
+@pytest.fixture(scope="session")
+def prompt_flags(inputs: Path) -> dict[str, Any]:
+    """Step 3 without models: 2 rollouts of 16 prompts, 2 updates each."""
+    return {
+        "data_path": inputs / "data" / "comparisons",
+        "data_split": SPLIT,
+        "max_prompt_seq_len": 160,
+        "max_answer_seq_len": 16,
+        "per_device_generation_batch_size": 16,
+        "per_device_training_batch_size": 8,
+        "actor_learning_rate": 1e-3,
+        "critic_learning_rate": 1e-3,
+    }
+
+
+@pytest.fixture(scope="session")
+def ppo_flags(prompt_flags: dict[str, Any], sft: Path, reward: Path) -> dict[str, Any]:
+    """Step 3 with the models of the chain."""
+    return prompt_flags | {"actor_model_name_or_path": sft, "critic_model_name_or_path": reward}
+
+
+@pytest.fixture(scope="session")
+def ppo(shared: Path, ppo_flags: dict[str, Any]) -> Path:
+    """Output of step 3, run as its own process."""
+    extra = {
+        "metric_function": f"{GOLD}:gold_scores",
+        "save_steps": 2,
+        "eval_interval": 2,
+        "enable_tensorboard": True,
+    }
+    return _chain(shared, "ppo", ppo_flags | extra)
+
+
+def _chain(shared: Path, step: str, flags: dict[str, Any]) -> Path:
+    def build(folder: Path) -> None:
+        result = run_process(step, flags | {"output_dir": folder}).expect(0)
+        (shared / f"{step}.stderr").write_text(result.stderr, encoding="utf-8")
+
+    return built_once(shared, step, build)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Result]:
+    """run(step, flags): a main, forked; its output_dir is tmp_path/"out" unless given."""
+
+    def forked(step: str, flags: dict[str, Any]) -> Result:
+        return run_forked(step, {"output_dir": tmp_path / "out"} | flags, tmp_path / "printed")
+
+    return forked

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three mains as processes, one after the other on a small model: files, metrics, records, saved models."""
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from cli_runs import (
+    COMPARISONS,
+    DEMONSTRATIONS,
+    GOLD,
+    HELD_OUT,
+    SPLIT,
+    STEPS,
+    evaluation_rows,
+    files_under,
+    read_jsonl,
+    run_process,
+    training_rows,
+)
+from dschat.data.splits import split_indices
+from dschat.data.synthetic import gold_score
+
+CLASSIFIER = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+CAUSAL_LM = CLASSIFIER | {"generation_config.json"}
+LEADING = {"update", "samples", "seconds"}
+PPO_TRAIN = LEADING | {
+    *("objective/kl", "objective/kl_per_token", "objective/kl_coef", "objective/entropy", "objective/scores"),
+    *("objective/rlhf_reward", "policy/approxkl", "policy/clipfrac", "policy/entropy", "loss/policy", "loss/value"),
+    *("val/ratio", "val/clipfrac", "val/num_eos_tokens", "val/explained_variance", "macro/count", "macro/length"),
+    *("macro/lambda_eff", "response/length", "response/eos_rate", "time/generation", "time/scoring"),
+    *("time/training", "lr/actor", "lr/critic", "grad_norm/actor", "grad_norm/critic"),
+}
+PPO_EVAL = LEADING | {"eval/scores", "eval/kl", "eval/length", "eval/eos_rate"}
+SAMPLE = {"prompt", "response", "score", "finished", "gold_scores", "tokens"}
+TOKEN = {"text", "macro_action", "value", "reward", "advantage", "logprob", "ref_logprob"}
+
+
+def under(folder, names):
+    """The names, inside a folder."""
+    return {f"{folder}/{name}" for name in names}
+
+
+def checkpoints(steps, names):
+    """What --save_steps leaves."""
+    return {f"checkpoints/step-{step}/{name}" for step in steps for name in names}
+
+
+def rows_of(folder: Path, phase: int) -> list[dict]:
+    """The held-out rows that belong to a step."""
+    name, split = ("comparisons", SPLIT) if phase else ("demonstrations", "1,0,0")
+    rows = read_jsonl(folder / "data" / name / "validation.jsonl")
+    return [rows[i] for i in split_indices(len(rows), split, phase, 1234)]
+
+
+def prompt_of(row: dict) -> str:
+    return f"POST\nSubreddit: r/{row['info']['subreddit']}\n{row['info']['post']}\nTL;DR: "
+
+
+# -- files
+
+
+def test_files_of_step_1(sft):
+    own = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
+    assert files_under(sft) == CAUSAL_LM | own | checkpoints((2, 4), CAUSAL_LM)
+
+
+def test_files_of_step_2(reward):
+    own = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
+    assert files_under(reward) == CLASSIFIER | own | checkpoints((2, 4), CLASSIFIER)
+
+
+def test_files_of_step_3(ppo):
+    models = under("actor", CAUSAL_LM) | under("critic", CLASSIFIER)
+    own = {"metrics.jsonl", "run.json", "config.json", "tensorboard/events"}
+    samples = {f"samples/update-{update:06d}.jsonl" for update in (0, 2, 4)}
+    assert files_under(ppo) == models | own | samples | checkpoints((2, 4), models)
+
+
+# -- metrics
+
+
+def test_metrics_of_step_1(sft):
+    trained, evaluated = training_rows(sft), evaluation_rows(sft)
+    assert [(row["update"], row["samples"]) for row in trained] == [(1, 8), (2, 16), (3, 24), (4, 32)]
+    assert all(set(row) == LEADING | {"loss/sft", "lr", "grad_norm"} for row in trained)
+    assert [row["update"] for row in evaluated] == [0, 2, 4]
+    assert all(set(row) == LEADING | {"eval/loss", "eval/perplexity"} for row in evaluated)
+    assert evaluated[-1]["eval/loss"] < evaluated[0]["eval/loss"]
+
+
+def test_metrics_of_step_2(reward):
+    trained, evaluated = training_rows(reward), evaluation_rows(reward)
+    statistics = ("accuracy", "chosen", "rejected", "margin")
+    assert [(row["update"], row["samples"]) for row in trained] == [(1, 8), (2, 16), (3, 24), (4, 32)]
+    expected = LEADING | {"loss/reward", "lr", "grad_norm"} | {f"train/{name}" for name in statistics}
+    assert all(set(row) == expected for row in trained)
+    assert [row["update"] for row in evaluated] == [0, 2, 4]
+    assert all(set(row) == LEADING | {"eval/loss"} | {f"eval/{name}" for name in statistics} for row in evaluated)
+    for row in evaluated:
+        assert row["eval/margin"] == pytest.approx(row["eval/chosen"] - row["eval/rejected"], abs=1e-6)
+    assert evaluated[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)  # a head of zeros
+
+
+def test_metrics_of_step_3(ppo):
+    trained, evaluated = training_rows(ppo), evaluation_rows(ppo)
+    assert [(row["update"], row["samples"]) for row in trained] == [(2, 16), (4, 32)]
+    assert [set(row) for row in trained] == [PPO_TRAIN | {"objective/gold_scores"}] * 2
+    assert [(row["update"], row["samples"]) for row in evaluated] == [(0, 0), (2, 16), (4, 32)]
+    assert [set(row) for row in evaluated] == [PPO_EVAL | {"eval/gold_scores"}] * 3
+    seconds = [row["seconds"] for row in read_jsonl(ppo / "metrics.jsonl")]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+
+
+def test_the_first_metrics_of_step_3_add_up(ppo):
+    row, before = training_rows(ppo)[0], evaluation_rows(ppo)[0]
+    assert row["objective/kl"] == pytest.approx(0, abs=1e-4) and before["eval/kl"] == pytest.approx(0, abs=1e-4)
+    assert row["val/ratio"] == pytest.approx(1, abs=0.05)
+    expected = row["objective/scores"] - 0.05 * row["objective/kl"]
+    assert row["objective/rlhf_reward"] == pytest.approx(expected, abs=1e-6)
+    assert row["macro/length"] * row["macro/count"] == pytest.approx(row["response/length"], rel=1e-6)
+    assert row["macro/lambda_eff"] == pytest.approx(0.95 ** (1 / row["macro/length"]), rel=1e-6)
+    assert 4 < row["macro/length"] <= 5 and row["response/length"] <= 16
+    assert row["val/num_eos_tokens"] == pytest.approx(16 * row["response/eos_rate"])
+    assert (row["lr/actor"], row["lr/critic"]) == (1e-3, 1e-3)
+
+
+@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
+def test_tensorboard_shows_the_same(step, request):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = request.getfixturevalue(step)
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    for row in read_jsonl(folder / "metrics.jsonl"):
+        for name in set(row) - LEADING:
+            shown = {event.step: event.value for event in events.Scalars(name)}
+            assert shown[row["update"]] == pytest.approx(row[name], rel=1e-5, abs=1e-30)
+
+
+def test_the_screen_shows_progress(shared, sft, reward, ppo):
+    for step, words in {"sft": ["loss="], "reward": ["loss="], "ppo": ["reward=", "kl="]}.items():
+        screen = (shared / f"{step}.stderr").read_text()
+        assert f"{step}: 100%" in screen and all(word in screen for word in words)
+        assert "global batch 8 = 8 per process x 1 processes" in screen and "4 updates" in screen
+        assert "Traceback" not in screen and "Error" not in screen
+
+
+# -- samples
+
+
+def test_samples_of_step_3(ppo, inputs):
+    prompts = [prompt_of(row) for row in rows_of(inputs, 2)]
+    for evaluated in evaluation_rows(ppo):
+        samples = read_jsonl(ppo / "samples" / f"update-{evaluated['update']:06d}.jsonl")
+        assert [sample["prompt"] for sample in samples] == prompts
+        assert all(set(sample) >= SAMPLE - {"tokens"} for sample in samples)
+        for key, metric in (("score", "eval/scores"), ("gold_scores", "eval/gold_scores")):
+            mean = sum(sample[key] for sample in samples) / len(samples)
+            assert evaluated[metric] == pytest.approx(mean, abs=1e-6)
+        for sample in samples:
+            assert sample["gold_scores"] == pytest.approx(gold_score(sample["response"]), abs=1e-6)
+        detailed = [sample for sample in samples if "tokens" in sample]
+        assert len(detailed) == min(8, len(samples))
+        for sample in detailed:
+            assert all(set(token) == TOKEN for token in sample["tokens"])
+            assert 1 <= len(sample["tokens"]) <= 16
+            actions = [token["macro_action"] for token in sample["tokens"]]
+            assert actions == [position // 5 for position in range(len(actions))]
+
+
+def test_the_same_draws_before_and_after(ppo):
+    prompts = [
+        [sample["prompt"] for sample in read_jsonl(file)] for file in sorted((ppo / "samples").glob("*.jsonl"))
+    ]
+    assert len(prompts) == 3 and prompts[0] == prompts[1] == prompts[2]
+
+
+# -- records
+
+
+@pytest.mark.parametrize(
+    ("step", "train", "held_out"),
+    [("sft", DEMONSTRATIONS, HELD_OUT), ("reward", COMPARISONS // 2, HELD_OUT // 2)]
+    + [("ppo", COMPARISONS // 2, HELD_OUT // 2)],
+)
+def test_run_json(step, train, held_out, request, inputs):
+    folder = request.getfixturevalue(step)
+    record = json.loads((folder / "run.json").read_text())
+    name = "demonstrations" if step == "sft" else "comparisons"
+    assert record["step"] == step and record["finished"] is True
+    assert record["command"][0] == str(STEPS[step] / "main.py") and "--data_path" in record["command"]
+    assert record["seeds"] == {"seed": 1234}
+    assert {"torch", "transformers", "deepspeed", "datasets", "numpy"} <= set(record["packages"])
+    assert record["hardware"]["processes"] == 1 and record["hardware"]["cpu_cores"] >= 1
+    assert record["data"]["sources"] == [{"name": name, "train": train, "eval": held_out, "dropped": {}}]
+    files = [inputs / "data" / name / file for file in ("train.jsonl", "validation.jsonl")]
+    assert record["data"]["sha256"] == {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    assert record["batches"]["global_batch"] == 8 and record["batches"]["total_updates"] == 4
+    last = {key: value for key, value in evaluation_rows(folder)[-1].items() if key not in LEADING}
+    assert record["metrics"] == pytest.approx(last)
+
+
+@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
+def test_the_parsed_flags_are_kept(step, request):
+    folder = request.getfixturevalue(step)
+    flags = json.loads((folder / ("config.json" if step == "ppo" else "train_config.json")).read_text())
+    assert flags["output_dir"] == str(folder) and flags["save_steps"] == 2 and flags["seed"] == 1234
+    assert flags["batch_plan"]["global_batch"] == 8
+    if step == "ppo":
+        assert flags["kl_coef"] == 0.05 and flags["termination_condition"] == "fixed"
+
+
+@pytest.mark.parametrize(
+    ("step", "model", "base"),
+    [("sft", ".", "model"), ("reward", ".", "sft"), ("ppo", "actor", "sft"), ("ppo", "critic", "reward")],
+)
+def test_the_model_card(step, model, base, request, shared):
+    folder = request.getfixturevalue(step)
+    card = (folder / model / "README.md").read_text()
+    assert card.startswith("---\n") and "library_name: transformers" in card
+    assert f"/{base}`" in card
+    assert ("`demonstrations`: 32 training and 16 held-out" if step == "sft" else "`comparisons`: 32 training") in card
+    rate = "learning_rate" if step != "ppo" else "actor_learning_rate"
+    assert f"`--{rate}`: 0.00" in card
+    metric = {"sft": "eval/perplexity", "reward": "eval/accuracy", "ppo": "eval/scores"}[step]
+    value = evaluation_rows(folder)[-1][metric]
+    assert f"{metric}: {value:.4g}" in card
+    assert "transformers 5" in card
+
+
+@pytest.mark.parametrize(
+    ("step", "model"), [("sft", "."), ("reward", "."), ("ppo", "actor"), ("ppo", "critic")], ids=str
+)
+def test_the_card_of_a_checkpoint_states_metrics(step, model, request):
+    folder = request.getfixturevalue(step)
+    card = (folder / "checkpoints" / "step-2" / model / "README.md").read_text()
+    assert "eval/" in card.partition("## Metrics")[2], "the section is empty"
+
+
+# -- saved models in plain transformers
+
+
+@torch.no_grad()
+def test_step_1_saves_the_model_it_measured(sft, inputs):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(sft).eval(), AutoTokenizer.from_pretrained(sft)
+    total, count = 0.0, 0
+    for row in rows_of(inputs, 0):
+        prompt = tokenizer(prompt_of(row), add_special_tokens=False).input_ids
+        response = tokenizer(row["summaries"][row["choice"]]["text"], add_special_tokens=False).input_ids
+        ids = [tokenizer.bos_token_id, *prompt, *response, tokenizer.eos_token_id][:192]
+        logprobs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        own = logprobs.gather(-1, torch.tensor(ids[1:])[:, None])[len(prompt) :, 0]
+        total, count = total + float(own.sum()), count + len(own)
+    assert evaluation_rows(sft)[-1]["eval/perplexity"] == pytest.approx(math.exp(-total / count), rel=1e-4)
+
+
+@torch.no_grad()
+def test_step_2_saves_the_model_it_measured(reward, inputs):
+    model = AutoModelForSequenceClassification.from_pretrained(reward).eval()
+    tokenizer = AutoTokenizer.from_pretrained(reward)
+    scores: dict[str, list[float]] = {"chosen": [], "rejected": []}
+    for row in rows_of(inputs, 1):
+        prompt = tokenizer(prompt_of(row), add_special_tokens=False).input_ids
+        for name, place in (("chosen", row["choice"]), ("rejected", 1 - row["choice"])):
+            response = tokenizer(row["summaries"][place]["text"], add_special_tokens=False).input_ids
+            ids = [tokenizer.bos_token_id, *prompt, *response, tokenizer.eos_token_id][:192]
+            scores[name].append(float(model(torch.tensor([ids])).logits[0, 0]))
+    evaluated = evaluation_rows(reward)[-1]
+    means = {name: sum(values) / len(values) for name, values in scores.items()}
+    assert evaluated["eval/chosen"] == pytest.approx(means["chosen"], abs=1e-5)
+    assert evaluated["eval/rejected"] == pytest.approx(means["rejected"], abs=1e-5)
+    better = [c > r for c, r in zip(scores["chosen"], scores["rejected"], strict=True)]
+    assert evaluated["eval/accuracy"] == pytest.approx(sum(better) / len(better))
+
+
+def test_step_3_saves_both_models(ppo, sft, reward):
+    actor, critic = ppo / "actor", ppo / "critic"
+    tokenizer = AutoTokenizer.from_pretrained(actor)
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(sft).get_vocab()
+    model = AutoModelForCausalLM.from_pretrained(actor).eval()
+    ids = tokenizer("POST\n", return_tensors="pt")
+    assert ids.input_ids[0, 0] == tokenizer.bos_token_id
+    assert model.generate(**ids, max_new_tokens=4).shape[1] > ids.input_ids.shape[1]
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    head = AutoModelForSequenceClassification.from_pretrained(critic).score
+    assert head.out_features == 1
+    assert not torch.equal(head.weight, AutoModelForSequenceClassification.from_pretrained(reward).score.weight)
+    before = AutoModelForCausalLM.from_pretrained(sft).get_input_embeddings().weight
+    assert not torch.equal(before, model.get_input_embeddings().weight)
+
+
+def test_a_checkpoint_opens_and_differs_from_the_end(sft, reward, ppo):
+    for auto_class, folder in (
+        (AutoModelForCausalLM, sft),
+        (AutoModelForSequenceClassification, reward),
+        (AutoModelForCausalLM, ppo),
+    ):
+        name = "actor" if folder == ppo else "."
+        early, late, end = (
+            auto_class.from_pretrained(folder / place / name).get_input_embeddings().weight
+            for place in ("checkpoints/step-2", "checkpoints/step-4", ".")
+        )
+        assert torch.equal(late, end) and not torch.equal(early, end)
+        AutoTokenizer.from_pretrained(folder / "checkpoints" / "step-2" / name)
+
+
+# -- a second run into the same folder
+
+
+def test_a_finished_output_dir_is_refused_then_overwritten(run, sft_flags, tmp_path):
+    assert run("sft", sft_flags).status == 0
+    weights = (tmp_path / "out" / "model.safetensors").read_bytes()
+    again = run("sft", sft_flags).expect(2)
+    assert "--overwrite_output_dir" in again.stderr and "Traceback" not in again.stderr
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["finished"] is True
+    assert run("sft", sft_flags | {"overwrite_output_dir": True, "seed": 2}).status == 0
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() != weights
+
+
+def test_an_unfinished_output_dir_is_used_again(run, sft_flags, tmp_path):
+    assert run("sft", sft_flags | {"data_path": tmp_path / "absent.jsonl"}).status == 2
+    assert run("sft", sft_flags).status == 0
+
+
+def test_overwriting_leaves_nothing_of_the_earlier_run(run, ppo_flags, tmp_path):
+    longer = ppo_flags | {"save_steps": 2, "eval_interval": 2}
+    shorter = ppo_flags | {"per_device_training_batch_size": 16, "overwrite_output_dir": True}
+    assert run("ppo", longer).status == 0
+    assert run("ppo", shorter).status == 0
+    names = {file.name for file in (tmp_path / "out" / "samples").iterdir()}
+    assert names == {"update-000000.jsonl", "update-000002.jsonl"}
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+# -- the same seed
+
+
+@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
+def test_a_run_repeats_exactly(step, request, run, tmp_path):
+    first = request.getfixturevalue(step)
+    extra = {"metric_function": f"{GOLD}:gold_scores"} if step == "ppo" else {}
+    run(step, request.getfixturevalue(f"{step}_flags") | extra | {"eval_interval": 2}).expect(0)
+    rows = zip(read_jsonl(first / "metrics.jsonl"), read_jsonl(tmp_path / "out" / "metrics.jsonl"), strict=True)
+    for one, other in rows:
+        timed = {"seconds", "time/generation", "time/scoring", "time/training"}
+        assert {k: v for k, v in one.items() if k not in timed} == {k: v for k, v in other.items() if k not in timed}
+
+
+def test_help_as_a_process():
+    for step in STEPS:
+        result = run_process(step, {"help": True}).expect(0)
+        assert "--data_path" in result.stdout and "--output_dir" in result.stdout and not result.stderr

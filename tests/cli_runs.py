@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the mains for tests: as real processes, or forked from a process that has imported everything already."""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAINING = ROOT / "applications" / "DeepSpeed-Chat" / "training"
+STEPS = {
+    "sft": TRAINING / "step1_supervised_finetuning",
+    "reward": TRAINING / "step2_reward_model_finetuning",
+    "ppo": TRAINING / "step3_rlhf_finetuning",
+}
+GOLD = ROOT / "applications" / "DeepSpeed-Chat" / "dschat" / "data" / "synthetic.py"
+TIMEOUT = 240  # seconds; the longest run takes a tenth of it
+DEMONSTRATIONS, COMPARISONS, HELD_OUT = 32, 64, 16  # rows of the corpus
+SPLIT = "0,32,32"  # of the comparisons between steps 2 and 3
+
+# The CPU, one thread, no network: results do not depend on the machine.
+PLAIN = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONWARNINGS": "ignore",
+}
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PRELOADED = (
+    "dschat.builders",
+    "dschat.data.shares",
+    "dschat.stage",
+    "dschat.trainers.ppo_evaluation",
+    "dschat.trainers.sft",
+    "dschat.trainers.reward",
+    "torch.utils.tensorboard",
+    "transformers.models.gemma.modeling_gemma",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a process ended and what it wrote."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    def expect(self, status: int) -> "Result":
+        """Itself; fails with the output if it ended otherwise."""
+        assert self.status == status, f"status {self.status}\n{self.stdout}\n{self.stderr}"
+        return self
+
+
+def environment(**changes: str | None) -> dict[str, str]:
+    """The variables of a run: this process's without a launcher's, and PLAIN; None removes one."""
+    kept = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
+    changed = PLAIN | changes
+    return {name: value for name, value in (kept | changed).items() if value is not None}
+
+
+def arguments(flags: dict[str, Any]) -> list[str]:
+    """{"name": value} → ["--name", "value"]; True is a bare flag, a list several values, None leaves the flag out."""
+    words: list[str] = []
+    for name, value in flags.items():
+        if value is None:
+            continue
+        values = [] if value is True else value if isinstance(value, list | tuple) else [value]
+        words += [f"--{name}", *map(str, values)]
+    return words
+
+
+def run_command(command: Sequence[Any], cwd: Path | None = None, **changes: str | None) -> Result:
+    """Any command as a process of its own."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment(**changes),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def run_process(step: str, flags: dict[str, Any], **changes: str | None) -> Result:
+    """A main as its users start it: `python main.py ...`."""
+    return run_command([sys.executable, STEPS[step] / "main.py", *arguments(flags)], **changes)
+
+
+def run_forked(step: str, flags: dict[str, Any], scratch: Path) -> Result:
+    """A main in a fresh fork of a process that has imported torch and the rest: the same, without the seconds of start.
+
+    Args:
+        step: sft, reward or ppo.
+        flags: see `arguments`.
+        scratch: folder for what it prints.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    files = (scratch / "stdout.txt", scratch / "stderr.txt")
+    command = [str(STEPS[step] / "main.py"), *arguments(flags)]
+    process = _forks().Process(target=_run_here, args=(command, environment(), [str(file) for file in files]))
+    process.start()
+    process.join(TIMEOUT)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    assert process.exitcode is not None
+    stdout, stderr = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+    return Result(process.exitcode, stdout, stderr)
+
+
+@cache
+def _forks() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    before = dict(os.environ)
+    try:
+        os.environ.clear()
+        os.environ.update(environment())
+        multiprocessing.forkserver.ensure_running()  # with these variables, which libraries read on import
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+def _run_here(command: list[str], variables: dict[str, str], files: list[str]) -> None:
+    """What the fork does: becomes `python main.py ...`."""
+    for file, descriptor in zip(files, (1, 2), strict=True):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def built_once(root: Path, name: str, build: Callable[[Path], None]) -> Path:
+    """`root/name`, made by `build` (folder) in whichever test process comes first; the others wait."""
+    folder = root / name
+    with open(root / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = root / f"{name}.done"
+        if not done.exists():
+            build(folder)
+            done.touch()
+    return folder
+
+
+def read_jsonl(file: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file; a bare NaN or Infinity is refused, as JSON does."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{file}: {constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def write_jsonl(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Writes rows; the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def files_under(folder: Path) -> set[str]:
+    """Every file under a folder, relative to it; event files of TensorBoard as "tensorboard/events"."""
+    names = (str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    return {name.split(".out.tfevents")[0] for name in names}
+
+
+def training_rows(folder: Path) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl that report an update."""
+    return [row for row in read_jsonl(folder / "metrics.jsonl") if not any(key.startswith("eval/") for key in row)]
+
+
+def evaluation_rows(folder: Path) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl that report an evaluation."""
+    return [row for row in read_jsonl(folder / "metrics.jsonl") if any(key.startswith("eval/") for key in row)]

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines against plain torch: accumulation, schedule, norm, clipping, checkpointing, precision, configuration."""
+
+import json
+
+import pytest
+import torch
+
+from dschat.distributed import device
+from dschat.engine.engine import EngineSettings, deepspeed_config
+from dschat.engine.process_group import choose_dtype
+from dschat.errors import UserError
+from dschat.models.policy import PolicyModel
+from dschat.rl.losses import sft_loss
+from factories import (
+    engine_of,
+    frozen_engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    pad_rows,
+    ragged_rows,
+    to_device,
+    weights_of,
+)
+
+ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])
+TOKENS = sum(len(response) for _, response in ROWS)
+
+
+def loss_of(model, rows, count=TOKENS):
+    ids, attention_mask, mask = (to_device(x) for x in pad_rows(rows))
+    logprobs, _ = model(ids, attention_mask, mask.shape[1])
+    return sft_loss(logprobs, mask, count)[0]
+
+
+def update(engine, micro, rows=ROWS):
+    for start in range(0, len(rows), micro):
+        engine.backward(loss_of(engine, rows[start : start + micro]))
+        engine.step()
+
+
+def reference_update(updates=1, clip=1.0, learning_rate=1e-3, weight_decay=0.0):
+    """Weights and gradient norms of plain torch with the loss over all rows at once."""
+    model = PolicyModel(make_causal_lm()).to(device())
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
+    norms = []
+    for _ in range(updates):
+        loss_of(model, ROWS).backward()
+        norms.append(float(torch.sqrt(sum(p.grad.double().square().sum() for p in model.parameters()))))
+        for p in model.parameters():
+            p.grad *= min(1.0, clip / norms[-1])
+        adam.step()
+        adam.zero_grad()
+    return {name: p.detach().cpu() for name, p in model.named_parameters()}, norms
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4, 8])
+def test_any_accumulation_gives_the_update_of_plain_torch(micro, group):
+    engine = engine_of(make_causal_lm(), micro, 8 // micro, weight_decay=0.1)
+    before = weights_of(engine)
+    update(engine, micro)
+    update(engine, micro)
+    expected, norms = reference_update(updates=2, weight_decay=0.1)
+    assert largest_difference(weights_of(engine), expected) < 1e-5
+    assert largest_difference(before, expected) > 1e-3
+    assert engine.grad_norm == pytest.approx(norms[-1], rel=1e-4)
+    assert engine.updates == 2
+
+
+def test_nothing_moves_before_the_last_micro_batch(group):
+    engine = engine_of(make_causal_lm(), 2, 4)
+    before = weights_of(engine)
+    for start in (0, 2, 4):
+        engine.backward(loss_of(engine, ROWS[start : start + 2]))
+        engine.step()
+        assert largest_difference(weights_of(engine), before) == 0 and engine.updates == 0
+    engine.backward(loss_of(engine, ROWS[6:]))
+    engine.step()
+    assert largest_difference(weights_of(engine), before) > 0 and engine.updates == 1
+
+
+def test_clipping_acts_and_the_norm_is_that_before_clipping(group):
+    """Adam's step hardly depends on the gradient's scale, but its second does on the ratio of two clipped ones."""
+    expected, norms = reference_update(updates=3, clip=0.05)
+    unclipped, _ = reference_update(updates=3, clip=1e9)
+    engine = engine_of(make_causal_lm(), 8, 1, gradient_clipping=0.05)
+    reported = []
+    for _ in range(3):
+        update(engine, 8)
+        reported.append(engine.grad_norm)
+    assert reported == pytest.approx(norms, rel=1e-4) and min(norms) > 0.1
+    assert largest_difference(weights_of(engine), expected) < 1e-5
+    assert largest_difference(unclipped, expected) > 1e-4
+
+
+def test_clipping_0_is_none(group):
+    engine = engine_of(make_causal_lm(), 8, 1, gradient_clipping=0.0)
+    for _ in range(3):
+        update(engine, 8)
+    assert largest_difference(weights_of(engine), reference_update(updates=3, clip=1e9)[0]) < 1e-5
+
+
+def test_schedule_and_warm_up_count_optimiser_updates(group):
+    """Linear: up from 0 over 2 updates, down to 0 at update 6; with 4 micro-batches each."""
+    engine = engine_of(
+        make_causal_lm(), 2, 4, learning_rate=1e-2, schedule="linear", total_updates=6, warmup_updates=2
+    )
+    seen = []
+    for _ in range(6):
+        before = weights_of(engine)
+        seen.append(engine.learning_rate)
+        update(engine, 2)
+        moved = largest_difference(weights_of(engine), before)
+        assert (moved > 0) == (seen[-1] > 0)
+    assert seen == pytest.approx([0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
+    assert engine.learning_rate == pytest.approx(0)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant_with_warmup", "cosine_with_restarts", "inverse_sqrt"])
+def test_every_schedule_starts_with_its_warm_up(schedule, group):
+    engine = engine_of(make_causal_lm(), 8, 1, schedule=schedule, total_updates=9, warmup_updates=2)
+    seen = []
+    for _ in range(3):
+        seen.append(engine.learning_rate)
+        update(engine, 8)
+    assert seen == pytest.approx([0, 5e-4, 1e-3])
+
+
+def test_weight_decay_acts_on_matrices_only(group):
+    engine = engine_of(make_causal_lm(), 8, 1, weight_decay=0.1)
+    for one_group in engine._engine.optimizer.param_groups:
+        dims = {p.dim() for p in one_group["params"]}
+        assert (one_group["weight_decay"] == 0.1) == (dims == {2})
+        assert one_group["betas"] == (0.9, 0.95)
+
+
+@pytest.mark.parametrize("kind", ["gemma", "llama"])
+def test_gradient_checkpointing_gives_the_same_update(kind, group):
+    weights = []
+    for checkpointing in (False, True):
+        engine = engine_of(make_causal_lm(kind), 4, 2, gradient_checkpointing=checkpointing)
+        calls = []
+        layer = next(m for name, m in engine.module.named_modules() if name.endswith("layers.0.mlp"))
+        layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        update(engine, 4)
+        assert len(calls) == (4 if checkpointing else 2)  # twice per micro-batch when recomputed
+        weights.append(weights_of(engine))
+    assert largest_difference(*weights) < 1e-5
+
+
+def test_bf16_on_any_device_trains_one_update(group):
+    engine = engine_of(make_causal_lm(), 4, 2, dtype=torch.bfloat16)
+    before = weights_of(engine)
+    assert {p.dtype for p in engine.module.parameters()} == {torch.bfloat16}
+    update(engine, 4)
+    after = weights_of(engine)
+    assert {p.dtype for p in engine.module.parameters()} == {torch.bfloat16}
+    expected, norms = reference_update()
+    assert all(bool(torch.isfinite(w).all()) for w in after.values())
+    moved = torch.cat([(after[name] - before[name]).flatten() for name in after])
+    wanted = torch.cat([(expected[name] - before[name]).flatten() for name in after])
+    assert float(torch.nn.functional.cosine_similarity(moved, wanted, dim=0)) > 0.5
+    assert engine.grad_norm == pytest.approx(norms[0], rel=0.05)
+
+
+def test_small_updates_are_not_lost_in_bf16(group):
+    """Master weights in float32: 40 steps of 1e-4 add up, though one is below the rounding of a weight of 1."""
+    engine = engine_of(make_causal_lm(), 8, 1, dtype=torch.bfloat16, learning_rate=1e-4)
+    before = weights_of(engine)
+    for _ in range(40):
+        update(engine, 8)
+    expected, _ = reference_update(updates=40, learning_rate=1e-4)
+    after = weights_of(engine)
+    name = next(n for n in after if n.endswith("mlp.gate_proj.weight"))
+    moved, wanted = after[name] - before[name], expected[name] - before[name]
+    assert float(moved.norm()) == pytest.approx(float(wanted.norm()), rel=0.2)
+
+
+def test_a_frozen_engine_has_no_gradients_and_is_the_model_itself(group):
+    engine = frozen_engine_of(make_causal_lm())
+    assert not engine.module.training
+    assert not any(p.requires_grad for p in engine.module.parameters())
+    expected = loss_of(PolicyModel(make_causal_lm()).to(device()), ROWS)
+    torch.testing.assert_close(loss_of(engine, ROWS), expected.detach(), rtol=0, atol=1e-5)
+
+
+def test_a_scalar_engine_trains(group):
+    engine = engine_of(make_classifier(), 4, 2)
+    before = weights_of(engine)
+    for start in (0, 4):
+        ids, attention_mask, _ = (to_device(x) for x in pad_rows(ROWS[start : start + 4]))
+        engine.backward(engine(ids, attention_mask).square().mean() / 2)
+        engine.step()
+    moved = {name: float((w - before[name]).abs().max()) for name, w in weights_of(engine).items()}
+    assert min(moved.values()) > 0
+
+
+def test_gathered_hands_out_the_module(group):
+    engine = engine_of(make_causal_lm())
+    with engine.gathered() as module:
+        assert module is engine.module and isinstance(module, PolicyModel)
+
+
+def test_a_checkpoint_is_written(group, tmp_path):
+    engine = engine_of(make_causal_lm(), 8, 1)
+    update(engine, 8)
+    engine.save_checkpoint(tmp_path, "step-1")
+    assert (tmp_path / "latest").read_text() == "step-1"
+    assert list((tmp_path / "step-1").iterdir())
+
+
+SETTINGS = {"dtype": torch.float32, "micro_batch": 2, "accumulation": 4}
+
+
+def settings_with(given, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(given if isinstance(given, str) else json.dumps(given))
+    return EngineSettings(**SETTINGS, config_file=str(file))
+
+
+def test_a_users_deepspeed_config_is_merged(tmp_path):
+    given = {"wall_clock_breakdown": True, "gradient_clipping": 0.3, "train_micro_batch_size_per_gpu": "auto"}
+    given["gradient_accumulation_steps"] = 4
+    config = deepspeed_config(settings_with(given, tmp_path), 1.0)
+    assert config["wall_clock_breakdown"] is True and config["gradient_clipping"] == 0.3
+    assert config["train_micro_batch_size_per_gpu"] == 2 and config["gradient_accumulation_steps"] == 4
+    assert config["zero_optimization"]["stage"] == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("train_micro_batch_size_per_gpu", 3), ("gradient_accumulation_steps", 1)])
+def test_a_deepspeed_config_that_contradicts_the_batch_flags_is_refused(key, value, tmp_path):
+    with pytest.raises(UserError, match=f"--deepspeed_config .*{key} is {value}, but the flags give"):
+        deepspeed_config(settings_with({key: value}, tmp_path), 1.0)
+
+
+def test_a_contradicting_train_batch_size_is_refused(tmp_path):
+    """On one process the flags give 2 x 4 = 8."""
+    with pytest.raises(UserError, match="train_batch_size is 64"):
+        deepspeed_config(settings_with({"train_batch_size": 64}, tmp_path), 1.0)
+
+
+@pytest.mark.parametrize("given", [{"bf16": {"enabled": True}}, {"fp16": {"enabled": True}}])
+def test_a_deepspeed_config_that_contradicts_the_dtype_is_refused(given, tmp_path):
+    with pytest.raises(UserError, match="--deepspeed_config"):
+        deepspeed_config(settings_with(given, tmp_path), 1.0)
+
+
+def test_a_deepspeed_config_that_contradicts_the_zero_stage_is_refused(tmp_path):
+    with pytest.raises(UserError, match="--deepspeed_config"):
+        deepspeed_config(settings_with({"zero_optimization": {"stage": 3}}, tmp_path), 1.0)
+
+
+def test_a_partial_section_keeps_our_other_keys(tmp_path):
+    config = deepspeed_config(settings_with({"zero_optimization": {"overlap_comm": True}}, tmp_path), 1.0)
+    assert config["zero_optimization"] == {"stage": 0, "overlap_comm": True}
+
+
+def test_auto_means_ours_everywhere(tmp_path):
+    """Configurations written for Hugging Face's Trainer say "auto" for what flags decide."""
+    given = {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": "auto"}}
+    config = deepspeed_config(settings_with(given, tmp_path), 1.0)
+    assert config["gradient_clipping"] == 1.0
+    assert config["bf16"] == {"enabled": False}
+    assert config["zero_optimization"] == {"stage": 0}
+
+
+@pytest.mark.parametrize("text", ["{", ""])
+def test_an_unreadable_deepspeed_config_is_named(text, tmp_path):
+    with pytest.raises(UserError, match="--deepspeed_config .*cannot be read as JSON"):
+        deepspeed_config(settings_with(text, tmp_path), 1.0)
+
+
+def test_a_missing_deepspeed_config_is_named(tmp_path):
+    with pytest.raises(UserError, match="--deepspeed_config .*cannot be read"):
+        deepspeed_config(EngineSettings(**SETTINGS, config_file=str(tmp_path / "absent.json")), 1.0)
+
+
+def test_an_engine_with_a_users_config_trains(group, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"gradient_clipping": 0.05, "train_micro_batch_size_per_gpu": "auto"}))
+    engine = engine_of(make_causal_lm(), 8, 1, config_file=str(file))
+    for _ in range(3):
+        update(engine, 8)
+    assert largest_difference(weights_of(engine), reference_update(updates=3, clip=0.05)[0]) < 1e-5
+
+
+def test_dtype_by_name():
+    cuda = torch.cuda.is_available()
+    assert choose_dtype("fp32") == torch.float32 and choose_dtype("bf16") == torch.bfloat16
+    assert choose_dtype(None) == (torch.bfloat16 if cuda else torch.float32)
+    if cuda:
+        assert choose_dtype("fp16") == torch.float16
+    else:
+        with pytest.raises(UserError, match="--dtype fp16 needs a GPU"):
+            choose_dtype("fp16")

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On CUDA: one PPO iteration in bf16, and log-probs close to those in fp32."""
+
+import pytest
+import torch
+
+from dschat.data.examples import PromptExample
+from dschat.models.policy import PolicyModel
+from dschat.rewards.sources import FunctionReward
+from dschat.rollout import Sampling, generate
+from dschat.stage import Stage
+from dschat.trainers.ppo import PPOModels, PPOTrainer
+from dschat.trainers.segmentation import make_segmenter
+from factories import (
+    KINDS,
+    engine_of,
+    frozen_engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    pad_rows,
+    ppo_config,
+    ragged_rows,
+    random_ids,
+    weights_of,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probs_in_bf16_are_close_to_those_in_fp32(kind):
+    ids, attention_mask, mask = (x.cuda() for x in pad_rows(ragged_rows([2, 5, 9], [7, 3, 4])))
+    with torch.no_grad():
+        exact, _ = PolicyModel(make_causal_lm(kind, initializer_range=0.05).cuda())(ids, attention_mask, mask.shape[1])
+        rounded, _ = PolicyModel(make_causal_lm(kind, initializer_range=0.05).cuda().bfloat16())(
+            ids, attention_mask, mask.shape[1]
+        )
+        on_cpu, _ = PolicyModel(make_causal_lm(kind, initializer_range=0.05))(
+            ids.cpu(), attention_mask.cpu(), mask.shape[1]
+        )
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(exact.cpu()[mask.cpu()], on_cpu[mask.cpu()], rtol=0, atol=1e-4)
+    torch.testing.assert_close(rounded[mask], exact[mask], rtol=0, atol=0.1)
+
+
+def test_one_ppo_iteration_in_bf16(group, tokenizer, tmp_path):
+    config = ppo_config(tmp_path, dtype="bf16")
+    bf16 = {"dtype": torch.bfloat16}
+    actor = engine_of(make_causal_lm(initializer_range=0.05), 8, **bf16)
+    critic = engine_of(make_classifier(initializer_range=0.05), 8, **bf16)
+    models = PPOModels(
+        actor,
+        frozen_engine_of(make_causal_lm(initializer_range=0.05), torch.bfloat16),
+        critic,
+        FunctionReward(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function"),
+    )
+    prompts = [PromptExample(random_ids(3 + i % 3, i), f"p{i}", {}, i) for i in range(8)]
+    parts = (Sampling.from_config(config, tokenizer), make_segmenter(config, tokenizer), config, Stage("ppo", config))
+    trainer = PPOTrainer(models, prompts, tokenizer, *parts, lambda t: {}, lambda folder: None)
+    before = weights_of(actor) | weights_of(critic)
+    metrics = trainer.step([list(range(8))], 0)
+    after = weights_of(actor) | weights_of(critic)
+    assert largest_difference(before, after) > 0
+    assert all(bool(torch.isfinite(w).all()) for w in after.values())
+    assert metrics["val/ratio"] == pytest.approx(1, abs=0.05)
+    assert metrics["grad_norm/actor"] > 0 and metrics["grad_norm/critic"] > 0
+
+
+def test_sampling_on_cuda_leaves_the_global_state_alone(tokenizer):
+    causal_lm = make_causal_lm(initializer_range=0.05).cuda()
+    prompts = {
+        "input_ids": torch.tensor([random_ids(4, 0)] * 2).cuda(),
+        "attention_mask": torch.ones(2, 4, dtype=torch.bool).cuda(),
+        "index": torch.arange(2).cuda(),
+    }
+    sampling = Sampling(6, (2,), 0, 1)
+    before = torch.cuda.get_rng_state()
+    first = generate(causal_lm, prompts, sampling, 3)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert torch.equal(generate(causal_lm, prompts, sampling, 3).input_ids, first.input_ids)

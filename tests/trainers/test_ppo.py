@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole iterations of the PPO trainer, and a toy reward that must rise."""
+
+import json
+
+import pytest
+import torch
+
+from dschat.data.examples import PromptExample
+from dschat.errors import UserError
+from dschat.rewards.sources import FunctionReward, RewardModel
+from dschat.rollout import Sampling
+from dschat.stage import Stage
+from dschat.trainers.ppo import PPOModels, PPOTrainer, derive_seed, total_updates
+from dschat.trainers.ppo_evaluation import Evaluation
+from dschat.trainers.segmentation import make_segmenter
+from factories import (
+    engine_of,
+    frozen_engine_of,
+    hf_logprobs,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    ppo_config,
+    random_ids,
+    weights_of,
+)
+
+
+def test_derived_seeds_differ():
+    seeds = {derive_seed(1234, kind, draw, 0, part) for kind in range(2) for draw in range(20) for part in range(3)}
+    assert len(seeds) == 120 and all(0 <= seed < 2**32 for seed in seeds)
+    assert derive_seed(1, 2) == derive_seed(1, 2)
+
+
+def share_of_a(prompts, responses, rows):
+    """Share of the letter a among the characters of a response."""
+    return torch.tensor([response.count("a") / max(len(response), 1) for response in responses])
+
+
+def prompts_of(count):
+    return [PromptExample([1, *random_ids(2 + i % 4, i)], f"p{i}", {"n": i}, i) for i in range(count)]
+
+
+def make_trainer(folder, tokenizer, num_prompts=32, reward=share_of_a, spread=0.02, metric=None, **overrides):
+    config = ppo_config(folder, **overrides)
+    stage = Stage("ppo", config)
+    plan = stage.plan
+    # Wide enough for a real distribution, narrow enough for a short run to move it.
+    actor = engine_of(
+        make_causal_lm(initializer_range=spread),
+        plan.micro_batch,
+        plan.accumulation,
+        learning_rate=config.actor_learning_rate,
+        gradient_clipping=config.gradient_clipping,
+    )
+    critic = engine_of(
+        make_classifier(initializer_range=spread),
+        plan.micro_batch,
+        plan.accumulation,
+        learning_rate=config.critic_learning_rate,
+        gradient_clipping=config.gradient_clipping,
+    )
+    source = reward if isinstance(reward, RewardModel) else FunctionReward(reward, "--reward_function")
+    name = "count" if metric else ""
+    measured = FunctionReward(metric, "--metric_function") if metric else None
+    reference = frozen_engine_of(make_causal_lm(initializer_range=spread))
+    saved = []
+    return PPOTrainer(
+        PPOModels(actor, reference, critic, source, measured, name),
+        prompts_of(num_prompts),
+        tokenizer,
+        Sampling.from_config(config, tokenizer),
+        make_segmenter(config, tokenizer),
+        config,
+        stage,
+        Evaluation(prompts_of(6), config.per_device_eval_batch_size, config.eval_iters, config.print_answers),
+        saved.append,
+    ), saved
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("ngram", ["1", "5"])
+def test_a_toy_reward_rises(ngram, group, tokenizer, tmp_path):
+    size = {"per_device_generation_batch_size": 64, "per_device_training_batch_size": 64}
+    trainer, _ = make_trainer(
+        tmp_path,
+        tokenizer,
+        num_prompts=64,
+        ngram=ngram,
+        num_train_epochs=25,
+        max_answer_seq_len=10,
+        actor_learning_rate=1e-2,
+        critic_learning_rate=1e-2,
+        kl_coef=0.005,
+        **size,
+    )
+    trainer.fit()
+    rows = [row for row in read_lines(tmp_path / "metrics.jsonl") if "objective/scores" in row]
+    assert len(rows) == 25
+    scores = [row["objective/scores"] for row in rows]
+    first, last = sum(scores[:3]) / 3, sum(scores[-3:]) / 3
+    assert first < 0.15 and last > 0.3 and last > 3 * first
+    assert rows[0]["objective/kl"] == pytest.approx(0, abs=1e-4) and rows[-1]["objective/kl"] > 0.5
+    assert rows[0]["macro/length"] == pytest.approx(1.0 if ngram == "1" else rows[0]["macro/length"])
+
+
+TRAIN_KEYS = {
+    *("objective/kl", "objective/kl_per_token", "objective/entropy", "objective/scores", "objective/rlhf_reward"),
+    *("objective/count", "policy/approxkl", "policy/clipfrac", "policy/entropy", "loss/policy", "loss/value"),
+    *("val/ratio", "val/clipfrac", "val/num_eos_tokens", "val/explained_variance"),
+    *("macro/count", "macro/length", "macro/lambda_eff", "response/length", "response/eos_rate"),
+    *("time/generation", "time/scoring", "time/training", "lr/actor", "lr/critic"),
+    *("grad_norm/actor", "grad_norm/critic"),
+}
+
+
+def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
+    """34 prompts, rollouts of 16 = 2 generation batches of 8, updates of 2 x 4, 2 PPO epochs: 2 x 4 updates."""
+    trainer, saved = make_trainer(
+        tmp_path,
+        tokenizer,
+        num_prompts=34,
+        metric=lambda p, r, rows: [float(len(text)) for text in r],
+        generation_batches=2,
+        per_device_training_batch_size=4,
+        gradient_accumulation_steps=2,
+        ppo_epochs=2,
+        eval_interval=4,
+        save_steps=4,
+        whiten_advantages=True,
+    )
+    assert total_updates(34, trainer.config, trainer.stage.plan) == 8
+    result = trainer.fit()
+    assert trainer.update == 8 == trainer.models.actor.updates == trainer.models.critic.updates
+    rows = read_lines(tmp_path / "metrics.jsonl")
+    train = [row for row in rows if "objective/scores" in row]
+    evaluations = [row for row in rows if "eval/scores" in row]
+    assert [(row["update"], row["samples"]) for row in train] == [(4, 16), (8, 32)]
+    assert [(row["update"], row["samples"]) for row in evaluations] == [(0, 0), (4, 16), (8, 32)]
+    assert all(TRAIN_KEYS <= row.keys() for row in train)
+    assert set(result) == {"eval/scores", "eval/kl", "eval/length", "eval/eos_rate", "eval/count"}
+    assert evaluations[0]["eval/kl"] == pytest.approx(0, abs=1e-4) and evaluations[-1]["eval/kl"] != 0
+    assert result.items() <= evaluations[-1].items()
+    assert train[0]["policy/clipfrac"] >= 0 and train[0]["val/ratio"] != 1
+    assert [path.name for path in saved] == ["step-4", "step-8", tmp_path.name]
+    samples = read_lines(tmp_path / "samples" / "update-000008.jsonl")
+    assert len(samples) == 6 and {"prompt", "response", "score", "count", "finished", "tokens"} <= samples[0].keys()
+    means = {key: sum(sample[key] for sample in samples) / 6 for key in ("score", "count")}
+    assert means == pytest.approx({"score": result["eval/scores"], "count": result["eval/count"]}, abs=1e-5)
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+        f"update-{number:06d}.jsonl" for number in (0, 4, 8)
+    ]
+
+
+def test_a_run_repeats_itself(group, tokenizer, tmp_path):
+    runs = []
+    for name in ("first", "second"):
+        trainer, _ = make_trainer(tmp_path / name, tokenizer, num_prompts=16, termination_condition="randomized")
+        torch.manual_seed(len(name))
+        trainer.fit()
+        runs.append(weights_of(trainer.models.actor) | weights_of(trainer.models.critic))
+    assert largest_difference(*runs) == 0
+
+
+def test_evaluations_draw_the_same_responses_every_time(group, tokenizer, tmp_path):
+    trainer, _ = make_trainer(tmp_path, tokenizer, eval_iters=0)
+    evaluate = trainer._evaluate
+    assert evaluate(trainer) == evaluate(trainer)
+
+
+def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(group, tokenizer, tmp_path):
+    trainer, _ = make_trainer(tmp_path, tokenizer, spread=0.2, temperature=0.7)
+    rollout, text = trainer.sample([prompts_of(8)], 0)
+    trajectory, metric = trainer.score(rollout, text)
+    assert metric is None
+    assert text.prompts == [f"p{i}" for i in range(8)] and text.rows == [{"n": i} for i in range(8)]
+    torch.testing.assert_close(trajectory.scores.cpu(), share_of_a([], text.responses, []))
+    causal_lm = make_causal_lm(initializer_range=0.2)
+    for row, example in enumerate(prompts_of(8)):
+        response = rollout.response_ids[row][rollout.response_mask[row]].tolist()
+        assert tokenizer.decode(response, skip_special_tokens=True) == text.responses[row]
+        expected, _ = hf_logprobs(causal_lm, (example.prompt_ids, response), 0.7)
+        own = trajectory.logprobs[row, : len(response)].cpu()
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(trajectory.logprobs, trajectory.ref_logprobs, rtol=0, atol=1e-6)
+
+
+def test_a_reward_model_as_reward(group, tokenizer, tmp_path):
+    trainer, _ = make_trainer(tmp_path, tokenizer, reward=RewardModel(frozen_engine_of(make_classifier(seed=5)), 4))
+    metrics = trainer.step([list(range(8))], 0)
+    assert metrics["objective/scores"] != 0
+
+
+def test_a_reward_function_with_a_graph_of_its_own(group, tokenizer, tmp_path):
+    """It may forget torch.no_grad(); several micro-batches go backward through the same scores."""
+    weight = torch.ones((), requires_grad=True)
+    trainer, _ = make_trainer(
+        tmp_path,
+        tokenizer,
+        reward=lambda p, r, rows: weight * share_of_a(p, r, rows),
+        per_device_training_batch_size=2,
+    )
+    trainer.step([list(range(8))], 0)
+    assert weight.grad is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"termination_condition": "randomized"},
+        {"termination_condition": "ppl"},
+        {"ngram": "inf", "policy_ratio": "macro"},
+        {"policy_ratio": "macro_mean", "value_function": "first"},
+        {"macro_reward": "mean", "isolate_last_token": True, "value_function": "unit"},
+        {"kl_estimator": "k3", "clip_reward_value": 0.1, "missing_eos_penalty": 1.0},
+        {"adaptive_kl_target": 1.0, "value_function": "position"},
+        {"generation_batches": 2, "per_device_training_batch_size": 4, "gradient_accumulation_steps": 2},
+    ],
+    ids=lambda flags: next(iter(flags.values())),
+)
+def test_every_variant_takes_a_step(flags, group, tokenizer, tmp_path):
+    trainer, _ = make_trainer(tmp_path, tokenizer, **flags)
+    before = weights_of(trainer.models.actor)
+    batches = [list(range(8)), list(range(8, 16))][: trainer.config.generation_batches]
+    metrics = trainer.step(batches, 0)
+    assert largest_difference(weights_of(trainer.models.actor), before) > 0
+    assert trainer.update == trainer.stage.plan.updates_per_rollout
+    if trainer.config.adaptive_kl_target:
+        assert trainer.kl.value < trainer.config.kl_coef  # the KL of the first rollout is 0, below the target
+    assert metrics["macro/length"] >= 1
+
+
+def test_a_divergent_run_stops_with_a_message(group, tokenizer, tmp_path):
+    trainer, _ = make_trainer(tmp_path, tokenizer, self_checks=False)
+    with torch.no_grad():
+        trainer.models.critic.module.classifier.score.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="after 0 updates, values is not finite"):
+        trainer.step([list(range(8))], 0)
+
+
+def test_fewer_prompts_than_a_rollout_is_an_error_that_names_the_flags(group, tokenizer, tmp_path):
+    trainer, _ = make_trainer(tmp_path, tokenizer, num_prompts=7)
+    with pytest.raises(UserError, match="--"):
+        trainer.fit()

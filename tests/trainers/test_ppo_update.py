@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PPO updates from one recorded PPOBatch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dschat.rl.ppo_batch import ppo_batch
+from dschat.rl.termination import fixed_ngram_ends
+from dschat.rl.types import select_rows
+from dschat.rollout import score
+from dschat.trainers.ppo_update import UpdateSettings, ppo_update, whiten_advantages
+from factories import (
+    engine_of,
+    frozen_engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    make_rollout,
+    ragged_rows,
+    to_device,
+    weights_of,
+)
+
+ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])
+TOKENS = 39
+
+
+def make_batch(ngram=3, drift=0.0):
+    """A PPOBatch of ROWS under the models that `engines` trains; `drift` moves the stored log-probs off."""
+    rollout = to_device(make_rollout(ROWS, left=1, right=2))
+    actor, reference = frozen_engine_of(make_causal_lm()), frozen_engine_of(make_causal_lm(seed=1))
+    critic = frozen_engine_of(make_classifier(seed=2))
+    scores = to_device(torch.randn(8, generator=torch.Generator().manual_seed(0)))
+    trajectory = score(rollout, scores, actor, reference, critic, 1.0, 4)
+    if drift:
+        noise = torch.randn(trajectory.logprobs.shape, generator=torch.Generator().manual_seed(1))
+        trajectory = replace(trajectory, logprobs=trajectory.logprobs + drift * to_device(noise))
+    ends = fixed_ngram_ends(trajectory.response_mask, ngram)
+    return ppo_batch(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
+
+
+def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5, **options):
+    """Weights of actor and critic after ppo_update, and its statistics.
+
+    Adam's first step is the sign of the gradient times the learning rate, whatever the gradient's size: where it is 0
+    but for rounding, a step of 1e-3 would show as much. The gradient norms in the statistics see the size.
+    """
+    flags = {"learning_rate": learning_rate}
+    actor = engine_of(make_causal_lm(), micro, update_size // micro, **flags)
+    critic = engine_of(make_classifier(seed=2), micro, update_size // micro, **flags)
+    settings = {"cliprange": 0.2, "cliprange_value": 0.2, "temperature": 1.0} | options
+    stats = ppo_update(actor, critic, batch, UpdateSettings(update_size, micro, epochs, **settings), seed)
+    return weights_of(actor) | weights_of(critic), stats
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """Filled by the first test that needs it, once the process group is open."""
+    return {}
+
+
+@pytest.fixture
+def batch(group, recorded):
+    if "batch" not in recorded:
+        recorded["batch"] = make_batch(drift=0.3)
+    return recorded["batch"]
+
+
+@pytest.mark.parametrize("policy_ratio", ["token", "macro", "macro_mean"])
+def test_one_update_does_not_depend_on_the_micro_batch(policy_ratio, batch):
+    weights, stats = updated(batch, 8, policy_ratio=policy_ratio)
+    assert largest_difference(weights, updated(batch, 8, learning_rate=0.0)[0]) > 4e-5
+    for micro in (1, 2, 4):
+        others, other_stats = updated(batch, micro, policy_ratio=policy_ratio)
+        assert largest_difference(others, weights) < 1e-5
+        assert other_stats == pytest.approx(stats, rel=1e-4, abs=1e-5)
+
+
+def test_one_update_does_not_depend_on_the_order_of_rows(batch):
+    weights, stats = updated(batch, 2)
+    for order in ([7, 6, 5, 4, 3, 2, 1, 0], [3, 0, 7, 1, 6, 2, 5, 4]):
+        shuffled, shuffled_stats = updated(select_rows(batch, to_device(torch.tensor(order))), 2, seed=order[0])
+        assert largest_difference(shuffled, weights) < 1e-5
+        assert shuffled_stats == pytest.approx(stats, rel=1e-4, abs=1e-5)
+
+
+def test_the_update_is_that_of_the_formulas_in_plain_torch(batch):
+    """Per token max(-A r, -A clip r) and half the larger squared value error, summed, over 39 tokens."""
+    weights, stats = updated(batch, 2)
+    trajectory, mask = batch.trajectory, batch.response_mask
+    actor, critic = make_causal_lm().to(mask.device), make_classifier(seed=2).to(mask.device)
+    policy_sum = value_sum = clipped_tokens = 0.0
+    for row, (prompt, response) in enumerate(ROWS):
+        ids, n = torch.tensor([prompt + response], device=mask.device), len(response)
+        logits = actor(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        new = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+        states = critic.model(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
+        value = critic.score(states)[:, 0]
+        ratio = (new - trajectory.logprobs[row, :n]).exp()
+        advantage, target = batch.advantages[row, :n], batch.returns[row, :n]
+        plain, clipped = -advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)
+        policy_sum = policy_sum + torch.maximum(plain, clipped).sum()
+        clipped_tokens += (clipped > plain).sum().item()
+        old = trajectory.values[row, :n]
+        near = old + (value - old).clamp(-0.2, 0.2)
+        value_sum = value_sum + torch.maximum((value - target) ** 2, (near - target) ** 2).sum() / 2
+    assert stats["loss/policy"] == pytest.approx(policy_sum.item() / TOKENS, rel=1e-4, abs=1e-6)
+    assert stats["loss/value"] == pytest.approx(value_sum.item() / TOKENS, rel=1e-4)
+    assert stats["policy/clipfrac"] == pytest.approx(clipped_tokens / TOKENS, abs=1e-6) and clipped_tokens > 0
+    expected = {}
+    for model, loss, name in ((actor, policy_sum, "causal_lm"), (critic, value_sum, "classifier")):
+        adam = torch.optim.AdamW(model.parameters(), lr=5e-5, betas=(0.9, 0.95), weight_decay=0.0)
+        (loss / TOKENS).backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        assert stats[f"grad_norm/{'actor' if name == 'causal_lm' else 'critic'}"] == pytest.approx(norm, rel=1e-4)
+        adam.step()
+        expected |= {f"{name}.{n}": p.detach().cpu() for n, p in model.named_parameters()}
+    assert largest_difference(weights, expected) < 1e-5
+
+
+def test_the_first_update_has_ratio_1_and_later_ones_clip(group):
+    fresh = make_batch()
+    _, first = updated(fresh, 4)
+    assert first["val/ratio"] == pytest.approx(1, abs=1e-5)
+    assert first["policy/clipfrac"] == 0 and first["policy/approxkl"] == pytest.approx(0, abs=1e-8)
+    assert first["val/clipfrac"] == 0
+    _, several = updated(fresh, 2, update_size=4, epochs=3, learning_rate=5e-3)
+    assert several["policy/clipfrac"] > 0 and several["policy/approxkl"] > 0 and several["val/clipfrac"] > 0
+
+
+def test_every_epoch_trains_on_every_row(group):
+    """Four updates of 2 rows in each of two epochs: 8 optimiser updates, each row in two forward passes."""
+    rows_seen = []
+    actor, critic = engine_of(make_causal_lm(), 1, 2), engine_of(make_classifier(seed=2), 1, 2)
+    actor.module.register_forward_pre_hook(lambda _, args: rows_seen.extend(int(m.sum()) for m in args[1]))
+    ppo_update(actor, critic, make_batch(), UpdateSettings(2, 1, 2, 0.2, 0.2, 1.0), seed=3)
+    assert actor.updates == critic.updates == 8
+    lengths = sorted(len(prompt) + len(response) for prompt, response in ROWS)
+    assert sorted(rows_seen[:8]) == sorted(rows_seen[8:]) == lengths
+    assert rows_seen[:8] != rows_seen[8:]
+
+
+def test_temperature_is_that_of_the_stored_log_probs(batch):
+    assert updated(batch, temperature=0.7)[1]["val/ratio"] != pytest.approx(updated(batch)[1]["val/ratio"], rel=1e-3)
+
+
+def test_whitening(batch):
+    whitened = whiten_advantages(batch)
+    mask = batch.response_mask
+    numbers = whitened.advantages[mask].double()
+    assert len(numbers) == TOKENS
+    assert float(numbers.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(numbers.var(correction=0)) == pytest.approx(1, abs=1e-4)
+    before = batch.advantages[mask].double()
+    expected = (before - before.mean()) / before.std(correction=0)
+    torch.testing.assert_close(numbers, expected, rtol=0, atol=1e-4)
+    assert not bool(whitened.advantages[~mask].any())
+    assert torch.equal(whitened.returns, batch.returns)

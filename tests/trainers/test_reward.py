@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 2's task: pairs."""
+
+import math
+
+import pytest
+import torch
+
+from dschat.config.reward import RewardConfig
+from dschat.data.examples import PairExample
+from dschat.stage import Stage
+from dschat.trainers.reward import RewardTask
+from dschat.trainers.supervised import SupervisedTrainer
+from factories import PAD, engine_of, hf_score, largest_difference, make_classifier, random_ids, weights_of
+
+
+def pairs(count, seed):
+    """The chosen response holds the tokens 10 to 20, the rejected one 30 to 40."""
+    examples = []
+    for i in range(count):
+        prompt = random_ids(2 + i % 3, 10 * seed + i)
+        chosen = [10 + (token % 10) for token in random_ids(3 + i % 4, 100 * seed + i)]
+        rejected = [30 + (token % 10) for token in random_ids(2 + i % 5, 200 * seed + i)]
+        examples.append(PairExample(prompt + chosen, prompt + rejected))
+    return examples
+
+
+TRAIN, HELD_OUT = pairs(16, 1), pairs(5, 2)
+
+
+def make_trainer(folder, micro=4, **overrides):
+    flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 3e-3}
+    flags |= {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
+    config = RewardConfig(**(flags | overrides))
+    stage = Stage("reward", config)
+    plan = stage.plan
+    engine = engine_of(make_classifier(), plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
+    return SupervisedTrainer(engine, RewardTask(TRAIN, HELD_OUT, PAD), config, stage, lambda folder: None)
+
+
+def expected_of(examples):
+    """Loss and statistics from the classifier's own scores, pair by pair."""
+    model = make_classifier()
+    scores = [(hf_score(model, e.chosen_ids), hf_score(model, e.rejected_ids)) for e in examples]
+    n = len(scores)
+    return {
+        "loss": sum(math.log1p(math.exp(r - c)) for c, r in scores) / n,
+        "accuracy": sum(c > r for c, r in scores) / n,
+        "chosen": sum(c for c, _ in scores) / n,
+        "rejected": sum(r for _, r in scores) / n,
+        "margin": sum(c - r for c, r in scores) / n,
+    }
+
+
+def test_evaluation(group, tmp_path):
+    expected = {f"eval/{name}": value for name, value in expected_of(HELD_OUT).items()}
+    assert make_trainer(tmp_path).evaluate() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_path):
+    metrics = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=3).step([[0, 1], [2, 3], [8, 9]])
+    expected = expected_of([TRAIN[i] for i in (0, 1, 2, 3, 8, 9)])
+    assert metrics["loss/reward"] == pytest.approx(expected.pop("loss"), rel=1e-4)
+    for name, value in expected.items():
+        assert metrics[f"train/{name}"] == pytest.approx(value, rel=1e-4)
+
+
+def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
+    weights = []
+    for micro in (1, 2, 8):
+        trainer = make_trainer(
+            tmp_path / str(micro), micro=micro, gradient_accumulation_steps=8 // micro, learning_rate=1e-4
+        )
+        trainer.step([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
+        weights.append(weights_of(trainer.engine))
+    assert all(largest_difference(other, weights[0]) < 1e-5 for other in weights[1:])
+
+
+def test_it_learns_to_rank(group, tmp_path):
+    trainer = make_trainer(tmp_path, num_train_epochs=6)
+    first, last = trainer.evaluate(), trainer.fit()
+    assert last["eval/loss"] < first["eval/loss"] / 2
+    assert last["eval/accuracy"] == 1.0 and last["eval/margin"] > 1
+    assert torch.tensor(list(last.values())).isfinite().all()
