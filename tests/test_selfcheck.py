@@ -109,26 +109,26 @@ def sampled(actor, bos_id=BOS, count=6):
 
 def test_a_healthy_rollout_passes(models):
     trajectory = trajectory_of(*models, sampled(models[0]))
-    check_rollout(models[0], trajectory, 0.8, PAD, BOS)
+    check_rollout(models[0], trajectory, 0.8, PAD, frozenset({PAD, BOS}))
 
 
 def test_a_response_that_ends_is_fine_where_bos_and_eos_are_one_token(models):
     """GPT-2's tokenizer: <|endoftext|> is both, and ending a response with it is what was asked for."""
     rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, EOS]), (random_ids(3, 1), [7, EOS])]))
-    check_rollout(models[0], trajectory_of(*models, rollout), 0.8, PAD, EOS)
+    check_rollout(models[0], trajectory_of(*models, rollout), 0.8, PAD, frozenset({PAD}))
 
 
 def test_another_temperature_is_found(models):
     trajectory = trajectory_of(*models, sampled(models[0]))
     with pytest.raises(UserError, match="log-probs at the update differ from those of the rollout"):
-        check_rollout(models[0], trajectory, 1.0, PAD, BOS)
+        check_rollout(models[0], trajectory, 1.0, PAD, frozenset({PAD, BOS}))
 
 
 def test_a_reference_that_differs_from_the_actor_is_found(models):
     actor, _, critic = models
     trajectory = trajectory_of(actor, frozen_engine_of(make_causal_lm("gemma2", seed=9)), critic, sampled(actor))
     with pytest.raises(UserError, match="actor's log-probs differ from the reference's"):
-        check_rollout(actor, trajectory, 0.8, PAD, BOS)
+        check_rollout(actor, trajectory, 0.8, PAD, frozenset({PAD, BOS}))
 
 
 def test_log_probs_of_another_policy_are_found(models):
@@ -136,14 +136,14 @@ def test_log_probs_of_another_policy_are_found(models):
     trajectory = trajectory_of(*models, sampled(actor))
     shifted = replace(trajectory, logprobs=trajectory.logprobs - 0.1 * trajectory.response_mask)
     with pytest.raises(UserError, match="log-probs at the update differ"):
-        check_rollout(actor, shifted, 0.8, PAD, BOS)
+        check_rollout(actor, shifted, 0.8, PAD, frozenset({PAD, BOS}))
 
 
 @pytest.mark.parametrize("token", [PAD, BOS])
 def test_a_policy_that_samples_pad_or_bos_is_found(token, models):
     rollout = to_device(make_rollout([(random_ids(3, 0), [5, token, 6, EOS]), (random_ids(3, 1), [7, 8])]))
     with pytest.raises(UserError, match=f"the policy sampled token {token}"):
-        check_rollout(models[0], trajectory_of(*models, rollout), 0.8, PAD, BOS)
+        check_rollout(models[0], trajectory_of(*models, rollout), 0.8, PAD, frozenset({PAD, BOS}))
 
 
 def test_a_response_with_a_hole_is_found(models):
@@ -154,7 +154,7 @@ def test_a_response_with_a_hole_is_found(models):
     zeroed = [torch.where(mask, x, 0.0) for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values)]
     broken = Trajectory(replace(rollout, response_mask=mask), *zeroed, trajectory.scores)
     with pytest.raises(UserError, match="a response is not a prefix of its row"):
-        check_rollout(models[0], broken, 0.8, PAD, BOS)
+        check_rollout(models[0], broken, 0.8, PAD, frozenset({PAD, BOS}))
 
 
 def test_the_tasks_of_steps_1_and_2_check_their_models(group):

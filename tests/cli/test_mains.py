@@ -125,7 +125,7 @@ def test_the_first_metrics_of_step_3_add_up(ppo):
     assert row["objective/rlhf_reward"] == pytest.approx(expected, abs=1e-6)
     assert row["macro/length"] * row["macro/count"] == pytest.approx(row["response/length"], rel=1e-6)
     assert row["macro/lambda_eff"] == pytest.approx(0.95 ** (1 / row["macro/length"]), rel=1e-6)
-    assert 4 < row["macro/length"] <= 5 and row["response/length"] <= 16
+    assert 1 < row["macro/length"] <= 5 and row["response/length"] <= 16
     assert row["val/num_eos_tokens"] == pytest.approx(16 * row["response/eos_rate"])
     assert (row["lr/actor"], row["lr/critic"]) == (1e-3, 1e-3)
 
@@ -174,9 +174,7 @@ def test_samples_of_step_3(ppo, inputs):
 
 
 def test_the_same_draws_before_and_after(ppo):
-    prompts = [
-        [sample["prompt"] for sample in read_jsonl(file)] for file in sorted((ppo / "samples").glob("*.jsonl"))
-    ]
+    prompts = [[sample["prompt"] for sample in read_jsonl(file)] for file in sorted((ppo / "samples").glob("*.jsonl"))]
     assert len(prompts) == 3 and prompts[0] == prompts[1] == prompts[2]
 
 

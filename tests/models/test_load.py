@@ -78,10 +78,7 @@ def test_special_ids_of_the_tokenizer_are_saved_with_the_model(tokenizer, tmp_pa
 def test_a_checkpoint_with_a_generation_config_that_transformers_refuses_to_save_is_saved_at_the_end(
     tokenizer, tmp_path
 ):
-    """As published with Llama-2 and others: sampling parameters without do_sample.
-
-    Fails where `save_pretrained` raises transformers' own ValueError, after the whole training.
-    """
+    """As published with Llama-2 and others: sampling parameters without do_sample."""
     folder = save_folder(tmp_path / "base", make_causal_lm(), tokenizer)
     (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"temperature": 0.9, "top_p": 0.6}))
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer)

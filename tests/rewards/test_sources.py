@@ -61,7 +61,6 @@ def test_a_score_that_is_not_finite_is_refused_with_its_response(bad):
 
 @pytest.mark.parametrize("result", [None, ["a"] * 5, {"scores": [1] * 5}])
 def test_what_is_not_numbers_is_refused(result):
-    """Fails where torch's own TypeError or ValueError comes through."""
     with pytest.raises(UserError, match="--reward_function"):
         FunctionReward(lambda *_: result, "--reward_function")(make_rollout(ROWS), TEXT)
 

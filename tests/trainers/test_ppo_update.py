@@ -86,37 +86,48 @@ def test_one_update_does_not_depend_on_the_order_of_rows(batch):
         assert shuffled_stats == pytest.approx(stats, rel=1e-4, abs=1e-5)
 
 
-def test_the_update_is_that_of_the_formulas_in_plain_torch(batch):
-    """Per token max(-A r, -A clip r) and half the larger squared value error, summed, over 39 tokens."""
-    weights, stats = updated(batch, 2)
-    trajectory, mask = batch.trajectory, batch.response_mask
-    actor, critic = make_causal_lm().to(mask.device), make_classifier(seed=2).to(mask.device)
-    policy_sum = value_sum = clipped_tokens = 0.0
+@pytest.mark.parametrize("policy_ratio", ["token", "macro", "macro_mean"])
+def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
+    """Policy: max(-A r, -A clip r), by tokens over 39, or by macro actions of up to 3 tokens over their number, 16.
+
+    Value: half the larger squared error, over 39 tokens.
+    """
+    weights, stats = updated(batch, 2, policy_ratio=policy_ratio)
+    trajectory, device = batch.trajectory, batch.response_mask.device
+    actor, critic = make_causal_lm().to(device), make_classifier(seed=2).to(device)
+    policy_sum = value_sum = clipped_sum = 0.0
     for row, (prompt, response) in enumerate(ROWS):
-        ids, n = torch.tensor([prompt + response], device=mask.device), len(response)
+        ids, n = torch.tensor([prompt + response], device=device), len(response)
         logits = actor(input_ids=ids).logits[0, len(prompt) - 1 : -1]
         new = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
         states = critic.model(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
         value = critic.score(states)[:, 0]
-        ratio = (new - trajectory.logprobs[row, :n]).exp()
-        advantage, target = batch.advantages[row, :n], batch.returns[row, :n]
-        plain, clipped = -advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)
-        policy_sum = policy_sum + torch.maximum(plain, clipped).sum()
-        clipped_tokens += (clipped > plain).sum().item()
-        old = trajectory.values[row, :n]
+        target, old = batch.returns[row, :n], trajectory.values[row, :n]
         near = old + (value - old).clamp(-0.2, 0.2)
         value_sum = value_sum + torch.maximum((value - target) ** 2, (near - target) ** 2).sum() / 2
-    assert stats["loss/policy"] == pytest.approx(policy_sum.item() / TOKENS, rel=1e-4, abs=1e-6)
+        size = 1 if policy_ratio == "token" else 3
+        for start in range(0, n, size):
+            chunk = slice(start, min(start + size, n))
+            log_ratio = (new - trajectory.logprobs[row, :n])[chunk]
+            log_ratio = log_ratio.mean() if policy_ratio == "macro_mean" else log_ratio.sum()
+            weight = chunk.stop - start if policy_ratio == "macro_mean" else 1
+            ratio, advantage = log_ratio.exp(), batch.advantages[row, start]
+            plain, clipped = -advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)
+            policy_sum = policy_sum + weight * torch.maximum(plain, clipped)
+            clipped_sum += weight * (clipped > plain).item()
+    count = 16 if policy_ratio == "macro" else TOKENS
+    assert stats["loss/policy"] == pytest.approx(policy_sum.item() / count, rel=1e-4, abs=1e-6)
     assert stats["loss/value"] == pytest.approx(value_sum.item() / TOKENS, rel=1e-4)
-    assert stats["policy/clipfrac"] == pytest.approx(clipped_tokens / TOKENS, abs=1e-6) and clipped_tokens > 0
+    assert stats["policy/clipfrac"] == pytest.approx(clipped_sum / count, abs=1e-6) and clipped_sum > 0
     expected = {}
-    for model, loss, name in ((actor, policy_sum, "causal_lm"), (critic, value_sum, "classifier")):
+    parts = (("causal_lm", "actor", actor, policy_sum / count), ("classifier", "critic", critic, value_sum / TOKENS))
+    for prefix, name, model, loss in parts:
         adam = torch.optim.AdamW(model.parameters(), lr=5e-5, betas=(0.9, 0.95), weight_decay=0.0)
-        (loss / TOKENS).backward()
+        loss.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
-        assert stats[f"grad_norm/{'actor' if name == 'causal_lm' else 'critic'}"] == pytest.approx(norm, rel=1e-4)
+        assert stats[f"grad_norm/{name}"] == pytest.approx(norm, rel=1e-4)
         adam.step()
-        expected |= {f"{name}.{n}": p.detach().cpu() for n, p in model.named_parameters()}
+        expected |= {f"{prefix}.{n}": p.detach().cpu() for n, p in model.named_parameters()}
     assert largest_difference(weights, expected) < 1e-5
 
 

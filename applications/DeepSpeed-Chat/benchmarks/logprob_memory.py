@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine import machine
 from torch import Tensor
 from torch.nn import functional as F
 
 from dschat.rl.logprobs import token_logprobs
-from machine import machine
 
 GB = 1e9  # bytes
 
@@ -59,13 +59,15 @@ class Case:
 def main() -> None:
     """Measures every case and prints one JSON object."""
     settings = parse()
-    cases = [
-        Case("chunks", phase, size, **settings["shape"])
-        for phase in ("training", "scoring")
-        for size in settings["batch_sizes"]
-    ]
+    sizes = {"chunks": settings["batch_sizes"]}
     if settings["full_logits"]:
-        cases += [Case("full_logits", p, settings["batch_sizes"][0], **settings["shape"]) for p in ("training", "scoring")]
+        sizes["full_logits"] = settings["batch_sizes"][:1]
+    cases = [
+        Case(method, phase, size, **settings["shape"])
+        for method in sizes
+        for phase in ("training", "scoring")
+        for size in sizes[method]
+    ]
     figures = [measure_in_child(case) for case in cases]
     print(json.dumps({"machine": machine(), "settings": settings, "figures": figures}, indent=2))
 

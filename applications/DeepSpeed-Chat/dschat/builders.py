@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from dschat.config.batches import BatchPlan
-from dschat.engine.engine import Engine, EngineSettings, OptimizerSettings, frozen_engine, train_engine
+from dschat.engine.deepspeed_config import EngineSettings
+from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import choose_dtype
 from dschat.functions import load_function
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.models.tokenizer import load_tokenizer, require_same_tokenizer
+from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
 from dschat.rewards.sources import FunctionReward, RewardModel
 from dschat.trainers.ppo import PPOModels
 
@@ -23,7 +24,8 @@ ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_pa
 def build_policy(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: int) -> Engine:
     """Step 1's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
-    model = PolicyModel(load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer))
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    model = PolicyModel(load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer, end_id))
     return train_engine(model, _optimizer_settings(config, total_updates), settings)
 
 
@@ -57,9 +59,10 @@ def build_ppo_models(config: Any, plan: BatchPlan, tokenizer: Any, total_updates
     critic_settings = _engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage)
     frozen_settings = _engine_settings(config, plan, False, config.actor_zero_stage)
     dtype, sft_path = actor_settings.dtype, config.actor_model_name_or_path
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
 
     def policy() -> PolicyModel:
-        return PolicyModel(load_causal_lm(sft_path, ACTOR, dtype, tokenizer))
+        return PolicyModel(load_causal_lm(sft_path, ACTOR, dtype, tokenizer, end_id))
 
     critic_path = config.critic_model_name_or_path or sft_path
     critic = load_scalar(critic_path, CRITIC, dtype, tokenizer)

@@ -32,13 +32,15 @@ def check_batch(batch: PPOBatch, update: int) -> None:
         "advantages": batch.advantages,
         "returns": batch.returns,
     }
-    bad = torch.stack(
-        [(~torch.isfinite(x) & (mask if x.shape == mask.shape else True)).any() for x in fields.values()]
+    has_response = mask.any(1, keepdim=True)
+    bad_rows = torch.stack(
+        [(~torch.isfinite(x) & (mask if x.shape == mask.shape else has_response)).any(1) for x in fields.values()]
     )
+    bad = bad_rows.any(1)
     if not bool(bad.any()):
         return
-    name = list(fields)[int(bad.int().argmax())]
-    rows = (~torch.isfinite(fields[name])).any(1).nonzero().flatten().tolist()
+    first = int(bad.int().argmax())
+    name, rows = list(fields)[first], bad_rows[first].nonzero().flatten().tolist()
     raise UserError(
         f"after {update} updates, {name} is not finite in rows {rows[:8]} of the rollout. Lower the learning rates, "
         "or use --dtype bf16 or fp32 if this is fp16."

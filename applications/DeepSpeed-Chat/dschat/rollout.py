@@ -43,9 +43,13 @@ class Sampling:
             top_p=config.top_p,
         )
 
+    @property
+    def forbidden(self) -> frozenset[int]:
+        """Ids that are never sampled: pad and BOS, unless one of them ends responses (GPT-2's BOS is its EOS)."""
+        return frozenset(i for i in (self.pad_id, self.bos_id) if i is not None) - frozenset(self.end_ids)
+
     def generation_config(self) -> GenerationConfig:
         """The same for transformers, every field that could leak in from a checkpoint given explicitly."""
-        suppressed = {self.pad_id, self.bos_id} - {None} - set(self.end_ids)
         options: dict[str, Any] = {"do_sample": False}
         if self.temperature > 0:
             options = {
@@ -59,7 +63,7 @@ class Sampling:
             eos_token_id=list(self.end_ids),
             pad_token_id=self.pad_id,
             bos_token_id=self.bos_id,
-            suppress_tokens=sorted(suppressed),
+            suppress_tokens=sorted(self.forbidden),
             num_beams=1,
             repetition_penalty=1.0,
             use_cache=True,

@@ -85,7 +85,7 @@ def check_scalar(engine: Any, tokens: tuple[Tensor, Tensor], pad_id: int) -> Non
 
 @torch.no_grad()
 def check_rollout(
-    actor: Any, trajectory: Trajectory, temperature: float, sampling_pad: int, bos_id: int | None
+    actor: Any, trajectory: Trajectory, temperature: float, pad_id: int, forbidden: frozenset[int]
 ) -> None:
     """At step 0 the ratio is 1, the KL to the reference 0, and the sampled tokens are what was asked for.
 
@@ -93,21 +93,20 @@ def check_rollout(
         actor: its engine, in evaluation mode.
         trajectory: the first of the run.
         temperature: of sampling.
-        sampling_pad: pad id, which must never be sampled.
-        bos_id: as pad.
+        pad_id: the tokenizer's.
+        forbidden: ids that must never be sampled.
 
     Raises:
         UserError: one of them does not hold.
     """
     rollout, mask = trajectory.rollout, trajectory.response_mask
     policy: PolicyModel = actor.module
-    check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, sampling_pad)
+    check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, pad_id)
     part: Rollout = select_rows(rollout, torch.arange(min(ROWS, len(mask)), device=mask.device))
     again, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], temperature)
     stored = trajectory.logprobs[: len(again)]
     _require_close("log-probs at the update", "those of the rollout", again, stored, part.response_mask, policy)
     _require_close("actor's log-probs", "the reference's", trajectory.logprobs, trajectory.ref_logprobs, mask, policy)
-    forbidden = {sampling_pad, bos_id} - {None}
     for token_id in forbidden:
         if bool(((rollout.response_ids == token_id) & mask).any()):
             raise UserError(f"step-0 check: the policy sampled token {token_id}, a pad or BOS token.")

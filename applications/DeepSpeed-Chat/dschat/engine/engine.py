@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from transformers import get_scheduler
 
 from dschat.distributed import device, world_size
-from dschat.errors import UserError
+from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 
 ADAM_BETAS = (0.9, 0.95)
 
@@ -32,18 +31,6 @@ class OptimizerSettings:
     warmup_updates: int = 0
     schedule: str = "linear"
     gradient_clipping: float = 1.0
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """What DeepSpeed needs to know of a run."""
-
-    dtype: torch.dtype
-    micro_batch: int = 1
-    accumulation: int = 1
-    zero_stage: int = 0
-    gradient_checkpointing: bool = False
-    config_file: str | None = None
 
 
 class Engine:
@@ -124,7 +111,6 @@ def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: Engin
         UserError: an unreadable ``--deepspeed_config``, or one that sets the batch sizes differently.
     """
     inner = _inner(model)
-    inner.config.use_cache = not settings.gradient_checkpointing
     if settings.gradient_checkpointing:
         _enable_gradient_checkpointing(inner)
     model.to(device())
@@ -137,7 +123,7 @@ def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: Engin
         num_warmup_steps=optimizer.warmup_updates,
         num_training_steps=max(optimizer.total_updates, 1),
     )
-    config = deepspeed_config(settings, optimizer.gradient_clipping)
+    config = deepspeed_config(settings, optimizer.gradient_clipping, world_size())
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
     engine.train()
     return Engine(engine, optimizer.gradient_clipping)
@@ -147,42 +133,9 @@ def frozen_engine(model: nn.Module, settings: EngineSettings) -> Engine:
     """Puts a model that never trains under DeepSpeed: reference and reward model."""
     model.requires_grad_(False)
     model.to(device())
-    engine, *_ = deepspeed.initialize(model=model, config=deepspeed_config(settings, 0.0))
+    engine, *_ = deepspeed.initialize(model=model, config=deepspeed_config(settings, 0.0, world_size()))
     engine.eval()
     return Engine(engine)
-
-
-def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict[str, Any]:
-    """DeepSpeed's configuration. Keys of ``--deepspeed_config`` replace ours, but for the batch sizes.
-
-    Raises:
-        UserError: the file cannot be read, or contradicts the batch size flags.
-    """
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": settings.micro_batch,
-        "gradient_accumulation_steps": settings.accumulation,
-        "zero_optimization": {"stage": settings.zero_stage},
-        "zero_allow_untested_optimizer": True,
-        "gradient_clipping": gradient_clipping,
-        "bf16": {"enabled": settings.dtype == torch.bfloat16},
-        "fp16": {"enabled": settings.dtype == torch.float16},
-        "steps_per_print": 10**9,
-        "wall_clock_breakdown": False,
-    }
-    if settings.config_file is None:
-        return config
-    try:
-        given = json.loads(Path(settings.config_file).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"--deepspeed_config {settings.config_file}: cannot be read as JSON: {error}") from error
-    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
-        value = given.pop(key, "auto")
-        if value != "auto" and value != config.get(key, value):
-            raise UserError(
-                f"--deepspeed_config {settings.config_file}: {key} is {value}, but the flags give {config[key]}. "
-                f'Remove the key, or set it to "auto".'
-            )
-    return {**config, **given}
 
 
 def _enable_gradient_checkpointing(model: Any) -> None:

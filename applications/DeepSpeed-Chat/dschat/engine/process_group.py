@@ -26,7 +26,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def process_group() -> Iterator[None]:
     """Joins the launcher's process group, or makes one of a single process, and always leaves it at the end."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    if "RANK" not in os.environ:
+    launched = "RANK" in os.environ
+    if not launched:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -43,6 +44,9 @@ def process_group() -> Iterator[None]:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+        if not launched:  # processes started later shall not think they belong here
+            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+                os.environ.pop(name, None)
 
 
 def choose_dtype(name: str | None) -> torch.dtype:

@@ -16,7 +16,7 @@ from dschat.errors import UserError
 logger = logging.getLogger(__name__)
 
 
-def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> Any:
+def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, end_id: int | None = None) -> Any:
     """Opens a causal LM without dropout, its embeddings large enough for the tokenizer.
 
     Args:
@@ -24,6 +24,7 @@ def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> 
         flag: the command-line flag that named it, for messages.
         dtype: of the parameters.
         tokenizer: of the run.
+        end_id: ends a response beside EOS (--end_of_conversation_token); kept in the generation config.
 
     Raises:
         UserError: there is no such model.
@@ -32,8 +33,15 @@ def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> 
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
     _set_special_ids(model, tokenizer)
+    generation = model.generation_config
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
-        setattr(model.generation_config, name, getattr(tokenizer, name))
+        setattr(generation, name, getattr(tokenizer, name))
+    if end_id is not None and end_id != tokenizer.eos_token_id:
+        generation.eos_token_id = [tokenizer.eos_token_id, end_id]
+    try:
+        generation.validate(strict=True)
+    except ValueError:  # sampling values without do_sample, which transformers refuses to save
+        generation.do_sample = True
     return model
 
 
@@ -68,6 +76,7 @@ def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> Any
 def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
     """Writes an ordinary Hugging Face folder: safetensors, tokenizer and, for a causal LM, the generation config."""
     folder.mkdir(parents=True, exist_ok=True)
+    model.config.use_cache = True  # gradient checkpointing turns it off
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

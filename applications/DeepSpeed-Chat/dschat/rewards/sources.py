@@ -55,8 +55,13 @@ class FunctionReward:
         self._function, self._flag = function, flag
 
     def __call__(self, rollout: Rollout, text: RolloutText) -> Tensor:
-        scores = self._function(text.prompts, text.responses, text.rows)
-        scores = torch.as_tensor(scores, dtype=torch.float32, device=rollout.input_ids.device)
+        result = self._function(text.prompts, text.responses, text.rows)
+        try:
+            scores = torch.as_tensor(result, dtype=torch.float32, device=rollout.input_ids.device).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{self._flag}: {self.name} returned {type(result).__name__}, which is no list of numbers: {error}"
+            ) from error
         if scores.shape != (len(text.responses),):
             raise UserError(
                 f"{self._flag}: {self.name} returned shape {tuple(scores.shape)} for {len(text.responses)} responses; "

@@ -115,9 +115,8 @@ class PPOTrainer:
         config, plan = self.config, self.stage.plan
         rollout_size = plan.rollout_per_rank * plan.world_size
         result = self._evaluate(self)
-        bar = tqdm(
-            total=total_updates(len(self.prompts), config, plan), desc="ppo", disable=not is_main(), mininterval=1.0
-        )
+        total = total_updates(len(self.prompts), config, plan)
+        bar = tqdm(total=total, desc="ppo", disable=not is_main(), mininterval=1.0)
         for epoch in range(config.num_train_epochs):
             rollouts = update_batches(
                 [len(prompt) for prompt in self.prompts],
@@ -154,7 +153,7 @@ class PPOTrainer:
         check_batch(batch, self.update)
         if self.iteration == 0 and self.config.self_checks:
             sampling, temperature = self.sampling, self.log_prob_temperature
-            check_rollout(self.models.actor, trajectory, temperature, sampling.pad_id, sampling.bos_id)
+            check_rollout(self.models.actor, trajectory, temperature, sampling.pad_id, sampling.forbidden)
         metrics = rollout_metrics(batch, self.kl.value, self.config.lam, metric, self.models.metric_name)
         clock.lap("scoring")
         metrics |= self.train(batch) | learning_rates | {"objective/kl_coef": self.kl.value}

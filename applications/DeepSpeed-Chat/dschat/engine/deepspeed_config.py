@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed's configuration from a run's settings and the user's own file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dschat.errors import UserError
+
+# Keys that flags decide: a file may repeat them, not change them.
+DECIDED_BY_FLAGS = {
+    "train_batch_size": "--global_batch_size and the batch size flags",
+    "train_micro_batch_size_per_gpu": "--global_batch_size and the batch size flags",
+    "gradient_accumulation_steps": "--global_batch_size and the batch size flags",
+    "zero_optimization.stage": "--zero_stage, --actor_zero_stage or --critic_zero_stage",
+    "bf16.enabled": "--dtype",
+    "fp16.enabled": "--dtype",
+}
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What DeepSpeed needs to know of a run."""
+
+    dtype: torch.dtype
+    micro_batch: int = 1
+    accumulation: int = 1
+    zero_stage: int = 0
+    gradient_checkpointing: bool = False
+    config_file: str | None = None
+
+
+def deepspeed_config(settings: EngineSettings, gradient_clipping: float, world_size: int = 1) -> dict[str, Any]:
+    """DeepSpeed's configuration. A file's sections are merged into ours, key by key; "auto" means ours.
+
+    Args:
+        settings: of the run.
+        gradient_clipping: largest gradient norm; 0 = no clipping.
+        world_size: number of processes.
+
+    Raises:
+        UserError: the file cannot be read, or contradicts a flag.
+    """
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": settings.micro_batch,
+        "gradient_accumulation_steps": settings.accumulation,
+        "train_batch_size": settings.micro_batch * settings.accumulation * world_size,
+        "zero_optimization": {"stage": settings.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": gradient_clipping,
+        "bf16": {"enabled": settings.dtype == torch.bfloat16},
+        "fp16": {"enabled": settings.dtype == torch.float16},
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }
+    if settings.config_file is None:
+        return config
+    try:
+        given = json.loads(Path(settings.config_file).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"--deepspeed_config {settings.config_file}: cannot be read as JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise UserError(f"--deepspeed_config {settings.config_file}: must hold a JSON object.")
+    _merge(config, given, settings.config_file)
+    return config
+
+
+def _merge(config: dict[str, Any], given: dict[str, Any], file: str, prefix: str = "") -> None:
+    """Writes ``given`` into ``config``, section by section."""
+    for key, value in given.items():
+        name = prefix + key
+        if value == "auto":
+            continue
+        if isinstance(value, dict) and isinstance(config.get(key, {}), dict):
+            _merge(config.setdefault(key, {}), value, file, f"{name}.")
+        elif name in DECIDED_BY_FLAGS and value != config[key]:
+            raise UserError(
+                f"--deepspeed_config {file}: {name} is {value}, but the flags give {config[key]}. "
+                f'Remove the key, or set it to "auto", and use {DECIDED_BY_FLAGS[name]}.'
+            )
+        else:
+            config[key] = value

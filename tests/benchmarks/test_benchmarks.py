@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmarks run and print one JSON object with their figures. What the figures say is not tested here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat" / "benchmarks"
+TINY_MEMORY = (
+    "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3 --softcap 30 --device cpu --threads 1"
+)
+TINY_STEP = "--batch_size 2 --prompt 4 --response 9 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"
+
+
+def run(script: str, flags: str) -> dict[str, Any]:
+    """The script's output as JSON; machine and settings are there."""
+    command = [sys.executable, str(FOLDER / script), *flags.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert set(report) == {"machine", "settings", "figures"}
+    assert {"cpu", "cpu_cores", "gpus", "torch"} <= set(report["machine"])
+    return report
+
+
+def test_logprob_memory() -> None:
+    report = run("logprob_memory.py", TINY_MEMORY)
+    assert report["settings"]["shape"]["vocabulary"] == 64
+    cases = [(row["method"], row["phase"], row["batch_size"]) for row in report["figures"]]
+    chunks = [("chunks", phase, size) for phase in ("training", "scoring") for size in (2, 3)]
+    assert cases == [*chunks, ("full_logits", "training", 2), ("full_logits", "scoring", 2)]
+    assert all(row.keys() >= {"peak_gb", "inputs_gb", "seconds"} for row in report["figures"])
+
+
+def test_macro_action_cost() -> None:
+    report = run("macro_action_cost.py", TINY_STEP)
+    assert report["settings"]["response"] == 9
+    figures = report["figures"]
+    assert set(figures["cpu_seconds"]) == {"generation", "scoring", "training"}
+    assert set(figures["macro_actions"]) == {"fixed, n = 1", "fixed, n = 5", "randomized", "ppl, chunk"}
+    keys = {"milliseconds", "percent_of_step", "percent_of_step_without_generation"}
+    assert all(set(row) == keys for row in figures["macro_actions"].values())
+
+
+def test_macro_action_cost_without_generation() -> None:
+    figures = run("macro_action_cost.py", TINY_STEP + " --no-generation")["figures"]
+    assert set(figures["cpu_seconds"]) == {"scoring", "training"}
+    assert all("percent_of_step" not in row for row in figures["macro_actions"].values())
