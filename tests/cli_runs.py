@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -98,7 +99,7 @@ def run_process(step: str, flags: dict[str, Any], **changes: str | None) -> Resu
 
 
 def run_forked(step: str, flags: dict[str, Any], scratch: Path) -> Result:
-    """A main in a fresh fork of a process that has imported torch and the rest: the same, without the seconds of start.
+    """A main in a fresh fork of a process that has imported everything: the same, without the seconds of start.
 
     Args:
         step: sft, reward or ppo.
@@ -186,3 +187,40 @@ def training_rows(folder: Path) -> list[dict[str, Any]]:
 def evaluation_rows(folder: Path) -> list[dict[str, Any]]:
     """Rows of metrics.jsonl that report an evaluation."""
     return [row for row in read_jsonl(folder / "metrics.jsonl") if any(key.startswith("eval/") for key in row)]
+
+
+def copy_model(model: Path, folder: Path, **tokenizer: str | None) -> Path:
+    """A copy of a model's folder with other fields in its tokenizer's configuration; None removes one."""
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    file = folder / "tokenizer_config.json"
+    content = {name: value for name, value in (json.loads(file.read_text()) | tokenizer).items() if value is not None}
+    file.write_text(json.dumps(content))
+    return folder
+
+
+def message_of(result: Result, *words: str) -> str:
+    """The one message of a failed run: a line of its own, the last, that holds every word."""
+    everything = result.stdout + result.stderr
+    assert "Traceback" not in everything, everything
+    assert result.status == 2, everything
+    lines = [line.rstrip() for line in result.stderr.replace("\r", "\n").splitlines() if line.strip()]
+    messages = [line for line in lines if line.startswith(("error: ", "main.py: error: "))]
+    assert len(messages) == 1, result.stderr
+    assert lines[-1] == messages[0], "something follows the message:\n" + result.stderr
+    for word in words:
+        assert word in messages[0], f"{word!r} is not in: {messages[0]}"
+    return messages[0]
+
+
+def rows_of(folder: Path, phase: int) -> list[dict[str, Any]]:
+    """The held-out rows that belong to a step."""
+    from dschat.data.splits import split_indices
+
+    name, split = ("comparisons", SPLIT) if phase else ("demonstrations", "1,0,0")
+    rows = read_jsonl(folder / "data" / name / "validation.jsonl")
+    return [rows[i] for i in split_indices(len(rows), split, phase, 1234)]
+
+
+def prompt_of(row: dict[str, Any]) -> str:
+    """The prompt of a row of the corpus."""
+    return f"POST\nSubreddit: r/{row['info']['subreddit']}\n{row['info']['post']}\nTL;DR: "

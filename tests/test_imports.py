@@ -21,6 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "distributed": set(),
     "functions": {"errors"},
+    "moving_average": set(),
+    "preflight": {"errors", "distributed"},
     # the core, the command line, data
     "rl": set(),
     "config": {"errors"},
@@ -45,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # loops receive their engines; what makes them and what sets up a stage stands above
     "trainers": {
         *("errors", "distributed", "functions", "rl", "config", "data", "models", "metrics", "records"),
-        *("health", "evaluation", "checkpoint", "selfcheck", "rewards", "rollout"),
+        *("health", "evaluation", "checkpoint", "selfcheck", "rewards", "rollout", "moving_average"),
     },
     "builders": {
         *("errors", "distributed", "functions", "config", "data", "engine", "models", "checkpoint", "rewards"),
@@ -53,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "stage": {
         *("errors", "distributed", "functions", "config", "data", "engine", "models", "metrics", "records"),
-        *("checkpoint", "selfcheck", "rewards", "rollout", "trainers", "builders"),
+        *("checkpoint", "selfcheck", "rewards", "rollout", "trainers", "builders", "preflight"),
     },
 }
 # The core knows torch and a little of the standard library.

@@ -16,9 +16,26 @@ from cli_runs import (
     SPLIT,
     Result,
     built_once,
+    read_jsonl,
     run_forked,
     run_process,
 )
+
+FUNCTIONS = """
+import torch
+
+def length(prompts, responses, rows):
+    assert len(prompts) == len(responses) == len(rows)
+    return torch.tensor([float(len(response)) for response in responses])
+
+def subreddit(prompts, responses, rows):
+    return [float(len(row["info"]["subreddit"])) for row in rows]
+
+def thirds(trajectory, tokenizer):
+    assert tokenizer.eos_token == "<eos>"
+    mask = trajectory.response_mask
+    return mask & (mask.cumsum(1) % 3 == 0)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -132,3 +149,25 @@ def run(tmp_path: Path) -> Callable[..., Result]:
         return run_forked(step, {"output_dir": tmp_path / "out"} | flags, tmp_path / "printed")
 
     return forked
+
+
+@pytest.fixture
+def functions(tmp_path):
+    """A file of reward functions and a termination condition."""
+    file = tmp_path / "own.py"
+    file.write_text(FUNCTIONS)
+    return file
+
+
+@pytest.fixture(scope="session")
+def texts(inputs):
+    """Prompt, better and worse response of every training comparison, without leading spaces."""
+    rows = read_jsonl(inputs / "data" / "comparisons" / "train.jsonl")
+    return [
+        {
+            "prompt": row["info"]["post"],
+            "chosen": row["summaries"][row["choice"]]["text"],
+            "rejected": row["summaries"][1 - row["choice"]]["text"],
+        }
+        for row in rows
+    ]

@@ -56,6 +56,7 @@ def test_defaults_of_step_1():
         "offload": False,
         "lora_dim": 0,
         "lora_module_name": None,
+        "merge_lora": True,
         "self_checks": True,
         "deepspeed": False,
         "deepspeed_config": None,

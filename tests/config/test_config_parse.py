@@ -53,6 +53,7 @@ COMMON_VALUES = {
     "offload": (["false"], False),
     "lora_dim": (["0"], 0),
     "lora_module_name": (["q_proj"], "q_proj"),
+    "merge_lora": (["false"], False),
     "self_checks": (["false"], False),
     "deepspeed": ([], True),
     "deepspeed_config": (["{json}"], "{json}"),

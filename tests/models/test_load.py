@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertModel
 
 from dschat.errors import UserError
-from dschat.models.load import load_causal_lm, load_scalar, save_pretrained
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.save import save_model
 from dschat.models.tokenizer import load_tokenizer
 from factories import KINDS, make_causal_lm, make_tokenizer, save_folder
 
@@ -61,7 +62,7 @@ def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
         assert model.get_input_embeddings().num_embeddings == 101
         assert model.config.pad_token_id == 100
     model = load_causal_lm(base, "--m", torch.float32, tokenizer)
-    save_pretrained(model, tokenizer, tmp_path / "grown")
+    save_model(model, model.state_dict(), tokenizer, tmp_path / "grown")
     reopened = AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
     ids = torch.tensor([[1, 5, 6]])
     assert reopened(ids).logits.shape == (1, 3, 101)
@@ -82,5 +83,5 @@ def test_a_checkpoint_with_a_generation_config_that_transformers_refuses_to_save
     folder = save_folder(tmp_path / "base", make_causal_lm(), tokenizer)
     (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"temperature": 0.9, "top_p": 0.6}))
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
-    save_pretrained(model, tokenizer, tmp_path / "trained")
+    save_model(model, model.state_dict(), tokenizer, tmp_path / "trained")
     AutoModelForCausalLM.from_pretrained(tmp_path / "trained")

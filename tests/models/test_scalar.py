@@ -4,7 +4,8 @@
 import pytest
 import torch
 
-from dschat.models.load import load_scalar, save_pretrained
+from dschat.models.load import load_scalar
+from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel, last_scores
 from factories import KINDS, hf_score, make_causal_lm, make_classifier, pad_rows, ragged_rows, save_folder
 
@@ -54,7 +55,7 @@ def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformer
     model = ScalarModel(load_scalar(base, "--m", torch.float32, tokenizer)).eval()
     torch.nn.init.normal_(model.classifier.score.weight, std=0.1)  # as if trained
     scores = scores_of(model, ROWS)
-    save_pretrained(model.classifier, tokenizer, tmp_path / "reward")
+    save_model(model.classifier, model.classifier.state_dict(), tokenizer, tmp_path / "reward")
     reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
     assert reopened.config.num_labels == 1
     expected = torch.tensor([hf_score(reopened, prompt + response) for prompt, response in ROWS])
@@ -67,7 +68,7 @@ def test_a_padded_batch_scores_alike_in_plain_transformers(tokenizer, tmp_path):
     from transformers import AutoModelForSequenceClassification
 
     model = ScalarModel(make_classifier("llama"))
-    save_pretrained(model.classifier, tokenizer, tmp_path)
+    save_model(model.classifier, model.classifier.state_dict(), tokenizer, tmp_path)
     reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     ids = torch.zeros(2, 9, dtype=torch.long)
     for row, (prompt, response) in enumerate(ROWS[:2]):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dschat.config.batches import BatchPlan
@@ -11,6 +12,7 @@ from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train
 from dschat.engine.process_group import choose_dtype
 from dschat.functions import load_function
 from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.lora import AdaptersOff, add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
@@ -25,15 +27,19 @@ def build_policy(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: in
     """Step 1's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
-    model = PolicyModel(load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer, end_id))
-    return train_engine(model, _optimizer_settings(config, total_updates), settings)
+    model = load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer, end_id)
+    if config.lora_dim:
+        add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
+    return train_engine(PolicyModel(model), _optimizer_settings(config, total_updates), settings)
 
 
 def build_reward_model(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: int) -> Engine:
     """Step 2's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
-    model = ScalarModel(load_scalar(config.model_name_or_path, BASE, settings.dtype, tokenizer))
-    return train_engine(model, _optimizer_settings(config, total_updates), settings)
+    model = load_scalar(config.model_name_or_path, BASE, settings.dtype, tokenizer)
+    if config.lora_dim:
+        add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
+    return train_engine(ScalarModel(model), _optimizer_settings(config, total_updates), settings)
 
 
 def load_ppo_tokenizer(config: Any) -> Any:
@@ -57,21 +63,29 @@ def build_ppo_models(config: Any, plan: BatchPlan, tokenizer: Any, total_updates
     """
     actor_settings = _engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage)
     critic_settings = _engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage)
-    frozen_settings = _engine_settings(config, plan, False, config.actor_zero_stage)
+    frozen_settings = _frozen_settings(config, plan)
     dtype, sft_path = actor_settings.dtype, config.actor_model_name_or_path
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
 
-    def policy() -> PolicyModel:
-        return PolicyModel(load_causal_lm(sft_path, ACTOR, dtype, tokenizer, end_id))
-
+    actor_model = load_causal_lm(sft_path, ACTOR, dtype, tokenizer, end_id)
+    if config.actor_lora_dim:
+        add_lora(actor_model, config.actor_lora_dim, config.lora_module_name, sft_path)
+    actor_optimizer = _optimizer_settings(config, total_updates, "actor_")
+    actor = train_engine(PolicyModel(actor_model), actor_optimizer, actor_settings)
+    reference: Any = AdaptersOff(actor)
+    if not config.actor_lora_dim:
+        frozen = PolicyModel(load_causal_lm(sft_path, ACTOR, dtype, tokenizer, end_id))
+        reference = frozen_engine(frozen, frozen_settings)
     critic_path = config.critic_model_name_or_path or sft_path
     critic = load_scalar(critic_path, CRITIC, dtype, tokenizer)
+    if config.critic_lora_dim:
+        add_lora(critic, config.critic_lora_dim, config.lora_module_name, critic_path)
     metric = None
     if config.metric_function:
         metric = FunctionReward(load_function(config.metric_function, "--metric_function"), "--metric_function")
     return PPOModels(
-        actor=train_engine(policy(), _optimizer_settings(config, total_updates, "actor_"), actor_settings),
-        reference=frozen_engine(policy(), frozen_settings),
+        actor=actor,
+        reference=reference,
         critic=train_engine(
             ScalarModel(critic), _optimizer_settings(config, total_updates, "critic_"), critic_settings
         ),
@@ -84,8 +98,9 @@ def build_ppo_models(config: Any, plan: BatchPlan, tokenizer: Any, total_updates
 def _reward_source(config: Any, settings: EngineSettings, tokenizer: Any) -> RewardModel | FunctionReward:
     if config.reward_function:
         return FunctionReward(load_function(config.reward_function, "--reward_function"), "--reward_function")
-    model = load_scalar(config.reward_model_name_or_path, REWARD, settings.dtype, tokenizer)
-    return RewardModel(frozen_engine(ScalarModel(model), settings), config.per_device_generation_batch_size)
+    model = load_scalar(config.reward_model_name_or_path, REWARD, settings.dtype, tokenizer, may_be_new=False)
+    batch_size = max(config.per_device_generation_batch_size, config.per_device_eval_batch_size)
+    return RewardModel(frozen_engine(ScalarModel(model), settings), batch_size)
 
 
 def _engine_settings(config: Any, plan: BatchPlan, gradient_checkpointing: bool, zero_stage: int) -> EngineSettings:
@@ -95,8 +110,16 @@ def _engine_settings(config: Any, plan: BatchPlan, gradient_checkpointing: bool,
         accumulation=plan.accumulation,
         zero_stage=zero_stage,
         gradient_checkpointing=gradient_checkpointing,
+        offload=config.offload,
         config_file=config.deepspeed_config,
     )
+
+
+def _frozen_settings(config: Any, plan: BatchPlan) -> EngineSettings:
+    """Reference and reward model: whole on every rank, or sharded where the actor is or they live in CPU memory."""
+    sharded = config.actor_zero_stage == 3 or config.offload_reference_model
+    settings = _engine_settings(config, plan, False, 3 if sharded else 0)
+    return replace(settings, offload=config.offload_reference_model)
 
 
 def _optimizer_settings(config: Any, total_updates: int, role: str = "") -> OptimizerSettings:

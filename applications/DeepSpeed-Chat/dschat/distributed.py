@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def device() -> torch.device:
@@ -42,3 +46,17 @@ def barrier() -> None:
     """Waits for every rank."""
     if world_size() > 1:
         dist.barrier()
+
+
+def gather_objects(item: T) -> list[T]:
+    """What every rank passes, in the order of ranks, on every rank. Small picklable objects."""
+    if world_size() == 1:
+        return [item]
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, item)
+    return gathered
+
+
+def broadcast_object(item: T) -> T:
+    """The main process's item, on every rank."""
+    return gather_objects(item)[0]

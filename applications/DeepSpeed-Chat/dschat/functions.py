@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,25 @@ def load_function(spec: str, flag: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{flag} {spec}: importing the file failed: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{flag} {spec}: the file defines no function named {name!r}.")
     return function
+
+
+def call_function(function: Callable[..., Any], flag: str, *args: Any) -> Any:
+    """Calls a user's function; what goes wrong inside is reported with its place in the user's file.
+
+    Raises:
+        UserError: the function raised.
+    """
+    try:
+        return function(*args)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        name = getattr(function, "__name__", "function")
+        raise UserError(
+            f"{flag}: {name} failed in {frame.filename}, line {frame.lineno}: {type(error).__name__}: {error}"
+        ) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,16 +39,30 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, Stage], None]
 
         _quieten_libraries()
         with process_group():
+            from dschat.preflight import preflight
+
+            preflight(Path(config.output_dir), model_paths(config))
             stage = Stage(step, config)
             train(config, stage)
             stage.finish()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_rank_prefix()}{error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; what was saved so far is in the output folder", file=sys.stderr)
         return 130
     return 0
+
+
+def model_paths(config: Any) -> list[str]:
+    """The models that a configuration names."""
+    names = [field.name for field in dataclasses.fields(config) if field.name.endswith("model_name_or_path")]
+    return [path for path in (getattr(config, name) for name in names) if path]
+
+
+def _rank_prefix() -> str:
+    """Which process speaks, where there are several."""
+    return f"[rank {os.environ.get('RANK', '0')}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
 
 
 def _quieten_libraries() -> None:
@@ -75,6 +91,8 @@ class Stage:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if is_main():
+                if config.overwrite_output_dir:
+                    self._remove_earlier_run()
                 self.record.save(self.folder)
                 # In steps 1 and 2 config.json is the model's own.
                 save(config, self.folder / ("config.json" if step == "ppo" else "train_config.json"), self.plan)
@@ -98,14 +116,29 @@ class Stage:
             "dropped": {split: dict(counts) for split, counts in dropped.items()},
             "sha256": file_hashes(share.files),
         }
+        if not share.eval:
+            logger.warning(
+                "no held-out rows: nothing will be evaluated. Give more rows, or valid* files in the folder."
+            )
         for split, counts in dropped.items():
             for reason, count in counts.items():
                 logger.warning("%s: %d rows dropped (%s)", split, count, reason)
 
+    def _remove_earlier_run(self) -> None:
+        """Deletes what a longer earlier run would leave beside this one's: samples and checkpoints, nothing else."""
+        for file in self.folder.glob("samples/update-*.jsonl"):
+            file.unlink()
+        for folder in self.folder.glob("checkpoints/step-*"):
+            shutil.rmtree(folder)
+        checkpoints = self.folder / "checkpoints"
+        if checkpoints.is_dir() and not any(checkpoints.iterdir()):
+            checkpoints.rmdir()
+
     def announce(self, total_updates: int, num_examples: int) -> None:
         """Says once how large an update is, how many there will be, and what is left over."""
         plan = self.plan
-        left_over = num_examples % (plan.global_batch if plan.rollout_per_rank is None else plan.rollout_per_rank)
+        rollout = None if plan.rollout_per_rank is None else plan.rollout_per_rank * plan.world_size
+        left_over = num_examples % (rollout or plan.global_batch)
         self.record.batches.update(total_updates=total_updates, left_over_per_epoch=left_over)
         logger.info(
             "global batch %d = %d per process x %d processes (micro-batch %d, accumulation %d); %d updates; "
@@ -120,17 +153,27 @@ class Stage:
             num_examples,
         )
 
-    def save_model(self, engine: Any, tokenizer: Any, role: str, base: str, folder: Path) -> None:
-        """Writes the Hugging Face folder of an engine's model, with its card."""
+    def save_model(self, engine: Any, tokenizer: Any, role: str, base: str, folder: Path, state: Any = None) -> None:
+        """Writes the Hugging Face folder of an engine's model, with its card. Every rank must call it.
+
+        Args:
+            engine: of the model.
+            tokenizer: of the run.
+            role: policy, reward model or critic, for the card.
+            base: what it was trained from, for the card.
+            folder: to write into.
+            state: other whole weights than the engine's (a moving average), on the main process.
+        """
         from dschat.distributed import barrier, is_main
-        from dschat.models.load import save_pretrained
+        from dschat.models.save import save_model
         from dschat.records import write_model_card
 
-        with engine.gathered() as module:
-            if is_main():
-                inner = module.causal_lm if hasattr(module, "causal_lm") else module.classifier
-                save_pretrained(inner, tokenizer, folder)
-                write_model_card(folder, role, base, self._settings(), self.record)
+        state = engine.full_state_dict() if state is None else state
+        if is_main():
+            prefix = "causal_lm." if hasattr(engine.module, "causal_lm") else "classifier."
+            weights = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+            save_model(getattr(engine.module, prefix[:-1]), weights, tokenizer, folder, self.config.merge_lora)
+            write_model_card(folder, role, base, self._settings(), self.record)
         barrier()
 
     def checkpoint_folder(self, update: int) -> Path:

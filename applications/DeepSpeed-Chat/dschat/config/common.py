@@ -5,6 +5,7 @@ A field is a flag: its name, its one default and its help line. Values that foll
 `--bf16`, the TensorBoard folder, ...) are filled in when the object is made.
 """
 
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_batches
 from dschat.config.rules import flag
 from dschat.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
@@ -82,6 +85,7 @@ class EngineFlags:
     offload: bool = flag("keep optimiser states and parameters in CPU memory", False)
     lora_dim: int = flag("rank of the LoRA adapters; 0 = train all weights", 0)
     lora_module_name: str | None = flag("part of the names of the layers that get LoRA adapters", None)
+    merge_lora: bool = flag("with LoRA, save the merged model beside the adapter", True)
     self_checks: bool = flag("check log-probs, padding and special tokens before the first update", True)
     deepspeed: bool = flag("accepted for the launcher: every run uses DeepSpeed", False)
     deepspeed_config: str | None = flag("JSON file with DeepSpeed settings that replace ours", None)
@@ -125,6 +129,25 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags):
                 "--lr_scheduler_type constant has no warm-up: use constant_with_warmup, or drop --num_warmup_steps and"
                 " --warmup_ratio."
             )
+
+        self._check_memory_flags()
+
+    def _check_memory_flags(self) -> None:
+        """Offload and LoRA: what needs another flag beside it."""
+        stages = [
+            getattr(self, name)
+            for name in ("zero_stage", "actor_zero_stage", "critic_zero_stage")
+            if hasattr(self, name)
+        ]
+        trained = stages[1:] or stages
+        if self.offload and 0 in trained:
+            raise UserError(
+                "--offload needs ZeRO: give --zero_stage 1, 2 or 3 (in step 3 for both actor and critic), or drop it."
+            )
+        ranks = [getattr(self, name, None) for name in ("lora_dim", "actor_lora_dim", "critic_lora_dim")]
+        if not any(ranks) and (self.lora_module_name is not None or not self.merge_lora):
+            name = "--lora_module_name" if self.lora_module_name is not None else "--no_merge_lora"
+            logger.warning("%s does nothing without --lora_dim.", name)
 
     def _check_common_numbers(self) -> None:
         seed_rule = (lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295")

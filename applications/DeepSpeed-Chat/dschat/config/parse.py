@@ -50,7 +50,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
         parser.error_unknown(unknown)
     config.validate()
     world_size = int(os.environ.get("WORLD_SIZE") or 1)
-    check_supported(config, world_size)
+    check_supported(config)
     config.check_batches(world_size)
     return config
 

@@ -32,6 +32,7 @@ class EngineSettings:
     accumulation: int = 1
     zero_stage: int = 0
     gradient_checkpointing: bool = False
+    offload: bool = False
     config_file: str | None = None
 
 
@@ -50,7 +51,7 @@ def deepspeed_config(settings: EngineSettings, gradient_clipping: float, world_s
         "train_micro_batch_size_per_gpu": settings.micro_batch,
         "gradient_accumulation_steps": settings.accumulation,
         "train_batch_size": settings.micro_batch * settings.accumulation * world_size,
-        "zero_optimization": {"stage": settings.zero_stage},
+        "zero_optimization": _zero_optimization(settings),
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": gradient_clipping,
         "bf16": {"enabled": settings.dtype == torch.bfloat16},
@@ -68,6 +69,19 @@ def deepspeed_config(settings: EngineSettings, gradient_clipping: float, world_s
         raise UserError(f"--deepspeed_config {settings.config_file}: must hold a JSON object.")
     _merge(config, given, settings.config_file)
     return config
+
+
+def _zero_optimization(settings: EngineSettings) -> dict[str, Any]:
+    """The ZeRO section. Offload moves optimiser states to CPU memory, at stage 3 the parameters, too."""
+    zero: dict[str, Any] = {"stage": settings.zero_stage}
+    target = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if settings.zero_stage == 3:
+        zero["stage3_param_persistence_threshold"] = 10_000  # smaller parameters stay whole on every rank
+        if settings.offload:
+            zero["offload_param"] = target
+    if settings.offload:
+        zero["offload_optimizer"] = target
+    return zero
 
 
 def _merge(config: dict[str, Any], given: dict[str, Any], file: str, prefix: str = "") -> None:

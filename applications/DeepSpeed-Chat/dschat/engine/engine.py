@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from dschat.distributed import device, world_size
+from dschat.distributed import device, is_main, world_size
+from dschat.engine import zero3
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 
 ADAM_BETAS = (0.9, 0.95)
@@ -45,6 +46,7 @@ class Engine:
         self._engine = engine
         self._gradient_clipping = gradient_clipping
         self.grad_norm = math.nan  # of the last update, before clipping
+        self.skipped = False  # the last update was left out: fp16's loss scale was too large
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._engine(*args, **kwargs)
@@ -79,15 +81,16 @@ class Engine:
     def step(self) -> None:
         """Ends a micro-batch; on the last of an update, clips and applies the optimiser and the schedule."""
         boundary = self._engine.is_gradient_accumulation_boundary()
-        own_norm = math.nan
-        if boundary:
-            grads = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
-            if grads:
-                own_norm = float(torch.nn.utils.get_total_norm(grads))
+        own_norm = self._own_grad_norm() if boundary else math.nan
         self._engine.step()
         if boundary:
             reported = self._engine.get_global_grad_norm()  # None in fp32 at ZeRO stage 0
             self.grad_norm = own_norm if reported is None else float(reported)
+            self.skipped = not self._engine.was_step_applied()
+
+    def _own_grad_norm(self) -> float:
+        grads = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads)) if grads else math.nan
 
     def save_checkpoint(self, folder: Path, tag: str) -> None:
         """DeepSpeed's own checkpoint: weights, optimiser and schedule."""
@@ -95,8 +98,13 @@ class Engine:
 
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
-        """The module with whole weights on this process, for generation and saving."""
-        yield self._engine.module
+        """The module with whole weights on this process, for generation; see :mod:`dschat.engine.zero3`."""
+        with zero3.gathered(self._engine) as module:
+            yield module
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""
+        return zero3.full_state_dict(self._engine, keep=is_main())
 
 
 def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine:
@@ -114,9 +122,7 @@ def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: Engin
     if settings.gradient_checkpointing:
         _enable_gradient_checkpointing(inner)
     model.to(device())
-    adam = torch.optim.AdamW(
-        _parameter_groups(model, optimizer.weight_decay), lr=optimizer.learning_rate, betas=ADAM_BETAS
-    )
+    adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer.learning_rate, settings.offload)
     schedule = get_scheduler(
         optimizer.schedule,
         adam,
@@ -133,9 +139,20 @@ def frozen_engine(model: nn.Module, settings: EngineSettings) -> Engine:
     """Puts a model that never trains under DeepSpeed: reference and reward model."""
     model.requires_grad_(False)
     model.to(device())
-    engine, *_ = deepspeed.initialize(model=model, config=deepspeed_config(settings, 0.0, world_size()))
+    config = deepspeed_config(settings, 0.0, world_size())
+    config["zero_optimization"].pop("offload_optimizer", None)
+    engine, *_ = deepspeed.initialize(model=model, config=config)
     engine.eval()
     return Engine(engine)
+
+
+def _adamw(groups: list[dict[str, Any]], learning_rate: float, offload: bool) -> torch.optim.Optimizer:
+    """AdamW; DeepSpeed's vectorised one where the states live in CPU memory."""
+    if offload:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam  # compiles on first use
+
+        return DeepSpeedCPUAdam(groups, lr=learning_rate, betas=ADAM_BETAS, adamw_mode=True)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=ADAM_BETAS)
 
 
 def _enable_gradient_checkpointing(model: Any) -> None:

@@ -37,7 +37,7 @@ def process_group() -> Iterator[None]:
         # Shared-memory collectives are of no use to one process, and compiling them takes most of a minute.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        _choose_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
@@ -47,6 +47,15 @@ def process_group() -> Iterator[None]:
         if not launched:  # processes started later shall not think they belong here
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 os.environ.pop(name, None)
+
+
+def _choose_gpu(local_rank: int) -> None:
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"rank {os.environ['RANK']} is process {local_rank} of its node, which has {torch.cuda.device_count()} "
+            "visible GPUs: give the launcher --num_gpus, at most that many."
+        )
+    torch.cuda.set_device(local_rank)
 
 
 def choose_dtype(name: str | None) -> torch.dtype:

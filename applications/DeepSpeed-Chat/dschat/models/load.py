@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening and saving Hugging Face folders."""
+"""Opening Hugging Face models, from folders or the hub."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -45,7 +46,7 @@ def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, end
     return model
 
 
-def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> Any:
+def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, may_be_new: bool = True) -> Any:
     """Opens a sequence classifier with one label; from a causal LM the head is new, and starts at zero.
 
     Args:
@@ -53,9 +54,10 @@ def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> Any
         flag: the command-line flag that named it, for messages.
         dtype: of the parameters.
         tokenizer: of the run.
+        may_be_new: accept a model without a trained head.
 
     Raises:
-        UserError: there is no such model, or it has no ``score`` head with one output.
+        UserError: there is no such model, or it has no ``score`` head with one output, or none that was trained.
     """
     model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, num_labels=1)
     head = getattr(model, "score", None)
@@ -66,19 +68,13 @@ def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any) -> Any
         )
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
+    if "score.weight" in loading["missing_keys"] and not may_be_new:
+        raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
     if "score.weight" in loading["missing_keys"]:
         logger.info("%s %s: a new score head, starting at zero", flag, path)
         nn.init.zeros_(head.weight)
     _set_special_ids(model, tokenizer)
     return model
-
-
-def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Writes an ordinary Hugging Face folder: safetensors, tokenizer and, for a causal LM, the generation config."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model.config.use_cache = True  # gradient checkpointing turns it off
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
@@ -104,7 +100,7 @@ def _from_pretrained(auto_class: Any, path: str, flag: str, dtype: torch.dtype, 
         return auto_class.from_pretrained(
             path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(explain_missing("model", path, flag, error)) from error
 
 

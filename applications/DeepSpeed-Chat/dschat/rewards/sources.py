@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dschat.errors import UserError
+from dschat.functions import call_function
 from dschat.models.scalar import last_scores
 from dschat.rl.types import Rollout, select_rows
 
@@ -55,7 +56,7 @@ class FunctionReward:
         self._function, self._flag = function, flag
 
     def __call__(self, rollout: Rollout, text: RolloutText) -> Tensor:
-        result = self._function(text.prompts, text.responses, text.rows)
+        result = call_function(self._function, self._flag, text.prompts, text.responses, text.rows)
         try:
             scores = torch.as_tensor(result, dtype=torch.float32, device=rollout.input_ids.device).detach()
         except (TypeError, ValueError, RuntimeError) as error:

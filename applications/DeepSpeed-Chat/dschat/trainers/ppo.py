@@ -18,7 +18,9 @@ from dschat.data.collate import collate_prompts, update_batches
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.distributed import device, is_main, rank, world_size
+from dschat.errors import UserError
 from dschat.health import check_batch, check_number
+from dschat.moving_average import MovingAverage
 from dschat.rewards.sources import RewardSource, RolloutText
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.rewards import AdaptiveKL, FixedKL
@@ -72,6 +74,7 @@ class PPOTrainer:
         stage: Any,
         evaluate: Callable[[PPOTrainer], dict[str, float]],
         save: Callable[[Path], None],
+        average: MovingAverage | None = None,
     ) -> None:
         """Takes the parts of a run.
 
@@ -85,7 +88,9 @@ class PPOTrainer:
             stage: the run's Stage.
             evaluate: called with the trainer at the start, every --eval_interval updates and at the end.
             save: writes the models into a folder.
+            average: moving average of the actor, updated after every iteration.
         """
+        self.average = average
         self.models, self.prompts, self.tokenizer = models, prompts, tokenizer
         self.sampling, self.segmenter, self.config, self.stage = sampling, segmenter, config, stage
         self._evaluate, self._save = evaluate, save
@@ -114,9 +119,21 @@ class PPOTrainer:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         config, plan = self.config, self.stage.plan
         rollout_size = plan.rollout_per_rank * plan.world_size
-        result = self._evaluate(self)
+        self.evaluate()
         total = total_updates(len(self.prompts), config, plan)
-        bar = tqdm(total=total, desc="ppo", disable=not is_main(), mininterval=1.0)
+        with tqdm(total=total, desc="ppo", disable=not is_main(), mininterval=1.0) as bar:
+            self._train_all(rollout_size, total, bar)
+        result = self.evaluate()
+        self._save(Path(config.output_dir))
+        return result
+
+    def evaluate(self) -> dict[str, float]:
+        """Runs the evaluation and records its metrics for model cards and run.json."""
+        self.stage.record.metrics = self._evaluate(self)
+        return self.stage.record.metrics
+
+    def _train_all(self, rollout_size: int, total: int, bar: Any) -> None:
+        config = self.config
         for epoch in range(config.num_train_epochs):
             rollouts = update_batches(
                 [len(prompt) for prompt in self.prompts],
@@ -133,14 +150,9 @@ class PPOTrainer:
                 bar.set_postfix(reward=f"{metrics['objective/scores']:.3f}", kl=f"{metrics['objective/kl']:.3f}")
                 bar.update(self.update - before)
                 if self.stage.due(config.eval_interval, before, self.update) and self.update < total:
-                    result = self._evaluate(self)
+                    self.evaluate()
                 if self.stage.due(config.save_steps, before, self.update):
                     self._save(self.stage.checkpoint_folder(self.update))
-        bar.close()
-        result = self._evaluate(self)
-        self.stage.record.metrics = result
-        self._save(Path(config.output_dir))
-        return result
 
     def step(self, batches: list[list[int]], epoch: int) -> dict[str, float]:
         """One PPO iteration on the prompts of ``batches`` (generation batches of prompt numbers)."""
@@ -203,7 +215,7 @@ class PPOTrainer:
             models.reference,
             models.critic,
             self.log_prob_temperature,
-            self.config.per_device_generation_batch_size,
+            max(self.config.per_device_generation_batch_size, self.config.per_device_eval_batch_size),
         )
         return trajectory, models.metric(rollout, text) if models.metric else None
 
@@ -231,14 +243,29 @@ class PPOTrainer:
         critic.train()
         seed = derive_seed(self.config.seed, 2, self.iteration)
         metrics = ppo_update(actor, critic, batch, self.update_settings, seed)
-        for name in ("loss/policy", "loss/value", "grad_norm/actor", "grad_norm/critic"):
+        if self.average is not None:
+            self.average.update()
+        for name in ("loss/policy", "loss/value"):
             check_number(name, metrics[name], self.update)
+        for name, engine in (("actor", actor), ("critic", critic)):
+            if not engine.skipped:
+                check_number(f"grad_norm/{name}", engine.grad_norm, self.update)
         return metrics
 
 
 def total_updates(num_prompts: int, config: Any, plan: Any) -> int:
-    """Optimiser updates of the whole run: an incomplete last rollout is dropped in every epoch."""
-    rollouts = num_prompts // (plan.rollout_per_rank * plan.world_size)
+    """Optimiser updates of the whole run: an incomplete last rollout is dropped in every epoch.
+
+    Raises:
+        UserError: fewer prompts than one rollout.
+    """
+    rollout = plan.rollout_per_rank * plan.world_size
+    rollouts = num_prompts // rollout
+    if rollouts == 0:
+        raise UserError(
+            f"--data_path: {num_prompts} prompts are fewer than one rollout of {rollout}. Lower "
+            "--per_device_generation_batch_size or --generation_batches, or give more data."
+        )
     return rollouts * plan.updates_per_rollout * config.num_train_epochs
 
 

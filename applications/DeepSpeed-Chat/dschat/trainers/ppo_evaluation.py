@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dschat.data.collate import eval_batches
 from dschat.data.examples import PromptExample
-from dschat.distributed import is_main, rank, world_size
+from dschat.distributed import gather_objects, is_main, rank, world_size
 from dschat.metrics import Means
 from dschat.rl.masked import masked_sum
 from dschat.rl.types import PPOBatch
@@ -52,16 +52,15 @@ class Evaluation:
         samples: dict[int, dict[str, Any]] = {}
         detailed = {prompt.index for prompt in self.prompts[:DETAILED_SAMPLES]}
         for number, rows in enumerate(batches):
-            if not rows:
-                continue
-            examples = [self.prompts[i] for i in rows]
+            # A rank that has run out of prompts takes part in every forward pass all the same, without weight.
+            examples = [self.prompts[i] for i in rows or [0]]
             rollout, text = trainer.sample([examples], number, kind=1)
             trajectory, metric = trainer.score(rollout, text)
             batch = trainer.assign_credit(trajectory, epoch=0)
             name = trainer.models.metric_name
             kl, lengths = batch.kl.sum(1), batch.response_mask.sum(1)
-            _add(means, batch, metric, name)
-            for row, example in enumerate(examples):
+            _add(means, batch, metric, name, weight=len(rows))
+            for row, example in enumerate(examples if rows else []):
                 sample = {
                     "prompt": text.prompts[row],
                     "response": text.responses[row],
@@ -78,8 +77,9 @@ class Evaluation:
         metrics = {f"eval/{key}": value for key, value in means.reduce().items()}
         size = trainer.stage.plan.rollout_per_rank * world_size()
         trainer.stage.metrics.log(trainer.update, trainer.iteration * size, metrics)
+        everywhere = {index: sample for part in gather_objects(samples) for index, sample in part.items()}
         if is_main():
-            self._write(trainer, [samples[index] for index in sorted(samples)])
+            self._write(trainer, [everywhere[index] for index in sorted(everywhere)])
         return metrics
 
     def _write(self, trainer: PPOTrainer, samples: list[dict[str, Any]]) -> None:
@@ -91,12 +91,15 @@ class Evaluation:
             logger.info("prompt: %r\nresponse: %r\nscore: %.3f", *(sample[k] for k in ("prompt", "response", "score")))
 
 
-def _add(means: Means, batch: PPOBatch, metric: Tensor | None, name: str) -> None:
+def _add(means: Means, batch: PPOBatch, metric: Tensor | None, name: str, weight: int) -> None:
+    """Adds a batch's sums; with weight 0 only the names, which must be the same on every rank."""
     trajectory, mask = batch.trajectory, batch.response_mask
-    rows = mask.shape[0]
-    means.add("scores", trajectory.scores.sum(), rows)
-    means.add("kl", masked_sum(batch.kl, mask), rows)
-    means.add("length", mask.sum(), rows)
-    means.add("eos_rate", trajectory.rollout.finished.sum(), rows)
+    totals = {
+        "scores": trajectory.scores.sum(),
+        "kl": masked_sum(batch.kl, mask),
+        "length": mask.sum(),
+        "eos_rate": trajectory.rollout.finished.sum(),
+    }
     if metric is not None:
-        means.add(name, metric.sum(), rows)
+        totals[name] = metric.sum()
+    means.add_all(totals if weight else dict.fromkeys(totals, 0), weight)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dschat.errors import UserError
-from dschat.functions import load_function
+from dschat.functions import call_function, load_function
 from dschat.rl.termination import (
     fixed_ngram_ends,
     isolate_last_token,
@@ -49,7 +49,7 @@ def make_segmenter(config: Any, tokenizer: Any) -> Segmenter:
         elif condition == "ppl":
             ends = perplexity_ends(trajectory.ref_logprobs, mask, config.ppl_mode)
         elif own is not None:
-            ends = _checked(own(trajectory, tokenizer), mask, condition)
+            ends = _checked(call_function(own, "--termination_condition", trajectory, tokenizer), mask, condition)
         else:
             raise UserError(f"--termination_condition {condition}: unknown.")
         return isolate_last_token(ends, mask) if config.isolate_last_token else ends

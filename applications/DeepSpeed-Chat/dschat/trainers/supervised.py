@@ -61,8 +61,14 @@ class SupervisedTrainer:
         if self.config.self_checks:
             self.engine.eval()
             self.task.self_check(self.engine, self.task.train[:2])
+        self.evaluate()
+        with tqdm(total=total, desc=self.task.name, disable=not is_main(), mininterval=1.0) as bar:
+            self._train_all(total, bar)
         result = self.evaluate()
-        bar = tqdm(total=total, desc=self.task.name, disable=not is_main(), mininterval=1.0)
+        self.save(Path(self.config.output_dir))
+        return result
+
+    def _train_all(self, total: int, bar: Any) -> None:
         plan = self.stage.plan
         for epoch in range(self.config.num_train_epochs):
             updates = update_batches(
@@ -80,14 +86,9 @@ class SupervisedTrainer:
                 bar.update()
                 last = self.update == total
                 if not last and self.stage.due(self.config.eval_interval, self.update - 1, self.update):
-                    result = self.evaluate()
+                    self.evaluate()
                 if self.stage.due(self.config.save_steps, self.update - 1, self.update):
                     self.save(self.stage.checkpoint_folder(self.update))
-        bar.close()
-        result = self.evaluate()
-        self.stage.record.metrics = result
-        self.save(Path(self.config.output_dir))
-        return result
 
     def step(self, micro_batches: list[list[int]]) -> dict[str, float]:
         """One optimiser update."""
@@ -106,7 +107,8 @@ class SupervisedTrainer:
         self.update += 1
         metrics = {**means.reduce(), "lr": learning_rate, "grad_norm": self.engine.grad_norm}
         check_number("the loss", metrics[f"loss/{self.task.name}"], self.update - 1)
-        check_number("the gradient norm", self.engine.grad_norm, self.update - 1)
+        if not self.engine.skipped:
+            check_number("the gradient norm", self.engine.grad_norm, self.update - 1)
         self.stage.metrics.log(self.update, self.update * self.stage.plan.global_batch, metrics)
         return metrics
 
@@ -120,12 +122,15 @@ class SupervisedTrainer:
         held_out = self.task.eval[: most * size * world_size() or None]
         batches = eval_batches([len(example) for example in held_out], size, rank=rank(), world_size=world_size())
         means = Means()
-        for rows in filter(None, batches):
-            examples = [held_out[i] for i in rows]
+        for rows in batches:
+            # A rank that has run out of examples takes part in every forward pass all the same, without weight.
+            examples = [held_out[i] for i in rows or [0]]
             loss, stats = self.task.loss(self.engine, examples, 1.0)
-            means.add_all({"loss": loss, **stats}, self.task.count(examples))
+            totals = {"loss": loss, **stats}
+            means.add_all(totals if rows else dict.fromkeys(totals, 0), self.task.count(examples) if rows else 0)
         metrics = {f"eval/{name}": value for name, value in self.task.summary(means.reduce()).items()}
         self.stage.metrics.log(self.update, self.update * self.stage.plan.global_batch, metrics)
+        self.stage.record.metrics = metrics
         return metrics
 
 

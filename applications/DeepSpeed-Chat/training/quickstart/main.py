@@ -97,6 +97,10 @@ def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     from dschat.models.tiny import make_model
 
     print("== corpus and model", flush=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {folder}: cannot be made: {error}") from error
     write_corpus(folder / "data", scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
     texts = row_texts(make_rows(1000, seed, "demonstrations"))
     return folder / "data", make_model(folder / "model", texts, seed)

@@ -13,6 +13,7 @@ def train(config: PPOConfig, stage: Stage) -> None:
     from dschat.builders import build_ppo_models, load_ppo_tokenizer
     from dschat.data.examples import prompt_examples
     from dschat.data.shares import load_share
+    from dschat.moving_average import MovingAverage
     from dschat.rollout import Sampling
     from dschat.trainers.ppo import PPOTrainer, total_updates
     from dschat.trainers.ppo_evaluation import Evaluation
@@ -31,12 +32,17 @@ def train(config: PPOConfig, stage: Stage) -> None:
     actor_base = config.actor_model_name_or_path
     critic_base = config.critic_model_name_or_path or actor_base
 
+    average = MovingAverage(models.actor) if config.enable_ema else None
+
     def save(folder: Path) -> None:
         stage.save_model(models.actor, tokenizer, "policy", actor_base, folder / "actor")
+        if average is not None:
+            ema = folder / "actor_ema"
+            stage.save_model(models.actor, tokenizer, "policy (moving average)", actor_base, ema, average.state_dict())
         stage.save_model(models.critic, tokenizer, "critic", critic_base, folder / "critic")
 
     evaluate = Evaluation(held_out, config.per_device_eval_batch_size, config.eval_iters, config.print_answers)
-    PPOTrainer(models, prompts, tokenizer, sampling, segmenter, config, stage, evaluate, save).fit()
+    PPOTrainer(models, prompts, tokenizer, sampling, segmenter, config, stage, evaluate, save, average).fit()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #   SFT_MODEL   what step 1 wrote (default: $PROJ_PATH/models/sft)
 #   DATA_PATH   data with TL;DR's columns, or prompt, chosen and rejected (default: $PROJ_PATH/data/tldr)
 #   NUM_GPUS    processes on this machine (default: 1)
+#   MASTER_PORT  port of the launcher, for several runs on one machine (default: 29500)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +13,7 @@ SFT_MODEL=${SFT_MODEL:-$PROJ_PATH/models/sft}
 DATA_PATH=${DATA_PATH:-$PROJ_PATH/data/tldr}
 NUM_GPUS=${NUM_GPUS:-1}
 
-deepspeed --num_gpus "$NUM_GPUS" main.py \
+deepspeed --num_gpus "$NUM_GPUS" --master_port "${MASTER_PORT:-29500}" main.py \
     --deepspeed \
     --data_path "$DATA_PATH" \
     --data_split 2,4,4 \

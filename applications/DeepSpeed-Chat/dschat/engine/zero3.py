@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ZeRO stage 3: whole weights for a while, and whole weights in a state dict.
+
+Gathering alone is not enough for generation: DeepSpeed's forward hooks release each module's weights right after its
+first use. So the hooks are taken off, the weights gathered once, and afterwards everything is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import deepspeed
+from torch import Tensor, nn
+
+
+def parameter_offload(engine: Any) -> Any | None:
+    """DeepSpeed's owner of the stage-3 hooks; None below stage 3.
+
+    Args:
+        engine: DeepSpeed's engine, with an optimiser or without.
+    """
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "parameter_offload"):
+        return optimizer.parameter_offload
+    return optimizer if hasattr(optimizer, "forward_hooks") else None
+
+
+@contextmanager
+def gathered(engine: Any) -> Iterator[nn.Module]:
+    """The module with whole weights and without hooks; forward passes inside need no other rank.
+
+    Nothing inside may train or change the weights. Afterwards the module is as before, whatever happens inside.
+    """
+    offload = parameter_offload(engine)
+    if offload is None:
+        yield engine.module
+        return
+    _remove_hooks(offload)
+    try:
+        with deepspeed.zero.GatheredParameters(list(engine.module.parameters()), modifier_rank=None):
+            yield engine.module
+    finally:
+        offload._register_deepspeed_module(offload.module)
+
+
+def full_state_dict(engine: Any, keep: bool) -> dict[str, Tensor]:
+    """Whole weights of the module on the CPU, gathered one parameter at a time. Called by every rank.
+
+    Args:
+        engine: DeepSpeed's engine, at any stage.
+        keep: collect them on this rank; others take part and return {}.
+    """
+    state: dict[str, Tensor] = {}
+    for name, parameter in engine.module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            if keep:
+                state[name] = parameter.detach().cpu().clone()
+    if keep:
+        persistent = engine.module.state_dict().keys()
+        state.update({name: b.detach().cpu() for name, b in engine.module.named_buffers() if name in persistent})
+    return state
+
+
+def _remove_hooks(offload: Any) -> None:
+    for parameter in offload.module.parameters():
+        parameter.ds_active_sub_modules.clear()
+    for hook in (*offload.forward_hooks, *offload.backward_hooks):
+        hook.remove()
+    offload.forward_hooks, offload.backward_hooks = [], []

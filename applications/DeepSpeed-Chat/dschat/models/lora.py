@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA by peft: low-rank adapters inside a model, switched off for the reference, saved alone or merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from dschat.errors import UserError
+
+NAME = "default"  # peft's name of the adapter
+ALPHA_PER_RANK = 2  # the update is scaled by alpha / rank
+
+
+def add_lora(model: Any, rank: int, module_name: str | None, base: str) -> None:
+    """Puts adapters into a model's linear layers and freezes everything else but a score head.
+
+    Args:
+        model: Hugging Face model, changed in place.
+        rank: of the adapters.
+        module_name: part of the names of the layers to adapt; every linear layer but the heads when None.
+        base: path of the model, recorded in the adapter's config.
+
+    Raises:
+        UserError: no layer matches.
+    """
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    linear = [name for name in linear if name.split(".")[-1] not in ("lm_head", "embed_out", "score")]
+    targets = [name for name in linear if module_name is None or module_name in name]
+    if not targets:
+        raise UserError(
+            f"--lora_module_name {module_name}: no linear layer of {base} has that in its name. Layers are called, "
+            f"for instance, {', '.join(linear[:3])}."
+        )
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=ALPHA_PER_RANK * rank,
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        base_model_name_or_path=base,
+    )
+    inject_adapter_in_model(config, model, NAME)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name or name.startswith("score."))
+
+
+def lora_config(model: Any) -> LoraConfig | None:
+    """The configuration of a model's adapters, None where it has none."""
+    return (getattr(model, "peft_config", None) or {}).get(NAME)
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The base model, for forward passes without gradient."""
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True  # enable_adapters() would also flip requires_grad
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+class AdaptersOff:
+    """The reference of a LoRA run: the actor's engine with its adapters off, no second copy of the weights."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    @property
+    def module(self) -> nn.Module:
+        """The shared module."""
+        return self._engine.module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad(), adapters_off(self._engine.module):
+            return self._engine(*args, **kwargs)
+
+
+def save_adapter(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:
+    """Writes adapter_config.json and adapter_model.safetensors, which peft opens on the base model.
+
+    Args:
+        model: with adapters.
+        state: its whole weights, names as in ``model``.
+        folder: to write into.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = get_peft_model_state_dict(model, state_dict=dict(state), adapter_name=NAME, save_embedding_layers=False)
+    weights |= {name: tensor for name, tensor in state.items() if name.startswith("score.")}
+    prefixed = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in weights.items()}
+    save_file(prefixed, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = lora_config(model)
+    assert config is not None  # the caller asked
+    inference = config.inference_mode
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    config.inference_mode = inference
+
+
+def merged_state(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole weights of the plain model: W + alpha/rank · B·A. The live weights are not touched.
+
+    Args:
+        model: with adapters.
+        state: its whole weights, names as in ``model``.
+    """
+    config = lora_config(model)
+    assert config is not None  # the caller asked
+    scaling = config.lora_alpha / config.r
+    merged = {}
+    for name, tensor in state.items():
+        if ".lora_" in name:
+            continue
+        plain = name.replace(".base_layer.", ".")
+        if name.endswith(".base_layer.weight"):
+            stem = name.removesuffix(".base_layer.weight")
+            down, up = state[f"{stem}.lora_A.{NAME}.weight"], state[f"{stem}.lora_B.{NAME}.weight"]
+            update = scaling * (up.float() @ down.float())
+            tensor = (tensor.float() + (update.T if config.fan_in_fan_out else update)).to(tensor.dtype)
+        merged[plain] = tensor
+    return merged

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exponential moving average of the actor's weights (``--enable_ema``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+DECAY = 0.992  # per PPO iteration
+
+
+class MovingAverage:
+    """Kept in float32 in the main process's CPU memory, from whole weights: the same at any ZeRO stage."""
+
+    def __init__(self, engine: Any, decay: float = DECAY) -> None:
+        """Starts at the engine's weights. Every rank must call it.
+
+        Args:
+            engine: of the actor.
+            decay: weight of the past; 1 − decay is that of the present.
+        """
+        self._engine, self._decay = engine, decay
+        state = engine.full_state_dict()
+        self._average = {name: tensor.float() for name, tensor in state.items()}
+        self._dtypes = {name: tensor.dtype for name, tensor in state.items()}
+
+    def update(self) -> None:
+        """Moves the average towards the engine's weights. Every rank must call it."""
+        for name, tensor in self._engine.full_state_dict().items():
+            self._average[name].lerp_(tensor.float(), 1 - self._decay)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The average in the model's data types; {} but on the main process."""
+        return {name: tensor.to(self._dtypes[name]) for name, tensor in self._average.items()}

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models, tokenizers and functions that cannot be used: one clear message, exit status 2, no traceback."""
+
+import shutil
+
+import pytest
+from transformers import AutoTokenizer
+
+from cli_runs import STEPS, copy_model, message_of, read_jsonl
+
+HUB_NAME = "nobody-at-all/no-such-model"
+
+# -- models and tokenizers
+
+
+MODEL_FLAGS = [
+    ("sft", "model_name_or_path"),
+    ("reward", "model_name_or_path"),
+    ("ppo", "actor_model_name_or_path"),
+    ("ppo", "critic_model_name_or_path"),
+    ("ppo", "reward_model_name_or_path"),
+]
+
+
+@pytest.mark.parametrize(("step", "flag"), MODEL_FLAGS)
+def test_no_such_model(step, flag, request, run, tmp_path):
+    flags = request.getfixturevalue(f"{step}_flags")
+    for path in (tmp_path / "absent", HUB_NAME, "no-such-model"):
+        message_of(run(step, flags | {flag: path}), f"--{flag} {path}")
+
+
+@pytest.mark.parametrize("damage", ["empty folder", "no weights", "cut weights", "no config", "bad config", "pickle"])
+@pytest.mark.parametrize(("step", "flag"), MODEL_FLAGS[:3])
+def test_a_damaged_model(step, flag, damage, request, run, tmp_path):
+    flags = request.getfixturevalue(f"{step}_flags")
+    folder = tmp_path / "damaged"
+    shutil.copytree(flags[flag], folder, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if damage == "empty folder":
+        shutil.rmtree(folder)
+        folder.mkdir()
+    elif damage == "no weights":
+        weights.unlink()
+    elif damage == "cut weights":
+        weights.write_bytes(weights.read_bytes()[:5000])
+    elif damage == "no config":
+        config.unlink()
+    elif damage == "bad config":
+        config.write_text("{")
+    else:
+        weights.rename(folder / "pytorch_model.bin")
+    message_of(run(step, flags | {flag: folder}), f"--{flag} {folder}")
+
+
+@pytest.mark.parametrize(("step", "flag"), MODEL_FLAGS)
+def test_a_tokenizer_without_eos(step, flag, request, run, tmp_path):
+    flags = request.getfixturevalue(f"{step}_flags")
+    model = flags.get(flag) or flags["critic_model_name_or_path"]
+    folder = copy_model(model, tmp_path / "model", eos_token=None)
+    message_of(run(step, flags | {flag: folder}), f"--{flag} {folder}", "no eos token")
+
+
+@pytest.mark.parametrize(("step", "flag"), MODEL_FLAGS[1:])
+@pytest.mark.parametrize("pad", ["<eos>", None], ids=["pad is eos", "no pad"])
+def test_pad_and_eos(step, flag, pad, request, run, tmp_path):
+    flags = request.getfixturevalue(f"{step}_flags")
+    model = flags.get(flag) or flags["critic_model_name_or_path"]
+    folder = copy_model(model, tmp_path / "model", pad_token=pad)
+    message_of(run(step, flags | {flag: folder}), f"--{flag} {folder}", "pad")
+
+
+@pytest.mark.parametrize("flag", ["critic_model_name_or_path", "reward_model_name_or_path"])
+def test_other_tokenizers(flag, run, ppo_flags, reward, inputs, tmp_path):
+    from dschat.models.tiny import train_tokenizer
+
+    shutil.copytree(reward, tmp_path / "other")
+    rows = read_jsonl(inputs / "data" / "comparisons" / "train.jsonl")
+    train_tokenizer([row["summaries"][0]["text"] for row in rows], 400).save_pretrained(tmp_path / "other")
+    result = run("ppo", ppo_flags | {flag: tmp_path / "other"})
+    message_of(result, "--actor_model_name_or_path", f"--{flag}", "different tokenizers")
+
+
+def test_a_model_without_a_score_head(run, reward_flags, sft, tmp_path):
+    from transformers import BertConfig, BertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(sft)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **size)).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    message_of(run("reward", reward_flags | {"model_name_or_path": tmp_path / "bert"}), "--model_name_or_path")
+
+
+@pytest.mark.parametrize("flag", ["reward_model_name_or_path", "critic_model_name_or_path"])
+def test_a_reward_model_that_was_never_trained(flag, run, ppo_flags, sft):
+    """The SFT model in place of the reward model: its new head would score everything 0."""
+    message_of(run("ppo", ppo_flags | {flag: sft}), f"{sft}", "score")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("text", ["end of turn", ""], ids=["several", "empty"])
+def test_the_end_token_is_one_token(step, text, request, run):
+    flags = request.getfixturevalue(f"{step}_flags")
+    message_of(run(step, flags | {"end_of_conversation_token": text}), "--end_of_conversation_token")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_fp16_without_a_gpu(step, request, run):
+    message_of(run(step, request.getfixturevalue(f"{step}_flags") | {"dtype": "fp16"}), "--dtype fp16", "GPU")
+
+
+# -- functions
+
+
+FAULTS = {
+    "two dimensions": ("import torch\ndef f(p, r, rows):\n    return torch.zeros(len(r), 1)\n", [", 1)"]),
+    "one number": ("def f(p, r, rows):\n    return 1.0\n", ["one number per response"]),
+    "too few": ("def f(p, r, rows):\n    return [0.0] * (len(r) - 1)\n", ["one number per response"]),
+    "not finite": ("def f(p, r, rows):\n    return [float('nan')] * len(r)\n", ["finite"]),
+    "nothing": ("def f(p, r, rows):\n    return None\n", []),
+    "words": ("def f(p, r, rows):\n    return ['good'] * len(r)\n", []),
+    "fails on import": ("import absent_module\ndef f(p, r, rows):\n    return [0.0]\n", ["absent_module"]),
+    "exits on import": ("import sys\nsys.exit(0)\ndef f(p, r, rows):\n    return [0.0]\n", []),
+    "takes other arguments": ("def f(responses):\n    return [0.0] * len(responses)\n", []),
+    "is no function": ("f = 3\n", ["f"]),
+}
+
+
+@pytest.mark.parametrize("flag", ["reward_function", "metric_function"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_functions(name, flag, run, ppo_flags, tmp_path):
+    source, words = FAULTS[name]
+    file = tmp_path / "own.py"
+    file.write_text(source)
+    critic = {"critic_model_name_or_path": None} if flag == "reward_function" else {}
+    message_of(run("ppo", ppo_flags | critic | {flag: f"{file}:f"}), f"--{flag}", *words)
+
+
+CONDITIONS = {
+    "other shape": "def f(trajectory, tokenizer):\n    return trajectory.response_mask[:, :1]\n",
+    "other type": "def f(trajectory, tokenizer):\n    return trajectory.response_mask.long()\n",
+    "a list": "def f(trajectory, tokenizer):\n    return [[True]]\n",
+    "fails on import": "import absent_module\ndef f(trajectory, tokenizer):\n    return 1\n",
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_conditions(name, run, ppo_flags, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(CONDITIONS[name])
+    message_of(run("ppo", ppo_flags | {"termination_condition": f"{file}:f"}), "--termination_condition")

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each form of data and several kinds of models, through all steps: forked, a few updates each."""
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cli_runs import copy_model, evaluation_rows, read_jsonl, training_rows, write_jsonl
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+# -- forms of data
+
+
+def test_messages_in_all_steps(run, sft_flags, reward_flags, ppo_flags, sft, reward, texts, tmp_path):
+    talks = [
+        {
+            "messages": [{"role": "user", "content": t["prompt"]}, {"role": "assistant", "content": t["chosen"]}],
+            "rejected": t["rejected"],
+        }
+        for t in texts
+    ]
+    data = write_jsonl(tmp_path / "talks.jsonl", talks)
+    actor = copy_model(sft, tmp_path / "actor", chat_template=TEMPLATE)
+    critic = copy_model(reward, tmp_path / "critic", chat_template=TEMPLATE)
+    common = {"data_path": data, "data_split": "20,20,20"}
+    for step, flags in (
+        ("sft", sft_flags | {"model_name_or_path": actor}),
+        ("reward", reward_flags | {"model_name_or_path": actor}),
+        ("ppo", ppo_flags | {"actor_model_name_or_path": actor, "critic_model_name_or_path": critic}),
+    ):
+        run(step, flags | common | {"output_dir": tmp_path / step}).expect(0)
+        assert training_rows(tmp_path / step), step
+        # 64 rows: 61 to train (95 to 5), of which a third is each step's
+        assert json.loads((tmp_path / step / "run.json").read_text())["data"]["sources"][0]["train"] in (20, 21)
+    sample = read_jsonl(tmp_path / "ppo" / "samples" / "update-000000.jsonl")[0]
+    assert sample["prompt"].startswith("<user>") and sample["prompt"].endswith("\n<assistant>")
+    assert AutoTokenizer.from_pretrained(tmp_path / "ppo" / "actor").chat_template == TEMPLATE
+
+
+def test_parquet_in_all_steps(run, sft_flags, reward_flags, ppo_flags, texts, tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    columns = {name: [text[name] for text in texts] for name in ("prompt", "chosen", "rejected")}
+    table = pyarrow.table({"question": columns["prompt"], "good": columns["chosen"], "bad": columns["rejected"]})
+    parquet.write_table(table.slice(0, 48), folder / "train-00000-of-00001.parquet")
+    parquet.write_table(table.slice(48), folder / "test-00000-of-00001.parquet")
+    names = {"prompt_key": "question", "chosen_key": "good", "rejected_key": "bad"}
+    common = {"data_path": folder, "data_split": "1,1,1", **names}
+    for step, flags in (("sft", sft_flags), ("reward", reward_flags), ("ppo", ppo_flags)):
+        run(step, flags | common | {"output_dir": tmp_path / step}).expect(0)
+        sources = json.loads((tmp_path / step / "run.json").read_text())["data"]["sources"]
+        assert [source["name"] for source in sources] == ["tables"] and sources[0]["train"] == 16
+    assert training_rows(tmp_path / "ppo")[-1]["samples"] == 16
+
+
+@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
+def test_two_sources(step, request, run, texts, tmp_path):
+    flags = request.getfixturevalue(f"{step}_flags")
+    own = write_jsonl(tmp_path / "own.jsonl", texts)
+    split = {"sft": "1,0,0", "reward": "0,32,32", "ppo": "0,32,32"}[step]
+    paths = {"data_path": [flags["data_path"], own], "data_split": split}
+    run(step, flags | paths).expect(0)
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    first, second = record["data"]["sources"]
+    assert (first["train"], second["name"]) == (32, "own")
+    assert second["train"] in ({"sft": (60, 61)}.get(step, (30, 31)))
+    assert len(record["data"]["sha256"]) == 3
+    card = (tmp_path / "out" / ("actor" if step == "ppo" else ".") / "README.md").read_text()
+    assert "- `own`:" in card and f"- `{first['name']}`:" in card
+
+
+def test_a_response_column(run, sft_flags, texts, tmp_path):
+    rows = [{"prompt": text["prompt"], "answer": text["chosen"]} for text in texts]
+    data = write_jsonl(tmp_path / "plain.jsonl", rows)
+    run("sft", sft_flags | {"data_path": data, "response_key": "answer"}).expect(0)
+    assert len(training_rows(tmp_path / "out")) == 7  # of 61 rows
+
+
+def test_too_long_rows_are_counted(run, sft_flags, ppo_flags, texts, tmp_path):
+    rows = [dict(text, prompt=text["prompt"] * (20 if i % 4 == 0 else 1)) for i, text in enumerate(texts)]
+    folder = tmp_path / "mixed"
+    write_jsonl(folder / "train.jsonl", rows)
+    write_jsonl(folder / "eval.jsonl", texts[:8])
+    common = {"data_path": folder, "data_split": "1,0,0"}
+    screen = run("sft", sft_flags | common | {"output_dir": tmp_path / "sft"}).expect(0).stderr
+    record = json.loads((tmp_path / "sft" / "run.json").read_text())
+    assert sum(record["data"]["dropped"]["train"].values()) == 16 and record["data"]["dropped"]["eval"] == {}
+    assert "16 rows dropped" in screen
+    screen = run("ppo", ppo_flags | common | {"data_split": "0,0,1", "output_dir": tmp_path / "ppo"}).expect(0).stderr
+    assert "16 rows dropped (prompt too long)" in screen
+    assert training_rows(tmp_path / "ppo")[-1]["samples"] == 48
+
+
+def test_a_run_without_held_out_rows_says_so(run, sft_flags, texts, tmp_path):
+    """Of 40 rows 2 are held out, and the default split 2,4,4 gives step 1 none of them."""
+    data = write_jsonl(tmp_path / "few.jsonl", texts[:40])
+    flags = {"data_path": data, "data_split": "2,4,4", "per_device_train_batch_size": 2}
+    screen = run("sft", sft_flags | flags).expect(0).stderr
+    assert evaluation_rows(tmp_path / "out") == [] and len(training_rows(tmp_path / "out")) == 4
+    assert "no held-out" in screen.lower()
+
+
+# -- kinds of models
+
+
+@pytest.mark.parametrize(("kind", "bos"), [("gemma2", "<bos>"), ("llama", "<bos>"), ("gpt2", None)])
+def test_other_models_in_all_steps(kind, bos, run, sft_flags, reward_flags, prompt_flags, texts, tmp_path):
+    """With the self-checks, which compare with the model's own logits and scores."""
+    from factories import make_causal_lm, make_tokenizer, save_folder
+
+    tokenizer = make_tokenizer(400, [text["chosen"] for text in texts], bos_token=bos)
+    longest = {"n_positions" if kind == "gpt2" else "max_position_embeddings": 512}
+    model = make_causal_lm(kind, vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id, **longest)
+    base = save_folder(tmp_path / "base", model, tokenizer)
+    long = {"max_seq_len": 512}
+    run("sft", sft_flags | long | {"model_name_or_path": base, "output_dir": tmp_path / "sft"}).expect(0)
+    start = {"model_name_or_path": tmp_path / "sft", "output_dir": tmp_path / "reward"}
+    run("reward", reward_flags | long | start).expect(0)
+    models = {"actor_model_name_or_path": tmp_path / "sft", "critic_model_name_or_path": tmp_path / "reward"}
+    run("ppo", prompt_flags | models | {"max_prompt_seq_len": 400, "output_dir": tmp_path / "ppo"}).expect(0)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "ppo" / "actor")
+    assert opened.config.model_type == kind
+    first = training_rows(tmp_path / "ppo")[0]
+    assert first["objective/kl"] == pytest.approx(0, abs=1e-3)

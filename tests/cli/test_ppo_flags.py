@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags that change what step 3 does: forked, a few updates each."""
+
+import math
+
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from cli_runs import evaluation_rows, read_jsonl, training_rows
+
+
+def own_metrics(rows):
+    """Metrics without what depends on the clock."""
+    return [{k: v for k, v in row.items() if k != "seconds" and not k.startswith("time/")} for row in rows]
+
+
+# -- flags of step 3
+
+
+def test_a_reward_function_needs_no_other_model(run, prompt_flags, sft, functions, tmp_path):
+    own = {
+        "actor_model_name_or_path": sft,
+        "reward_function": f"{functions}:length",
+        "metric_function": f"{functions}:subreddit",
+    }
+    run("ppo", prompt_flags | own).expect(0)
+    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
+    assert all(sample["score"] == len(sample["response"]) for sample in samples)
+    for sample in samples:
+        subreddit = sample["prompt"].split("\n")[1].removeprefix("Subreddit: r/")
+        assert sample["subreddit"] == len(subreddit)
+    assert all("objective/subreddit" in row for row in training_rows(tmp_path / "out"))
+    critic = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "critic")
+    assert critic.score.out_features == 1 and float(critic.score.weight.detach().abs().max()) > 0
+
+
+def test_a_separate_reward_model(run, ppo_flags, sft, reward, ppo, tmp_path):
+    models = {"critic_model_name_or_path": sft, "reward_model_name_or_path": reward}
+    run("ppo", ppo_flags | models).expect(0)
+    before, same = evaluation_rows(tmp_path / "out")[0], evaluation_rows(ppo)[0]
+    assert before["eval/scores"] == pytest.approx(same["eval/scores"], abs=1e-6)  # the critic differs, the score not
+    sample = read_jsonl(tmp_path / "out" / "samples" / "update-000000.jsonl")[0]
+    assert {token["value"] for token in sample["tokens"]} == {0.0}  # a new value head is zero
+
+
+@pytest.mark.parametrize("mode", ["chunk", "prefix", "token"])
+def test_ppl(mode, run, ppo_flags, tmp_path):
+    run("ppo", ppo_flags | {"termination_condition": "ppl", "ppl_mode": mode}).expect(0)
+    assert all(1 <= row["macro/length"] <= 16 for row in training_rows(tmp_path / "out"))
+
+
+def test_randomized_over_two_epochs(run, ppo_flags, tmp_path):
+    flags = ppo_flags | {
+        "termination_condition": "randomized",
+        "num_train_epochs": 2,
+        "repeat_times": 2,
+        "ngram_lengths": [1, 3],
+        "max_answer_seq_len": 24,
+    }
+    for name in ("first", "again"):
+        run("ppo", flags | {"output_dir": tmp_path / name}).expect(0)
+    rows = training_rows(tmp_path / "first")
+    assert [row["update"] for row in rows] == [2, 4, 6, 8]
+    assert [row["samples"] for row in rows] == [16, 32, 48, 64]
+    assert own_metrics(rows) == own_metrics(training_rows(tmp_path / "again"))
+    for sample in read_jsonl(tmp_path / "first" / "samples" / "update-000008.jsonl"):
+        actions = [token["macro_action"] for token in sample.get("tokens", [])]
+        lengths = [actions.count(action) for action in dict.fromkeys(actions)]
+        assert sorted(lengths[:4]) == [1, 1, 3, 3] or len(actions) < 8
+    segmented = [
+        [[token["macro_action"] for token in sample["tokens"]] for sample in read_jsonl(file) if "tokens" in sample]
+        for file in sorted((tmp_path / "first" / "samples").glob("*.jsonl"))
+    ]
+    assert len({tuple(actions) for actions in segmented[0]}) > 1  # rows differ
+
+
+def test_an_own_termination_condition(run, ppo_flags, functions, tmp_path):
+    run("ppo", ppo_flags | {"termination_condition": f"{functions}:thirds"}).expect(0)
+    for sample in read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl"):
+        actions = [token["macro_action"] for token in sample.get("tokens", [])]
+        assert actions == [position // 3 for position in range(len(actions))]
+
+
+def test_vanilla_ppo_and_whole_responses(run, ppo_flags, tmp_path):
+    for ngram in ("1", "inf"):
+        run("ppo", ppo_flags | {"ngram": ngram, "output_dir": tmp_path / ngram}).expect(0)
+    assert all(row["macro/length"] == 1 for row in training_rows(tmp_path / "1"))
+    assert all(row["macro/count"] == 1 for row in training_rows(tmp_path / "inf"))
+
+
+def test_gradient_flags_of_step_3_change_nothing(run, ppo_flags, tmp_path):
+    """Accumulation, checkpointing and generation in parts; greedy, because the draws depend on the batch."""
+    greedy = ppo_flags | {"top_k": 1}
+    changed = {
+        "per_device_training_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "actor_gradient_checkpointing": True,
+        "critic_gradient_checkpointing": True,
+        "per_device_generation_batch_size": 8,
+        "generation_batches": 2,
+    }
+    run("ppo", greedy | {"output_dir": tmp_path / "plain"}).expect(0)
+    run("ppo", greedy | changed | {"output_dir": tmp_path / "changed"}).expect(0)
+    first, other = (training_rows(tmp_path / name)[0] for name in ("plain", "changed"))
+    assert set(first) == set(other)
+    for key in set(first) - {"seconds", "val/ratio"}:
+        if not key.startswith("time/"):
+            assert other[key] == pytest.approx(first[key], rel=5e-3, abs=1e-5), key
+
+
+def test_the_other_variants_together(run, ppo_flags, tmp_path):
+    flags = {
+        "adaptive_kl_target": 0.5,
+        "adaptive_kl_horizon": 100,
+        "kl_ctl": 0.1,
+        "kl_estimator": "k3",
+        "value_function": "position",
+        "macro_reward": "mean",
+        "isolate_last_token": True,
+        "policy_ratio": "macro_mean",
+        "whiten_advantages": True,
+        "clip_reward_value": 0.001,
+        "missing_eos_penalty": 1.0,
+        "ppo_epochs": 2,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "cliprange": 0.1,
+        "cliprange_value": 0.1,
+        "gamma": 0.99,
+        "lam": 0.9,
+        "print_answers": True,
+        "tensorboard_path": tmp_path / "board",
+        "enable_tensorboard": True,
+    }
+    screen = run("ppo", ppo_flags | flags).expect(0).stderr
+    rows = training_rows(tmp_path / "out")
+    assert [row["update"] for row in rows] == [4, 8] and rows[0]["objective/kl_coef"] == 0.1
+    assert rows[1]["objective/kl_coef"] < 0.1  # the KL is below its target
+    assert list((tmp_path / "board").glob("events*")) and not (tmp_path / "out" / "tensorboard").exists()
+    assert screen.count("response: ") >= 4 and "--top_k 0 and --top_p 0.9" in screen
+    for sample in read_jsonl(tmp_path / "out" / "samples" / "update-000000.jsonl"):
+        actions = [token["macro_action"] for token in sample.get("tokens", [])]
+        assert actions[-1:] != actions[-2:-1]
+
+
+@pytest.mark.parametrize("value_function", ["equal", "unit", "position", "first"])
+@pytest.mark.parametrize("ratio", ["token", "macro"])
+def test_value_functions_and_ratios(value_function, ratio, run, ppo_flags, tmp_path):
+    run("ppo", ppo_flags | {"value_function": value_function, "policy_ratio": ratio}).expect(0)
+    assert all(math.isfinite(v) for row in read_jsonl(tmp_path / "out" / "metrics.jsonl") for v in row.values())
+
+
+def test_a_learnable_reward_rises(run, prompt_flags, sft, functions, tmp_path):
+    functions.write_text("def spaces(p, responses, rows):\n    return [r.count(' ') / 4 for r in responses]\n")
+    own = {
+        "actor_model_name_or_path": sft,
+        "reward_function": f"{functions}:spaces",
+        "data_split": "0,0,1",
+        "ngram": 1,
+        "ppo_epochs": 2,
+        "num_train_epochs": 8,
+        "actor_learning_rate": 3e-3,
+        "kl_ctl": 0,
+    }
+    run("ppo", prompt_flags | own).expect(0)
+    evaluated = evaluation_rows(tmp_path / "out")
+    assert evaluated[-1]["eval/scores"] > 1.3 * evaluated[0]["eval/scores"] > 0

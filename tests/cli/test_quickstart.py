@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quickstart with --small: every part runs and the report stands."""
+
+import json
+import sys
+from html.parser import HTMLParser
+
+from cli_runs import TRAINING, evaluation_rows, read_jsonl, run_command
+
+
+class Tags(HTMLParser):
+    """Counts elements."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.count: dict[str, int] = {}
+        self.links: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.count[tag] = self.count.get(tag, 0) + 1
+        self.links += [value for name, value in attrs if name in ("src", "href") and value]
+
+
+def test_small(tmp_path):
+    folder = tmp_path / "quick"
+    command = [sys.executable, TRAINING / "quickstart" / "main.py", "--small", "--output_dir", folder]
+    result = run_command(command).expect(0)
+    assert "Traceback" not in result.stdout + result.stderr
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    tags = Tags(page)
+    assert tags.count["table"] >= 1 and tags.count["html"] == 1
+    assert not [link for link in tags.links if link.startswith(("http:", "https:", "//"))], "it opens without network"
+    for name in ("SFT", "PPO (n = 1)", "MA-PPO (n = 5)"):
+        assert name in page and name in result.stdout
+    for step in ("step1_supervised_finetuning", "step2_reward_model_finetuning", "step3_rlhf_finetuning"):
+        assert f"{step}/main.py" in result.stdout
+    assert "report.html" in result.stdout.splitlines()[-1]
+
+    runs = {"step3-ppo": "1", "step3-ma-ppo": "5"}
+    before = {}
+    for name, ngram in runs.items():
+        config = json.loads((folder / name / "config.json").read_text())
+        assert (config["termination_condition"], config["ngram"]) == ("fixed", ngram)
+        rows = evaluation_rows(folder / name)
+        assert all("eval/gold_scores" in row for row in rows)
+        before[name] = {key: value for key, value in rows[0].items() if key != "seconds"}
+        last = read_jsonl(folder / name / "samples" / f"update-{rows[-1]['update']:06d}.jsonl")
+        assert all(0 <= sample["gold_scores"] <= 1 for sample in last)
+        assert f"{rows[-1]['eval/gold_scores']:.3f}" in page, "the table shows the last evaluation"
+    assert before["step3-ppo"] == before["step3-ma-ppo"], "both start from the same model and prompts"
+    seeds = {json.loads((folder / name / "run.json").read_text())["seeds"]["seed"] for name in runs}
+    assert seeds == {1234}
+
+
+def test_help():
+    result = run_command([sys.executable, TRAINING / "quickstart" / "main.py", "--help"]).expect(0)
+    assert all(flag in result.stdout for flag in ("--output_dir", "--seed", "--small"))

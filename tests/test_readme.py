@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command of the documents names something that exists, and every flag is known to its program."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "applications/**/*.md", "inference/*.md", "evaluation/*.md")
+    for path in ROOT.glob(pattern)
+)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+OPERATORS = {"&&", "||", "|", ";"}
+PYTHONS = {"python", "python3", ".venv/bin/python"}
+# Programs that come from elsewhere; their arguments are theirs.
+OTHER_PROGRAMS = {"git", "export", "hf", "tensorboard", "source", "less", "head", "cat", "xdg-open", "open", "mkdir"}
+MAKE_VARIABLE = re.compile(r"[A-Z_]+=")
+PLACEHOLDER = re.compile(r"[$*<{]")
+
+
+class Mistake(Exception):
+    """What is wrong with a documented command."""
+
+
+def blocks(text: str, language: str = "bash") -> list[str]:
+    """The fenced blocks of a language."""
+    return [body for name, body in FENCE.findall(text) if name == language]
+
+
+def commands(block: str) -> list[list[str]]:
+    """The simple commands of a block in order: continued lines joined, comments gone, split at operators."""
+    found: list[list[str]] = []
+    for line in block.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
+        lexer.whitespace_split = True
+        lexer.commenters = "#"
+        words: list[str] = []
+        for word in lexer:
+            if word in OPERATORS:
+                found.append(words)
+                words = []
+            else:
+                words.append(word)
+        found.append(words)
+    return [words for words in found if words]
+
+
+def check_block(block: str) -> None:
+    """Raises Mistake for the first command that could not work from the root of the repository.
+
+    A line that leads into a folder leads there from the root: examples are copied one line at a time.
+    """
+    for line in re.sub(r"\\\n", " ", block).splitlines():
+        folder = ROOT
+        for words in commands(line):
+            folder = check_command(words, folder)
+
+
+def check_command(words: list[str], folder: Path) -> Path:
+    """Checks one command in a folder; the folder after it."""
+    while words and re.fullmatch(r"\w+=.*", words[0]):
+        words = words[1:]
+    if not words:
+        return folder
+    program, rest = words[0], words[1:]
+    if program == "cd":
+        if PLACEHOLDER.search(rest[0]):
+            return folder
+        if not (folder / rest[0]).is_dir():
+            raise Mistake(f"cd {rest[0]}: no such folder")
+        return (folder / rest[0]).resolve()
+    if program == "make":
+        check_make(rest, folder)
+    elif program in ("pip", "pip3"):
+        check_pip(rest, folder)
+    elif program in PYTHONS:
+        check_python(rest, folder)
+    elif program in ("bash", "sh"):
+        check_script(rest, folder)
+    elif program == "deepspeed":
+        place = next((i for i, word in enumerate(rest) if word.endswith(".py")), None)
+        if place is None:
+            raise Mistake("deepspeed without a Python file")
+        check_python(rest[place:], folder)
+    elif "/" in program and not PLACEHOLDER.search(program):
+        if not (folder / program).is_file():
+            raise Mistake(f"{program}: no such file")
+    elif program not in OTHER_PROGRAMS:
+        raise Mistake(f"{program}: add it to OTHER_PROGRAMS if it comes from elsewhere")
+    return folder
+
+
+def check_make(rest: list[str], folder: Path) -> None:
+    targets = re.findall(r"^([\w-]+):(?!=)", (folder / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for word in rest:
+        if word not in targets and not MAKE_VARIABLE.match(word):
+            raise Mistake(f"make {word}: no such target")
+
+
+def check_pip(rest: list[str], folder: Path) -> None:
+    for flag, value in zip(rest, rest[1:], strict=False):
+        if flag in ("-r", "--requirement") and not (folder / value).is_file():
+            raise Mistake(f"pip: no file {value}")
+        if flag in ("-e", "--editable") and not (folder / value.partition("[")[0] / "setup.py").is_file():
+            raise Mistake(f"pip: nothing to install in {value}")
+
+
+def check_python(rest: list[str], folder: Path) -> None:
+    if rest[:1] == ["-c"]:
+        compile(rest[1], "README", "exec")
+        return
+    if rest[:1] == ["-m"]:
+        if importlib.util.find_spec(rest[1]) is None:
+            raise Mistake(f"python -m {rest[1]}: no such module")
+        return
+    if PLACEHOLDER.search(rest[0]):
+        return
+    if not (folder / rest[0]).is_file():
+        raise Mistake(f"python {rest[0]}: no such file")
+    check_flags(folder / rest[0], rest[1:])
+
+
+def check_script(rest: list[str], folder: Path) -> None:
+    if not (folder / rest[0]).is_file():
+        raise Mistake(f"bash {rest[0]}: no such file")
+    main = (folder / rest[0]).resolve().parent.parent / "main.py"
+    if rest[1:] and main.is_file():
+        check_flags(main, rest[1:])
+
+
+def check_flags(program: Path, words: list[str]) -> None:
+    """Raises Mistake for a flag that `--help` does not list."""
+    for word in words:
+        if word.startswith("--") and word.partition("=")[0] not in known_flags(program.resolve()):
+            raise Mistake(f"{program.relative_to(ROOT)} knows no {word}")
+
+
+@cache
+def known_flags(program: Path) -> set[str]:
+    """What `--help` lists."""
+    run = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return set(re.findall(r"(?<![\w-])--[\w-]+", run.stdout))
+
+
+def flags_named(text: str) -> set[str]:
+    """Flags in the running text and tables: `--flag` in back quotes, outside of fenced blocks."""
+    spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
+    return {flag for span in spans for flag in re.findall(r"(?<![\w-])--[A-Za-z][\w-]*", span)}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands(document):
+    for block in blocks(document.read_text(encoding="utf-8")):
+        check_block(block)
+
+
+def test_the_readme_has_commands():
+    assert "make quickstart" in blocks((ROOT / "README.md").read_text(encoding="utf-8"))[0]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_flags_in_the_text(document):
+    named = flags_named(document.read_text(encoding="utf-8"))
+    if not named:
+        return
+    programs = [*ROOT.glob("applications/DeepSpeed-Chat/training/*/main.py")]
+    programs += [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("inference/*.py")]
+    programs += [*ROOT.glob("evaluation/**/*.py")]
+    known: set[str] = {"--help"}
+    for program in programs:
+        if "ArgumentParser" in program.read_text(encoding="utf-8") or program.name == "main.py":
+            known |= known_flags(program)
+    assert not named - known, "no program knows them"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links(document):
+    text = FENCE.sub("", document.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"https?:|mailto:|#", target):
+            assert (document.parent / target.partition("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_blocks_compile(document):
+    for block in blocks(document.read_text(encoding="utf-8"), "python"):
+        compile(block, str(document), "exec")
+
+
+STEP_1 = "applications/DeepSpeed-Chat/training/step1_supervised_finetuning"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "make no-such-target",
+        "cd applications/absent && pip install -e .",
+        "cd applications && pip install -e .",
+        "pip install -r absent.txt",
+        "python absent.py",
+        "python -m no_such_module_at_all",
+        "bash absent.sh",
+        f"cd {STEP_1} && bash training_scripts/absent.sh",
+        f"cd {STEP_1} && bash training_scripts/run_gemma.sh --no_such_flag 1",
+        f"python {STEP_1}/main.py --data_path a \\\n    --no_such_flag",
+        f"deepspeed --num_gpus 1 {STEP_1}/main.py --no_such_flag",
+        "unheard-of-program",
+        "make test | unheard-of-program",
+    ],
+)
+def test_the_checker_finds_mistakes(block):
+    with pytest.raises(Mistake):
+        check_block(block)
+
+
+def test_the_checker_accepts_what_works():
+    check_block(
+        "make test  # no-such-target\n"
+        'make test PYTEST_ARGS="tests/rl -q"\n'
+        "pip install -r requirements.txt\n"
+        "cd applications/DeepSpeed-Chat && pip install -e .\n"
+        f"cd {STEP_1} && NUM_GPUS=1 bash training_scripts/run_gemma.sh --seed 1 --lr_scheduler_type=cosine\n"
+        f"python {STEP_1}/main.py --data_path ${{PROJ_PATH}}/a.jsonl \\\n    --model_name_or_path ${{MODEL}}\n"
+    )
+
+
+def test_the_parser_of_blocks():
+    text = "a\n```bash\nfirst 'one word' && second  # comment\nthird \\\n  more\n```\n```python\nx\n```\n"
+    assert len(blocks(text)) == 1
+    assert commands(blocks(text)[0]) == [["first", "one word"], ["second"], ["third", "more"]]
