@@ -172,7 +172,9 @@ def run(step: str, flags: list[str]) -> None:
     """One main in a process of its own; its output is shown."""
     command = [sys.executable, str(TRAINING / step / "main.py"), *flags]
     print("== " + " ".join(["python", os.path.relpath(command[1]), *flags]), flush=True)
-    status = subprocess.run(command).returncode
+    # The model is so small that threads would mostly wait for each other.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    status = subprocess.run(command, env=environment).returncode
     if status:
         raise UserError(f"{step} ended with status {status}; its message is above.")
 
