@@ -36,14 +36,15 @@ def distribution(package_dir: str) -> dict:
             "tensorboard>=2.20",
             "matplotlib>=3.9",
             "jinja2>=3.1",
+            "markupsafe>=3",
+            "psutil>=6",
+            "pyarrow>=19",
+            "safetensors>=0.5",
             "tqdm>=4.66",
             "numpy>=1.26",
         ],
         "extras_require": {
             "dev": ["pytest>=9", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17,<0.18", "mypy>=2.4,<3"],
-            "parsing": ["nltk>=3.9"],
-            "judge": ["openai>=2"],
-            "ui": ["gradio>=6"],
         },
     }
 

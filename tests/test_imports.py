@@ -34,8 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"errors", "distributed"},
     "health": {"errors", "rl"},
     "evaluation": {"errors"},
-    "checkpoint": {"errors", "distributed", "models", "records"},
-    "selfcheck": {"errors", "models", "rl"},
+    "selfcheck": {"errors", "models", "rl", "rollout"},
     "rewards": {"errors", "functions", "models", "rl"},
     "rollout": {"errors", "models", "rl"},
     # the report reads files only
@@ -47,15 +46,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     # loops receive their engines; what makes them and what sets up a stage stands above
     "trainers": {
         *("errors", "distributed", "functions", "rl", "config", "data", "models", "metrics", "records"),
-        *("health", "evaluation", "checkpoint", "selfcheck", "rewards", "rollout", "moving_average"),
+        *("health", "evaluation", "selfcheck", "rewards", "rollout", "moving_average"),
     },
     "builders": {
-        *("errors", "distributed", "functions", "config", "data", "engine", "models", "checkpoint", "rewards"),
+        *("errors", "distributed", "functions", "config", "data", "engine", "models", "rewards"),
         *("rollout", "trainers"),
     },
     "stage": {
         *("errors", "distributed", "functions", "config", "data", "engine", "models", "metrics", "records"),
-        *("checkpoint", "selfcheck", "rewards", "rollout", "trainers", "builders", "preflight"),
+        *("selfcheck", "rewards", "rollout", "trainers", "builders", "preflight"),
     },
 }
 # The core knows torch and a little of the standard library.

@@ -90,7 +90,7 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     )
     stage.announce(4, 35)
     actor, critic = engine_of(make_causal_lm("gemma2"), 8), engine_of(make_classifier("gemma2"), 8)
-    stage.record.metrics = {"eval/scores": 0.5}
+    stage.record.measured({"eval/scores": 0.5}, 4)
     stage.save_model(actor, tokenizer, "policy", "base", folder / "actor")
     stage.save_model(critic, tokenizer, "critic", "base", folder / "critic")
     stage.finish()
@@ -104,10 +104,12 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     assert stored["batches"]["left_over_per_epoch"] == 3
     assert json.loads((folder / "config.json").read_text())["kl_coef"] == 0.1
     common = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    common |= {"run.json"}
     assert {path.name for path in (folder / "critic").iterdir()} == common
     assert {path.name for path in (folder / "actor").iterdir()} == common | {"generation_config.json"}
     card = (folder / "actor" / "README.md").read_text()
     assert "- `--kl_coef`: 0.1" in card and "`--gamma`" not in card and "- eval/scores: 0.5" in card
+    assert "after 4 updates" in card
     ids = torch.tensor([[1, 5, 6, 7]])
     for role, cls, engine in (
         ("actor", AutoModelForCausalLM, actor),

@@ -101,6 +101,9 @@ def models(group):
     return actor, reference, frozen_engine_of(make_classifier("gemma2"))
 
 
+SAMPLING = Sampling(6, (EOS,), PAD, BOS, 0.8)
+
+
 def sampled(actor, bos_id=BOS, count=6):
     examples = [PromptExample(random_ids(2 + i, i), "", {}, i) for i in range(count)]
     sampling = Sampling(6, (EOS,), PAD, bos_id, 0.8)
@@ -109,26 +112,26 @@ def sampled(actor, bos_id=BOS, count=6):
 
 def test_a_healthy_rollout_passes(models):
     trajectory = trajectory_of(*models, sampled(models[0]))
-    check_rollout(models[0], trajectory, 0.8, PAD, frozenset({PAD, BOS}))
+    check_rollout(models[0], trajectory, 0.8, SAMPLING)
 
 
 def test_a_response_that_ends_is_fine_where_bos_and_eos_are_one_token(models):
     """GPT-2's tokenizer: <|endoftext|> is both, and ending a response with it is what was asked for."""
     rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, EOS]), (random_ids(3, 1), [7, EOS])]))
-    check_rollout(models[0], trajectory_of(*models, rollout), 0.8, PAD, frozenset({PAD}))
+    check_rollout(models[0], trajectory_of(*models, rollout), 0.8, Sampling(6, (EOS,), PAD, EOS, 0.8))
 
 
 def test_another_temperature_is_found(models):
     trajectory = trajectory_of(*models, sampled(models[0]))
     with pytest.raises(UserError, match="log-probs at the update differ from those of the rollout"):
-        check_rollout(models[0], trajectory, 1.0, PAD, frozenset({PAD, BOS}))
+        check_rollout(models[0], trajectory, 1.0, SAMPLING)
 
 
 def test_a_reference_that_differs_from_the_actor_is_found(models):
     actor, _, critic = models
     trajectory = trajectory_of(actor, frozen_engine_of(make_causal_lm("gemma2", seed=9)), critic, sampled(actor))
     with pytest.raises(UserError, match="actor's log-probs differ from the reference's"):
-        check_rollout(actor, trajectory, 0.8, PAD, frozenset({PAD, BOS}))
+        check_rollout(actor, trajectory, 0.8, SAMPLING)
 
 
 def test_log_probs_of_another_policy_are_found(models):
@@ -136,14 +139,14 @@ def test_log_probs_of_another_policy_are_found(models):
     trajectory = trajectory_of(*models, sampled(actor))
     shifted = replace(trajectory, logprobs=trajectory.logprobs - 0.1 * trajectory.response_mask)
     with pytest.raises(UserError, match="log-probs at the update differ"):
-        check_rollout(actor, shifted, 0.8, PAD, frozenset({PAD, BOS}))
+        check_rollout(actor, shifted, 0.8, SAMPLING)
 
 
 @pytest.mark.parametrize("token", [PAD, BOS])
 def test_a_policy_that_samples_pad_or_bos_is_found(token, models):
     rollout = to_device(make_rollout([(random_ids(3, 0), [5, token, 6, EOS]), (random_ids(3, 1), [7, 8])]))
     with pytest.raises(UserError, match=f"the policy sampled token {token}"):
-        check_rollout(models[0], trajectory_of(*models, rollout), 0.8, PAD, frozenset({PAD, BOS}))
+        check_rollout(models[0], trajectory_of(*models, rollout), 0.8, SAMPLING)
 
 
 def test_a_response_with_a_hole_is_found(models):
@@ -154,7 +157,7 @@ def test_a_response_with_a_hole_is_found(models):
     zeroed = [torch.where(mask, x, 0.0) for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values)]
     broken = Trajectory(replace(rollout, response_mask=mask), *zeroed, trajectory.scores)
     with pytest.raises(UserError, match="a response is not a prefix of its row"):
-        check_rollout(models[0], broken, 0.8, PAD, frozenset({PAD, BOS}))
+        check_rollout(models[0], broken, 0.8, SAMPLING)
 
 
 def test_the_tasks_of_steps_1_and_2_check_their_models(group):
@@ -171,7 +174,7 @@ def test_the_tasks_of_steps_1_and_2_check_their_models(group):
         pairs.self_check(scalar, pairs.train[:2])
 
 
-def test_the_trainer_checks_its_first_rollout_only_and_on_request(group, tokenizer, tmp_path):
+def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer, tmp_path):
     """A reference of other weights stops the run, unless --no_self_checks."""
     from dschat.stage import Stage
     from dschat.trainers.ppo import PPOModels, PPOTrainer
@@ -191,6 +194,15 @@ def test_the_trainer_checks_its_first_rollout_only_and_on_request(group, tokeniz
         return PPOTrainer(models, prompts, tokenizer, *parts, Stage("ppo", config), lambda t: {}, lambda f: None)
 
     with pytest.raises(UserError, match="differ from the reference's"):
-        trainer_of("on", True).step([list(range(8))], 0)
-    metrics = trainer_of("off", False).step([list(range(8))], 0)
-    assert abs(metrics["objective/kl"]) > 0.1
+        trainer_of("on", True).fit()
+    assert (tmp_path / "on" / "metrics.jsonl").read_text() == "", "nothing was measured"
+    trainer = trainer_of("off", False)
+    assert trainer.fit() == {} and trainer.update == 1
+
+
+def test_a_wrong_eos_record_is_found(models):
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, EOS]), (random_ids(3, 1), [7, 8])]))
+    for finished in ([True, True], [False, False]):
+        lying = replace(rollout, finished=torch.tensor(finished))
+        with pytest.raises(UserError, match="a finished response does not end with EOS"):
+            check_rollout(models[0], trajectory_of(*models, lying), 0.8, SAMPLING)

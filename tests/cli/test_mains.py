@@ -43,7 +43,7 @@ def under(folder, names):
 
 def checkpoints(steps, names):
     """What --save_steps leaves."""
-    return {f"checkpoints/step-{step}/{name}" for step in steps for name in names}
+    return {f"checkpoints/step-{step}/{name}" for step in steps for name in names | {"run.json"}}
 
 
 # -- files
@@ -60,10 +60,11 @@ def test_files_of_step_2(reward):
 
 
 def test_files_of_step_3(ppo):
-    models = under("actor", CAUSAL_LM) | under("critic", CLASSIFIER)
+    models = under("actor", CAUSAL_LM | {"run.json"}) | under("critic", CLASSIFIER | {"run.json"})
+    saved = {f"checkpoints/step-{step}/{name}" for step in (2, 4) for name in models}
     own = {"metrics.jsonl", "run.json", "config.json", "tensorboard/events"}
     samples = {f"samples/update-{update:06d}.jsonl" for update in (0, 2, 4)}
-    assert files_under(ppo) == models | own | samples | checkpoints((2, 4), models)
+    assert files_under(ppo) == models | own | samples | saved
 
 
 # -- metrics

@@ -218,7 +218,7 @@ def test_a_critic_or_a_reward_function_is_needed():
 
 
 @pytest.mark.parametrize(
-    "name", ["score", "Scorer", "numbers", "join", "json", "fallback", "annotated", "other", "first", "second"]
+    "name", ["Scorer", "numbers", "join", "json", "fallback", "annotated", "other", "first", "second"]
 )
 def test_names_bound_at_the_top_of_a_module_are_found_without_running_it(name):
     assert parse(PPOConfig, [*PPO, "--metric_function", f"score.py:{name}"]).metric_name == name

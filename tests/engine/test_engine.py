@@ -205,14 +205,6 @@ def test_gathered_hands_out_the_module(group):
         assert module is engine.module and isinstance(module, PolicyModel)
 
 
-def test_a_checkpoint_is_written(group, tmp_path):
-    engine = engine_of(make_causal_lm(), 8, 1)
-    update(engine, 8)
-    engine.save_checkpoint(tmp_path, "step-1")
-    assert (tmp_path / "latest").read_text() == "step-1"
-    assert list((tmp_path / "step-1").iterdir())
-
-
 SETTINGS = {"dtype": torch.float32, "micro_batch": 2, "accumulation": 4}
 
 
@@ -297,3 +289,19 @@ def test_dtype_by_name():
     else:
         with pytest.raises(UserError, match="--dtype fp16 needs a GPU"):
             choose_dtype("fp16")
+
+
+@pytest.mark.parametrize("section", ["optimizer", "scheduler"])
+def test_optimiser_and_schedule_come_from_flags(section, tmp_path):
+    with pytest.raises(UserError, match=f"{section} is set by flags here"):
+        deepspeed_config(settings_with({section: {"type": "AdamW"}}, tmp_path), 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adams_first_step_is_the_learning_rate(group, dtype):
+    """Adam's first update is lr times the gradient's sign, whatever the precision: no step was taken before."""
+    engine = engine_of(make_causal_lm(), 8, 1, dtype=dtype, learning_rate=0.5, weight_decay=0.0)
+    before = weights_of(engine)
+    update(engine, 8)
+    steps = torch.cat([(weights_of(engine)[name].float() - x.float()).abs().flatten() for name, x in before.items()])
+    assert float(steps.max()) == pytest.approx(0.5, abs=0.01)

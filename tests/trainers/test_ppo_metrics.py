@@ -30,7 +30,7 @@ def test_rollout_metrics_by_hand():
         ppo_batch(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9),
         returns=torch.tensor([[1.0, 1.0, 2.0], [4.0, 9.0, 9.0]]),
     )
-    metrics = rollout_metrics(batch, 0.5, 0.9, torch.tensor([0.2, 0.6]), "gold")
+    metrics = rollout_metrics(batch, 0.9, torch.tensor([0.2, 0.6]), "gold")
     expected = {
         "objective/kl": 0.3,
         "objective/kl_per_token": 0.15,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
 
 from dschat.distributed import barrier, broadcast_object, gather_objects, is_main, rank
 from dschat.errors import UserError
@@ -29,7 +30,7 @@ class ProcessReport:
     versions: tuple[tuple[str, str], ...]
     folder_problem: str | None  # why output_dir cannot be used
     free_memory: int  # bytes of main memory
-    needed_memory: int  # bytes of the weights that it loads
+    needed_memory: int  # bytes of the weights that it holds there at a time
 
 
 def preflight(output_dir: Path, models: Iterable[str | None]) -> None:
@@ -43,13 +44,16 @@ def preflight(output_dir: Path, models: Iterable[str | None]) -> None:
         UserError: on every rank, naming the rank that cannot go on.
     """
     problem = _folder_problem(output_dir)
+    sizes = [_weights_size(Path(path)) for path in models if path]
+    # With GPUs, models pass through main memory one after another.
+    needed = max(sizes, default=0) if torch.cuda.is_available() else sum(sizes)
     report = ProcessReport(
         rank=rank(),
         host=socket.gethostname(),
         versions=tuple((name, importlib.metadata.version(name)) for name in PACKAGES),
         folder_problem=problem,
         free_memory=psutil.virtual_memory().available,
-        needed_memory=sum(_weights_size(Path(path)) for path in models if path),
+        needed_memory=needed,
     )
     check_reports(gather_objects(report), output_dir)
 

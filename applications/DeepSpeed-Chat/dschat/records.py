@@ -35,7 +35,12 @@ class RunRecord:
     data: dict[str, Any] = field(default_factory=dict)
     batches: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    metrics_update: int = 0  # after how many updates they were measured
     finished: bool = False
+
+    def measured(self, metrics: dict[str, float], update: int) -> None:
+        """Keeps an evaluation's metrics for model cards."""
+        self.metrics, self.metrics_update = metrics, update
 
     def save(self, folder: Path) -> None:
         """Writes ``folder/run.json``."""
@@ -127,6 +132,8 @@ def write_model_card(folder: Path, role: str, base: str, settings: Mapping[str, 
         *[f"- `--{name}`: {value}" for name, value in settings.items()],
         "",
         "## Metrics",
+        "",
+        f"On held-out rows, after {record.metrics_update} updates:",
         "",
         *[f"- {name}: {value:.4g}" for name, value in record.metrics.items()],
         "",

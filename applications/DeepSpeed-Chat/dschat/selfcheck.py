@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from dschat.models.policy import PolicyModel
 from dschat.models.positions import position_ids
 from dschat.models.scalar import ScalarModel, last_scores
 from dschat.rl.types import Rollout, Trajectory, select_rows
+from dschat.rollout import Sampling
 
 # Largest difference that rounding explains, by the precision of the forward pass.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 ROWS = 2
+POSITIONS = 32
 
 
 @torch.no_grad()
@@ -36,7 +39,10 @@ def check_policy(
     Raises:
         UserError: they differ by more than rounding.
     """
-    input_ids, attention_mask = (x[:ROWS] for x in tokens)
+    kept = min(num_response, POSITIONS)  # full logits of a whole response would be gigabytes
+    end = tokens[0].shape[1] - num_response + kept
+    input_ids, attention_mask = (x[:ROWS, :end] for x in tokens)
+    num_response = kept
     policy: PolicyModel = engine.module
     logprobs, _ = engine(input_ids, attention_mask, num_response, temperature)
     mask = attention_mask[:, -num_response:]
@@ -45,6 +51,7 @@ def check_policy(
         attention_mask=attention_mask.long(),
         use_cache=False,
         **position_ids(policy.causal_lm, attention_mask),
+        **_keep_logits(policy.causal_lm, num_response + 1),
     )
     logits = output.logits[:, -num_response - 1 : -1].float() / temperature
     own = logits.log_softmax(-1).gather(-1, input_ids[:, -num_response:, None]).squeeze(-1)
@@ -84,34 +91,44 @@ def check_scalar(engine: Any, tokens: tuple[Tensor, Tensor], pad_id: int) -> Non
 
 
 @torch.no_grad()
-def check_rollout(
-    actor: Any, trajectory: Trajectory, temperature: float, pad_id: int, forbidden: frozenset[int]
-) -> None:
+def check_rollout(actor: Any, trajectory: Trajectory, temperature: float, sampling: Sampling) -> None:
     """At step 0 the ratio is 1, the KL to the reference 0, and the sampled tokens are what was asked for.
 
     Args:
         actor: its engine, in evaluation mode.
         trajectory: the first of the run.
         temperature: of sampling.
-        pad_id: the tokenizer's.
-        forbidden: ids that must never be sampled.
+        sampling: what was asked for: ids that end a response, ids that are never sampled.
 
     Raises:
         UserError: one of them does not hold.
     """
     rollout, mask = trajectory.rollout, trajectory.response_mask
     policy: PolicyModel = actor.module
-    check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, pad_id)
+    check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, sampling.pad_id)
     part: Rollout = select_rows(rollout, torch.arange(min(ROWS, len(mask)), device=mask.device))
     again, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], temperature)
     stored = trajectory.logprobs[: len(again)]
     _require_close("log-probs at the update", "those of the rollout", again, stored, part.response_mask, policy)
     _require_close("actor's log-probs", "the reference's", trajectory.logprobs, trajectory.ref_logprobs, mask, policy)
-    for token_id in forbidden:
+    for token_id in sampling.forbidden:
         if bool(((rollout.response_ids == token_id) & mask).any()):
             raise UserError(f"step-0 check: the policy sampled token {token_id}, a pad or BOS token.")
     if not bool((mask.cumsum(1) == torch.arange(1, mask.shape[1] + 1, device=mask.device))[mask].all()):
         raise UserError("step-0 check: a response is not a prefix of its row.")
+    last = (mask.sum(1) - 1).clamp(min=0)
+    ended = torch.isin(rollout.response_ids.gather(1, last[:, None]).squeeze(1), _ids(sampling.end_ids, mask))
+    if not bool((ended == rollout.finished)[mask.any(1)].all()):
+        raise UserError("step-0 check: a finished response does not end with EOS, or one that was cut does.")
+
+
+def _ids(ids: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.tensor(ids, device=like.device)
+
+
+def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:
+    """Asks for the last logits only, of models that can."""
+    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(causal_lm.forward).parameters else {}
 
 
 def _require_close(what: str, expected_what: str, x: Tensor, y: Tensor, mask: Tensor, model: nn.Module) -> None:

@@ -77,11 +77,14 @@ class Stage:
     """The output folder of a run: flags, metrics, models, and run.json, which says at the end that it finished."""
 
     def __init__(self, step: str, config: Any) -> None:
+        import torch
+
         from dschat.config.parse import save
-        from dschat.distributed import is_main, rank, world_size
+        from dschat.distributed import is_main, world_size
         from dschat.metrics import MetricsLog
         from dschat.records import new_record
 
+        torch.manual_seed(config.seed)  # adapters and new embedding rows; sampling has seeds of its own
         self.config, self.folder = config, Path(config.output_dir)
         self.plan = config.check_batches(world_size())
         self.record = new_record(step, sys.argv, config.seed, world_size())
@@ -91,16 +94,15 @@ class Stage:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if is_main():
-                if config.overwrite_output_dir:
+                if config.overwrite_output_dir and (self.folder / "run.json").exists():
                     self._remove_earlier_run()
                 self.record.save(self.folder)
                 # In steps 1 and 2 config.json is the model's own.
                 save(config, self.folder / ("config.json" if step == "ppo" else "train_config.json"), self.plan)
         except OSError as error:
             raise UserError(f"--output_dir {self.folder}: cannot be written: {error}") from error
-        board = Path(config.tensorboard_path or self.folder / "tensorboard") if config.enable_tensorboard else None
+        board = Path(config.tensorboard_path) if config.enable_tensorboard else None
         self.metrics = MetricsLog(self.folder, board)
-        logging.getLogger("dschat").debug("rank %d of %d", rank(), world_size())
 
     def describe_data(self, share: Any, **dropped: Mapping[str, int]) -> None:
         """Records sources, row counts, what was dropped and why, and the files' hashes.
@@ -120,19 +122,18 @@ class Stage:
             logger.warning(
                 "no held-out rows: nothing will be evaluated. Give more rows, or valid* files in the folder."
             )
+        self._save_record()
         for split, counts in dropped.items():
             for reason, count in counts.items():
                 logger.warning("%s: %d rows dropped (%s)", split, count, reason)
 
     def _remove_earlier_run(self) -> None:
-        """Deletes what a longer earlier run would leave beside this one's: samples and checkpoints, nothing else."""
-        for file in self.folder.glob("samples/update-*.jsonl"):
-            file.unlink()
-        for folder in self.folder.glob("checkpoints/step-*"):
-            shutil.rmtree(folder)
-        checkpoints = self.folder / "checkpoints"
-        if checkpoints.is_dir() and not any(checkpoints.iterdir()):
-            checkpoints.rmdir()
+        """Deletes what an earlier run of this program left, and nothing else."""
+        for name in ("actor", "actor_ema", "critic", "adapter", "checkpoints", "samples", "tensorboard"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for pattern in ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json"):
+            for file in self.folder.glob(pattern):
+                file.unlink()
 
     def announce(self, total_updates: int, num_examples: int) -> None:
         """Says once how large an update is, how many there will be, and what is left over."""
@@ -140,6 +141,7 @@ class Stage:
         rollout = None if plan.rollout_per_rank is None else plan.rollout_per_rank * plan.world_size
         left_over = num_examples % (rollout or plan.global_batch)
         self.record.batches.update(total_updates=total_updates, left_over_per_epoch=left_over)
+        self._save_record()
         logger.info(
             "global batch %d = %d per process x %d processes (micro-batch %d, accumulation %d); %d updates; "
             "%d of %d examples left over in each epoch",
@@ -174,6 +176,7 @@ class Stage:
             weights = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
             save_model(getattr(engine.module, prefix[:-1]), weights, tokenizer, folder, self.config.merge_lora)
             write_model_card(folder, role, base, self._settings(), self.record)
+            self.record.save(folder)
         barrier()
 
     def checkpoint_folder(self, update: int) -> Path:
@@ -187,18 +190,20 @@ class Stage:
 
     def finish(self) -> None:
         """Marks the run as finished."""
-        from dschat.distributed import is_main
-
         self.metrics.close()
         self.record.finished = True
+        self._save_record()
+
+    def _save_record(self) -> None:
+        from dschat.distributed import is_main
+
         if is_main():
             self.record.save(self.folder)
 
     def _settings(self) -> dict[str, Any]:
-        """The flags that differ from the defaults."""
-        changed = {}
-        for field in dataclasses.fields(self.config):
-            value = getattr(self.config, field.name)
-            if field.default is dataclasses.MISSING or value != field.default:
-                changed[field.name] = value
-        return changed
+        """The flags that differ from what they would be if only the required ones were given."""
+        fields = dataclasses.fields(self.config)
+        required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+        plain = type(self.config)(**{name: getattr(self.config, name) for name in required})
+        values = {f.name: getattr(self.config, f.name) for f in fields}
+        return {n: v for n, v in values.items() if n in required or v != getattr(plain, n)}

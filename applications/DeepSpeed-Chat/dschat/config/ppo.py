@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 
 TERMINATION_CONDITIONS = ("fixed", "randomized", "parsing", "ppl")
 # Names that a second score may not take: the metrics of step 3 have keys of these names.
-METRIC_NAMES = ("kl", "kl_per_token", "entropy", "scores", "rlhf_reward", "length", "eos_rate")
+METRIC_NAMES = (
+    *("kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate"),
+    *("prompt", "response", "score", "finished", "tokens"),  # columns of the sample files
+)
 
 
 @dataclass(kw_only=True)

@@ -81,7 +81,7 @@ class PromptExample:
 
 
 def sft_examples(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", max_seq_len: int, eos_id: int
+    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", max_seq_len: int, eos_id: int, held_out: bool = False
 ) -> tuple[list[SFTExample], Counter[str]]:
     """Demonstrations, each [BOS] + prompt + response + [EOS] cut to its first `max_seq_len` tokens.
 
@@ -90,6 +90,7 @@ def sft_examples(
         tokenizer: the model's tokenizer.
         max_seq_len: longest example, in tokens.
         eos_id: id that ends a response.
+        held_out: rows of an evaluation, of which none need be left.
 
     Returns:
         The examples in the order of the rows, and reason → number of rows dropped: nothing of the response was left,
@@ -116,12 +117,13 @@ def sft_examples(
             dropped[CUT_TO_NOTHING] += 1
         else:
             examples.append(SFTExample(prompt_ids, response_ids))
-    _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}")
+    if not held_out:
+        _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}")
     return examples, dropped
 
 
 def pair_examples(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", max_seq_len: int, eos_id: int
+    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", max_seq_len: int, eos_id: int, held_out: bool = False
 ) -> tuple[list[PairExample], Counter[str]]:
     """Comparisons; both sequences are [BOS] + prompt + response + [EOS] cut to their first `max_seq_len` tokens.
 
@@ -130,6 +132,7 @@ def pair_examples(
         tokenizer: the model's tokenizer.
         max_seq_len: longest sequence, in tokens.
         eos_id: id that ends a response.
+        held_out: rows of an evaluation, of which none need be left.
 
     Returns:
         The examples in the order of the rows, and reason → number of rows dropped: nothing of the responses was left,
@@ -159,12 +162,13 @@ def pair_examples(
             dropped[EQUAL_PAIR] += 1
         else:
             examples.append(PairExample(chosen_ids, rejected_ids))
-    _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}")
+    if not held_out:
+        _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}")
     return examples, dropped
 
 
 def prompt_examples(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", max_prompt_seq_len: int
+    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", max_prompt_seq_len: int, held_out: bool = False
 ) -> tuple[list[PromptExample], Counter[str]]:
     """Prompts of at most `max_prompt_seq_len` tokens, BOS included; longer ones are dropped, never cut.
 
@@ -172,6 +176,7 @@ def prompt_examples(
         rows: any rows; their responses are not used.
         tokenizer: the actor's tokenizer.
         max_prompt_seq_len: longest prompt, in tokens.
+        held_out: rows of an evaluation, of which none need be left.
 
     Returns:
         The examples in the order of the rows, and reason → number of rows dropped.
@@ -188,7 +193,8 @@ def prompt_examples(
             dropped[PROMPT_TOO_LONG] += 1
         else:
             examples.append(PromptExample(ids, prompt_text(tokenizer, row), row.extra, index))
-    _refuse_none_left(rows, examples, dropped, f"--max_prompt_seq_len {max_prompt_seq_len}")
+    if not held_out:
+        _refuse_none_left(rows, examples, dropped, f"--max_prompt_seq_len {max_prompt_seq_len}")
     return examples, dropped
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,11 +51,3 @@ def load_share(config: Any) -> Share:
         )
         files += source.files
     return Share(train, held_out, sources, tuple(files))
-
-
-def merge_dropped(*counts: Mapping[str, int]) -> dict[str, int]:
-    """Adds up counts by reason."""
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
-    return dict(total)

@@ -59,6 +59,8 @@ def deepspeed_config(settings: EngineSettings, gradient_clipping: float, world_s
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }
+    if settings.dtype == torch.bfloat16 and settings.zero_stage in (1, 2):
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
     if settings.config_file is None:
         return config
     try:
@@ -67,6 +69,12 @@ def deepspeed_config(settings: EngineSettings, gradient_clipping: float, world_s
         raise UserError(f"--deepspeed_config {settings.config_file}: cannot be read as JSON: {error}") from error
     if not isinstance(given, dict):
         raise UserError(f"--deepspeed_config {settings.config_file}: must hold a JSON object.")
+    for section in ("optimizer", "scheduler"):
+        if given.pop(section, "auto") != "auto":
+            raise UserError(
+                f"--deepspeed_config {settings.config_file}: {section} is set by flags here (--learning_rate, "
+                "--weight_decay, --lr_scheduler_type, …): remove the section."
+            )
     _merge(config, given, settings.config_file)
     return config
 

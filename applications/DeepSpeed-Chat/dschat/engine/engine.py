@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import deepspeed
@@ -42,9 +41,8 @@ class Engine:
     gradient is that of the global mean.
     """
 
-    def __init__(self, engine: Any, gradient_clipping: float = 0.0) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._gradient_clipping = gradient_clipping
         self.grad_norm = math.nan  # of the last update, before clipping
         self.skipped = False  # the last update was left out: fp16's loss scale was too large
 
@@ -92,10 +90,6 @@ class Engine:
         grads = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads)) if grads else math.nan
 
-    def save_checkpoint(self, folder: Path, tag: str) -> None:
-        """DeepSpeed's own checkpoint: weights, optimiser and schedule."""
-        self._engine.save_checkpoint(str(folder), tag=tag)
-
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
         """The module with whole weights on this process, for generation; see :mod:`dschat.engine.zero3`."""
@@ -118,6 +112,7 @@ def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: Engin
     Raises:
         UserError: an unreadable ``--deepspeed_config``, or one that sets the batch sizes differently.
     """
+    settings = _without_half_precision_at_stage_0(settings)
     inner = _inner(model)
     if settings.gradient_checkpointing:
         _enable_gradient_checkpointing(inner)
@@ -131,8 +126,9 @@ def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: Engin
     )
     config = deepspeed_config(settings, optimizer.gradient_clipping, world_size())
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
+    zero3.hold_head(engine)
     engine.train()
-    return Engine(engine, optimizer.gradient_clipping)
+    return Engine(engine)
 
 
 def frozen_engine(model: nn.Module, settings: EngineSettings) -> Engine:
@@ -142,8 +138,20 @@ def frozen_engine(model: nn.Module, settings: EngineSettings) -> Engine:
     config = deepspeed_config(settings, 0.0, world_size())
     config["zero_optimization"].pop("offload_optimizer", None)
     engine, *_ = deepspeed.initialize(model=model, config=config)
+    zero3.hold_head(engine)
     engine.eval()
     return Engine(engine)
+
+
+def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettings:
+    """Stage 1 instead of 0 in bf16 and fp16.
+
+    DeepSpeed's stage-0 wrapper for half precision begins with an Adam step on zero gradients and adds up micro-batches
+    in half precision. Stage 1 does neither, and with one process it shards nothing.
+    """
+    if settings.dtype == torch.float32 or settings.zero_stage > 0:
+        return settings
+    return replace(settings, zero_stage=1)
 
 
 def _adamw(groups: list[dict[str, Any]], learning_rate: float, offload: bool) -> torch.optim.Optimizer:

@@ -27,6 +27,24 @@ def parameter_offload(engine: Any) -> Any | None:
     return optimizer if hasattr(optimizer, "forward_hooks") else None
 
 
+def hold_head(engine: Any) -> None:
+    """Makes a policy's output head whole for all of a forward or backward pass; nothing to do below stage 3.
+
+    Log-probs go through the head chunk by chunk, and the number of chunks depends on a rank's own response lengths.
+    With DeepSpeed's hooks on the head, ranks would gather its weight unequally often, which hangs or crashes them.
+
+    Args:
+        engine: DeepSpeed's engine.
+    """
+    if parameter_offload(engine) is None or not hasattr(engine.module, "causal_lm"):
+        return
+    head = engine.module.causal_lm.get_output_embeddings()
+    for parameter in head.parameters():
+        deepspeed.zero.register_external_parameter(engine.module, parameter)
+    head._forward_hooks.clear()
+    head._forward_pre_hooks.clear()
+
+
 @contextmanager
 def gathered(engine: Any) -> Iterator[nn.Module]:
     """The module with whole weights and without hooks; forward passes inside need no other rank.
@@ -43,6 +61,7 @@ def gathered(engine: Any) -> Iterator[nn.Module]:
             yield engine.module
     finally:
         offload._register_deepspeed_module(offload.module)
+        hold_head(engine)
 
 
 def full_state_dict(engine: Any, keep: bool) -> dict[str, Tensor]:
@@ -59,7 +78,8 @@ def full_state_dict(engine: Any, keep: bool) -> dict[str, Tensor]:
                 state[name] = parameter.detach().cpu().clone()
     if keep:
         persistent = engine.module.state_dict().keys()
-        state.update({name: b.detach().cpu() for name, b in engine.module.named_buffers() if name in persistent})
+        buffers = {name: b for name, b in engine.module.named_buffers() if name in persistent}
+        state.update({name: buffer.detach().cpu().clone() for name, buffer in buffers.items()})
     return state
 
 

@@ -102,6 +102,12 @@ def _from_pretrained(auto_class: Any, path: str, flag: str, dtype: torch.dtype, 
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(explain_missing("model", path, flag, error)) from error
+    except RuntimeError as error:
+        if "mismatch" not in str(error):
+            raise
+        raise UserError(
+            f"{flag} {path}: the weights do not fit the model that is wanted here. A reward model must have one label."
+        ) from error
 
 
 def _disable_dropout(config: Any) -> None:

@@ -63,7 +63,7 @@ def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
     """Id of the token that ends a response: eos, or the one given by ``--end_of_conversation_token``.
 
     Raises:
-        UserError: the given text is not a single token.
+        UserError: the given text is not a single token, or pads.
     """
     if end_of_conversation_token is None:
         return tokenizer.eos_token_id
@@ -72,6 +72,11 @@ def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
         raise UserError(
             f"--end_of_conversation_token {end_of_conversation_token!r} is {len(ids)} tokens for this tokenizer; it "
             f"must be exactly one. Use a token of the vocabulary, for instance {tokenizer.eos_token!r}."
+        )
+    if ids[0] in {tokenizer.pad_token_id, tokenizer.bos_token_id} - {tokenizer.eos_token_id}:
+        raise UserError(
+            f"--end_of_conversation_token {end_of_conversation_token!r} is this tokenizer's pad or BOS token, so the "
+            f"end of a response could not be told from padding. Use another, for instance {tokenizer.eos_token!r}."
         )
     return ids[0]
 

@@ -37,14 +37,14 @@ class RewardModel:
     """The reward model's number at the last response token (the last prompt token of an empty response)."""
 
     def __init__(self, model: Callable[..., Tensor], batch_size: int) -> None:
-        self._model, self._batch_size = model, batch_size
+        self.model, self._batch_size = model, batch_size
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout, text: RolloutText) -> Tensor:
         parts = []
         for rows in torch.arange(len(rollout.input_ids), device=rollout.input_ids.device).split(self._batch_size):
             part = select_rows(rollout, rows)
-            parts.append(last_scores(self._model(part.input_ids, part.attention_mask), part.attention_mask))
+            parts.append(last_scores(self.model(part.input_ids, part.attention_mask), part.attention_mask))
         return torch.cat(parts)
 
 

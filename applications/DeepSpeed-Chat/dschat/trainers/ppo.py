@@ -21,12 +21,12 @@ from dschat.distributed import device, is_main, rank, world_size
 from dschat.errors import UserError
 from dschat.health import check_batch, check_number
 from dschat.moving_average import MovingAverage
-from dschat.rewards.sources import RewardSource, RolloutText
+from dschat.rewards.sources import RewardModel, RewardSource, RolloutText
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.rewards import AdaptiveKL, FixedKL
 from dschat.rl.types import PPOBatch, Rollout, Trajectory
 from dschat.rollout import Sampling, concatenate, generate, score
-from dschat.selfcheck import check_rollout
+from dschat.selfcheck import check_rollout, check_scalar
 from dschat.trainers.ppo_metrics import rollout_metrics
 from dschat.trainers.ppo_update import UpdateSettings, ppo_update, whiten_advantages
 from dschat.trainers.segmentation import Segmenter
@@ -119,6 +119,8 @@ class PPOTrainer:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         config, plan = self.config, self.stage.plan
         rollout_size = plan.rollout_per_rank * plan.world_size
+        if config.self_checks:
+            self.self_check()
         self.evaluate()
         total = total_updates(len(self.prompts), config, plan)
         with tqdm(total=total, desc="ppo", disable=not is_main(), mininterval=1.0) as bar:
@@ -127,10 +129,26 @@ class PPOTrainer:
         self._save(Path(config.output_dir))
         return result
 
+    def self_check(self) -> None:
+        """A few forward passes on two prompts, before anything is trained or measured.
+
+        Raises:
+            UserError: a model is computed wrongly, or sampling is not what was asked for.
+        """
+        rollout, text = self.sample([list(self.prompts[:2])], draw=0, kind=3)
+        trajectory, _ = self.score(rollout, text)
+        sampling, temperature = self.sampling, self.log_prob_temperature
+        check_rollout(self.models.actor, trajectory, temperature, sampling)
+        tokens = (rollout.input_ids, rollout.attention_mask)
+        check_scalar(self.models.critic, tokens, sampling.pad_id)
+        if isinstance(self.models.reward, RewardModel):
+            check_scalar(self.models.reward.model, tokens, sampling.pad_id)
+
     def evaluate(self) -> dict[str, float]:
         """Runs the evaluation and records its metrics for model cards and run.json."""
-        self.stage.record.metrics = self._evaluate(self)
-        return self.stage.record.metrics
+        metrics = self._evaluate(self)
+        self.stage.record.measured(metrics, self.update)
+        return metrics
 
     def _train_all(self, rollout_size: int, total: int, bar: Any) -> None:
         config = self.config
@@ -163,10 +181,7 @@ class PPOTrainer:
         trajectory, metric = self.score(rollout, text)
         batch = self.assign_credit(trajectory, epoch)
         check_batch(batch, self.update)
-        if self.iteration == 0 and self.config.self_checks:
-            sampling, temperature = self.sampling, self.log_prob_temperature
-            check_rollout(self.models.actor, trajectory, temperature, sampling.pad_id, sampling.forbidden)
-        metrics = rollout_metrics(batch, self.kl.value, self.config.lam, metric, self.models.metric_name)
+        metrics = rollout_metrics(batch, self.config.lam, metric, self.models.metric_name)
         clock.lap("scoring")
         metrics |= self.train(batch) | learning_rates | {"objective/kl_coef": self.kl.value}
         clock.lap("training")
@@ -184,7 +199,7 @@ class PPOTrainer:
         Args:
             batches: prompts.
             draw: number of the iteration; the seed of sampling follows from it, the run's seed and the rank.
-            kind: 0 for training, 1 for evaluation.
+            kind: 0 for training, 1 for evaluation, 3 for the self-check.
         """
         actor = self.models.actor
         actor.eval()

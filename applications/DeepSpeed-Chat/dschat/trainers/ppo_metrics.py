@@ -14,13 +14,12 @@ from dschat.rl.types import PPOBatch
 
 
 def rollout_metrics(
-    batch: PPOBatch, kl_coef: float, lam: float, metric: Tensor | None = None, metric_name: str = ""
+    batch: PPOBatch, lam: float, metric: Tensor | None = None, metric_name: str = ""
 ) -> dict[str, float]:
     """Means over the responses of all ranks; one synchronisation.
 
     Args:
         batch: this rank's rows.
-        kl_coef: the coefficient in force.
         lam: GAE's λ per macro step, from which λ_eff = λ^(1/mean macro length).
         metric: (B,) of the metric function, logged as objective/<metric_name>.
         metric_name: of the metric function.
@@ -37,7 +36,7 @@ def rollout_metrics(
     means.add("objective/kl_per_token", kl, tokens)
     means.add("objective/entropy", surprise, rows)
     means.add("objective/scores", trajectory.scores.sum(), rows)
-    means.add("objective/rlhf_reward", trajectory.scores.sum() - kl_coef * kl, rows)
+    means.add("objective/rlhf_reward", masked_sum(batch.rewards, mask), rows)
     if metric is not None:
         means.add(f"objective/{metric_name}", metric.sum(), rows)
     means.add("response/length", tokens, rows)

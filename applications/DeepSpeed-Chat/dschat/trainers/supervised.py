@@ -58,15 +58,19 @@ class SupervisedTrainer:
     def fit(self) -> dict[str, float]:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         total = total_updates(len(self.task.train), self.config, self.stage.plan)
-        if self.config.self_checks:
-            self.engine.eval()
-            self.task.self_check(self.engine, self.task.train[:2])
+        self._self_check()
         self.evaluate()
         with tqdm(total=total, desc=self.task.name, disable=not is_main(), mininterval=1.0) as bar:
             self._train_all(total, bar)
+        self._self_check()  # a reward head that began at zero says nothing before
         result = self.evaluate()
         self.save(Path(self.config.output_dir))
         return result
+
+    def _self_check(self) -> None:
+        if self.config.self_checks:
+            self.engine.eval()
+            self.task.self_check(self.engine, self.task.train[:2])
 
     def _train_all(self, total: int, bar: Any) -> None:
         plan = self.stage.plan
@@ -130,7 +134,7 @@ class SupervisedTrainer:
             means.add_all(totals if rows else dict.fromkeys(totals, 0), self.task.count(examples) if rows else 0)
         metrics = {f"eval/{name}": value for name, value in self.task.summary(means.reduce()).items()}
         self.stage.metrics.log(self.update, self.update * self.stage.plan.global_batch, metrics)
-        self.stage.record.metrics = metrics
+        self.stage.record.measured(metrics, self.update)
         return metrics
 
 

@@ -21,7 +21,7 @@ def train(config: SFTConfig, stage: Stage) -> None:
     tokenizer = load_tokenizer(base, "--model_name_or_path", may_add_pad=True)
     share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
     examples, dropped = sft_examples(share.train, tokenizer, config.max_seq_len, end_id)
-    held_out, dropped_eval = sft_examples(share.eval, tokenizer, config.max_seq_len, end_id)
+    held_out, dropped_eval = sft_examples(share.eval, tokenizer, config.max_seq_len, end_id, held_out=True)
     stage.describe_data(share, train=dropped, eval=dropped_eval)
     updates = total_updates(len(examples), config, stage.plan)
     stage.announce(updates, len(examples))

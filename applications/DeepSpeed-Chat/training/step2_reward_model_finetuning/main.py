@@ -23,7 +23,7 @@ def train(config: RewardConfig, stage: Stage) -> None:
     warn_unless_made_by("sft", base, "--model_name_or_path")
     share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
     examples, dropped = pair_examples(share.train, tokenizer, config.max_seq_len, end_id)
-    held_out, dropped_eval = pair_examples(share.eval, tokenizer, config.max_seq_len, end_id)
+    held_out, dropped_eval = pair_examples(share.eval, tokenizer, config.max_seq_len, end_id, held_out=True)
     stage.describe_data(share, train=dropped, eval=dropped_eval)
     updates = total_updates(len(examples), config, stage.plan)
     stage.announce(updates, len(examples))

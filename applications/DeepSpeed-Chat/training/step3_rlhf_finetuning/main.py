@@ -24,7 +24,7 @@ def train(config: PPOConfig, stage: Stage) -> None:
     segmenter = make_segmenter(config, tokenizer)
     share = load_share(config)
     prompts, dropped = prompt_examples(share.train, tokenizer, config.max_prompt_seq_len)
-    held_out, dropped_eval = prompt_examples(share.eval, tokenizer, config.max_prompt_seq_len)
+    held_out, dropped_eval = prompt_examples(share.eval, tokenizer, config.max_prompt_seq_len, held_out=True)
     stage.describe_data(share, train=dropped, eval=dropped_eval)
     updates = total_updates(len(prompts), config, stage.plan)
     stage.announce(updates, len(prompts))

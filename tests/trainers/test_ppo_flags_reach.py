@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each flag of credit assignment and of the update changes the number that it is there to change."""
+
+import pytest
+import torch
+
+from dschat.distributed import device
+from dschat.rl.types import Trajectory
+from dschat.trainers.ppo import PPOTrainer
+from factories import EOS, make_rollout, ppo_config, to_device
+
+CPU = torch.device("cpu")
+
+
+class Plan:
+    """The batch sizes that a trainer reads."""
+
+    update_per_rank, micro_batch, world_size, rollout_per_rank, updates_per_rollout = 4, 2, 1, 4, 1
+
+
+class StageOf:
+    plan = Plan()
+
+
+class SamplingOf:
+    temperature = 0.7
+
+
+def trainer_of(tmp_path, **flags):
+    """A trainer that only assigns credit: two macro actions, of 2 and 1 tokens."""
+    config = ppo_config(tmp_path / "out", **{"kl_coef": 0.5, "gamma": 1.0, "lam": 1.0} | flags)
+    ends = torch.tensor([[False, True, True]], device=device())
+    return PPOTrainer(None, [], None, SamplingOf(), lambda t, e: ends, config, StageOf(), None, None)
+
+
+def advantages(tmp_path, finished=True, **flags):
+    """Of a response of three tokens: values 1, 2, 4, log-ratios 0.2, 0, 0.4 and score 3."""
+    rollout = make_rollout([([5], [6, 7, EOS if finished else 8])])
+    logprobs = torch.tensor([[-1.0, -1.0, -1.0]])
+    ref = logprobs - torch.tensor([[0.2, 0.0, 0.4]])
+    trajectory = to_device(Trajectory(rollout, logprobs, ref, torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([3.0])))
+    return trainer_of(tmp_path, **flags).assign_credit(trajectory, 0).advantages[0].to(CPU).tolist()
+
+
+# Worked by hand. Token rewards −0.1, 0, −0.2 + 3; macro rewards −0.1 and 2.8; macro values 1.5 (mean of 1 and 2) and 4.
+# γ = λ = 1: Â = Σ rewards − value = 2.7 − 1.5 = 1.2 and 2.8 − 4 = −1.2.
+CASES = {
+    "plain": ({}, [1.2, 1.2, -1.2]),
+    "kl_coef 0": ({"kl_coef": 0.0}, [1.5, 1.5, -1.0]),
+    # δ = −0.1 + 0.5·4 − 1.5 = 0.4 and −1.2; Â = 0.4 + 0.5·(−1.2)
+    "gamma": ({"gamma": 0.5}, [-0.2, -0.2, -1.2]),
+    # δ = −0.1 + 4 − 1.5 = 2.4; Â = 2.4 + 0.5·(−1.2)
+    "lam": ({"lam": 0.5}, [1.8, 1.8, -1.2]),
+    "value_function": ({"value_function": "first"}, [1.7, 1.7, -1.2]),
+    # mean token rewards −0.05 and 2.8: 2.75 − 1.5
+    "macro_reward": ({"macro_reward": "mean"}, [1.25, 1.25, -1.2]),
+    # k2: d²/2 = 0.02, 0, 0.08 → rewards −0.01 and 2.96
+    "kl_estimator": ({"kl_estimator": "k2"}, [1.45, 1.45, -1.04]),
+    "clip_reward_value": ({"clip_reward_value": 2.0}, [0.2, 0.2, -2.2]),
+    "missing_eos_penalty": ({"missing_eos_penalty": 1.0, "finished": False}, [0.2, 0.2, -2.2]),
+    # mean 0.4, variance 1.28: (1.2 − 0.4)/√1.28 and (−1.2 − 0.4)/√1.28
+    "whiten_advantages": ({"whiten_advantages": True}, [0.7071068, 0.7071068, -1.4142136]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_credit_flags(name, tmp_path):
+    flags, expected = CASES[name]
+    assert advantages(tmp_path, **flags) == pytest.approx(expected, abs=1e-5)
+
+
+def test_update_flags(tmp_path):
+    flags = {"ppo_epochs": 3, "cliprange": 0.3, "cliprange_value": 0.4, "policy_ratio": "macro_mean"}
+    settings = trainer_of(tmp_path, **flags).update_settings
+    assert {name: getattr(settings, name) for name in flags} == flags
+    assert (settings.update_size, settings.micro_batch, settings.temperature) == (4, 2, 0.7)
