@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from launches import launch
+
 FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat" / "benchmarks"
 TINY_MEMORY = (
     "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3 --softcap 30 --device cpu --threads 1"
@@ -48,3 +52,16 @@ def test_macro_action_cost_without_generation() -> None:
     figures = run("macro_action_cost.py", TINY_STEP + " --no-generation")["figures"]
     assert set(figures["cpu_seconds"]) == {"scoring", "training"}
     assert all("percent_of_step" not in row for row in figures["macro_actions"].values())
+
+
+@pytest.mark.xdist_group("launcher")
+def test_zero3_generation() -> None:
+    """Two processes; one JSON object among the launcher's own lines."""
+    size = "--batch_size 2 --prompt 4 --response 5 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"
+    result = launch(FOLDER / "zero3_generation.py", size.split()).expect(0)
+    output = result.stdout
+    report, _ = json.JSONDecoder().raw_decode(output[output.index("{\n") :])
+    assert set(report) == {"machine", "settings", "figures"} and report["settings"]["processes"] == 2
+    figures = report["figures"]
+    assert {len(times) for times in figures["all_seconds"].values()} == {2}
+    assert figures["ratio"] == pytest.approx(figures["zero3_seconds"] / figures["zero0_seconds"], rel=0.1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much longer does generation take when ZeRO-3 keeps the weights in parts?
 
-A random Gemma stands under the trainer's own engine, once at ZeRO 0 and once at ZeRO 3 with every parameter in parts.
+A random Gemma stands under the trainer's own engine, once at ZeRO 0 and once at ZeRO 3.
 Each repeat is what an iteration of PPO does: a training update, after which the parts have to be gathered again, and
 then ``rollout.generate`` inside ``engine.gathered()``; the time of the second is measured, entering and leaving
 included, the slowest process counts. The stages take turns, so that other load on the machine meets both; the ratio is

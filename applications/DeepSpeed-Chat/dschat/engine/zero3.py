@@ -38,9 +38,11 @@ def hold_head(engine: Any) -> None:
     """
     if parameter_offload(engine) is None or not hasattr(engine.module, "causal_lm"):
         return
-    head = engine.module.causal_lm.get_output_embeddings()
+    causal_lm = engine.module.causal_lm
+    head = causal_lm.get_output_embeddings()
     for parameter in head.parameters():
-        deepspeed.zero.register_external_parameter(engine.module, parameter)
+        for user in (engine.module, causal_lm):
+            deepspeed.zero.register_external_parameter(user, parameter)
     head._forward_hooks.clear()
     head._forward_pre_hooks.clear()
 

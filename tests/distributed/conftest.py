@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One launch of two processes, whose results many tests look at."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli_runs import built_once
+from launches import WORKERS, launch
+from recorded import FAST_CASES, Case
+
+CHECKS = ("updates", "chunks", "generation", "saving", "evaluation", "lora")
+
+
+class Outputs:
+    """The folder that launched processes wrote into."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def numbers(self, name: str, rank: int = 0) -> Any:
+        """What a rank noted."""
+        return json.loads((self.folder / f"{name}-{rank}.json").read_text())
+
+    def tensors(self, name: str, rank: int = 0) -> dict[str, torch.Tensor]:
+        """What a rank kept."""
+        return load_file(self.folder / f"{name}-{rank}.safetensors")
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes of this run see."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def run_cases(shared: Path) -> Callable[..., Outputs]:
+    """run_cases(name, cases, checks): launches two processes, once for all test processes."""
+
+    def run(name: str, cases: tuple[Case, ...], checks: tuple[str, ...]) -> Outputs:
+        def build(folder: Path) -> None:
+            folder.mkdir()
+            (folder / "cases.json").write_text(json.dumps([vars(case) for case in cases]))
+            result = launch(WORKERS, [folder, *checks], timeout=900).expect(0)
+            (folder / "printed.txt").write_text(result.stdout)
+
+        return Outputs(built_once(shared, name, build))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def two_processes(run_cases: Callable[..., Outputs]) -> Outputs:
+    """Results of every check."""
+    return run_cases("two-processes", FAST_CASES, CHECKS)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA: what trains, the reference without a second model, and what is saved; on one process and on two at ZeRO 3."""
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from dschat.builders import build_ppo_models
+from dschat.config.ppo import PPOConfig
+from dschat.errors import UserError
+from dschat.models.lora import AdaptersOff, add_lora
+from dschat.models.policy import PolicyModel
+from dschat.models.save import save_model
+from factories import (
+    engine_of,
+    hf_logprobs,
+    hf_score,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    make_tokenizer,
+    pad_rows,
+    save_folder,
+)
+from recorded import Case
+from sharded_checks import ROWS, lora_updates
+
+MODELS = {"policy": make_causal_lm, "reward model": make_classifier}
+OPENERS = {"policy": AutoModelForCausalLM, "reward model": AutoModelForSequenceClassification}
+
+
+def adapted(make, kind="gemma", module_name=None, filled=True):
+    """A model with adapters, the second matrix of each (zero in a new adapter) filled."""
+    model = make(kind)
+    generator = torch.Generator().manual_seed(3)
+    add_lora(model, 4, module_name, "base")
+    for name, p in model.named_parameters():
+        if "lora_" in name and (filled or "lora_A" in name):
+            p.data = 0.2 * torch.randn(p.shape, generator=generator)
+    return model
+
+
+def logprobs_of(model):
+    ids, attention_mask, mask = pad_rows(ROWS)
+    return model(ids, attention_mask, mask.shape[1])[0]
+
+
+def numbers_of(model):
+    """A number for every row, by transformers alone."""
+    with torch.no_grad():
+        if hasattr(model, "score") or hasattr(getattr(model, "base_model", None), "score"):
+            return torch.tensor([hf_score(model, p + r) for p, r in ROWS])
+        return torch.cat([hf_logprobs(model, row)[0] for row in ROWS])
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+@pytest.mark.parametrize("role", MODELS)
+def test_only_adapters_and_the_score_head_get_gradients(role, kind):
+    model = adapted(MODELS[role], kind)
+    numbers = model(input_ids=torch.tensor([ROWS[0][0] + ROWS[0][1]])).logits
+    numbers.square().sum().backward()
+    trained = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert trained == {name for name, p in model.named_parameters() if p.requires_grad}
+    kinds = {name.split(".lora_")[-1][0] if ".lora_" in name else name for name in trained}
+    assert kinds == ({"A", "B"} if role == "policy" else {"A", "B", "score.weight"})
+    assert all(bool(model.get_parameter(name).grad.any()) for name in trained)
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("gemma", 7), ("gpt2", 4)])
+def test_without_a_name_every_linear_layer_but_the_head_is_adapted(kind, layers):
+    names = [name for name, _ in adapted(make_causal_lm, kind).named_parameters() if "lora_A" in name]
+    assert len(names) == 2 * layers and not any("lm_head" in name or "embed" in name for name in names)
+
+
+def test_a_module_name_chooses_layers():
+    names = [name for name, _ in adapted(make_causal_lm, "gemma", "self_attn.q").named_parameters() if "lora_" in name]
+    assert len(names) == 4 and all(".q_proj." in name for name in names)
+
+
+def test_a_module_name_that_matches_nothing_is_refused_with_the_models_own_names():
+    with pytest.raises(UserError, match=r"--lora_module_name decoder\.layers.*some/base.*self_attn\.q_proj"):
+        add_lora(make_causal_lm(), 4, "decoder.layers", "some/base")
+    with pytest.raises(UserError, match=r"attn\.c_attn"):
+        add_lora(make_causal_lm("gpt2"), 4, "q_proj", "base")
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+def test_the_reference_is_exactly_the_base_model(kind, group):
+    engine = engine_of(adapted(make_causal_lm, kind))
+    engine.eval()  # a GPT-2 made in code has dropout; loaded ones have none
+    reference = AdaptersOff(engine)
+    with torch.no_grad():
+        base = logprobs_of(PolicyModel(make_causal_lm(kind)))
+        assert torch.equal(logprobs_of(reference), base)
+        assert float((logprobs_of(engine) - base).abs().max()) > 0.01
+    assert not logprobs_of(reference).requires_grad
+
+
+def test_adapters_are_on_again_after_an_error_in_the_reference(group):
+    engine = engine_of(adapted(make_causal_lm))
+    before = logprobs_of(engine)
+    with pytest.raises(Exception):  # noqa: B017  # whatever the model says of such input
+        AdaptersOff(engine)("not a tensor", None, 1)
+    assert torch.equal(logprobs_of(engine), before)
+
+
+def test_the_reference_holds_no_second_model(group, tmp_path):
+    base = save_folder(tmp_path / "base", make_causal_lm(), make_tokenizer())
+    config = PPOConfig(
+        data_path=["unused"],
+        output_dir=str(tmp_path / "out"),
+        actor_model_name_or_path=base,
+        reward_function=f"{__file__}:logprobs_of",
+        per_device_generation_batch_size=8,
+        per_device_training_batch_size=8,
+        actor_lora_dim=4,
+        dtype="fp32",
+    )
+    models = build_ppo_models(config, config.check_batches(1), make_tokenizer(), 10)
+    actor, reference = (
+        {name: p.data_ptr() for name, p in engine.module.named_parameters()}
+        for engine in (models.actor, models.reference)
+    )
+    assert actor == reference
+    total = sum(p.numel() for p in models.actor.module.parameters())
+    adapters = sum(p.numel() for name, p in models.actor.module.named_parameters() if "lora_" in name)
+    assert total - adapters == sum(p.numel() for p in make_causal_lm().parameters())
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+@pytest.mark.parametrize("role", MODELS)
+def test_saved_adapter_and_merged_model_say_what_the_live_model_says(role, kind, tmp_path):
+    base = save_folder(tmp_path / "base", MODELS[role](kind), make_tokenizer())
+    model = adapted(MODELS[role], kind)
+    if role == "reward model":
+        model.score.weight.data *= 2  # trained beside the adapters
+    expected = numbers_of(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    save_model(model, dict(model.named_parameters()), make_tokenizer(), tmp_path / "saved")
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    merged = OPENERS[role].from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    assert not any("lora" in name for name in merged.state_dict())
+    torch.testing.assert_close(numbers_of(merged), expected, rtol=0, atol=1e-4)
+    with_adapter = PeftModel.from_pretrained(
+        OPENERS[role].from_pretrained(base, dtype=torch.float32), tmp_path / "saved" / "adapter"
+    )
+    torch.testing.assert_close(numbers_of(with_adapter), expected, rtol=0, atol=1e-5)
+    assert float((numbers_of(OPENERS[role].from_pretrained(base)) - expected).abs().max()) > 0.01
+
+
+def test_without_merging_only_the_adapter_is_saved(tmp_path):
+    model = adapted(make_causal_lm)
+    save_model(model, dict(model.named_parameters()), make_tokenizer(), tmp_path, merge=False)
+    assert not list(tmp_path.glob("*.safetensors")) and not (tmp_path / "config.json").exists()
+    names = {file.name for file in (tmp_path / "adapter").iterdir()}
+    assert names >= {"adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_gradients_are_the_same_before_and_after_a_save(tmp_path):
+    model = PolicyModel(adapted(make_causal_lm))
+
+    def gradients():
+        model.zero_grad()
+        logprobs_of(model).sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    before = gradients()
+    state = {name: p.detach() for name, p in model.causal_lm.named_parameters()}
+    save_model(model.causal_lm, state, make_tokenizer(), tmp_path)
+    assert largest_difference(before, gradients()) == 0
+    assert before
+
+
+@pytest.mark.xdist_group("launcher")
+class TestTwoProcesses:
+    """Actor and critic with adapters at ZeRO 3."""
+
+    def test_updates_are_those_of_one_process(self, group, two_processes, tmp_path):
+        expected, _ = lora_updates(tmp_path, Case(0, 1))
+        weights = two_processes.tensors("lora")
+        assert largest_difference(weights, expected) < 1e-5
+        live = [name for name in weights if "lora_" in name]
+        assert any(".lora_B." in name and bool(weights[name].any()) for name in live)
+
+    def test_the_base_is_untouched_and_the_reference_is_the_base(self, two_processes):
+        weights, base = two_processes.tensors("lora"), make_causal_lm()
+        for name, p in base.named_parameters():
+            prefixed = f"causal_lm.{name}"
+            inner = prefixed.replace(".weight", ".base_layer.weight")
+            assert torch.equal(weights[prefixed if prefixed in weights else inner], p)
+        assert torch.equal(weights["outputs/before"], weights["outputs/after"])
+        for number, row in enumerate(ROWS):
+            expected, _ = hf_logprobs(base, row)
+            said = weights["outputs/after"][number, : len(expected)]
+            torch.testing.assert_close(said, expected, rtol=0, atol=1e-5)
+
+    @torch.no_grad()
+    def test_merged_folders_are_what_the_engines_say(self, two_processes):
+        outputs = two_processes.tensors("lora")
+        policy = AutoModelForCausalLM.from_pretrained(two_processes.folder / "lora-actor", dtype=torch.float32)
+        critic = AutoModelForSequenceClassification.from_pretrained(
+            two_processes.folder / "lora-critic", dtype=torch.float32
+        )
+        width = max(len(prompt) for prompt, _ in ROWS)
+        for number, (prompt, response) in enumerate(ROWS):
+            expected, _ = hf_logprobs(policy, (prompt, response))
+            said = outputs["outputs/logprobs"][number, : len(response)]
+            torch.testing.assert_close(said, expected, rtol=0, atol=1e-5)
+            value = float(outputs["outputs/values"][number, width + len(response) - 1])
+            assert value == pytest.approx(hf_score(critic, prompt + response), abs=1e-5)
+
+    def test_a_layers_name_chose_what_the_critic_trains(self, two_processes):
+        names = [name for name in two_processes.tensors("lora") if name.startswith("classifier.") and "lora_" in name]
+        assert names and all(".mlp." in name for name in names)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same recorded inputs give the same weights, whatever the processes, ZeRO stage, accumulation and memory savers.
+
+The updates of one process at ZeRO 0 without accumulation are those of plain torch: tests/engine shows it.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from factories import largest_difference, make_causal_lm
+from recorded import ALL_CASES, FAST_CASES, LEARNING_RATE, UPDATES, Case, run_case, untied_updates
+
+pytestmark = pytest.mark.xdist_group("launcher")
+
+STEPS = ("sft", "reward", "ppo")
+SLOW_CASES = tuple(case for case in ALL_CASES if case not in FAST_CASES)
+SLOW_ALONE = (Case(1, 2), Case(2, 4, gradient_checkpointing=True), Case(3, 2), Case(3, 1, offload=True))
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """Filled by the first test that needs it, once the process group is open."""
+    return {}
+
+
+@pytest.fixture
+def alone(group, kept, tmp_path):
+    """Weights and metrics of one process at ZeRO 0."""
+    if not kept:
+        kept["run"] = run_case(Case(), tmp_path)
+    return kept["run"]
+
+
+def parts_of(weights, step, update):
+    prefix = f"{step}/{update}/"
+    return {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
+
+
+def assert_same(run, expected):
+    """Weights after each update within 1e-5; losses and gradient norms, of which Adam's steps say little, too."""
+    (weights, metrics), (expected_weights, expected_metrics) = run, expected
+    for step in STEPS:
+        for update in range(UPDATES):
+            difference = largest_difference(*(parts_of(w, step, update) for w in (weights, expected_weights)))
+            assert difference < 1e-5, f"{step}, update {update}: {difference}"
+    assert {name: metrics[name] for name in expected_metrics} == pytest.approx(expected_metrics, rel=1e-4, abs=1e-5)
+
+
+def test_the_recorded_updates_move_every_weight_that_they_should(alone):
+    weights, metrics = alone
+    for step in STEPS:
+        moved = parts_of(weights, step, 0), parts_of(weights, step, 1)
+        assert largest_difference(*moved) > 0.5 * LEARNING_RATE
+    start = {f"causal_lm.{name}": w.detach() for name, w in make_causal_lm().named_parameters()}
+    for name, after in parts_of(weights, "sft", 0).items():
+        assert 0.9 * LEARNING_RATE < float((after - start[name]).abs().max()) < 1.1 * LEARNING_RATE
+    assert len(metrics) == UPDATES * (2 + 2 + 4)
+
+
+@pytest.mark.parametrize("case", FAST_CASES, ids=lambda case: case.name)
+def test_two_processes_make_the_same_updates_as_one(case, alone, two_processes):
+    name = f"updates-{case.name}"
+    assert_same((two_processes.tensors(name), two_processes.numbers(name)), alone)
+    first, second = (two_processes.numbers(name, rank) for rank in (0, 1))
+    del first["seconds"], second["seconds"]
+    assert first == pytest.approx(second)  # metrics are reduced: every rank knows them
+
+
+@pytest.mark.parametrize("case", [Case(3, 4)], ids=lambda case: case.name)
+def test_one_process_makes_the_same_updates(case, alone, tmp_path):
+    assert_same(run_case(case, tmp_path), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW_ALONE, ids=lambda case: case.name)
+def test_one_process_makes_the_same_updates_at_every_stage(case, alone, tmp_path):
+    assert_same(run_case(case, tmp_path), alone)
+
+
+@pytest.fixture(scope="module")
+def matrix(run_cases):
+    return run_cases("matrix", SLOW_CASES, ("updates",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW_CASES, ids=lambda case: case.name)
+def test_the_whole_matrix_makes_the_same_updates(case, alone, matrix):
+    name = f"updates-{case.name}"
+    assert_same((matrix.tensors(name), matrix.numbers(name)), alone)
+
+
+def test_ranks_may_use_the_head_unequally_often_at_zero_3(alone, two_processes, tmp_path):
+    """Log-probs in chunks of 3 positions: the longer responses of a rank take more of them."""
+    assert_same((two_processes.tensors("chunks"), two_processes.numbers("chunks")), alone)
+    expected, _ = untied_updates(Case(), tmp_path)
+    assert largest_difference(two_processes.tensors("untied"), expected) < 1e-5
+    assert two_processes.numbers("untied", 0) == two_processes.numbers("untied", 1) == {"held": 0}
+
+
+def test_whole_weights_are_on_the_main_process_only(two_processes):
+    """run_case keeps what full_state_dict returns: at ZeRO 3 the other rank returns nothing."""
+    files = {Path(file).name for file in two_processes.folder.glob("updates-*.safetensors")}
+    assert files == {f"updates-{case.name}-0.safetensors" for case in FAST_CASES}
+    assert all(torch.is_tensor(w) for w in two_processes.tensors("updates-zero3-accumulation1").values())

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in parts: generation, training around it, saved folders, moving average and evaluation."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from factories import BOS, PAD, hf_logprobs, largest_difference, make_causal_lm
+from recorded import Case
+from sharded_checks import LENGTHS, ROWS, evaluate_all, prompts_of
+
+pytestmark = pytest.mark.xdist_group("launcher")
+
+
+@torch.no_grad()
+def greedy_by_hand(model, rank):
+    """Row by row without padding: the largest logit of the unpadded row, pad and BOS never."""
+    prompts = prompts_of(rank)
+    responses = []
+    for ids, mask in zip(prompts["input_ids"], prompts["attention_mask"], strict=True):
+        row = ids[mask].tolist()
+        for _ in range(LENGTHS[rank]):
+            logits = model(input_ids=torch.tensor([row])).logits[0, -1]
+            logits[[PAD, BOS]] = -torch.inf
+            row.append(int(logits.argmax()))
+        responses.append(row[-LENGTHS[rank] :])
+    return responses
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_greedy_tokens_at_zero_3_are_those_of_the_whole_model(rank, two_processes):
+    """Rank 1 generates longer and more often than rank 0."""
+    sharded, whole = (two_processes.numbers(f"generation-zero{stage}", rank) for stage in (3, 0))
+    assert sharded["first"] == whole["first"] == greedy_by_hand(make_causal_lm(), rank)
+    assert sharded["later"] == whole["later"]  # after an update
+    assert two_processes.numbers("generation-frozen", rank)["first"] == whole["first"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_frozen_model_in_parts_in_cpu_memory_is_the_model_itself(rank, two_processes):
+    said = two_processes.tensors("offloaded", rank)["logprobs"]
+    model = make_causal_lm()
+    for number, row in enumerate(ROWS):
+        logprobs, _ = hf_logprobs(model, row)
+        torch.testing.assert_close(said[number, : len(logprobs)], logprobs, rtol=0, atol=1e-5)
+    assert two_processes.numbers("offloaded", rank)["first"] == greedy_by_hand(model, rank)
+
+
+def test_training_goes_on_as_if_nothing_had_been_generated(two_processes):
+    weights = [two_processes.tensors(f"{name}-zero3") for name in ("generation", "training")]
+    assert largest_difference(*weights) == 0
+    assert largest_difference(weights[0], two_processes.tensors("generation-zero0")) < 1e-5
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_hooks_are_back_after_generation_and_after_an_exception_inside(stage, two_processes):
+    for rank in (0, 1):
+        notes = two_processes.numbers(f"generation-zero{stage}", rank)
+        assert notes["raised"] == (rank == 1)
+        assert notes["hooks after"] == notes["hooks before"]
+        assert (notes["hooks before"][1] > 0) == (stage == 3)  # of the first module inside
+
+
+def test_weights_are_in_parts_again_after_generation(two_processes):
+    whole = sum(p.numel() for p in make_causal_lm().parameters())
+    for rank in (0, 1):
+        assert two_processes.numbers("generation-zero0", rank)["held after"] == whole
+        notes = two_processes.numbers("generation-zero3", rank)
+        assert notes["held before"] == notes["held after"] == 0
+        assert two_processes.numbers("generation-frozen", rank)["held"] == 0
+
+
+@pytest.fixture(scope="module")
+def saved(two_processes):
+    return two_processes.tensors("saved")
+
+
+def test_a_saved_policy_is_what_the_engine_says(saved, two_processes):
+    model = AutoModelForCausalLM.from_pretrained(two_processes.folder / "actor", dtype=torch.float32)
+    assert AutoTokenizer.from_pretrained(two_processes.folder / "actor").pad_token == "<pad>"
+    for number, row in enumerate(ROWS):
+        logprobs, _ = hf_logprobs(model, row)
+        torch.testing.assert_close(saved["logprobs"][number, : len(logprobs)], logprobs, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_saved_critic_is_what_the_engine_says(saved, two_processes):
+    """The number at a response's last token is the score of plain transformers."""
+    model = AutoModelForSequenceClassification.from_pretrained(two_processes.folder / "critic", dtype=torch.float32)
+    width = max(len(prompt) for prompt, _ in ROWS)
+    for number, (prompt, response) in enumerate(ROWS):
+        expected = model(input_ids=torch.tensor([prompt + response])).logits[0]
+        position = width + len(response) - 1
+        torch.testing.assert_close(saved["values"][number, position : position + 1], expected, rtol=0, atol=1e-5)
+
+
+def test_both_ranks_compute_the_same(saved, two_processes):
+    assert largest_difference(saved, two_processes.tensors("saved", 1)) == 0
+
+
+def test_the_moving_average_is_that_of_hand_arithmetic(two_processes):
+    """Decay 3/4: (27 w0 + 9 w1 + 12 w2 + 16 w3) / 64."""
+    states = [two_processes.tensors(f"ema-weights{number}") for number in range(4)]
+    average = two_processes.tensors("ema-average")
+    for name in states[0]:
+        total = sum(k * state[name].double() for k, state in zip((27, 9, 12, 16), states, strict=True))
+        torch.testing.assert_close(average[name].double(), total / 64, rtol=0, atol=1e-6)
+    assert largest_difference(states[0], states[3]) > 2e-4
+    assert not (two_processes.folder / "ema-average-1.safetensors").exists()
+
+
+def test_the_saved_moving_average_opens(two_processes):
+    model = AutoModelForCausalLM.from_pretrained(two_processes.folder / "actor_ema", dtype=torch.float32)
+    average = two_processes.tensors("ema-average")
+    opened = {f"causal_lm.{name}": p.detach() for name, p in model.named_parameters()}
+    assert largest_difference(opened, average) == 0
+    live = AutoModelForCausalLM.from_pretrained(two_processes.folder / "actor", dtype=torch.float32)
+    assert largest_difference(opened, {f"causal_lm.{n}": p.detach() for n, p in live.named_parameters()}) > 1e-5
+
+
+def test_evaluation_with_fewer_rows_than_ranks_is_that_of_one_process(group, two_processes, tmp_path):
+    """One held-out row, and three in batches of two; greedy in step 3."""
+    first, second = (two_processes.numbers("evaluation", rank) for rank in (0, 1))
+    expected = evaluate_all(tmp_path, Case(0, 1))
+    assert first == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert first == second
+    assert {name.split("/")[0] for name in expected} == {"sft", "reward", "ppo"} and len(expected) > 12

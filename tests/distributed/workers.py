@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launched processes do: `workers.py FOLDER CHECK...`; each check leaves its results in the folder."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from dschat.distributed import barrier, is_main, rank
+from dschat.engine.process_group import process_group
+
+
+def keep(folder: Path, name: str, numbers: Any = None, tensors: dict[str, torch.Tensor] | None = None) -> None:
+    """Writes name-RANK.json and name-RANK.safetensors."""
+    if numbers is not None:
+        (folder / f"{name}-{rank()}.json").write_text(json.dumps(numbers))
+    if tensors:
+        save_file({key: x.contiguous() for key, x in tensors.items()}, folder / f"{name}-{rank()}.safetensors")
+
+
+def updates(folder: Path, keep: Callable[..., None]) -> None:
+    """The cases of cases.json, one after another."""
+    from recorded import Case, run_case
+
+    for given in json.loads((folder / "cases.json").read_text()):
+        case = Case(**given)
+        start = time.perf_counter()
+        weights, metrics = run_case(case, folder)
+        keep(folder, f"updates-{case.name}", metrics | {"seconds": time.perf_counter() - start}, weights)
+
+
+def chunks(folder: Path, keep: Callable[..., None]) -> None:
+    """ZeRO 3 where a rank's log-probs take more chunks, and so more uses of the head, than the other's."""
+    from dschat.rl.logprobs import token_logprobs
+    from recorded import CHUNKED, run_case, untied_updates
+
+    before = token_logprobs.__defaults__
+    token_logprobs.__defaults__ = (1.0, 300)  # 3 positions of a vocabulary of 100
+    weights, metrics = run_case(CHUNKED, folder)
+    untied, held = untied_updates(CHUNKED, folder)
+    token_logprobs.__defaults__ = before
+    keep(folder, "chunks", metrics, weights)
+    keep(folder, "untied", {"held": held}, untied)
+
+
+CHECKS: dict[str, Callable[..., None]] = {"updates": updates, "chunks": chunks}
+
+
+def main() -> None:
+    """Runs the checks named on the command line."""
+    from sharded_checks import CHECKS as SHARDED
+
+    torch.set_num_threads(1)
+    words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
+    folder = Path(words[0])
+    with process_group():
+        for name in words[1:]:
+            start = time.perf_counter()
+            (CHECKS | SHARDED)[name](folder, keep)
+            barrier()
+            if is_main():
+                print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

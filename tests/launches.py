@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of several processes on this machine through the `deepspeed` launcher."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cli_runs import ROOT, TIMEOUT, Result, environment
+
+WORKERS = ROOT / "tests" / "distributed" / "workers.py"
+LAUNCHER = Path(sys.executable).parent / "deepspeed"
+
+
+def launch_command(script: Path, words: Sequence[Any], processes: int = 2) -> list[str]:
+    """The command line, on a port that is free now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--num_gpus", processes, "--master_addr", "127.0.0.1", "--master_port", port]
+    return [str(word) for word in (LAUNCHER, *options, script, *words)]
+
+
+def launch_environment(**changes: str | None) -> dict[str, str]:
+    """The variables of a launch: this suite's helpers can be imported, and the project's programs come first.
+
+    DeepSpeed compiles its collectives with the first `ninja` of the PATH; another version would compile them again.
+    """
+    path = f"{LAUNCHER.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return environment(PYTHONPATH=str(ROOT / "tests"), DS_ACCELERATOR="cpu", PATH=path, **changes)
+
+
+def launch(script: Path, words: Sequence[Any], processes: int = 2, timeout: float = TIMEOUT) -> Result:
+    """Runs a script on several processes to its end; one that hangs is ended and fails the test."""
+    with start(script, words, processes) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # the launcher passes it on
+            output, _ = process.communicate()
+            raise AssertionError(f"no end within {timeout} s:\n{output}") from None
+    return Result(process.returncode, output, "")
+
+
+def start(script: Path, words: Sequence[Any], processes: int = 2) -> "subprocess.Popen[str]":
+    """Starts a script on several processes; stdout and stderr come together."""
+    return subprocess.Popen(
+        launch_command(script, words, processes),
+        env=launch_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+def pids_of(launcher: "subprocess.Popen[str]", processes: int = 2) -> tuple[list[int], str]:
+    """The processes in the order of ranks, from the launcher's own lines, and what was read of its output."""
+    assert launcher.stdout is not None
+    seen, pids = "", []
+    deadline = time.monotonic() + TIMEOUT
+    while len(pids) < processes and time.monotonic() < deadline:
+        seen += launcher.stdout.readline()
+        pids = [int(pid) for pid in re.findall(r"process (\d+) spawned with command", seen)]
+    assert len(pids) == processes, seen
+    return pids, seen

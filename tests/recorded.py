@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded inputs of the three steps at a global batch of 8, and their updates on any number of processes."""
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dschat.config.reward import RewardConfig
+from dschat.config.sft import SFTConfig
+from dschat.data.collate import update_batches
+from dschat.data.examples import PairExample, SFTExample
+from dschat.distributed import rank, world_size
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.rl.ppo_batch import ppo_batch
+from dschat.rl.termination import fixed_ngram_ends
+from dschat.rl.types import PPOBatch, select_rows
+from dschat.rollout import score
+from dschat.stage import Stage
+from dschat.trainers.ppo_update import UpdateSettings, ppo_update, whiten_advantages
+from dschat.trainers.reward import RewardTask
+from dschat.trainers.sft import SFTTask
+from dschat.trainers.supervised import SupervisedTrainer
+from factories import PAD, engine_of, make_causal_lm, make_classifier, make_rollout, ragged_rows
+
+GLOBAL_BATCH = 8
+UPDATES = 2
+LEARNING_RATE = 1e-4  # Adam's first step is this large however small a gradient is, also where it is only rounding
+PROMPTS = [2, 5, 9, 1, 3, 4, 6, 2]
+RESPONSES = [7, 1, 4, 3, 9, 2, 5, 8]
+DEMONSTRATIONS = [SFTExample(p, r) for p, r in ragged_rows(PROMPTS * 2, [*RESPONSES, *RESPONSES[::-1]], seed=1)]
+PAIRS = [
+    PairExample(chosen, rejected)
+    for (_, chosen), (_, rejected) in zip(
+        ragged_rows([1] * 16, [5, 8, 3, 9, 4, 4, 7, 2] * 2, seed=2),
+        ragged_rows([1] * 16, [6, 2, 9, 3, 4, 8, 5, 7] * 2, seed=3),
+        strict=True,
+    )
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to make the updates."""
+
+    zero_stage: int = 0
+    accumulation: int = 1
+    gradient_checkpointing: bool = False
+    offload: bool = False
+
+    @property
+    def name(self) -> str:
+        """As in test ids."""
+        parts = [f"zero{self.zero_stage}", f"accumulation{self.accumulation}"]
+        parts += ["checkpointing"] * self.gradient_checkpointing + ["offload"] * self.offload
+        return "-".join(parts)
+
+
+# On two processes: every stage and accumulation, checkpointing and offload where most happens. All others are slow.
+FAST_CASES = (
+    Case(0, 4),
+    Case(1, 1),
+    Case(2, 2, gradient_checkpointing=True),
+    Case(3, 1),
+    Case(3, 4, gradient_checkpointing=True),
+    Case(3, 2, offload=True),
+)
+CHUNKED = Case(3, 2)  # with log-probs of a few positions at a time
+ALL_CASES = tuple(Case(*values) for values in itertools.product((0, 1, 2, 3), (1, 2, 4), (False, True), (False, True)))
+
+
+def sharding_file(folder: Path) -> str:
+    """A --deepspeed_config under which ZeRO-3 shards even the smallest parameter."""
+    file = folder / f"sharding-{rank()}.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage3_param_persistence_threshold": 0}}))
+    return str(file)
+
+
+def engine_for(model: Any, case: Case, folder: Path, **options: Any) -> Any:
+    """A training engine whose updates take the global batch, whatever the number of processes."""
+    micro = GLOBAL_BATCH // (case.accumulation * world_size())
+    options = {"learning_rate": LEARNING_RATE, "zero_stage": case.zero_stage, "offload": case.offload} | options
+    options |= {"gradient_checkpointing": case.gradient_checkpointing, "config_file": sharding_file(folder)}
+    return engine_of(model, micro, case.accumulation, **options)
+
+
+def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_out: Any = ()) -> SupervisedTrainer:
+    """Steps 1 (sft) and 2 (reward) on the recorded examples."""
+    config = {"sft": SFTConfig, "reward": RewardConfig}[step](
+        data_path=["unused"],
+        output_dir=str(folder),
+        model_name_or_path="unused",
+        per_device_train_batch_size=GLOBAL_BATCH // (case.accumulation * world_size()),
+        gradient_accumulation_steps=case.accumulation,
+        per_device_eval_batch_size=2,
+    )
+    task: Any = SFTTask(DEMONSTRATIONS, held_out, PAD) if step == "sft" else RewardTask(PAIRS, held_out, PAD)
+    return SupervisedTrainer(engine, task, config, Stage(step, config), lambda folder: None)
+
+
+def supervised_update(trainer: SupervisedTrainer, number: int) -> dict[str, float]:
+    """Update `number` of the epoch, on this process's share."""
+    plan = trainer.stage.plan
+    where = {"rank": rank(), "world_size": world_size()}
+    updates = update_batches(trainer.lengths, plan.global_batch, plan.micro_batch, seed=5, epoch=0, **where)
+    return trainer.step(updates[number])
+
+
+def recorded_batch() -> PPOBatch:
+    """This process's rows of one rollout, with advantages whitened over all rows; stored log-probs are a bit off."""
+    rollout = make_rollout(ragged_rows(PROMPTS, RESPONSES), left=1, right=2)
+    actor, reference = PolicyModel(make_causal_lm()), PolicyModel(make_causal_lm(seed=1))
+    critic = ScalarModel(make_classifier(seed=2))
+    generator = torch.Generator().manual_seed(0)
+    trajectory = score(rollout, torch.randn(8, generator=generator), actor, reference, critic, 1.0, 8)
+    trajectory.logprobs.add_(0.3 * torch.randn(trajectory.logprobs.shape, generator=generator))
+    ends = fixed_ngram_ends(trajectory.response_mask, 3)
+    batch = ppo_batch(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
+    return whiten_advantages(select_rows(batch, torch.arange(GLOBAL_BATCH)[rank() :: world_size()]))
+
+
+def ppo_updates(actor: Any, critic: Any, batch: PPOBatch, accumulation: int, number: int) -> dict[str, float]:
+    """Update `number` of actor and critic, on this process's rows."""
+    share = GLOBAL_BATCH // world_size()
+    settings = UpdateSettings(share, share // accumulation, 1, 0.2, 0.2, 1.0)
+    return ppo_update(actor, critic, batch, settings, seed=number)
+
+
+def run_case(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Both updates of every step.
+
+    Returns:
+        Whole weights by "step/update/name" on the main process ({} elsewhere), and losses and gradient norms by
+        "step/update/name".
+    """
+    weights: dict[str, torch.Tensor] = {}
+    metrics: dict[str, float] = {}
+
+    def note(step: str, update: int, numbers: dict[str, float], *engines: Any) -> None:
+        for engine in engines:
+            weights.update({f"{step}/{update}/{name}": w for name, w in engine.full_state_dict().items()})
+        kept = {name: number for name, number in numbers.items() if name.startswith(("loss", "grad_norm"))}
+        metrics.update({f"{step}/{update}/{name}": number for name, number in kept.items()})
+
+    for step, model in (("sft", make_causal_lm()), ("reward", make_classifier(seed=2))):
+        trainer = supervised_trainer(step, engine_for(model, case, folder), case, folder)
+        for update in range(UPDATES):
+            note(step, update, supervised_update(trainer, update), trainer.engine)
+    actor = engine_for(make_causal_lm(), case, folder)
+    critic = engine_for(make_classifier(seed=2), case, folder)
+    batch = recorded_batch()
+    for update in range(UPDATES):
+        note("ppo", update, ppo_updates(actor, critic, batch, case.accumulation, update), actor, critic)
+    return weights, metrics
+
+
+def untied_updates(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """Both updates of step 1 with a head of its own (Llama): whole weights, and what this process holds of them."""
+    trainer = supervised_trainer("sft", engine_for(make_causal_lm("llama"), case, folder), case, folder)
+    for update in range(UPDATES):
+        supervised_update(trainer, update)
+    held = sum(p.numel() for p in trainer.engine.module.parameters())
+    return trainer.engine.full_state_dict(), held
