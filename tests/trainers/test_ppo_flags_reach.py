@@ -42,7 +42,7 @@ def advantages(tmp_path, finished=True, **flags):
     return trainer_of(tmp_path, **flags).assign_credit(trajectory, 0).advantages[0].to(CPU).tolist()
 
 
-# Worked by hand. Token rewards −0.1, 0, −0.2 + 3; macro rewards −0.1 and 2.8; macro values 1.5 (mean of 1 and 2) and 4.
+# Worked by hand. Token rewards −0.1, 0, −0.2 + 3; macro rewards −0.1 and 2.8; macro values 1.5 (mean of 1, 2) and 4.
 # γ = λ = 1: Â = Σ rewards − value = 2.7 − 1.5 = 1.2 and 2.8 − 4 = −1.2.
 CASES = {
     "plain": ({}, [1.2, 1.2, -1.2]),
