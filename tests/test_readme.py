@@ -175,7 +175,7 @@ def test_flags_in_the_text(document):
     programs = [*ROOT.glob("applications/DeepSpeed-Chat/training/*/main.py")]
     programs += [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("inference/*.py")]
     programs += [*ROOT.glob("evaluation/**/*.py")]
-    known: set[str] = {"--help"}
+    known: set[str] = {"--help", "--num_gpus", "--hostfile"}  # the last two are the launcher's
     for program in programs:
         if "ArgumentParser" in program.read_text(encoding="utf-8") or program.name == "main.py":
             known |= known_flags(program)
