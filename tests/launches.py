@@ -17,12 +17,16 @@ WORKERS = ROOT / "tests" / "distributed" / "workers.py"
 LAUNCHER = Path(sys.executable).parent / "deepspeed"
 
 
-def launch_command(script: Path, words: Sequence[Any], processes: int = 2) -> list[str]:
-    """The command line, on a port that is free now."""
+def free_port() -> str:
+    """A port for a launcher that nobody listens on now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--num_gpus", processes, "--master_addr", "127.0.0.1", "--master_port", port]
+        return str(free.getsockname()[1])
+
+
+def launch_command(script: Path, words: Sequence[Any], processes: int = 2) -> list[str]:
+    """The command line, on a port that is free now."""
+    options = ["--num_gpus", processes, "--master_addr", "127.0.0.1", "--master_port", free_port()]
     return [str(word) for word in (LAUNCHER, *options, script, *words)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import STEPS, files_under, run_command, training_rows
+from launches import free_port
 
 SMALL = {
     "sft": "--data_split 1,0,0 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
@@ -50,6 +51,7 @@ def test_a_script_runs_through_the_launcher(step, project, inputs):
         "REWARD_MODEL": str(given / "reward"),
         "DATA_PATH": str(inputs / "data" / ("demonstrations" if step == "sft" else "comparisons")),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "MASTER_PORT": free_port(),
     }
     words = shlex.split(SMALL[step]) + ["--num_train_epochs", "2", "--seed", "77", "--enable_tensorboard"]
     result = run_command(["bash", script_of(step), *words], cwd=project, **variables).expect(0)
@@ -66,6 +68,7 @@ def test_a_bad_flag_given_to_a_script_is_reported(tmp_path):
     variables = {
         "PROJ_PATH": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "MASTER_PORT": free_port(),
     }
     result = run_command(["bash", script_of("sft"), "--learning_rats", "1"], cwd=tmp_path, **variables)
     everything = result.stdout + result.stderr
@@ -116,3 +119,19 @@ def test_every_flag_of_a_script_is_known_and_fits(step, gpus, tmp_path, monkeypa
     plan = config.check_batches(gpus)
     assert plan.global_batch == {"sft": 512, "reward": 64, "ppo": 256}[step]
     assert Path(config.output_dir) == tmp_path / OUTPUT[step]
+
+
+def test_the_cause_of_a_failure_comes_last(tmp_path):
+    """Below the launcher's own lines, whichever process failed."""
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "a", "response": \n')
+    environment = {
+        "PROJ_PATH": str(tmp_path),
+        "DATA_PATH": str(bad),
+        "BASE_MODEL": str(tmp_path / "absent"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "MASTER_PORT": free_port(),
+    }
+    result = run_command(["bash", script_of("sft"), "--dtype", "fp32"], cwd=tmp_path, **environment)
+    assert result.status != 0
+    assert "--model_name_or_path" in result.stderr.strip().splitlines()[-1]

@@ -2,14 +2,13 @@
 """Two launchers without ssh, as on two nodes, run ten PPO updates together at ZeRO stage 3."""
 
 import json
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from launches import launch_environment
+from launches import free_port, launch_environment
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "applications/DeepSpeed-Chat/training/step3_rlhf_finetuning"
 FLAGS = {
@@ -40,12 +39,9 @@ def test_ten_updates_on_two_nodes(tmp_path):
     reward = load_scalar(str(sft), "--model", torch.float32, tokenizer)
     torch.nn.init.normal_(reward.score.weight, generator=torch.Generator().manual_seed(0))
     save_model(reward, reward.state_dict(), tokenizer, tmp_path / "reward")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     variables = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": free_port(),
         "PROJ_PATH": str(tmp_path),
         "SFT_MODEL": str(sft),
         "REWARD_MODEL": str(tmp_path / "reward"),

@@ -30,7 +30,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, Stage], None]
     Returns:
         The exit status: 0, or 2 after a UserError, whose message goes to stderr.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s")
     try:
         from dschat.config.parse import parse
 
@@ -47,10 +47,14 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, Stage], None]
             stage.finish()
     except UserError as error:
         print(f"error: {_rank_prefix()}{error}", file=sys.stderr)
+        _keep_cause(f"error: {_rank_prefix()}{error}")
         return 2
     except KeyboardInterrupt:
         print("interrupted; what was saved so far is in the output folder", file=sys.stderr)
         return 130
+    except Exception as error:
+        _keep_cause(f"error: {_rank_prefix()}{type(error).__name__}: {error}")
+        raise
     return 0
 
 
@@ -63,6 +67,13 @@ def model_paths(config: Any) -> list[str]:
 def _rank_prefix() -> str:
     """Which process speaks, where there are several."""
     return f"[rank {os.environ.get('RANK', '0')}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+
+
+def _keep_cause(message: str) -> None:
+    """Leaves the first failure for the training script, which repeats it below the launcher's own lines."""
+    file = os.environ.get("MA_RLHF_ERROR_FILE")
+    if file and os.path.exists(file) and os.path.getsize(file) == 0:
+        Path(file).write_text(message + "\n", encoding="utf-8")
 
 
 def _quieten_libraries() -> None:

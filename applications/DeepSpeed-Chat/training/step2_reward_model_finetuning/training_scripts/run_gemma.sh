@@ -13,6 +13,11 @@ SFT_MODEL=${SFT_MODEL:-$PROJ_PATH/models/sft}
 DATA_PATH=${DATA_PATH:-$PROJ_PATH/data/tldr}
 NUM_GPUS=${NUM_GPUS:-1}
 
+# What ended a run is repeated last, below the launcher's own lines.
+MA_RLHF_ERROR_FILE=$(mktemp)
+export MA_RLHF_ERROR_FILE
+trap 'cat "$MA_RLHF_ERROR_FILE" >&2; rm -f "$MA_RLHF_ERROR_FILE"' EXIT
+
 deepspeed --num_gpus "$NUM_GPUS" --master_port "${MASTER_PORT:-29500}" main.py \
     --deepspeed \
     --data_path "$DATA_PATH" \

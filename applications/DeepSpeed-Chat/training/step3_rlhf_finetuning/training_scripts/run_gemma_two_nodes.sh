@@ -22,7 +22,10 @@ DATA_PATH=${DATA_PATH:-$PROJ_PATH/data/tldr}
 
 # The launcher wants a list of the nodes' names and sizes; with --no_ssh it starts only this node's processes.
 HOSTFILE=$(mktemp)
-trap 'rm -f "$HOSTFILE"' EXIT
+# What ended a run is repeated last, below the launcher's own lines.
+MA_RLHF_ERROR_FILE=$(mktemp)
+export MA_RLHF_ERROR_FILE
+trap 'cat "$MA_RLHF_ERROR_FILE" >&2; rm -f "$HOSTFILE" "$MA_RLHF_ERROR_FILE"' EXIT
 for ((node = 0; node < NUM_NODES; node++)); do
     echo "node-$node slots=$NUM_GPUS" >>"$HOSTFILE"
 done
