@@ -32,7 +32,7 @@ def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
         "python_requires": ">=3.11",
         "package_dir": folders,
         "packages": packages,
-        "package_data": {"dschat": ["templates/*"], "constituent_treelib": ["py.typed"]},
+        "package_data": {"dschat": ["**/*.html", "**/*.css", "**/*.js"], "constituent_treelib": ["py.typed"]},
         "install_requires": [
             "torch>=2.6",
             "transformers>=5.17,<6",

@@ -3,8 +3,8 @@
 
 import sys
 
-from dschat.evaluation.judge_run import run_judge
-from dschat.evaluation.script import run_script
+from dschat.common.script import run_script
+from dschat.evaluation.judge.run import run_judge
 
 if __name__ == "__main__":
     sys.exit(run_script(lambda: run_judge(sys.argv[1:], str(__doc__)), print, goes_on=True))

@@ -10,12 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
-from dschat.evaluation.dataset_names import dataset_name
-from dschat.evaluation.human_session import Study
-from dschat.evaluation.human_terminal import TerminalRating
-from dschat.evaluation.human_votes import VoteFile
-from dschat.evaluation.responses import model_names, read_pairs
-from dschat.evaluation.script import both_spellings, run_script
+from dschat.common.script import both_spellings, run_script
+from dschat.evaluation.human.session import Study
+from dschat.evaluation.human.terminal import TerminalRating
+from dschat.evaluation.human.vote_file import VoteFile
+from dschat.evaluation.pairs.dataset_names import dataset_name
+from dschat.evaluation.pairs.responses import model_names, read_pairs
 
 
 def run() -> str:
@@ -62,7 +62,7 @@ def login_name() -> str:
 
 def rate_in_browser(study: Study, rater: str, port: int | None) -> str:
     """Serves the page until Ctrl-C; returns how far everybody is."""
-    from dschat.evaluation.human_page import serve
+    from dschat.evaluation.human.page import serve
 
     page, address = serve(study, rater, port)
     print(f"Open {address} in a browser on this machine. Ctrl-C ends; votes are in {study.votes.path}", flush=True)

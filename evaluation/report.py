@@ -5,7 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dschat.evaluation.script import both_spellings, run_script
+from dschat.common.script import both_spellings, run_script
 
 
 def run() -> str:
@@ -28,7 +28,7 @@ def run() -> str:
         help="rewards that differ by no more are a tie (%(default)s)",
     )
     args = parser.parse_args()
-    from dschat.evaluation.report import build_evaluation_report
+    from dschat.evaluation.report.build import build_evaluation_report
 
     tables = build_evaluation_report(args.files, args.output, args.reward_margin).text()
     return f"{tables}\nreport: {args.output / 'report.json'}, {args.output / 'report.png'}"

@@ -12,8 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dschat.data.rows import DataKeys
-from dschat.evaluation.script import both_spellings, run_script
+from dschat.common.script import both_spellings, run_script
+from dschat.data.formats.rows import DataKeys
 from dschat.inference.options import DATASETS, DTYPES, PROTOCOL_SAMPLES, InferenceOptions
 
 

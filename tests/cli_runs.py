@@ -39,10 +39,10 @@ PRELOADED = (
     "dschat.builders",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
     "dschat.data.shares",
-    "dschat.stage",
-    "dschat.trainers.ppo_evaluation",
-    "dschat.trainers.sft",
-    "dschat.trainers.reward",
+    "dschat.main",
+    "dschat.trainers.ppo.evaluation",
+    "dschat.trainers.supervised.sft",
+    "dschat.trainers.supervised.reward",
     "torch.utils.tensorboard",
     "transformers.models.gemma.modeling_gemma",
 )

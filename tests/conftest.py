@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of all tests: one thread, one tokenizer, and the process group of the tests that need an engine."""
 
+import json
 import os
 import signal
 
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_fixtures import make_rows
 from factories import make_tokenizer
 
 torch.set_num_threads(1)
@@ -54,3 +56,11 @@ def group(_group: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The open process group, for tests that make engines."""
     for name, value in _group.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def bytes_tokenizer():
+    """A tokenizer of 300 ids that can write any text: 0 <pad>, 1 <bos>, 2 <eos>."""
+    from dschat.models.tiny import train_tokenizer
+
+    return train_tokenizer([json.dumps(row) for name in ("tldr", "hh") for row in make_rows(name, 20)], 300)

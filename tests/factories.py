@@ -36,6 +36,14 @@ def make_tokenizer(vocab_size: int = 100, texts: Sequence[str] = TEXTS, **specia
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **tokens)
 
 
+def make_prompt(ids: list[int], text: str, index: int, extra: dict[str, Any] | None = None) -> Any:
+    """A prompt to answer, of a row with the columns `extra`."""
+    from dschat.data.examples import PromptExample
+    from dschat.data.formats.rows import Row
+
+    return PromptExample(ids, text, Row(text, None, None, None, extra or {}, f"prompts.jsonl:{index + 1}"), index)
+
+
 def make_config(kind: str, vocab_size: int = 100, **overrides: Any) -> Any:
     """A config of 2 layers, 32 wide, whose random weights give logits a spread of a few nats."""
     from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
@@ -141,7 +149,7 @@ def make_rollout(rows: Sequence[Any], left: int = 0, right: int = 0) -> Any:
 
 def to_device(item: Any) -> Any:
     """Tensors, dicts or dataclasses of tensors on the device where engines compute."""
-    from dschat.distributed import device
+    from dschat.run.distributed import device
 
     if isinstance(item, torch.Tensor):
         return item.to(device())

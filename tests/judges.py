@@ -193,7 +193,7 @@ def judge_server() -> Iterator[FakeJudge]:
 
 def judged(server: FakeJudge, a: Path, b: Path, output: Path, *words: Any, dataset: str | None = None) -> str:
     """A run of the judge on two files; the line it prints."""
-    from dschat.evaluation.judge_run import run_judge
+    from dschat.evaluation.judge.run import run_judge
 
     files = ["--model_name_a", a, "--model_name_b", b, "--output", output]
     return run_judge([*map(str, files), *server.words(), *map(str, words)], "about", dataset)
@@ -206,8 +206,8 @@ def verdicts(file: Path) -> list[str]:
 
 def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any:
     """A question about two summaries."""
-    from dschat.evaluation.judge_server import Question
-    from dschat.evaluation.rubrics import RUBRICS, answer_schema, messages_of
+    from dschat.evaluation.judge.rubrics import RUBRICS, answer_schema, messages_of
+    from dschat.evaluation.judge.server import Question
 
     rubric = RUBRICS["summarize"]
     return Question(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
@@ -215,10 +215,10 @@ def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any
 
 def client_of(server: FakeJudge, folder: Path, spending: Any = None, tries: int = 8, **endpoint: Any) -> Any:
     """A client of the server with the key KEY; its cache lies in the folder."""
-    from dschat.evaluation.judge_cache import ReplyCache
-    from dschat.evaluation.judge_client import JudgeClient
-    from dschat.evaluation.judge_costs import Spending
-    from dschat.evaluation.judge_server import Endpoint
+    from dschat.evaluation.judge.cache import ReplyCache
+    from dschat.evaluation.judge.client import JudgeClient
+    from dschat.evaluation.judge.costs import Spending
+    from dschat.evaluation.judge.server import Endpoint
 
     settings = {"model": "gpt-test", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "key": KEY} | endpoint
     return JudgeClient(Endpoint(**settings), ReplyCache(folder / "cache"), spending or Spending(), tries, 0.01)

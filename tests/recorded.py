@@ -13,18 +13,18 @@ from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 from dschat.data.collate import update_batches
 from dschat.data.examples import PairExample, SFTExample
-from dschat.distributed import rank, world_size
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, select_rows
-from dschat.rollout import score
-from dschat.stage import Stage
-from dschat.trainers.ppo_update import UpdateSettings, ppo_update, whiten_advantages
-from dschat.trainers.reward import RewardTask
-from dschat.trainers.sft import SFTTask
-from dschat.trainers.supervised import SupervisedTrainer
+from dschat.run.distributed import rank, world_size
+from dschat.run.output import Stage
+from dschat.trainers.ppo.trajectory import score
+from dschat.trainers.ppo.update import UpdateSettings, ppo_update, whiten_advantages
+from dschat.trainers.supervised.reward import RewardTask
+from dschat.trainers.supervised.sft import SFTTask
+from dschat.trainers.supervised.trainer import SupervisedTrainer
 from factories import PAD, engine_of, make_causal_lm, make_classifier, make_rollout, ragged_rows
 
 GLOBAL_BATCH = 8

@@ -9,25 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dschat.conditions.termination import Segmenter
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import PairExample, PromptExample, SFTExample
-from dschat.distributed import gather_objects, rank
 from dschat.engine.engine import EngineSettings, frozen_engine
 from dschat.engine.zero3 import parameter_offload
 from dschat.models.lora import AdaptersOff, add_lora
 from dschat.models.policy import PolicyModel
-from dschat.moving_average import MovingAverage
-from dschat.rewards.sources import FunctionReward
-from dschat.rollout import Sampling, generate
-from dschat.stage import Stage
-from dschat.trainers.ppo import PPOModels, PPOTrainer
-from dschat.trainers.ppo_evaluation import Evaluation
-from dschat.trainers.segmentation import Segmenter
+from dschat.rollouts.generate import generate
+from dschat.rollouts.sampling import Sampling
+from dschat.run.distributed import gather_objects, rank
+from dschat.run.output import Stage
+from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.evaluation import Evaluation
+from dschat.trainers.ppo.moving_average import MovingAverage
+from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer
 from factories import (
     BOS,
     PAD,
     make_causal_lm,
     make_classifier,
+    make_prompt,
     make_tokenizer,
     pad_rows,
     ppo_config,
@@ -171,7 +173,7 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
     """Evaluation metrics by step and number of rows; greedy, so that no draw depends on the rank."""
     demonstrations = [SFTExample(p, r) for p, r in ROWS]
     pairs = [PairExample(p + r, r + p[:1]) for p, r in ROWS]
-    prompts = [PromptExample(p, f"p{i}", {}, i) for i, (p, _) in enumerate(ROWS)]
+    prompts = [make_prompt(p, f"p{i}", i) for i, (p, _) in enumerate(ROWS)]
     metrics: dict[str, float] = {}
     for rows in (1, 3):
         for step, held_out in (("sft", demonstrations), ("reward", pairs)):
@@ -186,7 +188,7 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
 def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPOTrainer:
     config: PPOConfig = ppo_config(folder, temperature=0.0, per_device_eval_batch_size=2)
     folder.mkdir(exist_ok=True)
-    reward = FunctionReward(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")
+    reward = FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")
     models = PPOModels(
         engine_for(make_causal_lm(), case, folder),
         engine_for(make_causal_lm(seed=1), case, folder),

@@ -5,9 +5,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from dschat.evaluation.dataset_names import dataset_name
-from dschat.evaluation.sampling import sample_file
-from dschat.evaluation.script import both_spellings, run_script
+from dschat.common.script import both_spellings, run_script
+from dschat.evaluation.pairs.dataset_names import dataset_name
+from dschat.evaluation.pairs.sampling import sample_file
 
 
 def parse() -> argparse.Namespace:

@@ -14,7 +14,7 @@ from cli_runs import (
 from dschat.config.ppo import PPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
-from dschat.stage import run_main
+from dschat.main import run_main
 
 CONFIGS = {"sft": SFTConfig, "reward": RewardConfig, "ppo": PPOConfig}
 

@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerFast
 
 from data_fixtures import write_set
 from dschat.data.__main__ import main
-from dschat.data.check import Limits, check_report
-from dschat.data.columns import describe_columns
-from dschat.data.formats import DataKeys
-from dschat.data.histogram import bin_width, summary, text_histogram
-from dschat.data.preview import preview_report
+from dschat.data.formats.formats import DataKeys
+from dschat.data.inspect.check import Limits, check_report
+from dschat.data.inspect.columns import describe_columns
+from dschat.data.inspect.histogram import bin_width, summary, text_histogram
+from dschat.data.inspect.preview import preview_report
 from dschat.errors import UserError
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e"]

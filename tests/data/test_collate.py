@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dschat.data.collate import collate_pairs, collate_prompts, collate_sft, eval_batches, update_batches
-from dschat.data.examples import PairExample, PromptExample, SFTExample
+from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
+from factories import make_prompt
 
 PAD = 0
 DEMONSTRATIONS = [SFTExample([1, 5], [6, 7, 2]), SFTExample([1, 8, 9, 10], [2])]
@@ -50,18 +51,17 @@ def test_pairs_layout():
 
 
 def test_prompts_layout():
-    examples = [PromptExample([1, 5], "five", {"id": "x"}, 3), PromptExample([1, 6, 7], "six", {"id": "y"}, 0)]
+    examples = [make_prompt([1, 5], "five", 3, {"id": "x"}), make_prompt([1, 6, 7], "six", 0, {"id": "y"})]
     batch = collate_prompts(examples, PAD)
     assert batch["input_ids"].tolist() == [[0, 1, 5], [1, 6, 7]]
     assert batch["attention_mask"].tolist() == [[False, True, True], [True, True, True]]
     assert batch["index"].tolist() == [3, 0] and batch["index"].dtype == torch.long
-    assert (batch["prompts"], batch["rows"]) == (["five", "six"], [{"id": "x"}, {"id": "y"}])
 
 
 def test_example_lengths():
     assert len(DEMONSTRATIONS[0]) == 5
     assert len(PairExample([1, 5, 2], [1, 6])) == 3
-    assert len(PromptExample([1, 5], "five", {}, 3)) == 2
+    assert len(make_prompt([1, 5], "five", 3)) == 2
 
 
 def flat(updates):

@@ -15,7 +15,7 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
-from dschat.data.formats import Row
+from dschat.data.formats.formats import Row
 from dschat.errors import UserError
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e", "<end>"]  # ids 0 to 8
@@ -93,8 +93,8 @@ def test_prompts_are_dropped_never_cut():
     rows = [make_row("a b c", line=1), make_row("a b", line=2), make_row("a", line=3)]
     examples, dropped = prompt_examples(rows, make_tokenizer(), 3)
     assert examples == [
-        PromptExample([1, 3, 4], "a b", {"line": 2}, 1),
-        PromptExample([1, 3], "a", {"line": 3}, 2),
+        PromptExample([1, 3, 4], "a b", rows[1], 1),
+        PromptExample([1, 3], "a", rows[2], 2),
     ]
     assert dropped == {"prompt too long": 1}
 

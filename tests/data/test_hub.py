@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from data_fixtures import BIG, make_rows, write_rows
-from dschat.data import registry
+from dschat.data.formats import registry
 from dschat.data.shares import load_share
 from dschat.data.sources import load_source
 from dschat.errors import UserError

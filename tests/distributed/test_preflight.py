@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dschat.errors import UserError
-from dschat.preflight import ProcessReport, check_reports, preflight
+from dschat.run.preflight import ProcessReport, check_reports, preflight
 from launches import launch
 
 FOLDER = Path("runs/ppo")
@@ -85,7 +85,7 @@ def train(config, stage):
     raise AssertionError("went on")
 
 from dschat.config.sft import SFTConfig
-from dschat.stage import run_main
+from dschat.main import run_main
 
 sys.exit(run_main("sft", SFTConfig, train))
 """

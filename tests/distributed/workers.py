@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from dschat.distributed import barrier, is_main, rank
 from dschat.engine.process_group import process_group
+from dschat.run.distributed import barrier, is_main, rank
 
 
 def keep(folder: Path, name: str, numbers: Any = None, tensors: dict[str, torch.Tensor] | None = None) -> None:

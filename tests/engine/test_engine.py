@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 
-from dschat.distributed import device
 from dschat.engine.engine import EngineSettings, deepspeed_config
 from dschat.engine.process_group import choose_dtype
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
 from dschat.rl.losses import sft_loss
+from dschat.run.distributed import device
 from factories import (
     engine_of,
     frozen_engine_of,

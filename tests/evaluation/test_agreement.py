@@ -3,8 +3,8 @@
 
 import pytest
 
-from dschat.evaluation.agreement import agreement, group_agreement, majority
-from dschat.evaluation.statistics import Rate
+from dschat.common.statistics import Rate
+from dschat.evaluation.report.agreement import agreement, group_agreement, majority
 
 
 def rated(verdicts: str) -> dict[int, str]:

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from cli_runs import environment, message_of, run_command, write_jsonl
+from dschat.common.script import both_spellings, run_script
 from dschat.errors import UserError
-from dschat.evaluation.dataset_names import dataset_name
-from dschat.evaluation.script import both_spellings, run_script
+from dschat.evaluation.pairs.dataset_names import dataset_name
 from judges import EVALUATION, rows_of
 
 

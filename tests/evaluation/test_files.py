@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from cli_runs import write_jsonl
+from dschat.common.journal import Journal
+from dschat.common.jsonl import write_rows
 from dschat.errors import UserError
-from dschat.evaluation.comparisons import Comparison, comparison_of, mirrored, read_comparisons
-from dschat.evaluation.journal import Journal
-from dschat.evaluation.jsonl import write_rows
-from dschat.evaluation.responses import model_names, pair_id, read_pairs, read_responses
+from dschat.evaluation.pairs.comparisons import Comparison, comparison_of, mirrored, read_comparisons
+from dschat.evaluation.pairs.responses import model_names, pair_id, read_pairs, read_responses
 
 
 def responses(*prompts, text="yes"):
@@ -148,7 +148,7 @@ def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
 def test_kill_9_loses_no_row_that_was_appended(tmp_path):
     """The process reports each row after `append` returned; all of them are there afterwards."""
     script = (
-        "import sys; from pathlib import Path; from dschat.evaluation.journal import Journal\n"
+        "import sys; from pathlib import Path; from dschat.common.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]), {})\n"
         "for n in range(100000):\n    journal.append([{'n': n}]); print(n, flush=True)\n"
     )

@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 
 from cli_runs import read_jsonl, write_jsonl
+from dschat.common.hidden_text import for_reading, visible, wrapped
 from dschat.errors import UserError
-from dschat.evaluation.dataset_names import dataset_name
-from dschat.evaluation.human_guidelines import guidelines
-from dschat.evaluation.human_items import items_for, rater_name
-from dschat.evaluation.human_markup import escaped
-from dschat.evaluation.human_text import for_reading, visible, wrapped
-from dschat.evaluation.responses import read_pairs
+from dschat.evaluation.human.guidelines import guidelines
+from dschat.evaluation.human.items import items_for, rater_name
+from dschat.evaluation.human.markup import escaped
+from dschat.evaluation.pairs.dataset_names import dataset_name
+from dschat.evaluation.pairs.responses import read_pairs
 from human_runs import write_responses
 
 
@@ -130,7 +130,7 @@ def test_names_of_data_sets():
 
 def test_the_terminal_needs_no_gradio_and_no_torch():
     program = (
-        "import sys, dschat.evaluation.human_terminal, dschat.evaluation.human_session\n"
+        "import sys, dschat.evaluation.human.terminal, dschat.evaluation.human.session\n"
         "assert not {'gradio', 'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -7,7 +7,7 @@ import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.comparisons import read_comparisons
+from dschat.evaluation.pairs.comparisons import read_comparisons
 from judges import GOOD_A, GOOD_B, better, judge_server, judged, more_good, rows_of, shown_in, two_files, verdicts
 
 

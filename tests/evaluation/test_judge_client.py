@@ -8,10 +8,10 @@ import threading
 import pytest
 
 from dschat.errors import UserError
-from dschat.evaluation.judge_client import Unanswered
-from dschat.evaluation.judge_forms import Form, other_form
-from dschat.evaluation.judge_server import Endpoint, ItemRefused
-from dschat.evaluation.rubrics import RUBRICS, answer_schema
+from dschat.evaluation.judge.client import Unanswered
+from dschat.evaluation.judge.forms import Form, other_form
+from dschat.evaluation.judge.rubrics import RUBRICS, answer_schema
+from dschat.evaluation.judge.server import Endpoint, ItemRefused
 from judges import KEY, client_of, judge_server, question
 
 

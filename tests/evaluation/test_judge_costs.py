@@ -9,8 +9,8 @@ import time
 import pytest
 
 from dschat.errors import UserError
-from dschat.evaluation.judge_costs import Prices, Spending, estimated_tokens, most_tokens, prices_of
-from dschat.evaluation.judge_run import run_judge
+from dschat.evaluation.judge.costs import Prices, Spending, estimated_tokens, most_tokens, prices_of
+from dschat.evaluation.judge.run import run_judge
 from judges import client_of, judge_server, judged, question, two_files, verdicts
 
 

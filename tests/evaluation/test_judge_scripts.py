@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import environment, message_of, read_jsonl, run_command
-from dschat.evaluation.judge_run import run_judge
+from dschat.evaluation.judge.run import run_judge
 from judges import EVALUATION, judge_server, two_files
 
 KEY = "sk-proj-Zq7x_0123456789-abcdefghij"

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from dschat.evaluation.verdicts import UnreadableAnswer, combined, in_terms_of_models, place_of, read_answer
+from dschat.evaluation.judge.verdicts import UnreadableAnswer, combined, in_terms_of_models, place_of, read_answer
 
 ASPECTS = ("factual_accuracy", "coherence", "usefulness")
 WHOLE = {

@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from dschat.evaluation.rubrics import RUBRICS, answer_form, answer_schema, messages_of
+from dschat.evaluation.judge.rubrics import RUBRICS, answer_form, answer_schema, messages_of
 
 CRITERIA = {
     "summarize": ["relevance", "coherence", "consistency", "fluency"],

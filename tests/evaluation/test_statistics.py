@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dschat.evaluation.length_control import length_controlled
-from dschat.evaluation.statistics import (
+from dschat.common.statistics import (
     Estimate,
     Rate,
     Tally,
@@ -21,7 +20,8 @@ from dschat.evaluation.statistics import (
     wilson,
     win_rates,
 )
-from dschat.evaluation.tables import text_table
+from dschat.common.tables import text_table
+from dschat.evaluation.report.length_control import length_controlled
 
 Z = 1.959963984540054  # 97.5 % of a normal distribution
 

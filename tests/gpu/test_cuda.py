@@ -4,13 +4,13 @@
 import pytest
 import torch
 
-from dschat.data.examples import PromptExample
+from dschat.conditions.termination import Segmenter
 from dschat.models.policy import PolicyModel
-from dschat.rewards.sources import FunctionReward
-from dschat.rollout import Sampling, generate
-from dschat.stage import Stage
-from dschat.trainers.ppo import PPOModels, PPOTrainer
-from dschat.trainers.segmentation import Segmenter
+from dschat.rollouts.generate import generate
+from dschat.rollouts.sampling import Sampling
+from dschat.run.output import Stage
+from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer
 from factories import (
     KINDS,
     engine_of,
@@ -18,6 +18,7 @@ from factories import (
     largest_difference,
     make_causal_lm,
     make_classifier,
+    make_prompt,
     pad_rows,
     ppo_config,
     ragged_rows,
@@ -53,9 +54,9 @@ def test_one_ppo_iteration_in_bf16(group, tokenizer, tmp_path):
         actor,
         frozen_engine_of(make_causal_lm(initializer_range=0.05), torch.bfloat16),
         critic,
-        FunctionReward(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function"),
+        FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function"),
     )
-    prompts = [PromptExample(random_ids(3 + i % 3, i), f"p{i}", {}, i) for i in range(8)]
+    prompts = [make_prompt(random_ids(3 + i % 3, i), f"p{i}", i) for i in range(8)]
     parts = (Sampling.from_config(config, tokenizer), Segmenter(config, tokenizer), config, Stage("ppo", config))
     trainer = PPOTrainer(models, prompts, tokenizer, *parts, lambda t: {}, lambda folder: None)
     before = weights_of(actor) | weights_of(critic)

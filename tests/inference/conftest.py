@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
-from data_fixtures import make_rows, write_all
+from data_fixtures import write_all
 from factories import make_causal_lm, make_classifier, save_folder
 
 EVAL_ROWS = 24  # of summarize and hh-rlhf; more than one batch of 16
-
-
-@pytest.fixture(scope="session")
-def bytes_tokenizer() -> Any:
-    """A tokenizer of 300 ids that can write any text: 0 <pad>, 1 <bos>, 2 <eos>."""
-    from dschat.models.tiny import train_tokenizer
-
-    return train_tokenizer([json.dumps(row) for name in ("tldr", "hh") for row in make_rows(name, 20)], 300)
 
 
 @pytest.fixture(scope="session")

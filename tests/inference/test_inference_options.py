@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cli_runs import ROOT
-from dschat.data.rows import DataKeys
+from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.options import InferenceOptions, model_name

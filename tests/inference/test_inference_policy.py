@@ -7,11 +7,10 @@ import shutil
 import pytest
 import torch
 
-from dschat.data.examples import PromptExample
 from dschat.errors import UserError
 from dschat.inference.policy import load_policy, locate_policy
 from dschat.models.tokenizer import load_tokenizer
-from factories import BOS, EOS, PAD, make_causal_lm, random_ids, save_folder
+from factories import BOS, EOS, PAD, make_causal_lm, make_prompt, random_ids, save_folder
 
 
 def policy_of(path, options):
@@ -21,7 +20,7 @@ def policy_of(path, options):
 
 
 def examples_of(lengths):
-    return [PromptExample([BOS, *random_ids(length, i)], f"p{i}", {}, i) for i, length in enumerate(lengths)]
+    return [make_prompt([BOS, *random_ids(length, i)], f"p{i}", i) for i, length in enumerate(lengths)]
 
 
 def test_the_actor_below_an_output_folder(project):

@@ -6,14 +6,14 @@ import json
 import pytest
 import torch
 
-from dschat.data.examples import PromptExample
+from dschat.conditions.termination import Segmenter
 from dschat.errors import UserError
-from dschat.rewards.sources import FunctionReward, RewardModel
-from dschat.rollout import Sampling
-from dschat.stage import Stage
-from dschat.trainers.ppo import PPOModels, PPOTrainer, derive_seed, total_updates
-from dschat.trainers.ppo_evaluation import Evaluation
-from dschat.trainers.segmentation import Segmenter
+from dschat.rollouts.sampling import Sampling
+from dschat.run.output import Stage
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.trainers.ppo.evaluation import Evaluation
+from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer, derive_seed, total_updates
 from factories import (
     engine_of,
     frozen_engine_of,
@@ -21,6 +21,7 @@ from factories import (
     largest_difference,
     make_causal_lm,
     make_classifier,
+    make_prompt,
     ppo_config,
     random_ids,
     weights_of,
@@ -39,7 +40,7 @@ def share_of_a(prompts, responses, rows):
 
 
 def prompts_of(count):
-    return [PromptExample([1, *random_ids(2 + i % 4, i)], f"p{i}", {"n": i}, i) for i in range(count)]
+    return [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i, {"n": i}) for i in range(count)]
 
 
 def make_trainer(folder, tokenizer, num_prompts=32, reward=share_of_a, spread=0.02, metric=None, **overrides):
@@ -61,9 +62,9 @@ def make_trainer(folder, tokenizer, num_prompts=32, reward=share_of_a, spread=0.
         learning_rate=config.critic_learning_rate,
         gradient_clipping=config.gradient_clipping,
     )
-    source = reward if isinstance(reward, RewardModel) else FunctionReward(reward, "--reward_function")
+    source = reward if isinstance(reward, RewardModelScores) else FunctionScores(reward, "--reward_function")
     name = "count" if metric else ""
-    measured = FunctionReward(metric, "--metric_function") if metric else None
+    measured = FunctionScores(metric, "--metric_function") if metric else None
     reference = frozen_engine_of(make_causal_lm(initializer_range=spread))
     saved = []
     return PPOTrainer(
@@ -177,7 +178,9 @@ def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(gr
     rollout, text = trainer.sample([prompts_of(8)], 0)
     trajectory, metric = trainer.score(rollout, text)
     assert metric is None
-    assert text.prompts == [f"p{i}" for i in range(8)] and text.rows == [{"n": i} for i in range(8)]
+    assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra for row in text.rows] == [
+        {"n": i} for i in range(8)
+    ]
     torch.testing.assert_close(trajectory.scores.cpu(), share_of_a([], text.responses, []))
     causal_lm = make_causal_lm(initializer_range=0.2)
     for row, example in enumerate(prompts_of(8)):
@@ -190,7 +193,9 @@ def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(gr
 
 
 def test_a_reward_model_as_reward(group, tokenizer, tmp_path):
-    trainer, _ = make_trainer(tmp_path, tokenizer, reward=RewardModel(frozen_engine_of(make_classifier(seed=5)), 4))
+    trainer, _ = make_trainer(
+        tmp_path, tokenizer, reward=RewardModelScores(frozen_engine_of(make_classifier(seed=5)), 4)
+    )
     metrics = trainer.step([list(range(8))], 0)
     assert metrics["objective/scores"] != 0
 

@@ -4,9 +4,9 @@
 import pytest
 import torch
 
-from dschat.distributed import device
 from dschat.rl.types import Trajectory
-from dschat.trainers.ppo import PPOTrainer
+from dschat.run.distributed import device
+from dschat.trainers.ppo.trainer import PPOTrainer
 from factories import EOS, make_rollout, ppo_config, to_device
 
 CPU = torch.device("cpu")

@@ -9,8 +9,8 @@ import torch
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory
-from dschat.trainers.ppo import decode_responses
-from dschat.trainers.ppo_metrics import rollout_metrics, token_table, token_texts
+from dschat.trainers.ppo.metrics import rollout_metrics, token_table, token_texts
+from dschat.trainers.ppo.trainer import decode_responses
 from factories import (
     EOS,
     make_rollout,

@@ -9,8 +9,8 @@ import torch
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import select_rows
-from dschat.rollout import score
-from dschat.trainers.ppo_update import UpdateSettings, ppo_update, whiten_advantages
+from dschat.trainers.ppo.trajectory import score
+from dschat.trainers.ppo.update import UpdateSettings, ppo_update, whiten_advantages
 from factories import (
     engine_of,
     frozen_engine_of,

@@ -8,9 +8,9 @@ import torch
 
 from dschat.config.reward import RewardConfig
 from dschat.data.examples import PairExample
-from dschat.stage import Stage
-from dschat.trainers.reward import RewardTask
-from dschat.trainers.supervised import SupervisedTrainer
+from dschat.run.output import Stage
+from dschat.trainers.supervised.reward import RewardTask
+from dschat.trainers.supervised.trainer import SupervisedTrainer
 from factories import PAD, engine_of, hf_score, largest_difference, make_classifier, random_ids, weights_of
 
 

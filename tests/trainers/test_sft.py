@@ -10,9 +10,9 @@ import torch
 from dschat.config.sft import SFTConfig
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
-from dschat.stage import Stage
-from dschat.trainers.sft import SFTTask
-from dschat.trainers.supervised import SupervisedTrainer, total_updates
+from dschat.run.output import Stage
+from dschat.trainers.supervised.sft import SFTTask
+from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 from factories import PAD, engine_of, hf_logprobs, largest_difference, make_causal_lm, ragged_rows, weights_of
 
 TRAIN = [SFTExample(p, r) for p, r in ragged_rows([2, 5, 9, 1, 3, 4, 6, 2, 3], [7, 1, 4, 3, 9, 2, 5, 8, 4], seed=1)]

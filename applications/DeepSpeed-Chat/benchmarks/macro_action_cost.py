@@ -32,12 +32,15 @@ from transformers import GemmaConfig, GemmaForCausalLM, GemmaForSequenceClassifi
 
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rewards.sources import RewardModel, RolloutText
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends, perplexity_ends, randomized_ngram_ends
 from dschat.rl.types import PPOBatch, Rollout, Trajectory
-from dschat.rollout import Sampling, generate, score
-from dschat.trainers.ppo_update import UpdateSettings, ppo_update
+from dschat.rollouts.generate import generate
+from dschat.rollouts.sampling import Sampling
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.scoring.source import ResponseTexts
+from dschat.trainers.ppo.trajectory import score
+from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 
 CONDITIONS: dict[str, Callable[[Trajectory], Tensor]] = {
     "fixed, n = 1": lambda trajectory: fixed_ngram_ends(trajectory.response_mask, 1),
@@ -89,7 +92,7 @@ class Models:
         self.actor = PlainEngine(PolicyModel(self.causal_lm))
         self.reference = PolicyModel(GemmaForCausalLM(config))
         self.critic = PlainEngine(ScalarModel(GemmaForSequenceClassification(config)))
-        self.reward = RewardModel(ScalarModel(GemmaForSequenceClassification(config)), settings.batch_size)
+        self.reward = RewardModelScores(ScalarModel(GemmaForSequenceClassification(config)), settings.batch_size)
 
 
 def main() -> None:
@@ -156,7 +159,7 @@ def random_rollout(batch_size: int, prompt: int, response: int, vocabulary: int)
 
 def score_rollout(models: Models, rollout: Rollout, batch_size: int) -> Trajectory:
     """Reward model, actor, reference and critic."""
-    scores = models.reward(rollout, RolloutText([], [], []))
+    scores = models.reward(rollout, ResponseTexts([], [], []))
     return score(rollout, scores, models.actor, models.reference, models.critic, 1.0, batch_size)
 
 

@@ -29,8 +29,8 @@ from machine import machine
 
 from constituent_treelib import TreelibError, make_backend
 from constituent_treelib.parsing import Backend
+from dschat.conditions.parsing.condition import ParsingCondition
 from dschat.models.tiny import train_tokenizer
-from dschat.parsing.condition import ParsingCondition
 
 PARSERS = ("chunker", "tree-sitter", "link-grammar", "benepar")
 WORDS_PER_SENTENCE = 16

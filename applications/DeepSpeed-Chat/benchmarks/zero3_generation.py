@@ -22,12 +22,13 @@ import torch
 from machine import machine
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from dschat.distributed import barrier, device, gather_objects, is_main, world_size
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, train_engine
 from dschat.engine.process_group import process_group
 from dschat.models.policy import PolicyModel
-from dschat.rollout import Sampling, generate
+from dschat.rollouts.generate import generate
+from dschat.rollouts.sampling import Sampling
+from dschat.run.distributed import barrier, device, gather_objects, is_main, world_size
 
 STAGES = (0, 3)
 

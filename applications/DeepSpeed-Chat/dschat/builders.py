@@ -6,18 +6,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dschat.common.user_function import load_function
 from dschat.config.batches import BatchPlan
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import choose_dtype
-from dschat.functions import load_function
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import AdaptersOff, add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
-from dschat.rewards.sources import FunctionReward, RewardModel
-from dschat.trainers.ppo import PPOModels
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.trainers.ppo.trainer import PPOModels
 
 BASE = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
@@ -82,7 +83,7 @@ def build_ppo_models(config: Any, plan: BatchPlan, tokenizer: Any, total_updates
         add_lora(critic, config.critic_lora_dim, config.lora_module_name, critic_path)
     metric = None
     if config.metric_function:
-        metric = FunctionReward(load_function(config.metric_function, "--metric_function"), "--metric_function")
+        metric = FunctionScores(load_function(config.metric_function, "--metric_function"), "--metric_function")
     return PPOModels(
         actor=actor,
         reference=reference,
@@ -95,12 +96,12 @@ def build_ppo_models(config: Any, plan: BatchPlan, tokenizer: Any, total_updates
     )
 
 
-def _reward_source(config: Any, settings: EngineSettings, tokenizer: Any) -> RewardModel | FunctionReward:
+def _reward_source(config: Any, settings: EngineSettings, tokenizer: Any) -> RewardModelScores | FunctionScores:
     if config.reward_function:
-        return FunctionReward(load_function(config.reward_function, "--reward_function"), "--reward_function")
+        return FunctionScores(load_function(config.reward_function, "--reward_function"), "--reward_function")
     model = load_scalar(config.reward_model_name_or_path, REWARD, settings.dtype, tokenizer, may_be_new=False)
     batch_size = max(config.per_device_generation_batch_size, config.per_device_eval_batch_size)
-    return RewardModel(frozen_engine(ScalarModel(model), settings), batch_size)
+    return RewardModelScores(frozen_engine(ScalarModel(model), settings), batch_size)
 
 
 def _engine_settings(config: Any, plan: BatchPlan, gradient_checkpointing: bool, zero_stage: int) -> EngineSettings:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dschat.data.formats import DataKeys
-from dschat.data.registry import DATA_VARIABLE, KNOWN_SETS
+from dschat.data.formats.formats import DataKeys
+from dschat.data.formats.registry import DATA_VARIABLE, KNOWN_SETS
 from dschat.errors import UserError
 
 PATH_HELP = (
@@ -43,15 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(path: str, arguments: argparse.Namespace) -> str:
-    from dschat.data.check import Limits, check_report
     from dschat.data.encoding import open_tokenizer
+    from dschat.data.inspect.check import Limits, check_report
 
     keys = DataKeys(**{field.name: getattr(arguments, f"{field.name}_key") for field in dataclasses.fields(DataKeys)})
     limits = Limits(arguments.max_seq_len, arguments.max_prompt_seq_len)
     tokenizer = open_tokenizer(arguments.tokenizer) if arguments.tokenizer else None
     if arguments.command == "check":
         return check_report(path, keys, arguments.data_split, arguments.seed, tokenizer, limits)
-    from dschat.data.preview import preview_report
+    from dschat.data.inspect.preview import preview_report
 
     colour = sys.stdout.isatty() if arguments.colour == "auto" else arguments.colour == "always"
     return preview_report(path, keys, arguments.rows, tokenizer, arguments.step, limits, colour, arguments.seed)

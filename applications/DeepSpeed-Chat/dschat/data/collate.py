@@ -5,7 +5,6 @@ Layout of every policy batch: prompts left-padded to P, responses right-padded t
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +53,7 @@ def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> dict[str, tor
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def collate_prompts(examples: Sequence[PromptExample], pad_id: int) -> dict[str, Any]:
+def collate_prompts(examples: Sequence[PromptExample], pad_id: int) -> dict[str, torch.Tensor]:
     """One batch of prompts.
 
     Args:
@@ -62,16 +61,13 @@ def collate_prompts(examples: Sequence[PromptExample], pad_id: int) -> dict[str,
         pad_id: id that fills the gaps.
 
     Returns:
-        input_ids (B, P) long and attention_mask (B, P) bool, left-padded; index (B,) long; prompts, B texts; rows, B
-        dicts.
+        input_ids (B, P) long and attention_mask (B, P) bool, left-padded; index (B,) long.
     """
     input_ids, attention_mask = _pad([example.prompt_ids for example in examples], pad_id, left=True)
     return {
         "input_ids": input_ids,
         "attention_mask": attention_mask,
         "index": torch.tensor([example.index for example in examples], dtype=torch.long),
-        "prompts": [example.prompt_text for example in examples],
-        "rows": [example.row for example in examples],
     }
 
 

@@ -4,10 +4,10 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dschat.data.encoding import encode_prompt, encode_prompts, encode_response, encode_responses, prompt_text
-from dschat.data.formats import Row
+from dschat.data.formats.formats import Row
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class PromptExample:
     Attributes:
         prompt_ids: ids, BOS included.
         prompt_text: the prompt as text; a conversation as its chat template writes it.
-        row: the row as it was read, for reward functions.
+        row: the data row.
         index: number of the row in the list that the examples were made from.
     """
 
     prompt_ids: list[int]
     prompt_text: str
-    row: dict[str, Any] = field(repr=False)
+    row: Row = field(repr=False)
     index: int
 
     def __len__(self) -> int:
@@ -194,7 +194,7 @@ def prompt_examples(
         elif len(ids) > max_prompt_seq_len:
             dropped[PROMPT_TOO_LONG] += 1
         else:
-            examples.append(PromptExample(ids, prompt_text(tokenizer, row), row.extra, index))
+            examples.append(PromptExample(ids, prompt_text(tokenizer, row), row, index))
     if not held_out:
         _refuse_none_left(rows, examples, dropped, f"--max_prompt_seq_len {max_prompt_seq_len}")
     return examples, dropped

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dschat.data.formats import DataKeys, Row
+from dschat.data.formats.formats import DataKeys, Row
 from dschat.data.sources import load_source
 from dschat.data.splits import split_indices
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, find_files, read_file
-from dschat.data.formats import NO_TEXT, DataKeys, Row, parse_row
-from dschat.data.hub import hub_rows, load_hub, warn_of_counts
-from dschat.data.registry import KNOWN_SETS, KnownSet, find_known, local_copy
+from dschat.data.formats.files import FILE_SUFFIXES, TRAIN_PREFIX, find_files, read_file
+from dschat.data.formats.formats import NO_TEXT, DataKeys, Row, parse_row
+from dschat.data.formats.hub import hub_rows, load_hub, warn_of_counts
+from dschat.data.formats.registry import KNOWN_SETS, KnownSet, find_known, local_copy
 from dschat.data.splits import train_eval_indices
 from dschat.errors import UserError
 
@@ -48,10 +48,10 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
 
     Args:
         path: the first that it is of
-            - short name of a published set (see `dschat.data.registry`): its local copy in $MA_RLHF_DATA if there is
-              one, else the hub's; a folder of that name in the current one is "./name", or a Path;
+            - short name of a published set (`dschat.data.formats.registry`): its local copy in $MA_RLHF_DATA, if any,
+              else the hub's; a folder of that name in the current one is "./name", or a Path;
             - a local .jsonl, .json or .parquet file, or a folder with train*.jsonl or train*.parquet and, optionally,
-              valid*, eval* or test* files of either suffix (see `dschat.data.files.find_files`);
+              valid*, eval* or test* files of either suffix (see `dschat.data.formats.files.find_files`);
             - a published set by hub id: as by short name;
             - owner/name of another data set on the hub.
         keys: column names; the defaults of `DataKeys` if None.

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from dschat.distributed import device, is_main, world_size
 from dschat.engine import zero3
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
+from dschat.run.distributed import device, is_main, world_size
 
 ADAM_BETAS = (0.9, 0.95)
 

@@ -8,9 +8,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.data.rows import DataKeys
+from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
-from dschat.evaluation.dataset_names import DATASETS
+from dschat.evaluation.pairs.dataset_names import DATASETS
 
 DTYPES = ("fp32", "bf16", "fp16")
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order

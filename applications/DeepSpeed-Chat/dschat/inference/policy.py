@@ -18,10 +18,11 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
-from dschat.inference.limits import position_limit
 from dschat.inference.options import InferenceOptions
+from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
-from dschat.rollout import Sampling, generate
+from dschat.rollouts.generate import generate
+from dschat.rollouts.sampling import Sampling
 
 BELOW = "actor"  # folder of the policy below a step-3 output folder
 
@@ -56,8 +57,7 @@ class Policy:
             draw: number of the draw; the same batch and draw give the same responses.
         """
         prompts = collate_prompts(examples, self._tokenizer.pad_token_id)
-        for name in ("input_ids", "attention_mask", "index"):
-            prompts[name] = prompts[name].to(self.causal_lm.device)
+        prompts = {name: x.to(self.causal_lm.device) for name, x in prompts.items()}
         seed = int(np.random.SeedSequence((self._seed, batch, draw)).generate_state(1)[0])
         rollout = generate(self.causal_lm, prompts, self._sampling, seed)
         responses = []

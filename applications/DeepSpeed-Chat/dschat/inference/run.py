@@ -15,18 +15,19 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from dschat.common.journal import Journal
 from dschat.data.encoding import encode_responses
 from dschat.data.examples import PromptExample
-from dschat.data.formats import Row
+from dschat.data.formats.formats import Row
 from dschat.errors import UserError
-from dschat.evaluation.journal import Journal
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.options import InferenceOptions, flag_of
 from dschat.inference.policy import Policy, load_policy, locate_policy
 from dschat.inference.prompts import Selection, select_prompts
-from dschat.inference.reward_model import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.inference.summary import Summary, summarise
 from dschat.models.tokenizer import load_tokenizer
+from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
+from dschat.scoring.source import ResponseTexts
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class _PolicyWork:
         draws = []
         for draw in range(self._num_return):
             responses = self._policy.respond(examples, batch, draw)
-            rewards = self._reader.score(rows, [response.text for response in responses])
+            rewards = _rewards(self._reader, examples, [response.text for response in responses], rows)
             draws.append(list(zip(rewards, responses, strict=True)))
         entries = []
         for example, candidates in zip(examples, zip(*draws, strict=True), strict=True):
@@ -152,13 +153,19 @@ class _ReferenceWork:
 
     def __call__(self, batch: int, examples: list[PromptExample], rows: list[Row]) -> list[Entry]:
         chosen, rejected = [row.chosen or "" for row in rows], [row.rejected or "" for row in rows]
-        scores = zip(self._reader.score(rows, chosen), self._reader.score(rows, rejected), strict=True)
+        scores = zip(*(_rewards(self._reader, examples, texts, rows) for texts in (chosen, rejected)), strict=True)
         entries = []
         for example, better, worse, (reward, rejected_reward) in zip(examples, chosen, rejected, scores, strict=True):
             row = {"prompt": example.prompt_text, "response": better, "reward": reward}
             row |= {"rejected_response": worse, "rejected_reward": rejected_reward}
             entries.append({"number": example.index, "row": row, "tokens": None})
         return entries
+
+
+def _rewards(
+    reader: RewardReader, examples: list[PromptExample], responses: list[str], rows: list[Row]
+) -> list[float]:
+    return reader(None, ResponseTexts([example.prompt_text for example in examples], responses, rows)).tolist()
 
 
 def _batches(selection: Selection, options: InferenceOptions, tokenizer: Any) -> list[list[int]]:

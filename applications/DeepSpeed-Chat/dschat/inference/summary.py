@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dschat.evaluation.statistics import Estimate, mean_estimate
+from dschat.common.statistics import Estimate, mean_estimate
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from dschat.config.sft import SFTConfig
-from dschat.stage import Stage, run_main
+from dschat.main import run_main
+from dschat.run.output import Stage
 
 
 def train(config: SFTConfig, stage: Stage) -> None:
@@ -14,8 +15,8 @@ def train(config: SFTConfig, stage: Stage) -> None:
     from dschat.data.examples import sft_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id, load_tokenizer
-    from dschat.trainers.sft import SFTTask
-    from dschat.trainers.supervised import SupervisedTrainer, total_updates
+    from dschat.trainers.supervised.sft import SFTTask
+    from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 
     base = config.model_name_or_path
     tokenizer = load_tokenizer(base, "--model_name_or_path", may_add_pad=True)

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from dschat.config.reward import RewardConfig
-from dschat.stage import Stage, run_main
+from dschat.main import run_main
+from dschat.run.output import Stage
 
 
 def train(config: RewardConfig, stage: Stage) -> None:
@@ -14,9 +15,9 @@ def train(config: RewardConfig, stage: Stage) -> None:
     from dschat.data.examples import pair_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id, load_tokenizer
-    from dschat.records import warn_unless_made_by
-    from dschat.trainers.reward import RewardTask
-    from dschat.trainers.supervised import SupervisedTrainer, total_updates
+    from dschat.run.records import warn_unless_made_by
+    from dschat.trainers.supervised.reward import RewardTask
+    from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 
     base = config.model_name_or_path
     tokenizer = load_tokenizer(base, "--model_name_or_path")

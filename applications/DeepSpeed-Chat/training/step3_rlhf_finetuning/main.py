@@ -5,19 +5,20 @@ import sys
 from pathlib import Path
 
 from dschat.config.ppo import PPOConfig
-from dschat.stage import Stage, run_main
+from dschat.main import run_main
+from dschat.run.output import Stage
 
 
 def train(config: PPOConfig, stage: Stage) -> None:
     """Builds the run from its flags and trains."""
     from dschat.builders import build_ppo_models, load_ppo_tokenizer
+    from dschat.conditions.termination import Segmenter
     from dschat.data.examples import prompt_examples
     from dschat.data.shares import load_share
-    from dschat.moving_average import MovingAverage
-    from dschat.rollout import Sampling
-    from dschat.trainers.ppo import PPOTrainer, total_updates
-    from dschat.trainers.ppo_evaluation import Evaluation
-    from dschat.trainers.segmentation import Segmenter
+    from dschat.rollouts.sampling import Sampling
+    from dschat.trainers.ppo.evaluation import Evaluation
+    from dschat.trainers.ppo.moving_average import MovingAverage
+    from dschat.trainers.ppo.trainer import PPOTrainer, total_updates
 
     tokenizer = load_ppo_tokenizer(config)
     sampling = Sampling.from_config(config, tokenizer)

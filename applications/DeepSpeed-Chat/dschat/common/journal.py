@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file of results that takes long to make: rows are kept as they come, and a killed run goes on where it stood."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dschat.common.jsonl import dump_row, write_rows
+from dschat.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+OVERWRITES = "overwrites"  # in the first line of a journal that was begun with overwrite
+
+
+class Journal:
+    """Rows on their way to a file.
+
+    They lie in ``<file>.partial``, after a first line with the settings of the run, in the order they came. `finish`
+    writes the file itself, at once, and removes the journal. A file that is there is finished. The same command goes
+    on after a kill, also one that overwrites: the first line tells whether the journal was begun by such a run.
+
+    Attributes:
+        rows: what an interrupted run had kept, in the order it came.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], overwrite: bool = False) -> None:
+        """Opens the journal of a file, or starts one.
+
+        Args:
+            path: of the file to make.
+            settings: what the rows depend on: flag → value that JSON can hold.
+            overwrite: replace a finished file when the new one is, and drop an interrupted run, unless that was
+                begun with overwrite and the same settings: then go on with it.
+
+        Raises:
+            UserError: the file is finished, was begun with other settings, is being written by another process or
+                cannot be written.
+        """
+        self.path, self.partial = path, path.with_name(path.name + ".partial")
+        known: dict[str, Any] = json.loads(json.dumps(dict(settings)))
+        if path.exists() and not overwrite:
+            raise UserError(f"{path} exists, finished. Remove it or give --overwrite to make it again.")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.partial, "a+b")  # noqa: SIM115
+        except OSError as error:
+            raise UserError(f"{self.partial}: cannot be written: {error}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise UserError(f"{self.partial}: another process is writing it; wait for that one or stop it.") from error
+        try:
+            self.rows = self._recover_overwriting(known) if overwrite else self._recover(known)
+        except UserError:
+            self._file.close()
+            raise
+        if not self.rows:
+            self._file.truncate(0)
+            self._write([{"settings": known} | ({OVERWRITES: True} if overwrite else {})])
+        else:
+            again = f"; to start anew remove {self.partial}" if overwrite else ""
+            logger.info("%s: going on after %d rows of an interrupted run%s", path, len(self.rows), again)
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Keeps rows; when this returns they are on the disk."""
+        self._write(rows)
+
+    def finish(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes the file with these rows, in this order, and removes the journal."""
+        write_rows(self.path, rows)
+        self.partial.unlink(missing_ok=True)
+        self._file.close()
+
+    def close(self) -> None:
+        """Leaves the journal for a later run."""
+        self._file.close()
+
+    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        try:
+            self._file.write("".join(map(dump_row, rows)).encode("utf-8"))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(f"{self.partial}: cannot be written: {error}") from error
+
+    def _recover_overwriting(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
+        """The rows of an interrupted run that was begun with overwrite and these settings; else none."""
+        self._file.seek(0)
+        try:
+            begun = json.loads(self._file.readline())
+            overwrites = isinstance(begun, dict) and begun.get(OVERWRITES) is True
+            return self._recover(settings) if overwrites else []
+        except (ValueError, UserError):
+            return []
+
+    def _recover(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
+        """The rows of an interrupted run; what a kill left of a last line is cut off."""
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise UserError(f"{self.partial}:{number}: not valid JSON; remove the file to start anew.") from error
+        if len(rows) < 2:  # nothing that other settings could spoil
+            return []
+        before = rows[0].get("settings", {})
+        for name in [*settings, *before]:
+            if before.get(name) != settings.get(name):
+                raise UserError(
+                    f"{self.partial} was begun with --{name} {before.get(name)}, now it is {settings.get(name)}: give "
+                    "the same again to go on, or --overwrite to start anew."
+                )
+        self._file.truncate(len(whole))
+        return rows[1:]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The termination condition `parsing`: response ids → macro-action lengths, a whole rollout at a time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dschat.conditions.parsing.rule import macro_action_lengths
+from dschat.conditions.parsing.token_text import TokenReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from constituent_treelib.parsing import Backend, ParseCounts
+
+logger = logging.getLogger(__name__)
+
+MANY = 20  # sentences from which on a share says something
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """How a rollout was cut.
+
+    Attributes:
+        lengths: per row the lengths of its macro actions in tokens.
+        counts: of sentences.
+        seconds: that it took.
+    """
+
+    lengths: list[list[int]]
+    counts: ParseCounts
+    seconds: float
+
+
+class ParsingCondition:
+    """Cuts responses along constituents of fewer than `cutoff` tokens."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        backend: Backend,
+        cutoff: int,
+        end_ids: Collection[int] = (),
+    ) -> None:
+        """Reads the tokenizer once.
+
+        Args:
+            tokenizer: of the policy.
+            backend: the parser.
+            cutoff: C, in tokens.
+            end_ids: ids that end a response beside the tokenizer's special ones.
+        """
+        self.backend, self._cutoff = backend, cutoff
+        self._read = TokenReader(tokenizer)
+        self._warned = False
+        self._ending = frozenset(self._read.special_ids) | frozenset(end_ids)
+
+    def __call__(self, rows: Sequence[Sequence[int]]) -> Segmentation:
+        """Cuts the responses of a rollout.
+
+        Args:
+            rows: per response its ids, EOS included, without padding.
+        """
+        from constituent_treelib.parsing import parse_texts  # a package of its own, which other conditions do without
+
+        start = time.perf_counter()
+        trailing = [self._num_trailing(row) for row in rows]
+        read = [self._read(row[: len(row) - count]) for row, count in zip(rows, trailing, strict=True)]
+        trees, counts = parse_texts([item.text for item in read], self.backend)
+        lengths = [
+            macro_action_lengths(sentences, item.text, item.spans, count, self._cutoff)
+            for sentences, item, count in zip(trees, read, trailing, strict=True)
+        ]
+        self._warn_once(counts)
+        return Segmentation(lengths, counts, time.perf_counter() - start)
+
+    def _warn_once(self, counts: ParseCounts) -> None:
+        """Says it when the parser is of little use: most macro actions are the chunker's then."""
+        if not self._warned and counts.sentences >= MANY and counts.fell_back > counts.sentences / 2:
+            self._warned = True
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.reasons.most_common())
+            logger.warning(
+                "--parser %s: %d of %d %ss fell back to the chunker (%s)",
+                *(self.backend.name, counts.fell_back, counts.sentences, self.backend.unit, reasons),
+            )
+
+    def _num_trailing(self, row: Sequence[int]) -> int:
+        """Special tokens at the end of a row."""
+        count = 0
+        while count < len(row) and row[len(row) - 1 - count] in self._ending:
+            count += 1
+        return count

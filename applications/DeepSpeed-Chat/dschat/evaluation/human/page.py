@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Votes in a browser: a page of Gradio on this machine's loopback address, which asks no other host for anything."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from typing import Any
+
+from dschat.errors import UserError
+from dschat.evaluation.human.items import LONGEST_NAME
+from dschat.evaluation.human.markup import done_html, guidelines_html, item_html, note_html, progress_html
+from dschat.evaluation.human.screens import Screen, Screens
+from dschat.evaluation.human.session import Study
+
+HOST = "127.0.0.1"
+TITLE = "Which response is better?"
+BUTTONS = (("1", "A is better"), ("2", "B is better"), ("3", "Equal"), ("4", "Pass"), ("u", "Undo"))
+LONGEST_COMMENT = 2000  # characters
+
+# What the browser does around the calls. The address carries the rater, so that a reload comes back to her.
+RATER_FROM_ADDRESS = "() => [new URL(location.href).searchParams.get('rater') || '']"
+RATER_INTO_ADDRESS = """(name) => {
+    const address = new URL(location.href);
+    address.searchParams.set('rater', name);
+    history.replaceState(null, '', address);
+    return [name];
+}"""
+TO_THE_TOP = "() => { window.scrollTo(0, 0); }"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The components of the page. `rater`, `item` and `last` are hidden: what the browser sends with a vote."""
+
+    entry: Any
+    name: Any
+    start: Any
+    progress: Any
+    note: Any
+    voting: Any
+    stage: Any
+    comment: Any
+    done: Any
+    ending: Any
+    keys: list[tuple[str, Any]]  # key → button
+    rater: Any
+    item: Any
+    last: Any
+
+    def changing(self) -> list[Any]:
+        """The components that a screen sets."""
+        fixed = ("name", "start", "keys")
+        return [part for kind, part in vars(self).items() if kind not in fixed]
+
+
+def serve(study: Study, rater: str = "", port: int | None = None) -> tuple[Any, str]:
+    """Opens the page and returns; the server ends with the process or with `close()`.
+
+    Args:
+        study: what is asked.
+        rater: the name that the form starts with.
+        port: to listen on; None for the first free one from 7860.
+
+    Returns:
+        Gradio's page and its address.
+
+    Raises:
+        UserError: Gradio is not installed or the port is taken.
+    """
+    if port is not None:
+        _check_port(port)
+    page = build(study, rater)
+    texts = resources.files("dschat.evaluation.human")
+    try:
+        _, address, _ = page.launch(
+            server_name=HOST,
+            server_port=port,
+            share=False,
+            prevent_thread_lock=True,
+            quiet=True,
+            inbrowser=False,
+            footer_links=[],
+            run_history=False,
+            enable_monitoring=False,
+            ssr_mode=False,
+            mcp_server=False,
+            pwa=False,
+            theme=_theme(),
+            css=(texts / "human.css").read_text(encoding="utf-8"),
+            js=(texts / "human.js").read_text(encoding="utf-8"),
+        )
+    except OSError as error:
+        raise UserError("--port: 7860 to 7959 are taken; give another one.") from error
+    return page, address
+
+
+def build(study: Study, rater: str = "") -> Any:
+    """The page as Gradio Blocks.
+
+    Args:
+        study: what is asked.
+        rater: the name that the form starts with.
+
+    Raises:
+        UserError: Gradio is not installed.
+    """
+    gr = _gradio()
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+        parts = _layout(gr, study, rater)
+        _connect(gr, blocks, parts, Screens(study))
+    return blocks
+
+
+def _layout(gr: Any, study: Study, rater: str) -> Parts:
+    """Places everything."""
+    html = partial(gr.HTML, js_on_load=None)
+    with gr.Column(elem_id="human-entry", visible=False) as entry:
+        html(f"<h1>{TITLE}</h1>")
+        html(guidelines_html(study.dataset))
+        name = gr.Textbox(rater, label="Your name", max_length=LONGEST_NAME, elem_id="human-name", autofocus=True)
+        start = gr.Button("Start", variant="primary", elem_id="human-start")
+    progress, note = html(visible=False), html(visible=False)
+    with gr.Column(visible=False) as voting:
+        with gr.Accordion("Guidelines (?)", open=False, elem_id="human-guidelines"):
+            html(guidelines_html(study.dataset))
+        stage = html()
+        with gr.Column(elem_id="human-bar"):
+            comment = gr.Textbox(
+                placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
+                show_label=False,
+                container=False,
+                max_lines=4,
+                max_length=LONGEST_COMMENT,
+                elem_id="human-comment",
+            )
+            with gr.Row(elem_id="human-keys"):
+                keys = [(key, _button(gr, key, label)) for key, label in BUTTONS]
+    with gr.Column(visible=False, elem_id="human-end") as done:
+        ending = html()
+        keys.append(("u", _button(gr, "u", "Undo the last vote")))
+    hidden = [gr.Textbox(visible="hidden", elem_id=f"human-{kind}") for kind in ("rater", "item", "last")]
+    return Parts(entry, name, start, progress, note, voting, stage, comment, done, ending, keys, *hidden)
+
+
+def _button(gr: Any, key: str, label: str) -> Any:
+    """A button; the style sheet draws its key, which is part of the class, beside the label."""
+    variant = "primary" if key in "12" else "secondary"
+    return gr.Button(label, variant=variant, elem_classes=["human-key", f"human-key-{key}"], min_width=120)
+
+
+def _connect(gr: Any, blocks: Any, parts: Parts, screens: Screens) -> None:
+    """Binds the answers to the events."""
+    common: dict[str, Any] = {
+        "outputs": parts.changing(),
+        "queue": False,
+        "show_progress": "hidden",
+        "api_visibility": "private",
+    }
+
+    def enter(asked: bool, rater: str) -> dict[Any, Any]:
+        return _updates(gr, parts, screens.enter(rater, asked))
+
+    def vote(choice: str, rater: str, item_id: str, comment: str) -> dict[Any, Any]:
+        return _updates(gr, parts, screens.vote(choice, rater, item_id, comment))
+
+    def undo(rater: str, last: str) -> dict[Any, Any]:
+        return _updates(gr, parts, screens.undo(rater, last))
+
+    blocks.load(partial(enter, False), inputs=parts.rater, js=RATER_FROM_ADDRESS, **common)
+    for event in (parts.start.click, parts.name.submit):
+        event(partial(enter, True), inputs=parts.name, js=RATER_INTO_ADDRESS, **common)
+    for key, button in parts.keys:
+        function, inputs = (undo, [parts.last]) if key == "u" else (partial(vote, key), [parts.item, parts.comment])
+        pressed = button.click(function, inputs=[parts.rater, *inputs], **common)
+        pressed.then(None, js=TO_THE_TOP)
+
+
+def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Any, Any]:
+    """A screen as values of the components."""
+    note = {parts.note: gr.update(value=note_html(screen.note), visible=bool(screen.note))}
+    view = screen.view
+    if view is None:
+        return note if screen.rater else note | {parts.entry: gr.update(visible=True)}
+    return note | {
+        parts.entry: gr.update(visible=False),
+        parts.progress: gr.update(value=progress_html(view, screen.rater), visible=True),
+        parts.voting: gr.update(visible=view.item is not None),
+        parts.stage: item_html(view),
+        parts.comment: screen.comment,
+        parts.done: gr.update(visible=view.item is None),
+        parts.ending: done_html(view),
+        parts.rater: screen.rater,
+        parts.item: view.item.pair.id if view.item else "",
+        parts.last: view.last or "",
+    }
+
+
+def _check_port(port: int) -> None:
+    """Fails early and in plain words where Gradio would after seconds."""
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--port {port}: cannot be listened on ({error}); give another one.") from error
+
+
+def _gradio() -> Any:
+    """Gradio, told to send nothing anywhere."""
+    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
+    for name in ("NO_PROXY", "no_proxy"):  # Gradio calls its own server once
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), HOST]))
+    try:
+        import gradio
+    except ImportError as error:
+        raise UserError("--web needs Gradio: pip install 'ma-rlhf[ui]'") from error
+    return gradio
+
+
+def _theme() -> Any:
+    """Gradio's plain theme with the fonts of the machine: no font is fetched."""
+    from gradio import themes
+
+    sans = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
+    theme = themes.Base(primary_hue="blue", neutral_hue="slate", font=sans, font_mono=("ui-monospace", "monospace"))
+    return theme.set(
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        button_primary_background_fill_dark="*primary_600",
+        button_primary_background_fill_hover_dark="*primary_700",
+    )

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the page answers to the browser, without the page.
+
+The browser keeps nothing that matters. Each vote comes with the rater's name and the item that was shown, and undo
+with the vote that was the last; the session decides whether that still holds. So two tabs, a double click, a reload
+and a new server on the same port do no harm.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from dschat.errors import UserError
+from dschat.evaluation.human.items import LONGEST_NAME, rater_name
+from dschat.evaluation.human.session import HumanSession, Study, View
+
+NAME_NEEDED = f"Give a name of 1 to {LONGEST_NAME} characters."
+NOT_COUNTED = "That vote did not count: the item had your vote already, from another tab or a second click."
+UNDONE = "Taken back. This was your last vote."
+NOT_UNDONE = "Nothing was taken back: you have voted in another tab since."
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What to show.
+
+    Attributes:
+        rater: whose screen it is; empty asks for the name.
+        view: where the rater stands; None leaves everything as it is, but for the note.
+        note: a message; empty for none.
+        comment: content of the comment box.
+    """
+
+    rater: str
+    view: View | None
+    note: str = ""
+    comment: str = ""
+
+
+class Screens:
+    """Answers the browsers of all raters; may be called by several threads."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._sessions: dict[str, HumanSession] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, rater: str, asked: bool) -> Screen:
+        """A rater comes, or comes back.
+
+        Args:
+            rater: the name from the form or the address.
+            asked: it was typed, so that a missing one is worth a note.
+        """
+        try:
+            rater_name(rater)
+        except UserError:
+            return Screen("", None, NAME_NEEDED if asked else "")
+        try:
+            session = self._session(rater)
+            return Screen(session.rater, session.view())
+        except UserError as error:
+            return Screen("", None, str(error))
+
+    def vote(self, choice: str, rater: str, item_id: str, comment: str) -> Screen:
+        """A vote on the item that was shown.
+
+        Args:
+            choice: 1 first, 2 second, 3 equal, 4 pass.
+            rater: the name.
+            item_id: what was shown.
+            comment: what the box held.
+        """
+        try:
+            session = self._session(rater)
+            saved = session.vote(item_id, choice, comment)
+            return Screen(rater, session.view(), "" if saved else NOT_COUNTED)
+        except UserError as error:
+            return Screen(rater, None, f"Not saved! {error}")
+
+    def undo(self, rater: str, last: str) -> Screen:
+        """Takes the last vote back; its comment returns to the box.
+
+        Args:
+            rater: the name.
+            last: what the last vote was on when the screen was made.
+        """
+        try:
+            session = self._session(rater)
+            taken = session.undo(last)
+            if taken is None:
+                return Screen(rater, session.view(), NOT_UNDONE)
+            return Screen(rater, session.view(taken.id), UNDONE, str(taken.details.get("comment") or ""))
+        except UserError as error:
+            return Screen(rater, None, f"Not taken back! {error}")
+
+    def _session(self, rater: str) -> HumanSession:
+        """The session of a rater, the same for all tabs."""
+        name = rater_name(rater).casefold()
+        with self._lock:
+            if name not in self._sessions:
+                self._sessions[name] = self._study.session(rater)
+            return self._sessions[name]

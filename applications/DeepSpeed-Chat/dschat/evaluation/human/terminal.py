@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Votes in a terminal."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+from dschat.common.hidden_text import for_reading, wrapped
+from dschat.evaluation.human.guidelines import guidelines
+from dschat.evaluation.human.items import CHOICES
+from dschat.evaluation.human.session import HumanSession, View
+
+KEYS = "1 A is better   2 B is better   3 equal   4 pass   |   u undo   c comment   ? guidelines   q quit"
+WIDEST = 100  # characters
+
+
+class TerminalRating:
+    """Asks one rater until everything has a vote, the rater quits or the input ends."""
+
+    def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
+        """Takes the session and the two ends of a terminal.
+
+        Args:
+            session: of the rater.
+            ask: shows a prompt and returns a line; EOFError or KeyboardInterrupt ends the session.
+            say: shows text.
+        """
+        self._session, self._ask, self._say = session, ask, say
+        self._comment = ""
+
+    def run(self) -> None:
+        """Asks item after item. Every vote is saved before the next question.
+
+        Raises:
+            UserError: the votes cannot be written.
+        """
+        self._say(self._guidelines())
+        view = self._session.view()
+        try:
+            while view.item is not None:
+                self._show(view)
+                after = self._answer(view)
+                if after is None:
+                    break
+                view = after
+        except (EOFError, KeyboardInterrupt):
+            self._say("")
+        self._say(self._session.summary())
+
+    def _answer(self, view: View) -> View | None:
+        """Asks until something is to be shown; None to quit."""
+        while True:
+            word, _, rest = self._ask("> ").strip().partition(" ")
+            key = word.lower()
+            if key in CHOICES and not rest and view.item is not None:
+                if not self._session.vote(view.item.pair.id, key, self._comment):
+                    self._say("You have voted on this one already, elsewhere; that vote stays.")
+                self._comment = ""
+                return self._session.view()
+            if key == "u":
+                after = self._undo(view)
+                if after is not None:
+                    return after
+            elif key == "c":
+                self._take_comment(rest)
+            elif key == "?":
+                self._say(self._guidelines())
+            elif key == "q":
+                return None
+            else:
+                self._say(f"Type one of the keys, then Enter. {KEYS}")
+
+    def _undo(self, view: View) -> View | None:
+        taken = self._session.undo(view.last) if view.last is not None else None
+        if taken is None:
+            self._say("There is no vote to take back.")
+            return None
+        self._comment = str(taken.details.get("comment") or "")
+        self._say("Taken back; this was your last vote:")
+        return self._session.view(taken.id)
+
+    def _take_comment(self, text: str) -> None:
+        self._comment = text.strip() or self._ask("Comment (kept with your vote; empty removes it): ").strip()
+        self._say("Comment noted; now vote." if self._comment else "No comment.")
+
+    def _show(self, view: View) -> None:
+        if view.item is None:
+            return
+        first, second = view.item.responses
+        width = self._width()
+        self._say(f"\n{f'== Item {view.voted + 1} of {view.total} '.ljust(width, '=')}")
+        for title, text in (("PROMPT", view.item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
+            self._say(f"{f'-- {title} '.ljust(width, '-')}\n{wrapped(for_reading(text), width)}\n")
+        if self._comment:
+            self._say(f"Comment: {for_reading(self._comment)}")
+        self._say(KEYS)
+
+    def _guidelines(self) -> str:
+        lines = []
+        for point in guidelines(self._session.study.dataset):
+            lines += [f"* {point.text}", *(f"  - {part}" for part in point.parts)]
+        return "\n".join(wrapped(line, self._width()) for line in lines)
+
+    def _width(self) -> int:
+        return min(shutil.get_terminal_size().columns, WIDEST)

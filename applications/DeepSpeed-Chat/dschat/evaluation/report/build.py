@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report on verdicts and rewards: which of two models is better, by whom, how surely, and how far they agree."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dschat.common.statistics import RESAMPLES, WinRates
+from dschat.errors import UserError
+from dschat.evaluation.report.results import RaterResult, SectionResult, section_result
+from dschat.evaluation.report.sections import sections_of
+from dschat.evaluation.report.text import report_text
+from dschat.evaluation.report.votes import read_votes
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """What files of verdicts and of scored responses say.
+
+    Attributes:
+        files: what was read.
+        margin: rewards that differ by no more were a tie.
+        sections: one per pair of models and data set.
+    """
+
+    files: list[Path]
+    margin: float
+    sections: list[SectionResult]
+
+    def text(self) -> str:
+        """The tables for a terminal."""
+        return report_text(self.sections, self.margin)
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers as JSON can hold them: what is not defined is null."""
+        return {
+            "files": [str(file) for file in self.files],
+            "reward_margin": self.margin,
+            "intervals": {"level": 0.95, "bootstrap_resamples": RESAMPLES},
+            "sections": [_section_row(section) for section in self.sections],
+        }
+
+
+def build_evaluation_report(files: Sequence[Path], output_dir: Path, reward_margin: float = 0.0) -> EvaluationReport:
+    """Writes `report.json` and `report.png`.
+
+    Args:
+        files: files of verdicts (`dschat.evaluation.pairs.comparisons`) and of responses with rewards
+            (`dschat.evaluation.pairs.responses`), in any mixture and order.
+        output_dir: folder of the two files; made where it is missing.
+        reward_margin: rewards that differ by no more are a tie.
+
+    Returns:
+        The numbers; `.text()` is the table for the terminal.
+
+    Raises:
+        UserError: a file is missing, bad or fits to no other; names file and line. Or the folder cannot be written.
+    """
+    from dschat.evaluation.report.plot import draw_report
+
+    if not files:
+        raise UserError("A report needs at least one file of verdicts, or two of responses with rewards.")
+    if not (math.isfinite(reward_margin) and reward_margin >= 0):
+        raise UserError(f"--reward-margin {reward_margin}: must be 0 or more.")
+    paths = [Path(file) for file in files]
+    sections = sections_of(*read_votes(paths, reward_margin), reward_margin)
+    report = EvaluationReport(paths, reward_margin, [section_result(section) for section in sections])
+    content = json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
+    picture = draw_report(report.sections)
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "report.json").write_text(content, encoding="utf-8")
+        (output_dir / "report.png").write_bytes(picture)
+    except OSError as error:
+        raise UserError(f"--output {output_dir}: cannot be written: {error}") from error
+    return report
+
+
+def _section_row(section: SectionResult) -> dict[str, Any]:
+    """A section as JSON; `a` is the first model, `win` its win."""
+    means = {"characters": section.characters, "words": section.words, "reward": section.rewards}
+    return {
+        "model_a": section.models[0],
+        "model_b": section.models[1],
+        "dataset": section.dataset,
+        "items": section.characters.items,
+        "means": {name: None if mean is None else asdict(mean) for name, mean in means.items()},
+        "raters": [_rater_row(rater) for rater in section.raters],
+        "agreement": [asdict(agreement) for agreement in section.agreements],
+        "group_agreement": [asdict(group) for group in section.groups],
+    }
+
+
+def _rater_row(rater: RaterResult) -> dict[str, Any]:
+    return {
+        "rater": rater.label,
+        "kind": rater.kind,
+        "pooled": rater.pooled,
+        "items": rater.items,
+        **_rates_row(rater.rates),
+        "length_controlled": asdict(rater.length),
+        "position": None if rater.position is None else asdict(rater.position),
+        "aspects": {name: _rates_row(rates) for name, rates in rater.aspects.items()},
+    }
+
+
+def _rates_row(rates: WinRates) -> dict[str, Any]:
+    shares = {"win": rates.win, "tie": rates.tie, "loss": rates.loss, "half": rates.half}
+    return {
+        "verdicts": rates.tally.given,
+        "counted": rates.tally.counted,
+        "counts": asdict(rates.tally),
+        "rates": {name: None if rate is None else asdict(rate) for name, rate in shares.items()},
+    }

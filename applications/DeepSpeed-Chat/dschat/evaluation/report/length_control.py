@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Win rate at equal length: what a logistic regression on the difference in length gives where that is zero."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dschat.common.statistics import POINTS, Rate
+
+FEWEST = 5  # points that either model must have for the regression: below, its errors are not to be trusted
+
+
+@dataclass(frozen=True)
+class LengthControlled:
+    """A length-controlled win rate.
+
+    Attributes:
+        rate: probability that the first model wins at equal length, ties as half; None where it cannot be estimated.
+        slope: coefficient of the length term: positive where longer responses win more often; None likewise.
+        remark: why there is no rate, or what to know about it; may be empty.
+    """
+
+    rate: Rate | None
+    slope: float | None
+    remark: str = ""
+
+
+def length_controlled(
+    verdicts: Sequence[str], differences: Sequence[float], items: Sequence[Any] | None = None
+) -> LengthControlled:
+    """Fits logit P(first wins) = a + b · tanh(difference / sd of the differences) and gives P at difference 0.
+
+    As in length-controlled AlpacaEval (Dubois et al. 2024), for one pair of models and without its term for the
+    prompt. A tie is half a win. The interval is that of a ± 1.96 standard errors, robust, clustered by item.
+
+    Args:
+        verdicts: (N,) of A, B, tie; others are left out.
+        differences: (N,) length of the first response minus length of the second.
+        items: (N,) what each verdict is about; without it every verdict is an item of its own.
+    """
+    import numpy as np
+
+    kept = [index for index, verdict in enumerate(verdicts) if verdict in POINTS]
+    points = np.array([POINTS[verdicts[index]] for index in kept])
+    gaps = np.array([differences[index] for index in kept], dtype=np.float64)
+    fewer = min(points.sum(), (1 - points).sum())
+    if fewer < FEWEST:
+        return _none(f"too few points for one of the models: {fewer:g}, the regression needs {FEWEST}")
+    if points.min() == points.max():
+        return LengthControlled(Rate(0.5), 0.0, "every verdict is a tie")
+    if len(set(gaps.tolist())) < 2:
+        return _none("every pair differs by the same length")
+    terms = np.tanh(gaps / gaps.std())
+    if _separated(points, terms):
+        return _none("length tells wins from losses without exception")
+    names = [index if items is None else items[index] for index in kept]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    if len(numbers) < 2 * FEWEST:
+        return _none(f"too few items: {len(numbers)}, the regression needs {2 * FEWEST}")
+    fitted = _fit(points, terms, np.array([numbers[name] for name in names]))
+    if fitted is None:
+        return _none("length tells wins from losses almost without exception")
+    aside = "" if gaps.min() <= 0 <= gaps.max() else "extrapolated: one model's responses are always the longer ones"
+    return LengthControlled(*fitted, aside)
+
+
+def _none(reason: str) -> LengthControlled:
+    return LengthControlled(None, None, reason)
+
+
+def _separated(points: Any, terms: Any) -> bool:
+    """Whether some length splits what was won from what was lost: the coefficients grow without end then.
+
+    Their ranges must overlap by more than a point. Ties between wins and losses would keep the coefficients finite,
+    but say little about them, and are left out; where nothing was won, or nothing lost, ties take that side.
+    """
+    won, lost = terms[points == points.max()], terms[points == points.min()]
+    return bool(won.min() >= lost.max() or lost.min() >= won.max())
+
+
+def _fit(points: Any, terms: Any, groups: Any) -> tuple[Rate, float] | None:
+    """Rate at 0 and slope; None where the search for the coefficients does not settle."""
+    import numpy as np
+    from scipy.special import expit
+    from statsmodels.discrete.discrete_model import Logit
+    from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
+
+    model = Logit(points, np.column_stack([np.ones_like(terms), terms]))
+    with warnings.catch_warnings():
+        for warning in (ConvergenceWarning, PerfectSeparationWarning, RuntimeWarning):
+            warnings.simplefilter("error", warning)
+        try:
+            result = model.fit(disp=False, cov_type="cluster", cov_kwds={"groups": groups})
+        except (ConvergenceWarning, PerfectSeparationWarning, RuntimeWarning, np.linalg.LinAlgError):
+            return None
+    low, high = result.conf_int(alpha=0.05)[0]
+    if not np.isfinite([low, high, result.params[1]]).all():
+        return None
+    return Rate(float(expit(result.params[0])), float(expit(low)), float(expit(high))), float(result.params[1])

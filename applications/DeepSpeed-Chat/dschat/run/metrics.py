@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics: weighted means over batches and ranks, and the files they go to."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor
+
+from dschat.run.distributed import device, is_main, sum_over_ranks
+
+Number = float | int | Tensor
+
+
+class Means:
+    """Weighted means that are added up on the device and read once.
+
+    ``add`` never waits for the device; ``reduce`` adds the sums over ranks and reads them, one synchronisation.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Number] = {}
+        self._weights: dict[str, Number] = {}
+
+    def add(self, name: str, total: Number, weight: Number = 1) -> None:
+        """Adds ``total``, a sum over ``weight`` items, to the metric ``name``."""
+        total = total.detach() if isinstance(total, Tensor) else total
+        self._sums[name] = self._sums.get(name, 0) + total
+        self._weights[name] = self._weights.get(name, 0) + weight
+
+    def add_all(self, totals: Mapping[str, Number], weight: Number = 1) -> None:
+        """Adds several metrics of the same weight."""
+        for name, total in totals.items():
+            self.add(name, total, weight)
+
+    def reduce(self) -> dict[str, float]:
+        """Mean of each metric over everything added on all ranks; 0 where the weight is 0."""
+        if not self._sums:
+            return {}
+        flat = [*self._sums.values(), *self._weights.values()]
+        stacked = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=device()).reshape(()) for x in flat])
+        numbers = sum_over_ranks(stacked).tolist()
+        count = len(self._sums)
+        sums, weights = numbers[:count], numbers[count:]
+        return {name: s / w if w else 0.0 for name, s, w in zip(self._sums, sums, weights, strict=True)}
+
+
+class MetricsLog:
+    """``metrics.jsonl``, one object per line, and TensorBoard on request. Only the main process writes."""
+
+    def __init__(self, folder: Path, tensorboard_folder: Path | None = None) -> None:
+        self._start = time.perf_counter()
+        self._file: TextIO | None = None
+        self._board: Any = None
+        if not is_main():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = open(folder / "metrics.jsonl", "w", encoding="utf-8")
+        if tensorboard_folder is not None:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import, and optional
+
+            self._board = SummaryWriter(str(tensorboard_folder))
+
+    def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
+        """Writes one row.
+
+        Args:
+            update: optimiser updates so far.
+            samples: training examples (prompts, pairs) used so far, on all ranks.
+            metrics: name → number; a number that is not finite is written as null.
+        """
+        if self._file is None:
+            return
+        seconds = round(time.perf_counter() - self._start, 3)
+        row = {"update": update, "samples": samples, "seconds": seconds}
+        row.update({k: (v if math.isfinite(v) else None) for k, v in metrics.items()})  # type: ignore[misc]
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in metrics.items():
+                self._board.add_scalar(name, value, update)
+
+    def close(self) -> None:
+        """Closes the files."""
+        if self._file is not None:
+            self._file.close()
+        if self._board is not None:
+            self._board.close()

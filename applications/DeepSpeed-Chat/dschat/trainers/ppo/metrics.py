@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is logged of a rollout, and how a response is written down token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from dschat.rl.masked import masked_moments, masked_sum
+from dschat.rl.types import PPOBatch
+from dschat.run.distributed import world_size
+from dschat.run.metrics import Means
+
+
+def rollout_metrics(
+    batch: PPOBatch,
+    lam: float,
+    metric: Tensor | None = None,
+    metric_name: str = "",
+    totals: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Means over the responses of all ranks; one synchronisation.
+
+    Args:
+        batch: this rank's rows.
+        lam: GAE's λ per macro step, from which λ_eff = λ^(1/mean macro length).
+        metric: (B,) of the metric function, logged as objective/<metric_name>.
+        metric_name: of the metric function.
+        totals: further metrics, sums over this rank's rows, logged as sums over all ranks. The same names on each.
+
+    Returns:
+        objective/…, response/…, macro/…, val/num_eos_tokens and val/explained_variance. KL in nats.
+    """
+    mask, macro, trajectory = batch.response_mask, batch.macro, batch.trajectory
+    rows, tokens, macros = mask.shape[0], mask.sum(), macro.mask.sum()
+    kl, surprise = masked_sum(batch.kl, mask), masked_sum(-trajectory.logprobs, mask)
+    finished = trajectory.rollout.finished.sum()
+    means = Means()
+    means.add("objective/kl", kl, rows)
+    means.add("objective/kl_per_token", kl, tokens)
+    means.add("objective/entropy", surprise, rows)
+    means.add("objective/scores", trajectory.scores.sum(), rows)
+    means.add("objective/rlhf_reward", masked_sum(batch.rewards, mask), rows)
+    if metric is not None:
+        means.add(f"objective/{metric_name}", metric.sum(), rows)
+    means.add("response/length", tokens, rows)
+    means.add("response/eos_rate", finished, rows)
+    means.add("macro/count", macros, rows)
+    means.add("macro/length", tokens, macros)
+    # Σx, Σx² and n of returns and of what the critic leaves unexplained, as means over tokens.
+    for name, x in (("returns", batch.returns), ("residuals", batch.returns - trajectory.values)):
+        count, total, squares = masked_moments(x, mask)
+        means.add(name, total, count)
+        means.add(f"{name}²", squares, count)
+    means.add_all({"val/num_eos_tokens": finished} | dict(totals or {}), 1 / world_size())
+    return _derived(means, lam)
+
+
+def _derived(means: Means, lam: float) -> dict[str, float]:
+    metrics = means.reduce()
+    spread = metrics.pop("returns²") - metrics.pop("returns") ** 2
+    unexplained = metrics.pop("residuals²") - metrics.pop("residuals") ** 2
+    metrics["val/explained_variance"] = 1 - unexplained / spread if spread > 1e-12 else 0.0
+    metrics["macro/lambda_eff"] = lam ** (1 / metrics["macro/length"]) if metrics["macro/length"] else lam
+    return metrics
+
+
+def token_table(batch: PPOBatch, row: int, tokenizer: Any) -> list[dict[str, Any]]:
+    """One response as a list of tokens with their macro action and numbers, for sample files.
+
+    Args:
+        batch: of PPO.
+        row: which response.
+        tokenizer: to show each token's text.
+
+    Returns:
+        Per token: text, macro_action, value, reward, advantage, logprob, ref_logprob.
+    """
+    length = int(batch.response_mask[row].sum())
+    trajectory = batch.trajectory
+
+    def numbers(x: Tensor) -> list[float]:
+        return [round(v, 5) for v in x[row, :length].tolist()]
+
+    columns = {
+        "text": token_texts(trajectory.rollout.response_ids[row, :length].tolist(), tokenizer),
+        "macro_action": batch.macro.index[row, :length].tolist(),
+        "value": numbers(trajectory.values),
+        "reward": numbers(batch.rewards),
+        "advantage": numbers(batch.advantages),
+        "logprob": numbers(trajectory.logprobs),
+        "ref_logprob": numbers(trajectory.ref_logprobs),
+    }
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def token_texts(ids: list[int], tokenizer: Any) -> list[str]:
+    """The text that each token adds to the response; together they are the decoded response, special tokens shown.
+
+    A token that ends inside a character (bytes of an emoji) adds nothing until the one that completes it.
+    """
+    texts, done = [], ""
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if text.endswith("�") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(text[len(done) :])
+        done = text
+    return texts

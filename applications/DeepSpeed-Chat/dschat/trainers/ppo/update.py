@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimiser updates of one PPO iteration: PPO epochs × updates × micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dschat.rl.losses import policy_loss, value_loss
+from dschat.rl.macro_actions import macro_logprobs, token_weights
+from dschat.rl.masked import masked_moments, masked_sum, whiten
+from dschat.rl.types import PPOBatch, select_rows, trim
+from dschat.run.distributed import sum_over_ranks, world_size
+from dschat.run.metrics import Means
+from dschat.trainers.ppo.trajectory import response_values
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What the updates depend on."""
+
+    update_size: int  # rows of one update on this rank
+    micro_batch: int  # rows of one forward pass
+    ppo_epochs: int
+    cliprange: float
+    cliprange_value: float
+    temperature: float
+    policy_ratio: str = "token"  # token, macro or macro_mean
+
+
+def whiten_advantages(batch: PPOBatch) -> PPOBatch:
+    """The batch with advantages of mean 0 and variance 1 over the response tokens of all ranks."""
+    totals = torch.stack(masked_moments(batch.advantages, batch.response_mask))
+    count, total, squares = sum_over_ranks(totals).unbind()
+    advantages = whiten(batch.advantages, batch.response_mask, (count, total, squares))
+    return replace(batch, advantages=advantages)
+
+
+def ppo_update(actor: Any, critic: Any, batch: PPOBatch, settings: UpdateSettings, seed: int) -> dict[str, float]:
+    """Trains actor and critic on one rollout.
+
+    Rows are shuffled into updates; inside an update micro-batches hold rows of similar length. Every loss is divided
+    by the count of the whole update over all ranks, so that neither the micro-batch size nor the order matters.
+
+    Args:
+        actor: engine of a PolicyModel, in training mode.
+        critic: engine of a ScalarModel, in training mode.
+        batch: this rank's rows.
+        settings: sizes and clipping.
+        seed: of the shuffle; the same on every rank.
+
+    Returns:
+        Means over the updates: policy/…, loss/…, val/…, and the gradient norms.
+    """
+    response_lengths = batch.response_mask.sum(1)
+    prompt_lengths = batch.trajectory.rollout.attention_mask.sum(1) - response_lengths
+    sizes = torch.stack([prompt_lengths, response_lengths], dim=1).cpu().numpy()
+    shuffle = np.random.RandomState(seed % 2**32)
+    means = Means()
+    for _ in range(settings.ppo_epochs):
+        order = shuffle.permutation(len(sizes))
+        for start in range(0, len(order), settings.update_size):
+            rows = order[start : start + settings.update_size]
+            rows = rows[np.argsort(sizes[rows].sum(1), kind="stable")]
+            _one_update(actor, critic, batch, rows, sizes, settings, means)
+            means.add_all({"grad_norm/actor": actor.grad_norm, "grad_norm/critic": critic.grad_norm})
+    return means.reduce()
+
+
+def _one_update(
+    actor: Any,
+    critic: Any,
+    batch: PPOBatch,
+    rows: np.ndarray,
+    sizes: np.ndarray,
+    settings: UpdateSettings,
+    means: Means,
+) -> None:
+    """One optimiser update of both models; adds its statistics to ``means``."""
+    device = batch.response_mask.device
+    num_macro = batch.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
+    own = torch.stack([torch.as_tensor(sizes[rows, 1].sum(), device=device), num_macro]).float()
+    num_tokens, num_macro = sum_over_ranks(own).clamp(min=1).unbind()
+    micro_batches = [rows[i : i + settings.micro_batch] for i in range(0, len(rows), settings.micro_batch)]
+    share = 1 / (len(micro_batches) * world_size())  # the parts of an update add up to its mean
+    for chosen in micro_batches:
+        prompt_width, response_width = sizes[chosen].max(0).tolist()
+        part = select_rows(batch, torch.as_tensor(chosen, device=device))
+        part = trim(part, prompt_width, max(response_width, 1))
+        means.add_all(_actor_step(actor, part, num_tokens, num_macro, settings), share)
+        means.add_all(_critic_step(critic, part, num_tokens, settings), share)
+
+
+def _actor_step(
+    actor: Any, part: PPOBatch, num_tokens: Tensor, num_macro: Tensor, settings: UpdateSettings
+) -> dict[str, Tensor]:
+    """One micro-batch of the actor; returns its share of the update's statistics."""
+    rollout, mask = part.trajectory.rollout, part.response_mask
+    new_logprobs, entropy = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1], settings.temperature)
+    logprobs, weights, count = part.trajectory.logprobs, None, num_tokens
+    if settings.policy_ratio != "token":
+        mean = settings.policy_ratio == "macro_mean"
+        new_logprobs = macro_logprobs(new_logprobs, part.macro, mean)
+        logprobs = macro_logprobs(logprobs, part.macro, mean)
+        if not mean:
+            weights, count = token_weights(part.macro), num_macro
+    loss, stats = policy_loss(new_logprobs, logprobs, part.advantages, mask, settings.cliprange, count, weights)
+    actor.backward(loss)
+    actor.step()
+    return {
+        "loss/policy": loss,
+        "policy/approxkl": stats["approxkl"],
+        "policy/clipfrac": stats["clipfrac"],
+        "policy/entropy": masked_sum(entropy, mask) / num_tokens,
+        "val/ratio": stats["ratio"],
+    }
+
+
+def _critic_step(critic: Any, part: PPOBatch, num_tokens: Tensor, settings: UpdateSettings) -> dict[str, Tensor]:
+    """One micro-batch of the critic; returns its share of the update's statistics."""
+    rollout, mask = part.trajectory.rollout, part.response_mask
+    new_values = response_values(critic(rollout.input_ids, rollout.attention_mask), mask.shape[1])
+    loss, stats = value_loss(
+        new_values, part.trajectory.values, part.returns, mask, settings.cliprange_value, num_tokens
+    )
+    critic.backward(loss)
+    critic.step()
+    return {"loss/value": loss, "val/clipfrac": stats["clipfrac"]}

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks before the first update: a few forward passes that catch what would otherwise train silently wrong."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dschat.errors import UserError
+from dschat.models.policy import PolicyModel
+from dschat.models.positions import position_ids
+from dschat.models.scalar import ScalarModel, last_scores
+from dschat.rl.types import Rollout, Trajectory, select_rows
+from dschat.rollouts.sampling import Sampling
+
+# Largest difference that rounding explains, by the precision of the forward pass.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+ROWS = 2
+POSITIONS = 32
+
+
+@torch.no_grad()
+def check_policy(
+    engine: Any, tokens: tuple[Tensor, Tensor], num_response: int, temperature: float, pad_id: int
+) -> None:
+    """Log-probs equal the model's own logits, and padding changes nothing.
+
+    Args:
+        engine: of a PolicyModel.
+        tokens: input_ids (B, T) long and attention_mask (B, T) bool; the first two rows are used.
+        num_response: R < T.
+        temperature: of sampling.
+        pad_id: the tokenizer's.
+
+    Raises:
+        UserError: they differ by more than rounding.
+    """
+    kept = min(num_response, POSITIONS)  # full logits of a whole response would be gigabytes
+    end = tokens[0].shape[1] - num_response + kept
+    input_ids, attention_mask = (x[:ROWS, :end] for x in tokens)
+    num_response = kept
+    policy: PolicyModel = engine.module
+    logprobs, _ = engine(input_ids, attention_mask, num_response, temperature)
+    mask = attention_mask[:, -num_response:]
+    output = policy.causal_lm(
+        input_ids=input_ids,
+        attention_mask=attention_mask.long(),
+        use_cache=False,
+        **position_ids(policy.causal_lm, attention_mask),
+        **_keep_logits(policy.causal_lm, num_response + 1),
+    )
+    logits = output.logits[:, -num_response - 1 : -1].float() / temperature
+    own = logits.log_softmax(-1).gather(-1, input_ids[:, -num_response:, None]).squeeze(-1)
+    _require_close("log-probs", "those of the model's own logits", logprobs, own, mask, policy)
+    padded_ids = F.pad(input_ids, (3, 2), value=pad_id)
+    padded_mask = F.pad(attention_mask, (3, 2), value=False)
+    padded, _ = engine(padded_ids, padded_mask, num_response + 2, temperature)
+    _require_close("log-probs with padding", "those without", padded[:, :num_response], logprobs, mask, policy)
+
+
+@torch.no_grad()
+def check_scalar(engine: Any, tokens: tuple[Tensor, Tensor], pad_id: int) -> None:
+    """Scores equal the Hugging Face classifier's own, and padding on either side changes nothing.
+
+    Args:
+        engine: of a ScalarModel.
+        tokens: input_ids (B, T) long and attention_mask (B, T) bool; the first two rows are used.
+        pad_id: the tokenizer's.
+
+    Raises:
+        UserError: they differ by more than rounding.
+    """
+    input_ids, attention_mask = (x[:ROWS] for x in tokens)
+    model: ScalarModel = engine.module
+    scores = last_scores(engine(input_ids, attention_mask), attention_mask)
+    own = model.classifier(
+        input_ids=input_ids,
+        attention_mask=attention_mask.long(),
+        use_cache=False,
+        **position_ids(model.classifier, attention_mask),
+    )
+    every = torch.ones_like(scores, dtype=torch.bool)
+    _require_close("scores", "those of the classifier's own forward", scores, own.logits[:, 0].float(), every, model)
+    padded_mask = F.pad(attention_mask, (3, 2), value=False)
+    padded = last_scores(engine(F.pad(input_ids, (3, 2), value=pad_id), padded_mask), padded_mask)
+    _require_close("scores with padding", "those without", padded, scores, every, model)
+
+
+@torch.no_grad()
+def check_rollout(actor: Any, trajectory: Trajectory, temperature: float, sampling: Sampling) -> None:
+    """At step 0 the ratio is 1, the KL to the reference 0, and the sampled tokens are what was asked for.
+
+    Args:
+        actor: its engine, in evaluation mode.
+        trajectory: the first of the run.
+        temperature: of sampling.
+        sampling: what was asked for: ids that end a response, ids that are never sampled.
+
+    Raises:
+        UserError: one of them does not hold.
+    """
+    rollout, mask = trajectory.rollout, trajectory.response_mask
+    policy: PolicyModel = actor.module
+    check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, sampling.pad_id)
+    part: Rollout = select_rows(rollout, torch.arange(min(ROWS, len(mask)), device=mask.device))
+    again, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], temperature)
+    stored = trajectory.logprobs[: len(again)]
+    _require_close("log-probs at the update", "those of the rollout", again, stored, part.response_mask, policy)
+    _require_close("actor's log-probs", "the reference's", trajectory.logprobs, trajectory.ref_logprobs, mask, policy)
+    for token_id in sampling.forbidden:
+        if bool(((rollout.response_ids == token_id) & mask).any()):
+            raise UserError(f"step-0 check: the policy sampled token {token_id}, a pad or BOS token.")
+    if not bool((mask.cumsum(1) == torch.arange(1, mask.shape[1] + 1, device=mask.device))[mask].all()):
+        raise UserError("step-0 check: a response is not a prefix of its row.")
+    last = (mask.sum(1) - 1).clamp(min=0)
+    ended = torch.isin(rollout.response_ids.gather(1, last[:, None]).squeeze(1), _ids(sampling.end_ids, mask))
+    if not bool((ended == rollout.finished)[mask.any(1)].all()):
+        raise UserError("step-0 check: a finished response does not end with EOS, or one that was cut does.")
+
+
+def _ids(ids: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.tensor(ids, device=like.device)
+
+
+def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:
+    """Asks for the last logits only, of models that can."""
+    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(causal_lm.forward).parameters else {}
+
+
+def _require_close(what: str, expected_what: str, x: Tensor, y: Tensor, mask: Tensor, model: nn.Module) -> None:
+    difference = float(torch.where(mask, (x - y).abs(), 0.0).max()) if mask.numel() else 0.0
+    tolerance = TOLERANCE[next(model.parameters()).dtype]
+    if not difference <= tolerance:
+        raise UserError(
+            f"step-0 check: {what} differ from {expected_what} by up to {difference:.3g} (rounding explains "
+            f"{tolerance:g}). The model's architecture is computed wrongly here, or actor and reference differ; "
+            "please report the model. --no_self_checks skips this check."
+        )

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 2, the reward model: the chosen response of a pair shall score above the rejected one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dschat.data.collate import collate_pairs
+from dschat.data.examples import PairExample
+from dschat.models.scalar import last_scores
+from dschat.rl.losses import pairwise_loss
+from dschat.run.distributed import device
+from dschat.trainers.selfcheck import check_scalar
+
+
+class RewardTask:
+    """Learns to rank pairs of responses."""
+
+    name = "reward"
+
+    def __init__(self, train: Sequence[PairExample], eval: Sequence[PairExample], pad_id: int) -> None:
+        self.train, self.eval, self._pad_id = train, eval, pad_id
+
+    def count(self, examples: Sequence[PairExample]) -> int:
+        return len(examples)
+
+    def loss(
+        self, engine: Any, examples: Sequence[PairExample], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        tokens = self._collate(examples)
+        chosen, rejected = last_scores(engine(*tokens), tokens[1]).chunk(2)
+        return pairwise_loss(chosen, rejected, count)
+
+    def self_check(self, engine: Any, examples: Sequence[PairExample]) -> None:
+        check_scalar(engine, self._collate(examples), self._pad_id)
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        return means
+
+    def _collate(self, examples: Sequence[PairExample]) -> tuple[Tensor, Tensor]:
+        batch = collate_pairs(examples, self._pad_id)
+        return batch["input_ids"].to(device()), batch["attention_mask"].to(device())

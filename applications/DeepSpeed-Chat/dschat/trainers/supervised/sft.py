@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 1, supervised fine-tuning: cross-entropy on the response tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dschat.data.collate import collate_sft
+from dschat.data.examples import SFTExample
+from dschat.rl.losses import sft_loss
+from dschat.run.distributed import device
+from dschat.trainers.selfcheck import check_policy
+
+
+class SFTTask:
+    """Learns to write the demonstrated responses."""
+
+    name = "sft"
+
+    def __init__(
+        self, train: Sequence[SFTExample], eval: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False
+    ) -> None:
+        self.train, self.eval = train, eval
+        self._pad_id, self._on_prompt = pad_id, sft_on_prompt
+
+    def count(self, examples: Sequence[SFTExample]) -> int:
+        if self._on_prompt:
+            return sum(len(example) - 1 for example in examples)
+        return sum(len(example.response_ids) for example in examples)
+
+    def loss(
+        self, engine: Any, examples: Sequence[SFTExample], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        batch = self._collate(examples)
+        mask = batch["response_mask"]
+        logprobs, _ = engine(batch["input_ids"], batch["attention_mask"], mask.shape[1])
+        return sft_loss(logprobs, mask, count)
+
+    def self_check(self, engine: Any, examples: Sequence[SFTExample]) -> None:
+        batch = self._collate(examples)
+        tokens = (batch["input_ids"], batch["attention_mask"])
+        check_policy(engine, tokens, batch["response_mask"].shape[1], 1.0, self._pad_id)
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        return {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0))}
+
+    def _collate(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
+        batch = collate_sft(examples, self._pad_id, self._on_prompt)
+        return {name: x.to(device()) for name, x in batch.items()}

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The condition on every kind of text, for every kind of tokenizer and with every parser: always a partition."""
+
+from itertools import accumulate
+
+import pytest
+
+from constituent_treelib.backends import NAMES, make_backend
+from constituent_treelib.errors import TreelibError
+from constituent_treelib.trees import flat_tree
+from dschat.conditions.parsing.condition import ParsingCondition
+from tokenizer_families import FAMILIES, TEXTS, unknown_decoder, word_piece
+
+EOS, BOS = 2, 1
+KINDS = {**FAMILIES, "unknown decoder": unknown_decoder, "word pieces": word_piece}
+PROGRAM = "def f(x):\n    # the sum\n    return [x + 1 for _ in range(3)]\n\nprint(f(2))\n"
+
+
+class Remembering:
+    """A backend that parses the same text once."""
+
+    def __init__(self, backend) -> None:
+        self.name, self.version, self.unit = backend.name, backend.version, backend.unit
+        self._backend, self._known = backend, {}
+
+    def parse(self, units):
+        new = [unit for unit in dict.fromkeys(units) if unit not in self._known]
+        self._known.update(zip(new, self._backend.parse(new), strict=True))
+        return [self._known[unit] for unit in units]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def backend(request: pytest.FixtureRequest):
+    model = str(request.getfixturevalue("benepar_model")) if request.param == "benepar" else None
+    try:
+        return Remembering(make_backend(request.param, model))
+    except TreelibError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("cutoff", [1, 3, 5, 50])
+@pytest.mark.parametrize("name", KINDS)
+def test_partition(name, cutoff, backend):
+    family = KINDS[name]()
+    texts = [family.tokenizer.encode(text, add_special_tokens=False) for text in (*TEXTS, PROGRAM)]
+    rows = [*texts, *([*ids, EOS] for ids in texts), [], [EOS], [EOS, EOS], [BOS, *texts[0], EOS, *texts[1]]]
+    result = ParsingCondition(family.tokenizer, backend, cutoff)(rows)
+    counts = result.counts
+    assert counts.sentences == counts.parsed + counts.fell_back and counts.parsed > 0
+    for ids, row, lengths in zip([*texts, *texts], rows, result.lengths, strict=False):
+        assert sum(lengths) == len(row) and all(length > 0 for length in lengths)
+        if row[-1:] == [EOS]:
+            assert lengths[-1] == 1
+        content = family.bytes_of(ids)
+        for cut in accumulate(lengths):
+            first = family.bytes_of(ids[:cut]).decode("utf-8", "replace")
+            assert name == "word pieces" or content.decode("utf-8", "replace").startswith(first)
+    assert result.lengths[-4:-1] == [[], [1], [2]]
+    assert sum(result.lengths[-1]) == len(rows[-1])
+
+
+class Useless:
+    """A parser that parses every n-th sentence only."""
+
+    name, version, unit = "useless", "1", "sentence"
+
+    def __init__(self, step):
+        self.step = step
+
+    def parse(self, units):
+        return [flat_tree([(0, len(unit))]) if i % self.step == 0 else None for i, unit in enumerate(units)]
+
+
+@pytest.mark.parametrize(("step", "messages"), [(1, 0), (2, 0), (4, 1)])
+def test_a_parser_of_little_use_is_named_once(step, messages, caplog):
+    family = FAMILIES["byte-level"]()
+    row = family.tokenizer.encode("A fox ran. " * 20, add_special_tokens=False)
+    condition = ParsingCondition(family.tokenizer, Useless(step), 5)
+    for _ in range(2):
+        condition([row])
+    assert len(caplog.records) == messages
+    if messages:
+        assert caplog.messages[0] == "--parser useless: 15 of 20 sentences fell back to the chunker (not parsed: 15)"
+
+
+def test_torn_characters(backend):
+    """Ids of any order."""
+    family = FAMILIES["byte-level"]()
+    everything = list(range(len(family.tokenizer) + 3))
+    rows = [everything, everything[::-1], everything[::7] * 3]
+    for row, lengths in zip(rows, ParsingCondition(family.tokenizer, backend, 5)(rows).lengths, strict=True):
+        assert sum(lengths) == len(row) and min(lengths) > 0

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ids say and which characters they wrote, for every kind of tokenizer."""
+
+import random
+
+import pytest
+
+from dschat.conditions.parsing.token_text import TokenReader
+from tokenizer_families import ADDED, FAMILIES, TEXTS, TURN, byte_fallback, byte_level, unknown_decoder, word_piece
+
+PAD, BOS, EOS = 0, 1, 2
+
+
+def encode(family, text):
+    return family.tokenizer.encode(text, add_special_tokens=False)
+
+
+def decode(tokenizer, ids):
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_as_the_tokenizer_decodes_it(name, text):
+    """Decoded behind another token, since decoders drop the blank at the very beginning."""
+    family = FAMILIES[name]()
+    ids, first = encode(family, text), encode(family, "x")
+    read = TokenReader(family.tokenizer)
+    assert read._piece_bytes is not None
+    tokenizer = family.tokenizer
+    assert read(ids).text == decode(tokenizer, first + ids).removeprefix(decode(tokenizer, first))
+    assert read(ids).text == family.prefix(text) + text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("family", [unknown_decoder, word_piece])
+def test_text_decoded_step_by_step(family, text):
+    family = family()
+    read = TokenReader(family.tokenizer)
+    assert read._piece_bytes is None
+    ids = encode(family, text)
+    found = read(ids)
+    assert found.text == decode(family.tokenizer, ids)
+    assert all(start <= end <= len(found.text) for start, end in found.spans)
+
+
+def test_words_decoded_step_by_step():
+    """A piece writes the blank that stands before it."""
+    family = word_piece()
+    vocabulary = family.tokenizer.get_vocab()
+    pieces = ["The", "x", "##d", "<eos>", ".", "y"]
+    found = TokenReader(family.tokenizer)([vocabulary[piece] for piece in pieces])
+    assert found.text == "The xd . y"
+    assert found.spans == ((0, 3), (3, 5), (5, 6), (6, 6), (6, 8), (8, 10))
+
+
+def test_random_word_pieces():
+    family = word_piece()
+    read = TokenReader(family.tokenizer)
+    chance = random.Random(0)
+    for _ in range(200):
+        ids = chance.choices([token for token in range(len(family.tokenizer)) if token not in read._silent], k=12)
+        assert read(ids).text == decode(family.tokenizer, ids)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_special_ids_and_ids_without_a_piece_say_nothing(name):
+    family = FAMILIES[name]()
+    [turn] = family.tokenizer.convert_tokens_to_ids([TURN])
+    silent = [EOS, BOS, turn, len(family.tokenizer), len(family.tokenizer) + 2, 10**6]
+    first, last = encode(family, "The"), encode(family, "lazy")
+    plain, found = (TokenReader(family.tokenizer)(first + between + last) for between in ([], silent))
+    assert found.text == plain.text
+    assert (
+        found.spans
+        == plain.spans[: len(first)]
+        + ((len(TokenReader(family.tokenizer)(first).text),) * 2,) * len(silent)
+        + plain.spans[len(first) :]
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_added_tokens_stand_for_themselves(name):
+    family = FAMILIES[name]()
+    ids = family.tokenizer.convert_tokens_to_ids(list(ADDED))
+    found = TokenReader(family.tokenizer)(ids)
+    assert found.text == "<|code|>カタtwo words"
+    assert found.spans == ((0, 8), (8, 10), (10, 19))
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "byte-level"])
+def test_unknown_token_says_nothing_and_ends_nothing(name):
+    family = FAMILIES[name]()
+    read = TokenReader(family.tokenizer)
+    unknown = family.tokenizer.unk_token_id
+    assert read([unknown]).spans == ((0, 0),)
+    assert unknown not in read.special_ids and EOS in read.special_ids
+
+
+def test_an_unknown_token_that_is_the_end_ends():
+    """GPT-2 gives both the same id."""
+    tokenizer = type(byte_level().tokenizer)(
+        tokenizer_object=byte_level().tokenizer.backend_tokenizer, eos_token="<eos>", unk_token="<eos>"
+    )
+    assert EOS in TokenReader(tokenizer).special_ids
+
+
+def torn(family, content):
+    """Ids of single bytes."""
+    names = {value: token for token, value in family.content.items() if len(value) == 1}
+    return [names[bytes([byte])] for byte in content]
+
+
+@pytest.mark.parametrize("family", [byte_level, byte_fallback])
+@pytest.mark.parametrize(
+    ("content", "text", "spans"),
+    [
+        ("日".encode(), "日", [(0, 1)] * 3),
+        ("a🦊".encode(), "a🦊", [(0, 1)] + [(1, 2)] * 4),
+        (b"\xe6\x97", "\ufffd", [(0, 1)] * 2),
+        (b"\xe6\x97a", "\ufffda", [(0, 1), (0, 1), (1, 2)]),
+        (b"\x97\xa5", "\ufffd\ufffd", [(0, 1), (1, 2)]),
+        (b"a\xff\xe6", "a\ufffd\ufffd", [(0, 1), (1, 2), (2, 3)]),
+        ("\u3000".encode(), "\u3000", [(0, 1)] * 3),
+    ],
+)
+def test_bytes_of_a_character(family, content, text, spans):
+    family = family()
+    found = TokenReader(family.tokenizer)(torn(family, content))
+    assert (found.text, list(found.spans)) == (text, spans)
+
+
+def test_a_special_token_between_the_bytes_of_a_character():
+    """It is inside that character."""
+    first, second, third = torn(byte_level(), "日".encode())
+    found = TokenReader(byte_level().tokenizer)([first, EOS, second, third, EOS])
+    assert (found.text, found.spans) == ("日", ((0, 1), (0, 1), (0, 1), (0, 1), (1, 1)))
+
+
+def test_a_token_of_one_character_and_a_half():
+    family = byte_level()
+    by_content = {content: token for token, content in family.content.items()}
+    ids = [by_content[b"x\xe6"], by_content[b"\x97\xa5 a"], by_content[b"b"]]
+    found = TokenReader(family.tokenizer)(ids)
+    assert (found.text, found.spans) == ("x日 ab", ((0, 2), (1, 4), (4, 5)))
+
+
+def test_bytes_decoded_step_by_step():
+    """The ids of a torn character share it."""
+    family = unknown_decoder()
+    ids = encode(family, "x") + torn(family, "日".encode()) + [EOS] + encode(family, "y")
+    found = TokenReader(family.tokenizer)(ids)
+    assert (found.text, found.spans) == ("x日y", ((0, 1), (1, 2), (1, 2), (1, 2), (2, 2), (2, 3)))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_tokenizer_written_in_python(text):
+    """ByT5's: a byte is an id. U+FFFD cannot be told from a character that is not complete: it waits for the next."""
+    from transformers import ByT5Tokenizer
+
+    tokenizer = ByT5Tokenizer()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) == len(text.encode())
+    found = TokenReader(tokenizer)(ids)
+    assert found.text == text
+    bounds = [(i, i + 1) for i, character in enumerate(text) for _ in character.encode()]
+    if "\ufffd" in text:
+        assert found.spans[:4] == ((0, 2),) * 4 and found.spans[4:8] == tuple(bounds[4:8])
+    else:
+        assert list(found.spans) == bounds
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "unknown", "word pieces"])
+def test_no_ids(name):
+    family = {**FAMILIES, "unknown": unknown_decoder, "word pieces": word_piece}[name]()
+    found = TokenReader(family.tokenizer)([])
+    assert (found.text, found.spans) == ("", ())

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Macro actions as HTML: the text survives, nothing of it becomes markup, one span per macro action and token."""
+
+import pytest
+
+from dschat.macro_view.html import (
+    PALETTE,
+    STYLE,
+    MacroPanel,
+    MacroToken,
+    legend_html,
+    macro_spans,
+    macro_tokens,
+    panels_html,
+)
+from report_runs import Page
+
+NASTY = [
+    "<script>alert(1)</script>",
+    '" onmouseover="x',
+    "</span></div>",
+    "a & b &lt; c",
+    "{{ 7 * 7 }}",
+    "<!-- ",
+    "'--><img src=x onerror=y>",
+]
+
+
+def test_one_span_per_macro_action_and_per_token():
+    tokens = [MacroToken(text, macro) for text, macro in zip("abcdef", [0, 0, 0, 1, 1, 2], strict=True)]
+    page = Page(macro_spans(tokens))
+    assert len(page.of_class("ma")) == 3
+    assert len(page.of_class("tk")) == 6
+    assert [attrs["class"] for attrs in page.of_class("ma")] == ["ma ma0", "ma ma1", "ma ma2"]
+
+
+@pytest.mark.parametrize("text", [*NASTY, " leading", "trailing ", "  two  spaces", "tab\tin", "naïve 日本 🙂"])
+def test_text_round_trips_and_never_becomes_markup(text):
+    page = Page(macro_spans([MacroToken("x", 0), MacroToken(text, 1)]))
+    assert page.text == "x" + text
+    assert {tag for tag, _ in page.elements} == {"div", "span"}
+    assert all(set(attrs) <= {"class", "title"} for _, attrs in page.elements)
+
+
+def test_line_breaks_are_kept_and_marked():
+    page = Page(macro_spans([MacroToken("a\n\nb", 0)]))
+    assert page.text == "a\n\nb"
+    assert len(page.of_class("nl")) == 2
+    assert "white-space: pre-wrap" in STYLE
+
+
+def test_control_characters_are_shown_by_their_pictures():
+    page = Page(macro_spans([MacroToken("a\x00b\x1b[0m\rc", 0)]))
+    assert page.text == "a␀b␛[0m␍c"
+
+
+def test_a_token_without_text_can_still_be_hovered():
+    page = Page(macro_spans([MacroToken("", 0)]))
+    assert len(page.of_class("tk-empty")) == 1
+
+
+def test_tooltip_holds_token_and_numbers():
+    page = Page(macro_spans([MacroToken(' "hi"\n', 0, 0.5, -0.25, 1.23456), MacroToken("b", 0)]))
+    title = page.of_class("tk")[0]["title"]
+    assert title == (
+        "token: ' \"hi\"\\n'\nmacro action 1 (2 tokens)\nvalue: +0.5000\nreward: −0.2500\nadvantage: +1.2346"
+    )
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_unknown_numbers_are_a_dash(value):
+    page = Page(macro_spans([MacroToken("b", 3, value, float("nan"))]))
+    assert page.of_class("tk")[0]["title"] == "token: 'b'\nmacro action 4 (1 token)\nvalue: –\nreward: –\nadvantage: –"
+
+
+def test_numbers_that_nobody_asked_for_are_left_out():
+    page = Page(macro_spans([MacroToken("b", 3)]))
+    assert page.of_class("tk")[0]["title"] == "token: 'b'\nmacro action 4 (1 token)"
+
+
+def test_colours_repeat_after_the_palette():
+    page = Page(macro_spans([MacroToken("x", number) for number in range(len(PALETTE) + 1)]))
+    classes = [attrs["class"] for attrs in page.of_class("ma")]
+    assert classes[0] == classes[-1]
+    assert len(set(classes)) == len(PALETTE)
+    assert all(f".ma{number} {{" in STYLE for number in range(len(PALETTE)))
+
+
+def test_a_token_outside_macro_actions_is_grey():
+    page = Page(macro_spans([MacroToken("x", -1)]))
+    assert page.of_class("ma")[0]["class"] == "ma ma-off"
+    assert "in no macro action" in (page.of_class("tk")[0]["title"] or "")
+
+
+def test_no_token_gives_an_empty_element():
+    page = Page(macro_spans([]))
+    assert page.text == ""
+    assert [tag for tag, _ in page.elements] == ["div"]
+
+
+def test_rows_of_a_samples_file_become_tokens():
+    rows = [{"text": "a", "macro_action": 2, "value": 1.0, "reward": 2.0, "advantage": 3.0, "logprob": -1.0}]
+    assert macro_tokens(rows) == [MacroToken("a", 2, 1.0, 2.0, 3.0)]
+    assert macro_tokens([{"text": "a", "macro_action": 0}]) == [MacroToken("a", 0)]
+    with pytest.raises(KeyError):
+        macro_tokens([{"text": "a"}])
+
+
+def test_panels_escape_titles_and_captions():
+    panels = [MacroPanel(NASTY[0], [MacroToken("a", 0)], NASTY[6]), MacroPanel("ppl", [MacroToken("b", 0)])]
+    page = Page(panels_html(panels))
+    assert page.text == f"{NASTY[0]}{NASTY[6]}applb"
+    assert len(page.of_class("ma-panel")) == 2
+    assert len(page.of_class("ma-caption")) == 1
+    assert not any(tag in ("script", "img") for tag, _ in page.elements)
+
+
+def test_legend_is_well_formed():
+    page = Page(legend_html())
+    assert len(page.of_class("ma")) == len(PALETTE)
+    assert "macro action" in page.text.replace("\xa0", " ")

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weighted means and metrics.jsonl."""
+
+import json
+
+import pytest
+import torch
+
+from dschat.run.metrics import Means, MetricsLog
+
+
+def test_means_are_weighted():
+    means = Means()
+    means.add("loss", torch.tensor(6.0, requires_grad=True), 2)
+    means.add("loss", 3, 1)
+    means.add("other", torch.tensor(5), torch.tensor(4))
+    assert means.reduce() == {"loss": 3.0, "other": 1.25}
+
+
+def test_add_all_shares_a_weight():
+    means = Means()
+    means.add_all({"a": 1.0, "b": torch.tensor(2.0)}, 4)
+    means.add_all({"a": 1.0}, 4)
+    assert means.reduce() == {"a": 0.25, "b": 0.5}
+
+
+def test_nothing_and_no_weight():
+    assert Means().reduce() == {}
+    means = Means()
+    means.add("empty", torch.tensor(0.0), torch.tensor(0))
+    assert means.reduce() == {"empty": 0.0}
+
+
+def test_many_small_numbers_keep_their_digits():
+    means = Means()
+    for _ in range(10):
+        means.add("x", 1e8 + 1, 1)
+    assert means.reduce()["x"] == 1e8 + 1
+
+
+def test_lines(tmp_path):
+    log = MetricsLog(tmp_path / "run")
+    log.log(0, 0, {"eval/loss": 2.5})
+    log.log(3, 24, {"loss": float("nan"), "lr": 1e-3, "up": float("inf"), "count": 2})
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()  # before close: each line is flushed
+    log.close()
+    first, second = (json.loads(line) for line in lines)
+    assert list(first) == ["update", "samples", "seconds", "eval/loss"]
+    assert (first["update"], first["samples"], first["eval/loss"]) == (0, 0, 2.5)
+    assert second["seconds"] >= first["seconds"] >= 0
+    assert {k: second[k] for k in ("update", "samples", "loss", "lr", "up", "count")} == {
+        "update": 3,
+        "samples": 24,
+        "loss": None,
+        "lr": 1e-3,
+        "up": None,
+        "count": 2,
+    }
+
+
+def test_a_second_run_starts_a_new_file(tmp_path):
+    for value in (1, 2):
+        log = MetricsLog(tmp_path)
+        log.log(value, value, {})
+        log.close()
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_tensorboard(tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    log = MetricsLog(tmp_path, tmp_path / "board")
+    for update in (1, 2):
+        log.log(update, update, {"loss": 0.5 * update})
+    log.close()
+    events = event_accumulator.EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 0.5), (2, 1.0)]
+
+
+def test_no_tensorboard_unless_asked_for(tmp_path):
+    MetricsLog(tmp_path).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""run.json, the model card, and the folders that a stage leaves."""
+
+import hashlib
+import json
+import logging
+
+import pytest
+import torch
+
+from dschat.data.shares import Share
+from dschat.run.output import Stage
+from dschat.run.records import file_hashes, new_record, warn_unless_made_by, was_made_by, write_model_card
+from factories import engine_of, make_causal_lm, make_classifier, ppo_config
+
+
+def test_run_json(tmp_path):
+    record = new_record("ppo", ["main.py", "--seed", "7"], 7, 2)
+    record.save(tmp_path)
+    stored = json.loads((tmp_path / "run.json").read_text())
+    assert stored["step"] == "ppo" and stored["command"] == ["main.py", "--seed", "7"]
+    assert stored["seeds"] == {"seed": 7} and stored["finished"] is False
+    assert stored["hardware"]["processes"] == 2 and stored["hardware"]["cpu_cores"] >= 1
+    assert stored["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert {"transformers", "deepspeed", "numpy"} <= stored["packages"].keys()
+    record.finished = True
+    record.save(tmp_path)
+    assert json.loads((tmp_path / "run.json").read_text())["finished"] is True
+
+
+def test_file_hashes(tmp_path):
+    file = tmp_path / "data.jsonl"
+    file.write_bytes(b"{}\n")
+    assert file_hashes([file]) == {str(file): hashlib.sha256(b"{}\n").hexdigest()}
+
+
+def test_was_made_by(tmp_path, caplog):
+    (tmp_path / "ppo" / "actor").mkdir(parents=True)
+    (tmp_path / "broken").mkdir()
+    new_record("sft", [], 1, 1).save(tmp_path)
+    new_record("ppo", [], 1, 1).save(tmp_path / "ppo")
+    (tmp_path / "broken" / "run.json").write_text("{")
+    assert was_made_by("sft", tmp_path) and not was_made_by("reward", tmp_path)
+    assert was_made_by("ppo", tmp_path / "ppo" / "actor") and not was_made_by("sft", tmp_path / "ppo" / "actor")
+    assert not was_made_by("ppo", tmp_path / "absent" / "folder")
+    with caplog.at_level(logging.WARNING):
+        warn_unless_made_by("sft", str(tmp_path), "--model_name_or_path")
+        assert not caplog.messages
+        warn_unless_made_by("reward", str(tmp_path), "--model_name_or_path")
+    assert caplog.messages == [
+        f"--model_name_or_path {tmp_path} was not made by the reward step: results will differ from the method's"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "title"), [("sft", "Supervised fine-tuning"), ("reward", "Reward model"), ("ppo", "PPO with macro")]
+)
+def test_the_model_card_states_data_settings_and_metrics(step, title, tmp_path):
+    record = new_record(step, [], 1, 1)
+    record.data = {"sources": [{"name": "tldr", "train": 120, "eval": 30}]}
+    record.metrics = {"eval/scores": 1.23456789}
+    write_model_card(tmp_path, "policy", "base/model", {"ngram": "5", "kl_coef": 0.1}, record)
+    card = (tmp_path / "README.md").read_text()
+    head, body = card.split("---\n", 2)[1:]
+    assert "library_name: transformers" in head
+    for text in (
+        f"# {tmp_path.name}: policy",
+        title,
+        "started from `base/model`",
+        "- `tldr`: 120 training and 30 held-out rows",
+        "- `--ngram`: 5",
+        "- `--kl_coef`: 0.1",
+        "- eval/scores: 1.235",
+        f"torch {record.packages['torch']}",
+    ):
+        assert text in body
+
+
+def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    data = tmp_path / "train.jsonl"
+    data.write_text("{}\n")
+    folder = tmp_path / "out"
+    config = ppo_config(folder, kl_coef=0.1, save_steps=5)
+    stage = Stage("ppo", config)
+    assert json.loads((folder / "run.json").read_text())["finished"] is False
+    stage.describe_data(
+        Share([], [], [{"name": "tldr", "train": 12, "eval": 3, "dropped": {}}], (data,)), train={"prompt too long": 2}
+    )
+    stage.announce(4, 35)
+    actor, critic = engine_of(make_causal_lm("gemma2"), 8), engine_of(make_classifier("gemma2"), 8)
+    stage.record.measured({"eval/scores": 0.5}, 4)
+    stage.save_model(actor, tokenizer, "policy", "base", folder / "actor")
+    stage.save_model(critic, tokenizer, "critic", "base", folder / "critic")
+    stage.finish()
+    stored = json.loads((folder / "run.json").read_text())
+    assert stored["finished"] is True
+    assert stored["data"]["sources"][0]["train"] == 12 and stored["data"]["dropped"] == {
+        "train": {"prompt too long": 2}
+    }
+    assert stored["data"]["sha256"] == {str(data): hashlib.sha256(b"{}\n").hexdigest()}
+    assert stored["batches"]["global_batch"] == 8 and stored["batches"]["total_updates"] == 4
+    assert stored["batches"]["left_over_per_epoch"] == 3
+    assert json.loads((folder / "config.json").read_text())["kl_coef"] == 0.1
+    common = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    common |= {"run.json"}
+    assert {path.name for path in (folder / "critic").iterdir()} == common
+    assert {path.name for path in (folder / "actor").iterdir()} == common | {"generation_config.json"}
+    card = (folder / "actor" / "README.md").read_text()
+    assert "- `--kl_coef`: 0.1" in card and "`--gamma`" not in card and "- eval/scores: 0.5" in card
+    assert "after 4 updates" in card
+    ids = torch.tensor([[1, 5, 6, 7]])
+    for role, cls, engine in (
+        ("actor", AutoModelForCausalLM, actor),
+        ("critic", AutoModelForSequenceClassification, critic),
+    ):
+        inner = engine.module.causal_lm if role == "actor" else engine.module.classifier
+        with torch.no_grad():
+            logits = cls.from_pretrained(folder / role).eval()(input_ids=ids).logits
+            own = inner.eval()(input_ids=ids.to(inner.device)).logits.cpu()
+        torch.testing.assert_close(logits, own, rtol=0, atol=1e-5)
+
+
+def test_a_model_trained_with_gradient_checkpointing_still_generates_with_a_cache(group, tokenizer, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    stage = Stage("ppo", ppo_config(tmp_path))
+    engine = engine_of(make_causal_lm(), 8, gradient_checkpointing=True)
+    stage.save_model(engine, tokenizer, "policy", "base", tmp_path / "actor")
+    reopened = AutoModelForCausalLM.from_pretrained(tmp_path / "actor").eval()
+    assert getattr(reopened.config, "use_cache", True)
+    assert reopened(input_ids=torch.tensor([[1, 5]])).past_key_values is not None
+
+
+def test_due():
+    assert [n for n in range(1, 13) if Stage.due(5, n - 1, n)] == [5, 10]
+    assert [n for n in range(4, 25, 4) if Stage.due(6, n - 4, n)] == [8, 12, 20, 24]
+    assert not any(Stage.due(0, n - 1, n) for n in range(1, 13))
+
+
+def test_checkpoint_folders(group, tmp_path):
+    assert Stage("ppo", ppo_config(tmp_path)).checkpoint_folder(40) == tmp_path / "checkpoints" / "step-40"

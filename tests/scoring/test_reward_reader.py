@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards against plain AutoModelForSequenceClassification, on ids written out here, for every form of text."""
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from dschat.data.formats.formats import Row
+from dschat.errors import UserError
+from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.source import ResponseTexts
+from factories import BOS, EOS, KINDS, make_causal_lm, make_classifier, make_tokenizer, save_folder
+
+TOLERANCE = 1e-5
+PROMPTS = ("POST\nThe cat sat. \nTL;DR: ", "a ", "the lazy dog jumps over a mat, and a table.\n\nAssistant:")
+RESPONSES = (" a cat sat", "", " the quick brown fox; whisky and quartz follow. we make puzzles")
+TEMPLATE = (
+    "<bos>{% for message in messages %}[{{ message.role }}] {{ message.content | trim }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def rows_of(prompts):
+    return [Row(prompt, None, None, None, {}, f"set.jsonl:{i}") for i, prompt in enumerate(prompts, start=1)]
+
+
+def read(path, rows, responses, rm_template=False):
+    tokenizer = load_reward_tokenizer(path, rm_template)
+    reader = load_reward_model(path, tokenizer, rm_template, torch.device("cpu"), torch.float32)
+    return reader(None, ResponseTexts([], list(responses), rows)).tolist()
+
+
+@torch.no_grad()
+def plain_scores(path, sequences):
+    """One unpadded row at a time."""
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    return [float(model(input_ids=torch.tensor([ids])).logits[0, 0]) for ids in sequences]
+
+
+def encode(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompt_response_and_eos(kind, bytes_tokenizer, tmp_path):
+    path = save_folder(tmp_path, make_classifier(kind, vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
+    scores = read(path, rows_of(PROMPTS), RESPONSES)
+    sequences = [
+        [BOS, *encode(bytes_tokenizer, prompt), *encode(bytes_tokenizer, response), EOS]
+        for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
+    ]
+    assert scores == pytest.approx(plain_scores(path, sequences), abs=TOLERANCE)
+    without_eos = plain_scores(path, [sequence[:-1] for sequence in sequences])
+    assert all(abs(a - b) > 100 * TOLERANCE for a, b in zip(scores, without_eos, strict=True))
+
+
+def test_a_tokenizer_of_its_own_without_bos_and_pad(tmp_path):
+    """GPT-2's way: one token is BOS and EOS, and there is no pad."""
+    tokenizer = make_tokenizer(90, texts=[*PROMPTS, *RESPONSES], bos_token=None, pad_token=None)
+    path = save_folder(tmp_path, make_classifier("gpt2", vocab_size=90), tokenizer)
+    sequences = [
+        [*encode(tokenizer, prompt), *encode(tokenizer, response), EOS]
+        for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
+    ]
+    assert read(path, rows_of(PROMPTS), RESPONSES) == pytest.approx(plain_scores(path, sequences), abs=TOLERANCE)
+
+
+def test_a_chat_template(bytes_tokenizer, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(save_folder(tmp_path, make_classifier(vocab_size=300), bytes_tokenizer))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    path = str(tmp_path)
+    scores = read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
+    sequences = []
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        turns = f"[user] {prompt.strip()}", f"\n[assistant] {response.strip()}"
+        ids = [BOS, *encode(tokenizer, turns[0]), EOS, *encode(tokenizer, turns[1]), EOS, *encode(tokenizer, "\n")]
+        sequences.append(ids)
+    assert scores == pytest.approx(plain_scores(path, sequences), abs=TOLERANCE)
+    assert scores != pytest.approx(read(path, rows_of(PROMPTS), RESPONSES), abs=100 * TOLERANCE)
+
+
+def test_a_conversation_through_the_template(bytes_tokenizer, tmp_path):
+    path = save_folder(tmp_path, make_classifier(vocab_size=300), bytes_tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    turns.append({"role": "user", "content": "three"})
+    row = Row(None, turns, None, None, {}, "chat.jsonl:1")
+    pieces = ["[user] one", "\n[assistant] two", "\n[user] three", "\n[assistant] four"]
+    ids = [BOS]
+    for piece in pieces:
+        ids += [*encode(tokenizer, piece), EOS]
+    expected = plain_scores(path, [[*ids, *encode(tokenizer, "\n")]])
+    assert read(path, [row], [" four"], rm_template=True) == pytest.approx(expected, abs=TOLERANCE)
+
+
+def bert_folder(folder, positions=96):
+    """A BERT-like classifier and tokenizer: [CLS] prompt [SEP] response [SEP]."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=80, special_tokens=["[PAD]", "[UNK]", "[CLS]", "[SEP]"], show_progress=False
+    )
+    backend.train_from_iterator([*PROMPTS, *RESPONSES], trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )  # fmt: skip
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=positions, num_labels=1, pad_token_id=0, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return save_folder(folder, BertForSequenceClassification(config).eval(), tokenizer), tokenizer
+
+
+@torch.no_grad()
+def test_an_encoder_reads_a_pair_of_texts(tmp_path):
+    path, tokenizer = bert_folder(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    expected = []
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        first = [2, *encode(tokenizer, prompt), 3]
+        second = [*encode(tokenizer, response), 3]
+        types = torch.tensor([[0] * len(first) + [1] * len(second)])
+        expected.append(float(model(input_ids=torch.tensor([first + second]), token_type_ids=types).logits[0, 0]))
+    assert read(path, rows_of(PROMPTS), RESPONSES) == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_a_text_longer_than_the_model_names_its_row(tmp_path):
+    path, tokenizer = bert_folder(tmp_path, positions=40)
+    long = " the cat" * 60
+    with pytest.raises(UserError, match=r"at most 40 tokens.*set.jsonl:2 have \d+\. Lower --max-new-tokens"):
+        read(path, rows_of(PROMPTS), ["", long, ""])
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("gpt2", 128), ("gemma", None), ("llama", None)])
+def test_position_limits(kind, limit):
+    from dschat.models.limits import position_limit
+
+    assert position_limit(make_classifier(kind)) == limit
+
+
+def test_the_position_limit_of_roberta_leaves_out_its_pad():
+    from transformers import RobertaConfig, RobertaModel
+
+    from dschat.models.limits import position_limit
+
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = RobertaModel(RobertaConfig(vocab_size=20, max_position_embeddings=42, pad_token_id=1, **size))
+    assert position_limit(model) == 40
+    model(input_ids=torch.full((1, 40), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, 41), 5))
+
+
+def test_what_is_no_reward_model_is_refused(bytes_tokenizer, tmp_path):
+    size = {"vocab_size": len(bytes_tokenizer)}
+    causal = save_folder(tmp_path / "causal", make_causal_lm(**size), bytes_tokenizer)
+    with pytest.raises(UserError, match=r"--reward-model .*causal: not a reward model.*step 2"):
+        read(causal, rows_of(PROMPTS), RESPONSES)
+    from transformers import AutoModelForSequenceClassification as Auto
+
+    from factories import make_config
+
+    three = save_folder(tmp_path / "three", Auto.from_config(make_config("gemma", 300, num_labels=3)), bytes_tokenizer)
+    with pytest.raises(UserError, match=r"--reward-model .*three: a classifier with 3 labels.*one label"):
+        read(three, rows_of(PROMPTS), RESPONSES)
+    with pytest.raises(UserError, match=r"--reward-model /no/such/rm: no such folder"):
+        load_reward_tokenizer("/no/such/rm", False)
+    bytes_tokenizer.save_pretrained(tmp_path / "bare")
+    with pytest.raises(UserError, match=r"--reward-model .*bare: this folder holds no model"):
+        read(str(tmp_path / "bare"), rows_of(PROMPTS), RESPONSES)
+
+
+def test_a_missing_template_or_eos_is_refused(bytes_tokenizer, tmp_path):
+    path = save_folder(tmp_path / "a", make_classifier(vocab_size=300), bytes_tokenizer)
+    with pytest.raises(UserError, match=r"--rm-template: the tokenizer of --reward-model .* has no chat template"):
+        load_reward_tokenizer(path, True)
+    endless = save_folder(tmp_path / "b", make_classifier(), make_tokenizer(eos_token=None))
+    with pytest.raises(UserError, match=r"--reward-model .*b: its tokenizer has no eos token.*--rm-template"):
+        read(endless, rows_of(PROMPTS), RESPONSES)
+
+
+def test_a_template_that_refuses_names_the_row(bytes_tokenizer, tmp_path):
+    path = save_folder(tmp_path, make_classifier(vocab_size=300), bytes_tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = "{{ raise_exception('no user turns') }}"
+    tokenizer.save_pretrained(path)
+    with pytest.raises(UserError, match=r"--rm-template.*refuses set.jsonl:1: no user turns"):
+        read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
+
+
+def test_a_score_that_is_no_number_names_its_row(bytes_tokenizer, tmp_path):
+    model = make_classifier(vocab_size=300)
+    model.score.weight.data.fill_(float("inf"))
+    path = save_folder(tmp_path, model, bytes_tokenizer)
+    with pytest.raises(UserError, match=r"--reward-model .*the score of set.jsonl:1 is .*--dtype fp32"):
+        read(path, rows_of(PROMPTS), RESPONSES)

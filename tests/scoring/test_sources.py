@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores: the reward model reads the sampled ids, a function reads text and is checked."""
+
+import pytest
+import torch
+
+from dschat.common.user_function import load_function
+from dschat.errors import UserError
+from dschat.models.scalar import ScalarModel
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.scoring.source import ResponseTexts
+from factories import KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows
+
+ROWS = ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2])
+TEXT = ResponseTexts(
+    ["p"] * 5, [f"response {i}" for i in range(5)], [make_prompt([], "p", i, {"n": i}).row for i in range(5)]
+)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reward_model_scores_the_last_sampled_token(kind, batch_size):
+    classifier = make_classifier(kind)
+    scores = RewardModelScores(ScalarModel(classifier), batch_size)(make_rollout(ROWS, left=2, right=3), TEXT)
+    assert scores.dtype == torch.float32 and not scores.requires_grad
+    expected = torch.tensor([hf_score(classifier, prompt + response) for prompt, response in ROWS])
+    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
+
+
+def test_a_function_gets_prompts_responses_and_rows():
+    seen = []
+
+    def length(prompts, responses, rows):
+        seen.append((prompts, responses, rows))
+        return torch.tensor([float(row["n"]) for row in rows], dtype=torch.float64)
+
+    source = FunctionScores(length, "--reward_function")
+    scores = source(make_rollout(ROWS), TEXT)
+    assert seen == [(TEXT.prompts, TEXT.responses, [{"n": i} for i in range(5)])]
+    assert scores.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0] and scores.dtype == torch.float32
+    assert source.name == "length"
+
+
+@pytest.mark.parametrize("result", [[1, 2, 3, 4, 5], torch.arange(5), torch.ones(5).numpy()])
+def test_anything_with_one_number_per_response_will_do(result):
+    scores = FunctionScores(lambda *_: result, "--reward_function")(make_rollout(ROWS), TEXT)
+    assert scores.shape == (5,) and scores.dtype == torch.float32
+
+
+@pytest.mark.parametrize("result", [torch.ones(4), torch.ones(5, 1), torch.tensor(1.0), [], 3.0])
+def test_a_wrong_shape_is_refused(result):
+    def reward(prompts, responses, rows):
+        return result
+
+    with pytest.raises(UserError, match="--reward_function: reward returned shape .* for 5 responses"):
+        FunctionScores(reward, "--reward_function")(make_rollout(ROWS), TEXT)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_score_that_is_not_finite_is_refused_with_its_response(bad):
+    with pytest.raises(UserError, match="--metric_function: .*'response 3'"):
+        FunctionScores(lambda *_: [0, 0, 0, bad, 0], "--metric_function")(make_rollout(ROWS), TEXT)
+
+
+@pytest.mark.parametrize("result", [None, ["a"] * 5, {"scores": [1] * 5}])
+def test_what_is_not_numbers_is_refused(result):
+    with pytest.raises(UserError, match="--reward_function"):
+        FunctionScores(lambda *_: result, "--reward_function")(make_rollout(ROWS), TEXT)
+
+
+def test_a_functions_graph_is_cut():
+    """A function may use a model of its own without torch.no_grad(); nothing may be trained through it."""
+    weight = torch.ones(5, requires_grad=True)
+    scores = FunctionScores(lambda *_: weight * 2, "--reward_function")(make_rollout(ROWS), TEXT)
+    assert not scores.requires_grad
+
+
+def test_load_function(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("CONSTANT = 3\ndef reward(prompts, responses, rows):\n    return [7.0] * len(responses)\n")
+    assert load_function(f"{file}:reward", "--reward_function")([], ["a"], []) == [7.0]
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
+    (tmp_path / "syntax.py").write_text("def f(:\n")
+    cases = {
+        f"{tmp_path / 'absent.py'}:reward": "there is no such file",
+        f"{tmp_path}:reward": "there is no such file",
+        f"{file}:other": "defines no function named 'other'",
+        f"{file}:CONSTANT": "defines no function named 'CONSTANT'",
+        f"{tmp_path / 'broken.py'}:f": "ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        f"{tmp_path / 'syntax.py'}:f": "SyntaxError",
+    }
+    for spec, message in cases.items():
+        with pytest.raises(UserError, match=message) as caught:
+            load_function(spec, "--reward_function")
+        assert str(caught.value).startswith(f"--reward_function {spec}: ")

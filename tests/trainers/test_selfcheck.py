@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-checks pass on healthy models and stop each kind of broken one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dschat.data.collate import collate_prompts
+from dschat.data.examples import PairExample, SFTExample
+from dschat.errors import UserError
+from dschat.rl.types import Trajectory
+from dschat.rollouts.generate import generate
+from dschat.rollouts.sampling import Sampling
+from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.trajectory import score
+from dschat.trainers.selfcheck import check_policy, check_rollout, check_scalar
+from dschat.trainers.supervised.reward import RewardTask
+from dschat.trainers.supervised.sft import SFTTask
+from factories import (
+    BOS,
+    EOS,
+    KINDS,
+    PAD,
+    frozen_engine_of,
+    make_causal_lm,
+    make_classifier,
+    make_prompt,
+    make_rollout,
+    pad_rows,
+    ragged_rows,
+    random_ids,
+    to_device,
+)
+
+ROWS = ragged_rows([2, 5, 9], [7, 3, 4])
+
+
+def tokens_of(rows=ROWS):
+    ids, attention_mask, mask = (to_device(x) for x in pad_rows(rows))
+    return (ids, attention_mask), mask.shape[1]
+
+
+def check(engine, temperature=1.0):
+    tokens, width = tokens_of()
+    check_policy(engine, tokens, width, temperature, PAD)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_healthy_models_pass(kind, dtype, group):
+    # In bf16 a random model with logits of tens of nats would round more than a real one does.
+    spread = 0.3 if dtype == torch.float32 else 0.05
+    check(frozen_engine_of(make_causal_lm(kind, initializer_range=spread), dtype), temperature=0.8)
+    check_scalar(frozen_engine_of(make_classifier(kind, initializer_range=spread), dtype), tokens_of()[0], PAD)
+
+
+def test_a_missing_soft_cap_is_found(group):
+    engine = frozen_engine_of(make_causal_lm("gemma2"))
+    engine.module.to_logits = engine.module.causal_lm.lm_head
+    with pytest.raises(UserError, match="log-probs differ from those of the model's own logits"):
+        check(engine)
+
+
+def test_positions_that_count_padding_are_found(group, monkeypatch):
+    engine = frozen_engine_of(make_causal_lm("gpt2"))
+    monkeypatch.setattr("dschat.models.policy.position_ids", lambda *_: {})
+    monkeypatch.setattr("dschat.trainers.selfcheck.position_ids", lambda *_: {})
+    with pytest.raises(UserError, match="log-probs with padding differ from those without"):
+        check(engine)
+
+
+def test_numbers_that_are_not_finite_are_found(group):
+    engine = frozen_engine_of(make_causal_lm())
+    with torch.no_grad():
+        engine.module.causal_lm.get_input_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="step-0 check"):
+        check(engine)
+
+
+def test_a_scalar_model_that_reads_another_position_is_found(group):
+    engine = frozen_engine_of(make_classifier())
+    engine.module.classifier.config.pad_token_id = ROWS[0][1][-1]  # plain transformers then looks one token earlier
+    with pytest.raises(UserError, match="scores differ from those of the classifier's own forward"):
+        check_scalar(engine, tokens_of()[0], PAD)
+
+
+def test_a_scalar_model_whose_positions_count_padding_is_found(group, monkeypatch):
+    engine = frozen_engine_of(make_classifier("gpt2"))
+    monkeypatch.setattr("dschat.models.scalar.position_ids", lambda *_: {})
+    monkeypatch.setattr("dschat.trainers.selfcheck.position_ids", lambda *_: {})
+    rows = [(random_ids(4, 1), random_ids(4, 2)), (random_ids(4, 3), random_ids(4, 4))]
+    with pytest.raises(UserError, match="scores with padding differ from those without"):
+        check_scalar(engine, tokens_of(rows)[0], PAD)
+
+
+def trajectory_of(actor, reference, critic, rollout):
+    return score(rollout, torch.zeros(len(rollout.input_ids)), actor, reference, critic, 0.8, 4)
+
+
+@pytest.fixture
+def models(group):
+    actor, reference = frozen_engine_of(make_causal_lm("gemma2")), frozen_engine_of(make_causal_lm("gemma2"))
+    return actor, reference, frozen_engine_of(make_classifier("gemma2"))
+
+
+SAMPLING = Sampling(6, (EOS,), PAD, BOS, 0.8)
+
+
+def sampled(actor, bos_id=BOS, count=6):
+    examples = [make_prompt(random_ids(2 + i, i), "", i) for i in range(count)]
+    sampling = Sampling(6, (EOS,), PAD, bos_id, 0.8)
+    return generate(actor.module.causal_lm, to_device(collate_prompts(examples, PAD)), sampling, 0)
+
+
+def test_a_healthy_rollout_passes(models):
+    trajectory = trajectory_of(*models, sampled(models[0]))
+    check_rollout(models[0], trajectory, 0.8, SAMPLING)
+
+
+def test_a_response_that_ends_is_fine_where_bos_and_eos_are_one_token(models):
+    """GPT-2's tokenizer: <|endoftext|> is both, and ending a response with it is what was asked for."""
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, EOS]), (random_ids(3, 1), [7, EOS])]))
+    check_rollout(models[0], trajectory_of(*models, rollout), 0.8, Sampling(6, (EOS,), PAD, EOS, 0.8))
+
+
+def test_another_temperature_is_found(models):
+    trajectory = trajectory_of(*models, sampled(models[0]))
+    with pytest.raises(UserError, match="log-probs at the update differ from those of the rollout"):
+        check_rollout(models[0], trajectory, 1.0, SAMPLING)
+
+
+def test_a_reference_that_differs_from_the_actor_is_found(models):
+    actor, _, critic = models
+    trajectory = trajectory_of(actor, frozen_engine_of(make_causal_lm("gemma2", seed=9)), critic, sampled(actor))
+    with pytest.raises(UserError, match="actor's log-probs differ from the reference's"):
+        check_rollout(actor, trajectory, 0.8, SAMPLING)
+
+
+def test_log_probs_of_another_policy_are_found(models):
+    actor, reference, _ = models
+    trajectory = trajectory_of(*models, sampled(actor))
+    shifted = replace(trajectory, logprobs=trajectory.logprobs - 0.1 * trajectory.response_mask)
+    with pytest.raises(UserError, match="log-probs at the update differ"):
+        check_rollout(actor, shifted, 0.8, SAMPLING)
+
+
+@pytest.mark.parametrize("token", [PAD, BOS])
+def test_a_policy_that_samples_pad_or_bos_is_found(token, models):
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, token, 6, EOS]), (random_ids(3, 1), [7, 8])]))
+    with pytest.raises(UserError, match=f"the policy sampled token {token}"):
+        check_rollout(models[0], trajectory_of(*models, rollout), 0.8, SAMPLING)
+
+
+def test_a_response_with_a_hole_is_found(models):
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, 7, EOS]), (random_ids(3, 1), [7, 8])]))
+    mask = rollout.response_mask.clone()
+    mask[0, 1] = False
+    trajectory = trajectory_of(*models, rollout)
+    zeroed = [torch.where(mask, x, 0.0) for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values)]
+    broken = Trajectory(replace(rollout, response_mask=mask), *zeroed, trajectory.scores)
+    with pytest.raises(UserError, match="a response is not a prefix of its row"):
+        check_rollout(models[0], broken, 0.8, SAMPLING)
+
+
+def test_the_tasks_of_steps_1_and_2_check_their_models(group):
+    sft = SFTTask([SFTExample(*row) for row in ROWS], [], PAD)
+    pairs = RewardTask([PairExample(p + r, p + r[:1]) for p, r in ROWS], [], PAD)
+    engine, scalar = frozen_engine_of(make_causal_lm("gemma2")), frozen_engine_of(make_classifier())
+    sft.self_check(engine, sft.train[:2])
+    pairs.self_check(scalar, pairs.train[:2])
+    engine.module.to_logits = engine.module.causal_lm.lm_head
+    with pytest.raises(UserError, match="step-0 check"):
+        sft.self_check(engine, sft.train[:2])
+    scalar.module.classifier.config.pad_token_id = ROWS[0][1][-1]
+    with pytest.raises(UserError, match="step-0 check"):
+        pairs.self_check(scalar, pairs.train[:2])
+
+
+def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer, tmp_path):
+    """A reference of other weights stops the run, unless --no_self_checks."""
+    from dschat.conditions.termination import Segmenter
+    from dschat.run.output import Stage
+    from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer
+    from factories import engine_of, ppo_config
+
+    def trainer_of(name, self_checks):
+        config = ppo_config(tmp_path / name, self_checks=self_checks)
+        prompts = [make_prompt(random_ids(3, i), "", i) for i in range(8)]
+        models = PPOModels(
+            engine_of(make_causal_lm(), 8),
+            frozen_engine_of(make_causal_lm(seed=3)),
+            engine_of(make_classifier(), 8),
+            FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
+        )
+        parts = (Sampling.from_config(config, tokenizer), Segmenter(config, tokenizer), config)
+        return PPOTrainer(models, prompts, tokenizer, *parts, Stage("ppo", config), lambda t: {}, lambda f: None)
+
+    with pytest.raises(UserError, match="differ from the reference's"):
+        trainer_of("on", True).fit()
+    assert (tmp_path / "on" / "metrics.jsonl").read_text() == "", "nothing was measured"
+    trainer = trainer_of("off", False)
+    assert trainer.fit() == {} and trainer.update == 1
+
+
+def test_a_wrong_eos_record_is_found(models):
+    rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, EOS]), (random_ids(3, 1), [7, 8])]))
+    for finished in ([True, True], [False, False]):
+        lying = replace(rollout, finished=torch.tensor(finished))
+        with pytest.raises(UserError, match="a finished response does not end with EOS"):
+            check_rollout(models[0], trajectory_of(*models, lying), 0.8, SAMPLING)
