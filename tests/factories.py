@@ -173,7 +173,7 @@ def engine_of(model: Any, micro: int = 1, accumulation: int = 1, **options: Any)
     from dschat.models.scalar import ScalarModel
 
     optimizer = {"learning_rate": 1e-3, "weight_decay": 0.0, "total_updates": 10, "schedule": "constant"}
-    settings: dict[str, Any] = {"dtype": torch.float32, "micro_batch": micro, "accumulation": accumulation}
+    settings: dict[str, Any] = {"dtype": torch.float32, "plan": _plan(micro, accumulation)}
     names = {field.name for field in fields(OptimizerSettings)}
     optimizer |= {name: value for name, value in options.items() if name in names}
     settings |= {name: value for name, value in options.items() if name not in names}
@@ -190,7 +190,61 @@ def frozen_engine_of(model: Any, dtype: torch.dtype = torch.float32) -> Any:
     from dschat.models.scalar import ScalarModel
 
     wrapper = ScalarModel if hasattr(model, "score") else PolicyModel
-    return frozen_engine(wrapper(model.to(dtype)), EngineSettings(dtype))
+    return frozen_engine(wrapper(model.to(dtype)), EngineSettings(dtype, _plan(1, 1)))
+
+
+def _plan(micro: int, accumulation: int) -> Any:
+    from dschat.config.batches import plan_batches
+    from dschat.run.distributed import world_size
+
+    return plan_batches("per_device_train_batch_size", micro, accumulation, None, world_size())
+
+
+def run_of(step: str, config: Any) -> Any:
+    """The output folder of a run on the processes of this group."""
+    from dschat.run.distributed import world_size
+    from dschat.run.output import RunOutput
+
+    return RunOutput(step, config, config.plan_batches(world_size()))
+
+
+class NotedSaves:
+    """Stands in for the folders of a run's models: notes when they are saved."""
+
+    def __init__(self) -> None:
+        self.saves: list[Any] = []
+
+    def save_final(self) -> None:
+        """Notes "final"."""
+        self.saves.append("final")
+
+    def save_after(self, updates: int) -> None:
+        """Notes the number of updates."""
+        self.saves.append(updates)
+
+
+def ppo_trainer_of(models: Any, prompts: Any, held_out: Any, tokenizer: Any, config: Any) -> Any:
+    """A PPOTrainer that notes when it would save, on `trainer.folders.saves`."""
+    from dschat.trainers.ppo.trainer import PPOTrainer
+
+    run, condition = run_of("ppo", config), condition_of(config, tokenizer)
+    return PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, NotedSaves())
+
+
+def save_engines(folder: Path, tokenizer: Any, **engines: Any) -> None:
+    """Writes the folders of trained engines, by name: folder/actor and so on."""
+    from dschat.run.checkpoint import ModelFolders, SavedModel
+
+    config = ppo_config(folder)
+    models = [SavedModel(engine, name, "base", name) for name, engine in engines.items()]
+    ModelFolders(models, tokenizer, config, run_of("ppo", config).record).save_final()
+
+
+def condition_of(config: Any, tokenizer: Any) -> Any:
+    """The termination condition of a configuration."""
+    from dschat.conditions.termination import TerminationCondition
+
+    return TerminationCondition(config, tokenizer, EOS, config.seed)
 
 
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:

@@ -19,13 +19,13 @@ from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, select_rows
 from dschat.run.distributed import rank, world_size
-from dschat.run.output import Stage
+from dschat.trainers.ppo.credit import whiten_advantages
 from dschat.trainers.ppo.trajectory import score
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update, whiten_advantages
+from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
 from dschat.trainers.supervised.trainer import SupervisedTrainer
-from factories import PAD, engine_of, make_causal_lm, make_classifier, make_rollout, ragged_rows
+from factories import PAD, NotedSaves, engine_of, make_causal_lm, make_classifier, make_rollout, ragged_rows, run_of
 
 GLOBAL_BATCH = 8
 UPDATES = 2
@@ -99,15 +99,15 @@ def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_ou
         per_device_eval_batch_size=2,
     )
     task: Any = SFTTask(DEMONSTRATIONS, held_out, PAD) if step == "sft" else RewardTask(PAIRS, held_out, PAD)
-    return SupervisedTrainer(engine, task, config, Stage(step, config), lambda folder: None)
+    return SupervisedTrainer(engine, task, config, run_of(step, config), NotedSaves())
 
 
 def supervised_update(trainer: SupervisedTrainer, number: int) -> dict[str, float]:
     """Update `number` of the epoch, on this process's share."""
-    plan = trainer.stage.plan
+    plan = trainer.run.plan
     where = {"rank": rank(), "world_size": world_size()}
     updates = update_batches(trainer.lengths, plan.global_batch, plan.micro_batch, seed=5, epoch=0, **where)
-    return trainer.step(updates[number])
+    return trainer.train_once(updates[number])
 
 
 def recorded_batch() -> PPOBatch:

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dschat.conditions.termination import Segmenter
+from dschat.config.batches import plan_batches
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import PairExample, PromptExample, SFTExample
+from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.engine import EngineSettings, frozen_engine
 from dschat.engine.zero3 import parameter_offload
-from dschat.models.lora import AdaptersOff, add_lora
+from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
-from dschat.run.distributed import gather_objects, rank
-from dschat.run.output import Stage
+from dschat.run.checkpoint import ModelFolders, SavedModel
+from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.evaluation import Evaluation
 from dschat.trainers.ppo.moving_average import MovingAverage
 from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer
 from factories import (
@@ -33,8 +33,11 @@ from factories import (
     make_tokenizer,
     pad_rows,
     ppo_config,
+    ppo_trainer_of,
     ragged_rows,
     random_ids,
+    run_of,
+    save_engines,
 )
 from recorded import (
     Case,
@@ -65,7 +68,7 @@ def greedy(engine: Any, lengths: tuple[int, int] = LENGTHS) -> list[list[int]]:
     sampling = Sampling(lengths[rank()], (NO_END,), PAD, BOS, temperature=0.0)
     with engine.gathered() as policy:
         for _ in range(rank() + 1):
-            rollout = generate(policy.causal_lm, prompts_of(rank()), sampling, seed=3)
+            rollout = generate(policy.inner, prompts_of(rank()), sampling, seed=3)
     engine.train()
     return rollout.response_ids.tolist()
 
@@ -113,7 +116,9 @@ def generation(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def _frozen_settings(folder: Path) -> EngineSettings:
-    return EngineSettings(torch.float32, zero_stage=3, config_file=sharding_file(folder))
+    return EngineSettings(
+        torch.float32, plan_batches("", 1, 1, None, world_size()), zero_stage=3, config_file=sharding_file(folder)
+    )
 
 
 def _raises_inside(engine: Any) -> bool:
@@ -141,10 +146,10 @@ def saving(folder: Path, keep: Callable[..., None]) -> None:
     for number, state in enumerate(states):
         keep(folder, f"ema-weights{number}", tensors=state)
     keep(folder, "ema-average", tensors=average.state_dict())
-    stage, tokenizer = Stage("ppo", ppo_config(folder / "run")), make_tokenizer()
-    stage.save_model(actor, tokenizer, "policy", "base", folder / "actor")
-    stage.save_model(actor, tokenizer, "moving average", "base", folder / "actor_ema", average.state_dict())
-    stage.save_model(critic, tokenizer, "critic", "base", folder / "critic")
+    config = ppo_config(folder)
+    models = [SavedModel(actor, "policy", "base", "actor"), SavedModel(critic, "critic", "base", "critic")]
+    models.append(SavedModel(actor, "moving average", "base", "actor_ema", average.state_dict))
+    ModelFolders(models, make_tokenizer(), config, run_of("ppo", config).record).save_final()
     keep(folder, "saved", tensors=outputs(actor, critic))
 
 
@@ -186,7 +191,7 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
 
 
 def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPOTrainer:
-    config: PPOConfig = ppo_config(folder, temperature=0.0, per_device_eval_batch_size=2)
+    config: PPOConfig = ppo_config(folder, top_k=1, per_device_eval_batch_size=2, eval_iters=0)
     folder.mkdir(exist_ok=True)
     reward = FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")
     models = PPOModels(
@@ -196,9 +201,7 @@ def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPO
         reward,
     )
     tokenizer = make_tokenizer()
-    parts = (Sampling.from_config(config, tokenizer), Segmenter(config, tokenizer), config, Stage("ppo", config))
-    evaluate = Evaluation(held_out, 2, 0, False)
-    return PPOTrainer(models, held_out, tokenizer, *parts, evaluate, lambda folder: None)
+    return ppo_trainer_of(models, held_out, held_out, tokenizer, config)
 
 
 def lora(folder: Path, keep: Callable[..., None]) -> None:
@@ -221,9 +224,7 @@ def lora_updates(folder: Path, case: Case) -> tuple[dict[str, Tensor], dict[str,
     for update in range(2):
         ppo_updates(actor, critic, batch, case.accumulation, update)
         after = logprobs_of(reference)
-    stage = Stage("ppo", ppo_config(folder / "lora-run", merge_lora=True))
-    for name, engine in (("actor", actor), ("critic", critic)):
-        stage.save_model(engine, make_tokenizer(), name, "base", folder / f"lora-{name}")
+    save_engines(folder / "lora", make_tokenizer(), actor=actor, critic=critic)
     weights = actor.full_state_dict() | critic.full_state_dict()
     extra = outputs(actor, critic) | {"before": before, "after": after}
     weights |= {f"outputs/{name}": x for name, x in extra.items()} if weights else {}

@@ -19,23 +19,23 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT: dict[str, set[str]] = {
     "rl": set(),
     "common": set(),
-    "config": {"common"},
+    "config": set(),
     "data": {"common"},
     "models": {"rl"},
     # what a run knows of itself, and what moves its weights
     "run": {"config", "models"},
-    "engine": {"run"},
+    "engine": {"config", "models", "run"},
     # prompts → rollout → scores → ends
-    "rollouts": {"models", "rl"},
+    "rollouts": {"config", "models", "rl"},
     "scoring": {"common", "data", "models", "rl"},
-    "conditions": {"common", "models", "rl"},
+    "conditions": {"common", "config", "rl"},
     # loops receive their engines; builders make them
-    "trainers": {"config", "data", "models", "rl", "run", "rollouts", "scoring", "conditions"},
-    "builders": {"common", "config", "data", "engine", "models", "scoring", "trainers"},
+    "trainers": {"common", "config", "data", "models", "rl", "run", "rollouts", "scoring", "conditions"},
+    "builders": {"common", "config", "engine", "models", "scoring", "trainers"},
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
     "inference": {"common", "data", "evaluation", "models", "rollouts", "scoring"},
-    "macro_view": {"common", "conditions", "data", "evaluation", "models", "rl", "trainers"},
+    "macro_view": {"common", "conditions", "config", "data", "evaluation", "models", "rl", "trainers"},
     "run_report": {"common", "evaluation", "macro_view"},
 }
 ANYBODY = {"errors"}

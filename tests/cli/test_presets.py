@@ -143,7 +143,7 @@ def test_a_preset_has_the_published_settings(script, gpus, tmp_path, monkeypatch
     differing = {name for name, value in run["settings"].items() if getattr(config, name) != value}
     assert not differing
     assert config.data_path == [run["data"]]
-    plan = config.check_batches(gpus)
+    plan = config.plan_batches(gpus)
     assert plan.global_batch == run["settings"]["global_batch_size"]
     assert plan.micro_batch * plan.accumulation * gpus == plan.global_batch
     if step == "ppo":

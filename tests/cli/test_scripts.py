@@ -90,7 +90,7 @@ def test_run_gemma_is_the_preset_of_the_smallest_model(step, gpus, tmp_path, mon
     preset = recorded(GEMMA[step].with_name("tldr_gemma_2b.sh"), tmp_path, "--print_loss", NUM_GPUS=str(gpus))
     assert launch.flags == preset.flags
     config = parsed(launch, step, gpus, monkeypatch)
-    assert config.check_batches(gpus).global_batch == {"sft": 512, "reward": 64, "ppo": 256}[step]
+    assert config.plan_batches(gpus).global_batch == {"sft": 512, "reward": 64, "ppo": 256}[step]
     assert Path(config.output_dir) == tmp_path / OUTPUT[step]
 
 
@@ -146,7 +146,7 @@ def test_gpus_are_found(visible, expected, tmp_path, monkeypatch):
     launch = recorded(GEMMA["ppo"], tmp_path, NUM_GPUS=None, CUDA_VISIBLE_DEVICES=visible)
     assert launch.options == [*expected, "--master_port", "29500"]
     gpus = {None: 2, "4,5,6,7": 4, "2, 3": 2}.get(visible, 1)
-    assert parsed(launch, "ppo", gpus, monkeypatch).check_batches(gpus).rollout_per_rank == 256 / gpus
+    assert parsed(launch, "ppo", gpus, monkeypatch).plan_batches(gpus).rollout_per_rank == 256 / gpus
 
 
 @pytest.mark.parametrize("visible", ["GPU-1,GPU-2", "MIG-1", "-1", "0,,1", "0,1,", "all", "0 1", "0;1", "0-3"])
@@ -197,9 +197,7 @@ def test_another_global_batch_for_another_number_of_gpus(flag, tmp_path, monkeyp
         "error: 3 GPUs cannot share the global batch of 512 evenly: set NUM_GPUS so that the number of GPUs is one of"
         " 1, 2, 4, 8, 16, 32, 64, 128, or add --global_batch_size 510 or another multiple of 3.\n"
     )
-    plan = parsed(recorded(GEMMA["sft"], tmp_path, *flag.split(), NUM_GPUS="3"), "sft", 3, monkeypatch).check_batches(
-        3
-    )
+    plan = parsed(recorded(GEMMA["sft"], tmp_path, *flag.split(), NUM_GPUS="3"), "sft", 3, monkeypatch).plan_batches(3)
     assert (plan.global_batch, plan.update_per_rank, plan.micro_batch) == (510, 170, 2)
 
 
@@ -223,7 +221,7 @@ def test_more_gpus_than_the_batch_has_examples(tmp_path):
 def test_a_rollout_is_the_batch_of_one_update(gpus, flags, expected, tmp_path, monkeypatch):
     """However many GPUs there are and however many prompts each generates at once."""
     config = parsed(recorded(GEMMA["ppo"], tmp_path, *flags.split(), NUM_GPUS=str(gpus)), "ppo", gpus, monkeypatch)
-    rollout = config.check_batches(gpus).rollout_per_rank * gpus
+    rollout = config.plan_batches(gpus).rollout_per_rank * gpus
     assert (config.per_device_generation_batch_size, config.generation_batches, rollout) == expected
 
 
@@ -234,12 +232,12 @@ def test_several_machines_with_ssh(tmp_path, monkeypatch):
     (tmp_path / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\n")
     launch = recorded(GEMMA["ppo"], tmp_path, HOSTFILE=str(hosts), NUM_GPUS=None)
     assert launch.options == ["--hostfile", str(hosts), "--master_port", "29500"]
-    assert parsed(launch, "ppo", 16, monkeypatch).check_batches(16).rollout_per_rank == 16
+    assert parsed(launch, "ppo", 16, monkeypatch).plan_batches(16).rollout_per_rank == 16
     told = (tmp_path / "record.remote").read_text().splitlines()
     assert "NCCL_DEBUG=INFO" in told and told[-1] == f"MA_RLHF_DATA={tmp_path}/data"
     launch = recorded(GEMMA["ppo"], tmp_path, HOSTFILE=str(hosts), NUM_GPUS="4")
     assert launch.options == ["--hostfile", str(hosts), "--num_gpus", "4", "--master_port", "29500"]
-    assert parsed(launch, "ppo", 8, monkeypatch).check_batches(8).rollout_per_rank == 32
+    assert parsed(launch, "ppo", 8, monkeypatch).plan_batches(8).rollout_per_rank == 32
 
 
 @pytest.mark.parametrize(
@@ -267,7 +265,7 @@ def test_two_nodes_without_ssh(tmp_path, monkeypatch):
     assert launch.options[2:] == shlex.split(options)
     assert (tmp_path / "record.hostfile").read_text() == "node-0 slots=8\nnode-1 slots=8\n"
     config = parsed(launch, "ppo", 16, monkeypatch)
-    assert config.check_batches(16).rollout_per_rank == 16 and config.zero_stage == 3
+    assert config.plan_batches(16).rollout_per_rank == 16 and config.zero_stage == 3
     assert Path(config.output_dir) == tmp_path / OUTPUT["ppo"]
 
 

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """From flags to a termination condition."""
 
-import inspect
-import re
+import math
 import sys
 
 import pytest
 import torch
 
-from dschat.conditions.termination import Segmenter
 from dschat.errors import UserError
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Trajectory, select_rows
-from factories import EOS, make_rollout, make_tokenizer, ppo_config
+from factories import EOS, condition_of, make_rollout, make_tokenizer, ppo_config
 from rl_cases import trajectory_of
 
 LENGTHS = [7, 1, 12, 0]
@@ -26,17 +24,17 @@ def lengths_of(ends):
 
 
 def segmented(tmp_path, epoch=0, **flags):
-    return Segmenter(ppo_config(tmp_path, **flags), None)(TRAJECTORY, epoch).ends
+    return condition_of(ppo_config(tmp_path, **flags), None)(TRAJECTORY, epoch).ends
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"ngram": "1"}, [[1] * 7, [1], [1] * 12, []]),
-        ({"ngram": "5"}, [[5, 2], [1], [5, 5, 2], []]),
-        ({"ngram": "inf"}, [[7], [1], [12], []]),
-        ({"ngram": "5", "isolate_last_token": True}, [[5, 1, 1], [1], [5, 5, 1, 1], []]),
-        ({"ngram": "inf", "isolate_last_token": True}, [[6, 1], [1], [11, 1], []]),
+        ({"ngram": 1}, [[1] * 7, [1], [1] * 12, []]),
+        ({"ngram": 5}, [[5, 2], [1], [5, 5, 2], []]),
+        ({"ngram": math.inf}, [[7], [1], [12], []]),
+        ({"ngram": 5, "isolate_last_token": True}, [[5, 1, 1], [1], [5, 5, 1, 1], []]),
+        ({"ngram": math.inf, "isolate_last_token": True}, [[6, 1], [1], [11, 1], []]),
     ],
 )
 def test_fixed(flags, expected, tmp_path):
@@ -77,10 +75,10 @@ def write_condition(tmp_path, body):
 def test_a_users_own(tmp_path):
     body = "assert tokenizer == 'tokenizer'; return torch.arange(13)[None] % 4 == 3 + 0 * trajectory.scores[:, None]"
     config = ppo_config(tmp_path, termination_condition=write_condition(tmp_path, body))
-    ends = Segmenter(config, "tokenizer")(TRAJECTORY, 0).ends
+    ends = condition_of(config, "tokenizer")(TRAJECTORY, 0).ends
     assert lengths_of(ends) == [[4, 3], [1], [4, 4, 4], []]
     isolated = ppo_config(tmp_path, termination_condition=config.termination_condition, isolate_last_token=True)
-    assert lengths_of(Segmenter(isolated, "tokenizer")(TRAJECTORY, 0).ends) == [[4, 2, 1], [1], [4, 4, 3, 1], []]
+    assert lengths_of(condition_of(isolated, "tokenizer")(TRAJECTORY, 0).ends) == [[4, 2, 1], [1], [4, 4, 3, 1], []]
 
 
 @pytest.mark.parametrize(
@@ -93,20 +91,15 @@ def test_a_users_own(tmp_path):
     ],
 )
 def test_a_wrong_result_is_refused(body, got, tmp_path):
-    segmenter = Segmenter(ppo_config(tmp_path, termination_condition=write_condition(tmp_path, body)), None)
+    condition = condition_of(ppo_config(tmp_path, termination_condition=write_condition(tmp_path, body)), None)
     with pytest.raises(UserError, match=rf"--termination_condition .*mine.py:ends: .*\(4, 13\), not {got}"):
-        segmenter(TRAJECTORY, 0)
+        condition(TRAJECTORY, 0)
 
 
 def test_a_function_that_does_not_exist(tmp_path):
     spec = write_condition(tmp_path, "pass").replace(":ends", ":other")
     with pytest.raises(UserError, match="--termination_condition .*no function named 'other'"):
-        Segmenter(ppo_config(tmp_path, termination_condition=spec), None)
-
-
-def test_an_unknown_condition(tmp_path):
-    with pytest.raises(UserError, match="--termination_condition words: unknown"):
-        segmented(tmp_path, termination_condition="words")
+        condition_of(ppo_config(tmp_path, termination_condition=spec), None)
 
 
 class Words:
@@ -125,43 +118,43 @@ PARSER = f"import re\n{inspect.getsource(Words)}\n{MAKE}"
 
 
 def parsing_case(tmp_path, text, **flags):
-    """Segmenter of a user's parser and a trajectory of one response, its text and EOS."""
+    """The condition of a user's parser and a trajectory of one response, its text and EOS."""
     file = tmp_path / "parser.py"
     file.write_text(PARSER)
     config = ppo_config(tmp_path, termination_condition="parsing", parser=f"{file}:make", **flags)
     tokenizer = make_tokenizer()
     rollout = make_rollout([([5], [*tokenizer.encode(text), EOS]), ([5], [EOS])], right=2)
     blank = torch.zeros_like(rollout.response_mask, dtype=torch.float)
-    return Segmenter(config, tokenizer), Trajectory(rollout, blank, blank, blank, torch.zeros(2))
+    return condition_of(config, tokenizer), Trajectory(rollout, blank, blank, blank, torch.zeros(2))
 
 
 def test_parsing_by_a_users_parser(tmp_path):
     """One sentence below the cutoff is one macro action; EOS is another; padding is none."""
-    segmenter, trajectory = parsing_case(tmp_path, "the quick", parsing_cutoff=50, parser_model="mine")
-    cuts = segmenter(trajectory, 0)
-    macro = segment(cuts.ends, trajectory.response_mask)
+    condition, trajectory = parsing_case(tmp_path, "the quick", parsing_cutoff=50, parser_model="mine")
+    found = condition(trajectory, 0)
+    macro = segment(found.ends, trajectory.response_mask)
     length = int(trajectory.response_mask[0].sum())
     assert macro.lengths.tolist() == [[length - 1, 1], [1, 0]]
-    seconds = cuts.totals.pop("parsing/seconds")
+    seconds = found.totals.pop("parsing/seconds")
     assert seconds > 0
-    assert cuts.totals == {"parsing/sentences": 1, "parsing/parsed": 1, "parsing/fell_back": 0}
+    assert found.totals == {"parsing/sentences": 1, "parsing/parsed": 1, "parsing/fell_back": 0}
 
 
 def test_parsing_does_not_depend_on_the_prompt_or_the_other_rows(tmp_path):
-    segmenter, both = parsing_case(tmp_path, "the quick brown fox. a cat sat on a mat", parsing_cutoff=5)
-    whole = segmenter(both, 0).ends
-    alone = segmenter(select_rows(both, torch.tensor([0])), 0).ends
+    condition, both = parsing_case(tmp_path, "the quick brown fox. a cat sat on a mat", parsing_cutoff=5)
+    whole = condition(both, 0).ends
+    alone = condition(select_rows(both, torch.tensor([0])), 0).ends
     assert torch.equal(whole[:1], alone)
 
 
 def test_a_parser_that_fails_falls_back_and_says_so(tmp_path, caplog):
-    segmenter, trajectory = parsing_case(tmp_path, "the quick. a cat")
+    condition, trajectory = parsing_case(tmp_path, "the quick. a cat")
     file = tmp_path / "parser.py"
     file.write_text(file.read_text().replace("return [flat", "raise RuntimeError('no'); return [flat"))
     config = ppo_config(tmp_path, termination_condition="parsing", parser=f"{file}:make")
-    cuts = Segmenter(config, make_tokenizer())(trajectory, 0)
-    assert (cuts.totals["parsing/sentences"], cuts.totals["parsing/fell_back"]) == (2, 2)
-    assert torch.equal(cuts.ends.any(1), trajectory.response_mask.any(1))
+    found = condition_of(config, make_tokenizer())(trajectory, 0)
+    assert (found.totals["parsing/sentences"], found.totals["parsing/fell_back"]) == (2, 2)
+    assert torch.equal(found.ends.any(1), trajectory.response_mask.any(1))
     assert "RuntimeError: no" in caplog.text
 
 
@@ -170,11 +163,11 @@ def test_a_parser_of_a_wrong_kind(tmp_path):
     file.write_text("def make(model):\n    return 3\n")
     config = ppo_config(tmp_path, termination_condition="parsing", parser=f"{file}:make")
     with pytest.raises(UserError, match="--parser .*parser.py:make: .* lacks name, version, unit, parse"):
-        Segmenter(config, make_tokenizer())
+        condition_of(config, make_tokenizer())
 
 
 def test_the_package_of_parsers_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "constituent_treelib.backends", None)
     config = ppo_config(tmp_path, termination_condition="parsing", parser="chunker")
     with pytest.raises(UserError, match="--parser chunker: .* not installed .*cd Constituent-Treelib && pip"):
-        Segmenter(config, make_tokenizer())
+        condition_of(config, make_tokenizer())

@@ -70,6 +70,6 @@ def test_adapter_only_without_adapters_warns(caplog):
 
 def test_the_parsers_are_those_of_the_package():
     from constituent_treelib.backends import NAMES
-    from dschat.config.ppo import PARSERS
+    from dschat.config.macro_actions import PARSERS
 
     assert PARSERS == NAMES

@@ -44,7 +44,7 @@ def test_defaults_of_step_1():
         "tensorboard_path": "out/tensorboard",
         "seed": 1234,
         "num_train_epochs": 1,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": None,
         "global_batch_size": None,
         "lr_scheduler_type": "cosine",
         "num_warmup_steps": 0,
@@ -106,7 +106,7 @@ def test_defaults_of_step_3():
         "clip_reward_value": None,
         "missing_eos_penalty": None,
         "termination_condition": "fixed",
-        "ngram": "5",
+        "ngram": 5,
         "repeat_times": 3,
         "ngram_lengths": [2, 3, 5, 10],
         "parsing_cutoff": 5,
@@ -143,7 +143,7 @@ def test_reward_function_needs_neither_critic_nor_reward_model():
 
 
 def test_ngram_is_a_number_or_infinite():
-    lengths = [parse(PPOConfig, PPO + ["--ngram", text]).ngram_length for text in ("1", "10", "inf")]
+    lengths = [parse(PPOConfig, PPO + ["--ngram", text]).ngram for text in ("1", "10", "inf")]
     assert lengths == [1, 10, math.inf]
     assert isinstance(lengths[1], int)
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 
@@ -56,14 +57,16 @@ def test_help_shows_sections_defaults_and_aliases(capsys):
 
 def test_saved_json_holds_every_field_and_the_plan(tmp_path):
     required = {"data_path": ["a"], "output_dir": "o", "actor_model_name_or_path": "a"}
-    config = PPOConfig(**required, ngram="inf", generation_batches=4)
-    path = tmp_path / "new" / "config.json"
-    save(config, path)
+    config = PPOConfig(**required, ngram=math.inf, generation_batches=4)
+    path = tmp_path / "train_config.json"
+    save(config, config.plan_batches(1), path)
     content = json.loads(path.read_text())
+    plan = content.pop("batch_plan")
     assert set(content) == {field.name for field in dataclasses.fields(PPOConfig)}
     assert (content["ngram"], content["ngram_lengths"], content["clip_reward_value"]) == ("inf", [2, 3, 5, 10], None)
-    save(config, path, config.check_batches(1))
-    assert json.loads(path.read_text())["batch_plan"] == {
+    save(dataclasses.replace(config, ngram=7), config.plan_batches(1), path)
+    assert json.loads(path.read_text())["ngram"] == 7
+    assert plan == {
         "world_size": 1,
         "micro_batch": 16,
         "accumulation": 1,

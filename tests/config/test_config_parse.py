@@ -3,6 +3,7 @@
 
 import dataclasses
 import logging
+import math
 import sys
 from pathlib import Path
 
@@ -86,7 +87,7 @@ PPO_VALUES = {
     "top_p": (["0.9"], 0.9),
     "print_answers": ([], True),
     "termination_condition": (["ppl"], "ppl"),
-    "ngram": (["inf"], "inf"),
+    "ngram": (["inf"], math.inf),
     "repeat_times": (["2"], 2),
     "ngram_lengths": (["1", "4"], [1, 4]),
     "parsing_cutoff": (["3"], 3),

@@ -2,6 +2,7 @@
 """Every rule between flags: the message names the flag and the remedy."""
 
 import json
+import os
 
 import pytest
 
@@ -54,7 +55,7 @@ def empty_folder(tmp_path, monkeypatch):
 
 def _refusal(config_class, arguments):
     with pytest.raises(UserError) as refusal:
-        parse(config_class, arguments)
+        parse(config_class, arguments).plan_batches(int(os.environ.get("WORLD_SIZE", "1")))
     message = str(refusal.value)
     assert "\n" not in message
     return message

@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from dschat.builders import build_ppo_models
 from dschat.config.ppo import PPOConfig
+from dschat.engine.adapters_off import AdaptersOff
 from dschat.errors import UserError
-from dschat.models.lora import AdaptersOff, add_lora
+from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from factories import (
@@ -117,7 +118,7 @@ def test_the_reference_holds_no_second_model(group, tmp_path):
         actor_lora_dim=4,
         dtype="fp32",
     )
-    models = build_ppo_models(config, config.check_batches(1), make_tokenizer(), 10)
+    models = build_ppo_models(config, config.plan_batches(1), make_tokenizer(), 10)
     actor, reference = (
         {name: p.data_ptr() for name, p in engine.module.named_parameters()}
         for engine in (models.actor, models.reference)
@@ -166,8 +167,8 @@ def test_gradients_are_the_same_before_and_after_a_save(tmp_path):
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     before = gradients()
-    state = {name: p.detach() for name, p in model.causal_lm.named_parameters()}
-    save_model(model.causal_lm, state, make_tokenizer(), tmp_path)
+    state = {name: p.detach() for name, p in model.inner.named_parameters()}
+    save_model(model.inner, state, make_tokenizer(), tmp_path)
     assert largest_difference(before, gradients()) == 0
     assert before
 
@@ -186,7 +187,7 @@ class TestTwoProcesses:
     def test_the_base_is_untouched_and_the_reference_is_the_base(self, two_processes):
         weights, base = two_processes.tensors("lora"), make_causal_lm()
         for name, p in base.named_parameters():
-            prefixed = f"causal_lm.{name}"
+            prefixed = f"inner.{name}"
             inner = prefixed.replace(".weight", ".base_layer.weight")
             assert torch.equal(weights[prefixed if prefixed in weights else inner], p)
         assert torch.equal(weights["outputs/before"], weights["outputs/after"])
@@ -198,9 +199,9 @@ class TestTwoProcesses:
     @torch.no_grad()
     def test_merged_folders_are_what_the_engines_say(self, two_processes):
         outputs = two_processes.tensors("lora")
-        policy = AutoModelForCausalLM.from_pretrained(two_processes.folder / "lora-actor", dtype=torch.float32)
+        policy = AutoModelForCausalLM.from_pretrained(two_processes.folder / "lora" / "actor", dtype=torch.float32)
         critic = AutoModelForSequenceClassification.from_pretrained(
-            two_processes.folder / "lora-critic", dtype=torch.float32
+            two_processes.folder / "lora" / "critic", dtype=torch.float32
         )
         width = max(len(prompt) for prompt, _ in ROWS)
         for number, (prompt, response) in enumerate(ROWS):
@@ -211,5 +212,5 @@ class TestTwoProcesses:
             assert value == pytest.approx(hf_score(critic, prompt + response), abs=1e-5)
 
     def test_a_layers_name_chose_what_the_critic_trains(self, two_processes):
-        names = [name for name in two_processes.tensors("lora") if name.startswith("classifier.") and "lora_" in name]
+        names = [name for name in two_processes.tensors("lora") if name.startswith("inner.") and "lora_" in name]
         assert names and all(".mlp." in name for name in names)

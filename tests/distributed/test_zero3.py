@@ -112,10 +112,10 @@ def test_the_moving_average_is_that_of_hand_arithmetic(two_processes):
 def test_the_saved_moving_average_opens(two_processes):
     model = AutoModelForCausalLM.from_pretrained(two_processes.folder / "actor_ema", dtype=torch.float32)
     average = two_processes.tensors("ema-average")
-    opened = {f"causal_lm.{name}": p.detach() for name, p in model.named_parameters()}
+    opened = {f"inner.{name}": p.detach() for name, p in model.named_parameters()}
     assert largest_difference(opened, average) == 0
     live = AutoModelForCausalLM.from_pretrained(two_processes.folder / "actor", dtype=torch.float32)
-    assert largest_difference(opened, {f"causal_lm.{n}": p.detach() for n, p in live.named_parameters()}) > 1e-5
+    assert largest_difference(opened, {f"inner.{n}": p.detach() for n, p in live.named_parameters()}) > 1e-5
 
 
 def test_evaluation_with_fewer_rows_than_ranks_is_that_of_one_process(group, two_processes, tmp_path):

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from dschat.config.batches import plan_batches
 from dschat.engine.engine import EngineSettings, deepspeed_config
 from dschat.engine.process_group import choose_dtype
 from dschat.errors import UserError
@@ -205,7 +206,7 @@ def test_gathered_hands_out_the_module(group):
         assert module is engine.module and isinstance(module, PolicyModel)
 
 
-SETTINGS = {"dtype": torch.float32, "micro_batch": 2, "accumulation": 4}
+SETTINGS = {"dtype": torch.float32, "plan": plan_batches("per_device_train_batch_size", 2, 4, None, 1)}
 
 
 def settings_with(given, tmp_path):

@@ -4,13 +4,11 @@
 import pytest
 import torch
 
-from dschat.conditions.termination import Segmenter
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
-from dschat.run.output import Stage
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer
+from dschat.trainers.ppo.trainer import PPOModels
 from factories import (
     KINDS,
     engine_of,
@@ -21,6 +19,7 @@ from factories import (
     make_prompt,
     pad_rows,
     ppo_config,
+    ppo_trainer_of,
     ragged_rows,
     random_ids,
     weights_of,
@@ -57,10 +56,9 @@ def test_one_ppo_iteration_in_bf16(group, tokenizer, tmp_path):
         FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function"),
     )
     prompts = [make_prompt(random_ids(3 + i % 3, i), f"p{i}", i) for i in range(8)]
-    parts = (Sampling.from_config(config, tokenizer), Segmenter(config, tokenizer), config, Stage("ppo", config))
-    trainer = PPOTrainer(models, prompts, tokenizer, *parts, lambda t: {}, lambda folder: None)
+    trainer = ppo_trainer_of(models, prompts, [], tokenizer, config)
     before = weights_of(actor) | weights_of(critic)
-    metrics = trainer.step([list(range(8))], 0)
+    metrics = trainer.iterate([list(range(8))], 0)
     after = weights_of(actor) | weights_of(critic)
     assert largest_difference(before, after) > 0
     assert all(bool(torch.isfinite(w).all()) for w in after.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.macro_view.show`: in the terminal and as a page."""
+"""`python -m dschat.show_macro_actions`: in the terminal and as a page."""
 
 import dataclasses
 import json
@@ -133,7 +133,7 @@ def test_bad_flags(flags, words, model, capsys, tmp_path, monkeypatch):
 
 def test_as_a_module(model, tmp_path):
     file = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "a cat"}])
-    command = [sys.executable, "-m", "dschat.macro_view.show", "--model", model, "--jsonl", file, "--colour"]
+    command = [sys.executable, "-m", "dschat.show_macro_actions", "--model", model, "--jsonl", file, "--colour"]
     assert "\x1b[30;48" in run_command(command).expect(0).stdout
     bad = run_command([*command[:4], model, "--text", "a", "--html", tmp_path / "r.jsonl" / "x.html"])
     assert bad.status == 2 and "--html" in bad.stderr and "Traceback" not in bad.stderr

@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_models_own_logits(kind):
 def test_only_the_hugging_face_model_owns_parameters():
     causal_lm = make_causal_lm("gemma")
     names = dict(PolicyModel(causal_lm).named_parameters())
-    assert names.keys() == {f"causal_lm.{name}" for name, _ in causal_lm.named_parameters()}
+    assert names.keys() == {f"inner.{name}" for name, _ in causal_lm.named_parameters()}
 
 
 def test_positions_count_real_tokens():
@@ -118,7 +118,7 @@ def test_a_saved_actor_opens_in_plain_transformers_with_the_same_outputs(kind, t
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     policy = PolicyModel(make_causal_lm(kind))
-    save_model(policy.causal_lm, policy.causal_lm.state_dict(), tokenizer, tmp_path)
+    save_model(policy.inner, policy.inner.state_dict(), tokenizer, tmp_path)
     reopened = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     ids, attention_mask, mask = pad_rows(ROWS)
     with torch.no_grad():

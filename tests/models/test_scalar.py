@@ -53,9 +53,9 @@ def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformer
 
     base = save_folder(tmp_path / "sft", make_causal_lm(kind), tokenizer)
     model = ScalarModel(load_scalar(base, "--m", torch.float32, tokenizer)).eval()
-    torch.nn.init.normal_(model.classifier.score.weight, std=0.1)  # as if trained
+    torch.nn.init.normal_(model.inner.score.weight, std=0.1)  # as if trained
     scores = scores_of(model, ROWS)
-    save_model(model.classifier, model.classifier.state_dict(), tokenizer, tmp_path / "reward")
+    save_model(model.inner, model.inner.state_dict(), tokenizer, tmp_path / "reward")
     reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
     assert reopened.config.num_labels == 1
     expected = torch.tensor([hf_score(reopened, prompt + response) for prompt, response in ROWS])
@@ -68,7 +68,7 @@ def test_a_padded_batch_scores_alike_in_plain_transformers(tokenizer, tmp_path):
     from transformers import AutoModelForSequenceClassification
 
     model = ScalarModel(make_classifier("llama"))
-    save_model(model.classifier, model.classifier.state_dict(), tokenizer, tmp_path)
+    save_model(model.inner, model.inner.state_dict(), tokenizer, tmp_path)
     reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     ids = torch.zeros(2, 9, dtype=torch.long)
     for row, (prompt, response) in enumerate(ROWS[:2]):
@@ -86,4 +86,4 @@ def test_a_new_head_starts_at_zero(tokenizer, tmp_path):
     numbers = critic(ids, attention_mask)
     assert not bool(numbers.any())
     numbers.sum().backward()
-    assert float(critic.classifier.score.weight.grad.abs().max()) > 0
+    assert float(critic.inner.score.weight.grad.abs().max()) > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run.json, the model card, and the folders that a stage leaves."""
+"""run.json, the model card, and the folders that a run leaves."""
 
 import hashlib
 import json
@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from dschat.data.shares import Share
-from dschat.run.output import Stage
+from dschat.run.checkpoint import ModelFolders, SavedModel
+from dschat.run.output import due
 from dschat.run.records import file_hashes, new_record, warn_unless_made_by, was_made_by, write_model_card
-from factories import engine_of, make_causal_lm, make_classifier, ppo_config
+from factories import engine_of, make_causal_lm, make_classifier, ppo_config, run_of, save_engines
 
 
 def test_run_json(tmp_path):
@@ -83,17 +84,17 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     data.write_text("{}\n")
     folder = tmp_path / "out"
     config = ppo_config(folder, kl_coef=0.1, save_steps=5)
-    stage = Stage("ppo", config)
+    run = run_of("ppo", config)
     assert json.loads((folder / "run.json").read_text())["finished"] is False
-    stage.describe_data(
+    run.describe_data(
         Share([], [], [{"name": "tldr", "train": 12, "eval": 3, "dropped": {}}], (data,)), train={"prompt too long": 2}
     )
-    stage.announce(4, 35)
+    run.announce(4, 35)
     actor, critic = engine_of(make_causal_lm("gemma2"), 8), engine_of(make_classifier("gemma2"), 8)
-    stage.record.measured({"eval/scores": 0.5}, 4)
-    stage.save_model(actor, tokenizer, "policy", "base", folder / "actor")
-    stage.save_model(critic, tokenizer, "critic", "base", folder / "critic")
-    stage.finish()
+    run.record.measured({"eval/scores": 0.5}, 4)
+    models = [SavedModel(actor, "policy", "base", "actor"), SavedModel(critic, "critic", "base", "critic")]
+    ModelFolders(models, tokenizer, config, run.record).save_final()
+    run.finish()
     stored = json.loads((folder / "run.json").read_text())
     assert stored["finished"] is True
     assert stored["data"]["sources"][0]["train"] == 12 and stored["data"]["dropped"] == {
@@ -102,7 +103,7 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     assert stored["data"]["sha256"] == {str(data): hashlib.sha256(b"{}\n").hexdigest()}
     assert stored["batches"]["global_batch"] == 8 and stored["batches"]["total_updates"] == 4
     assert stored["batches"]["left_over_per_epoch"] == 3
-    assert json.loads((folder / "config.json").read_text())["kl_coef"] == 0.1
+    assert json.loads((folder / "train_config.json").read_text())["kl_coef"] == 0.1
     common = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     common |= {"run.json"}
     assert {path.name for path in (folder / "critic").iterdir()} == common
@@ -115,7 +116,7 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
         ("actor", AutoModelForCausalLM, actor),
         ("critic", AutoModelForSequenceClassification, critic),
     ):
-        inner = engine.module.causal_lm if role == "actor" else engine.module.classifier
+        inner = engine.module.inner
         with torch.no_grad():
             logits = cls.from_pretrained(folder / role).eval()(input_ids=ids).logits
             own = inner.eval()(input_ids=ids.to(inner.device)).logits.cpu()
@@ -125,19 +126,21 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
 def test_a_model_trained_with_gradient_checkpointing_still_generates_with_a_cache(group, tokenizer, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    stage = Stage("ppo", ppo_config(tmp_path))
     engine = engine_of(make_causal_lm(), 8, gradient_checkpointing=True)
-    stage.save_model(engine, tokenizer, "policy", "base", tmp_path / "actor")
+    save_engines(tmp_path, tokenizer, actor=engine)
     reopened = AutoModelForCausalLM.from_pretrained(tmp_path / "actor").eval()
     assert getattr(reopened.config, "use_cache", True)
     assert reopened(input_ids=torch.tensor([[1, 5]])).past_key_values is not None
 
 
 def test_due():
-    assert [n for n in range(1, 13) if Stage.due(5, n - 1, n)] == [5, 10]
-    assert [n for n in range(4, 25, 4) if Stage.due(6, n - 4, n)] == [8, 12, 20, 24]
-    assert not any(Stage.due(0, n - 1, n) for n in range(1, 13))
+    assert [n for n in range(1, 13) if due(5, n - 1, n)] == [5, 10]
+    assert [n for n in range(4, 25, 4) if due(6, n - 4, n)] == [8, 12, 20, 24]
+    assert not any(due(0, n - 1, n) for n in range(1, 13))
 
 
-def test_checkpoint_folders(group, tmp_path):
-    assert Stage("ppo", ppo_config(tmp_path)).checkpoint_folder(40) == tmp_path / "checkpoints" / "step-40"
+def test_models_along_the_way(group, tokenizer, tmp_path):
+    config = ppo_config(tmp_path)
+    model = SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")
+    ModelFolders([model], tokenizer, config, run_of("ppo", config).record).save_after(40)
+    assert (tmp_path / "checkpoints" / "step-40" / "actor" / "model.safetensors").is_file()

@@ -9,7 +9,7 @@ import torch
 from dschat.errors import UserError
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
-from dschat.trainers.ppo.checks import check_batch, check_number
+from dschat.trainers.checks import check_batch, check_number
 from rl_cases import trajectory_of
 
 TRAJECTORY = trajectory_of([3, 5, 2], 5, seed=0)

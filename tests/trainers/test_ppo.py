@@ -2,18 +2,16 @@
 """Whole iterations of the PPO trainer, and a toy reward that must rise."""
 
 import json
+import math
 
 import pytest
 import torch
 
-from dschat.conditions.termination import Segmenter
 from dschat.errors import UserError
-from dschat.rollouts.sampling import Sampling
-from dschat.run.output import Stage
+from dschat.run.seeds import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
-from dschat.trainers.ppo.evaluation import Evaluation
-from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer, derive_seed, total_updates
+from dschat.trainers.ppo.trainer import PPOModels, total_updates
 from factories import (
     engine_of,
     frozen_engine_of,
@@ -23,6 +21,7 @@ from factories import (
     make_classifier,
     make_prompt,
     ppo_config,
+    ppo_trainer_of,
     random_ids,
     weights_of,
 )
@@ -45,8 +44,7 @@ def prompts_of(count):
 
 def make_trainer(folder, tokenizer, num_prompts=32, reward=share_of_a, spread=0.02, metric=None, **overrides):
     config = ppo_config(folder, **overrides)
-    stage = Stage("ppo", config)
-    plan = stage.plan
+    plan = config.plan_batches(1)
     # Wide enough for a real distribution, narrow enough for a short run to move it.
     actor = engine_of(
         make_causal_lm(initializer_range=spread),
@@ -66,28 +64,18 @@ def make_trainer(folder, tokenizer, num_prompts=32, reward=share_of_a, spread=0.
     name = "count" if metric else ""
     measured = FunctionScores(metric, "--metric_function") if metric else None
     reference = frozen_engine_of(make_causal_lm(initializer_range=spread))
-    saved = []
-    return PPOTrainer(
-        PPOModels(actor, reference, critic, source, measured, name),
-        prompts_of(num_prompts),
-        tokenizer,
-        Sampling.from_config(config, tokenizer),
-        Segmenter(config, tokenizer),
-        config,
-        stage,
-        Evaluation(prompts_of(6), config.per_device_eval_batch_size, config.eval_iters, config.print_answers),
-        saved.append,
-    ), saved
+    models = PPOModels(actor, reference, critic, source, measured, name)
+    return ppo_trainer_of(models, prompts_of(num_prompts), prompts_of(6), tokenizer, config)
 
 
 def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("ngram", ["1", "5"])
+@pytest.mark.parametrize("ngram", [1, 5])
 def test_a_toy_reward_rises(ngram, group, tokenizer, tmp_path):
     size = {"per_device_generation_batch_size": 64, "per_device_training_batch_size": 64}
-    trainer, _ = make_trainer(
+    trainer = make_trainer(
         tmp_path,
         tokenizer,
         num_prompts=64,
@@ -106,7 +94,7 @@ def test_a_toy_reward_rises(ngram, group, tokenizer, tmp_path):
     first, last = sum(scores[:3]) / 3, sum(scores[-3:]) / 3
     assert first < 0.15 and last > 0.3 and last > 3 * first
     assert rows[0]["objective/kl"] == pytest.approx(0, abs=1e-4) and rows[-1]["objective/kl"] > 0.5
-    assert rows[0]["macro/length"] == pytest.approx(1.0 if ngram == "1" else rows[0]["macro/length"])
+    assert rows[0]["macro/length"] == pytest.approx(1.0 if ngram == 1 else rows[0]["macro/length"])
 
 
 TRAIN_KEYS = {
@@ -121,7 +109,7 @@ TRAIN_KEYS = {
 
 def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
     """34 prompts, rollouts of 16 = 2 generation batches of 8, updates of 2 x 4, 2 PPO epochs: 2 x 4 updates."""
-    trainer, saved = make_trainer(
+    trainer = make_trainer(
         tmp_path,
         tokenizer,
         num_prompts=34,
@@ -134,7 +122,7 @@ def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
         save_steps=4,
         whiten_advantages=True,
     )
-    assert total_updates(34, trainer.config, trainer.stage.plan) == 8
+    assert total_updates(34, trainer.config, trainer.run.plan) == 8
     result = trainer.fit()
     assert trainer.update == 8 == trainer.models.actor.updates == trainer.models.critic.updates
     rows = read_lines(tmp_path / "metrics.jsonl")
@@ -147,7 +135,7 @@ def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
     assert evaluations[0]["eval/kl"] == pytest.approx(0, abs=1e-4) and evaluations[-1]["eval/kl"] != 0
     assert result.items() <= evaluations[-1].items()
     assert train[0]["policy/clipfrac"] >= 0 and train[0]["val/ratio"] != 1
-    assert [path.name for path in saved] == ["step-4", "step-8", tmp_path.name]
+    assert trainer.folders.saves == [4, 8, "final"]
     samples = read_lines(tmp_path / "samples" / "update-000008.jsonl")
     assert len(samples) == 6 and {"prompt", "response", "score", "count", "finished", "tokens"} <= samples[0].keys()
     means = {key: sum(sample[key] for sample in samples) / 6 for key in ("score", "count")}
@@ -160,7 +148,7 @@ def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
 def test_a_run_repeats_itself(group, tokenizer, tmp_path):
     runs = []
     for name in ("first", "second"):
-        trainer, _ = make_trainer(tmp_path / name, tokenizer, num_prompts=16, termination_condition="randomized")
+        trainer = make_trainer(tmp_path / name, tokenizer, num_prompts=16, termination_condition="randomized")
         torch.manual_seed(len(name))
         trainer.fit()
         runs.append(weights_of(trainer.models.actor) | weights_of(trainer.models.critic))
@@ -168,14 +156,13 @@ def test_a_run_repeats_itself(group, tokenizer, tmp_path):
 
 
 def test_evaluations_draw_the_same_responses_every_time(group, tokenizer, tmp_path):
-    trainer, _ = make_trainer(tmp_path, tokenizer, eval_iters=0)
-    evaluate = trainer._evaluate
-    assert evaluate(trainer) == evaluate(trainer)
+    trainer = make_trainer(tmp_path, tokenizer, eval_iters=0)
+    assert trainer.evaluate() == trainer.evaluate()
 
 
 def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(group, tokenizer, tmp_path):
-    trainer, _ = make_trainer(tmp_path, tokenizer, spread=0.2, temperature=0.7)
-    rollout, text = trainer.sample([prompts_of(8)], 0)
+    trainer = make_trainer(tmp_path, tokenizer, spread=0.2, temperature=0.7)
+    rollout, text = trainer.sample([prompts_of(8)], SeedKind.TRAINING, 0)
     trajectory, metric = trainer.score(rollout, text)
     assert metric is None
     assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra for row in text.rows] == [
@@ -193,23 +180,21 @@ def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(gr
 
 
 def test_a_reward_model_as_reward(group, tokenizer, tmp_path):
-    trainer, _ = make_trainer(
-        tmp_path, tokenizer, reward=RewardModelScores(frozen_engine_of(make_classifier(seed=5)), 4)
-    )
-    metrics = trainer.step([list(range(8))], 0)
+    trainer = make_trainer(tmp_path, tokenizer, reward=RewardModelScores(frozen_engine_of(make_classifier(seed=5)), 4))
+    metrics = trainer.iterate([list(range(8))], 0)
     assert metrics["objective/scores"] != 0
 
 
 def test_a_reward_function_with_a_graph_of_its_own(group, tokenizer, tmp_path):
     """It may forget torch.no_grad(); several micro-batches go backward through the same scores."""
     weight = torch.ones((), requires_grad=True)
-    trainer, _ = make_trainer(
+    trainer = make_trainer(
         tmp_path,
         tokenizer,
         reward=lambda p, r, rows: weight * share_of_a(p, r, rows),
         per_device_training_batch_size=2,
     )
-    trainer.step([list(range(8))], 0)
+    trainer.iterate([list(range(8))], 0)
     assert weight.grad is None
 
 
@@ -218,7 +203,7 @@ def test_a_reward_function_with_a_graph_of_its_own(group, tokenizer, tmp_path):
     [
         {"termination_condition": "randomized"},
         {"termination_condition": "ppl"},
-        {"ngram": "inf", "policy_ratio": "macro"},
+        {"ngram": math.inf, "policy_ratio": "macro"},
         {"policy_ratio": "macro_mean", "value_function": "first"},
         {"macro_reward": "mean", "isolate_last_token": True, "value_function": "unit"},
         {"kl_estimator": "k3", "clip_reward_value": 0.1, "missing_eos_penalty": 1.0},
@@ -228,26 +213,26 @@ def test_a_reward_function_with_a_graph_of_its_own(group, tokenizer, tmp_path):
     ids=lambda flags: next(iter(flags.values())),
 )
 def test_every_variant_takes_a_step(flags, group, tokenizer, tmp_path):
-    trainer, _ = make_trainer(tmp_path, tokenizer, **flags)
+    trainer = make_trainer(tmp_path, tokenizer, **flags)
     before = weights_of(trainer.models.actor)
     batches = [list(range(8)), list(range(8, 16))][: trainer.config.generation_batches]
-    metrics = trainer.step(batches, 0)
+    metrics = trainer.iterate(batches, 0)
     assert largest_difference(weights_of(trainer.models.actor), before) > 0
-    assert trainer.update == trainer.stage.plan.updates_per_rollout
+    assert trainer.update == trainer.run.plan.updates_per_rollout
     if trainer.config.adaptive_kl_target:
         assert trainer.kl.value < trainer.config.kl_coef  # the KL of the first rollout is 0, below the target
     assert metrics["macro/length"] >= 1
 
 
 def test_a_divergent_run_stops_with_a_message(group, tokenizer, tmp_path):
-    trainer, _ = make_trainer(tmp_path, tokenizer, self_checks=False)
+    trainer = make_trainer(tmp_path, tokenizer, self_checks=False)
     with torch.no_grad():
-        trainer.models.critic.module.classifier.score.weight.fill_(float("nan"))
+        trainer.models.critic.module.inner.score.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="after 0 updates, values is not finite"):
-        trainer.step([list(range(8))], 0)
+        trainer.iterate([list(range(8))], 0)
 
 
 def test_fewer_prompts_than_a_rollout_is_an_error_that_names_the_flags(group, tokenizer, tmp_path):
-    trainer, _ = make_trainer(tmp_path, tokenizer, num_prompts=7)
+    trainer = make_trainer(tmp_path, tokenizer, num_prompts=7)
     with pytest.raises(UserError, match="--"):
         trainer.fit()

@@ -6,30 +6,11 @@ import torch
 
 from dschat.rl.types import Trajectory
 from dschat.run.distributed import device
-from dschat.trainers.ppo.trainer import PPOTrainer
+from dschat.trainers.ppo.credit import assign_credit
+from dschat.trainers.ppo.update import UpdateSettings
 from factories import EOS, make_rollout, ppo_config, to_device
 
 CPU = torch.device("cpu")
-
-
-class Plan:
-    """The batch sizes that a trainer reads."""
-
-    update_per_rank, micro_batch, world_size, rollout_per_rank, updates_per_rollout = 4, 2, 1, 4, 1
-
-
-class StageOf:
-    plan = Plan()
-
-
-class SamplingOf:
-    temperature = 0.7
-
-
-def trainer_of(tmp_path, **flags):
-    """A trainer that only assigns credit: two macro actions, of 2 and 1 tokens."""
-    config = ppo_config(tmp_path / "out", **{"kl_coef": 0.5, "gamma": 1.0, "lam": 1.0} | flags)
-    return PPOTrainer(None, [], None, SamplingOf(), None, config, StageOf(), None, None)
 
 
 def advantages(tmp_path, finished=True, **flags):
@@ -39,7 +20,8 @@ def advantages(tmp_path, finished=True, **flags):
     ref = logprobs - torch.tensor([[0.2, 0.0, 0.4]])
     trajectory = to_device(Trajectory(rollout, logprobs, ref, torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([3.0])))
     ends = torch.tensor([[False, True, True]], device=device())
-    return trainer_of(tmp_path, **flags).assign_credit(trajectory, ends).advantages[0].to(CPU).tolist()
+    config = ppo_config(tmp_path / "out", **{"kl_coef": 0.5, "gamma": 1.0, "lam": 1.0} | flags)
+    return assign_credit(trajectory, ends, config.kl_coef, config).advantages[0].to(CPU).tolist()
 
 
 # Worked by hand. Token rewards −0.1, 0, −0.2 + 3; macro rewards −0.1 and 2.8; macro values 1.5 (mean of 1, 2) and 4.
@@ -71,6 +53,7 @@ def test_credit_flags(name, tmp_path):
 
 def test_update_flags(tmp_path):
     flags = {"ppo_epochs": 3, "cliprange": 0.3, "cliprange_value": 0.4, "policy_ratio": "macro_mean"}
-    settings = trainer_of(tmp_path, **flags).update_settings
+    config = ppo_config(tmp_path, temperature=0.7, per_device_training_batch_size=2, global_batch_size=4, **flags)
+    settings = UpdateSettings.from_config(config, config.plan_batches(1))
     assert {name: getattr(settings, name) for name in flags} == flags
     assert (settings.update_size, settings.micro_batch, settings.temperature) == (4, 2, 0.7)

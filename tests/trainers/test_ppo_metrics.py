@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dschat.data.encoding import decode_response
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory
 from dschat.trainers.ppo.metrics import rollout_metrics, token_table, token_texts
-from dschat.trainers.ppo.trainer import decode_responses
 from factories import (
     EOS,
     make_rollout,
@@ -52,7 +52,8 @@ def test_rollout_metrics_by_hand():
 def test_decoded_responses_and_token_texts(tokenizer):
     texts = [" the quick fox", "a cat; on a mat."]
     rows = [([5], [*tokenizer(text)["input_ids"], EOS]) for text in texts]
-    assert decode_responses(make_rollout(rows, right=2), tokenizer) == texts
+    rollout = make_rollout(rows, right=2)
+    assert [decode_response(tokenizer, ids) for ids in rollout.response_rows()] == texts
     parts = token_texts(rows[0][1], tokenizer)
     assert len(parts) == len(rows[0][1]) and "".join(parts) == " the quick fox<eos>"
 

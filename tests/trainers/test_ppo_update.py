@@ -9,8 +9,9 @@ import torch
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import select_rows
+from dschat.trainers.ppo.credit import whiten_advantages
 from dschat.trainers.ppo.trajectory import score
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update, whiten_advantages
+from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 from factories import (
     engine_of,
     frozen_engine_of,
@@ -120,7 +121,7 @@ def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
     assert stats["loss/value"] == pytest.approx(value_sum.item() / TOKENS, rel=1e-4)
     assert stats["policy/clipfrac"] == pytest.approx(clipped_sum / count, abs=1e-6) and clipped_sum > 0
     expected = {}
-    parts = (("causal_lm", "actor", actor, policy_sum / count), ("classifier", "critic", critic, value_sum / TOKENS))
+    parts = (("inner", "actor", actor, policy_sum / count), ("inner", "critic", critic, value_sum / TOKENS))
     for prefix, name, model, loss in parts:
         adam = torch.optim.AdamW(model.parameters(), lr=5e-5, betas=(0.9, 0.95), weight_decay=0.0)
         loss.backward()

@@ -8,10 +8,19 @@ import torch
 
 from dschat.config.reward import RewardConfig
 from dschat.data.examples import PairExample
-from dschat.run.output import Stage
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.trainer import SupervisedTrainer
-from factories import PAD, engine_of, hf_score, largest_difference, make_classifier, random_ids, weights_of
+from factories import (
+    PAD,
+    NotedSaves,
+    engine_of,
+    hf_score,
+    largest_difference,
+    make_classifier,
+    random_ids,
+    run_of,
+    weights_of,
+)
 
 
 def pairs(count, seed):
@@ -32,10 +41,10 @@ def make_trainer(folder, micro=4, **overrides):
     flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 3e-3}
     flags |= {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
     config = RewardConfig(**(flags | overrides))
-    stage = Stage("reward", config)
-    plan = stage.plan
+    run = run_of("reward", config)
+    plan = run.plan
     engine = engine_of(make_classifier(), plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
-    return SupervisedTrainer(engine, RewardTask(TRAIN, HELD_OUT, PAD), config, stage, lambda folder: None)
+    return SupervisedTrainer(engine, RewardTask(TRAIN, HELD_OUT, PAD), config, run, NotedSaves())
 
 
 def expected_of(examples):
@@ -58,7 +67,7 @@ def test_evaluation(group, tmp_path):
 
 
 def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_path):
-    metrics = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=3).step([[0, 1], [2, 3], [8, 9]])
+    metrics = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=3).train_once([[0, 1], [2, 3], [8, 9]])
     expected = expected_of([TRAIN[i] for i in (0, 1, 2, 3, 8, 9)])
     assert metrics["loss/reward"] == pytest.approx(expected.pop("loss"), rel=1e-4)
     for name, value in expected.items():
@@ -71,7 +80,7 @@ def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
         trainer = make_trainer(
             tmp_path / str(micro), micro=micro, gradient_accumulation_steps=8 // micro, learning_rate=1e-4
         )
-        trainer.step([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
+        trainer.train_once([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
         weights.append(weights_of(trainer.engine))
     assert all(largest_difference(other, weights[0]) < 1e-5 for other in weights[1:])
 

@@ -57,7 +57,7 @@ def test_healthy_models_pass(kind, dtype, group):
 
 def test_a_missing_soft_cap_is_found(group):
     engine = frozen_engine_of(make_causal_lm("gemma2"))
-    engine.module.to_logits = engine.module.causal_lm.lm_head
+    engine.module.to_logits = engine.module.inner.lm_head
     with pytest.raises(UserError, match="log-probs differ from those of the model's own logits"):
         check(engine)
 
@@ -73,14 +73,14 @@ def test_positions_that_count_padding_are_found(group, monkeypatch):
 def test_numbers_that_are_not_finite_are_found(group):
     engine = frozen_engine_of(make_causal_lm())
     with torch.no_grad():
-        engine.module.causal_lm.get_input_embeddings().weight.fill_(float("nan"))
+        engine.module.inner.get_input_embeddings().weight.fill_(float("nan"))
     with pytest.raises(UserError, match="step-0 check"):
         check(engine)
 
 
 def test_a_scalar_model_that_reads_another_position_is_found(group):
     engine = frozen_engine_of(make_classifier())
-    engine.module.classifier.config.pad_token_id = ROWS[0][1][-1]  # plain transformers then looks one token earlier
+    engine.module.inner.config.pad_token_id = ROWS[0][1][-1]  # plain transformers then looks one token earlier
     with pytest.raises(UserError, match="scores differ from those of the classifier's own forward"):
         check_scalar(engine, tokens_of()[0], PAD)
 
@@ -110,31 +110,31 @@ SAMPLING = Sampling(6, (EOS,), PAD, BOS, 0.8)
 def sampled(actor, bos_id=BOS, count=6):
     examples = [make_prompt(random_ids(2 + i, i), "", i) for i in range(count)]
     sampling = Sampling(6, (EOS,), PAD, bos_id, 0.8)
-    return generate(actor.module.causal_lm, to_device(collate_prompts(examples, PAD)), sampling, 0)
+    return generate(actor.module.inner, to_device(collate_prompts(examples, PAD)), sampling, 0)
 
 
 def test_a_healthy_rollout_passes(models):
     trajectory = trajectory_of(*models, sampled(models[0]))
-    check_rollout(models[0], trajectory, 0.8, SAMPLING)
+    check_rollout(models[0], trajectory, SAMPLING)
 
 
 def test_a_response_that_ends_is_fine_where_bos_and_eos_are_one_token(models):
     """GPT-2's tokenizer: <|endoftext|> is both, and ending a response with it is what was asked for."""
     rollout = to_device(make_rollout([(random_ids(3, 0), [5, 6, EOS]), (random_ids(3, 1), [7, EOS])]))
-    check_rollout(models[0], trajectory_of(*models, rollout), 0.8, Sampling(6, (EOS,), PAD, EOS, 0.8))
+    check_rollout(models[0], trajectory_of(*models, rollout), Sampling(6, (EOS,), PAD, EOS, 0.8))
 
 
 def test_another_temperature_is_found(models):
     trajectory = trajectory_of(*models, sampled(models[0]))
     with pytest.raises(UserError, match="log-probs at the update differ from those of the rollout"):
-        check_rollout(models[0], trajectory, 1.0, SAMPLING)
+        check_rollout(models[0], trajectory, replace(SAMPLING, temperature=1.0))
 
 
 def test_a_reference_that_differs_from_the_actor_is_found(models):
     actor, _, critic = models
     trajectory = trajectory_of(actor, frozen_engine_of(make_causal_lm("gemma2", seed=9)), critic, sampled(actor))
     with pytest.raises(UserError, match="actor's log-probs differ from the reference's"):
-        check_rollout(actor, trajectory, 0.8, SAMPLING)
+        check_rollout(actor, trajectory, SAMPLING)
 
 
 def test_log_probs_of_another_policy_are_found(models):
@@ -142,14 +142,14 @@ def test_log_probs_of_another_policy_are_found(models):
     trajectory = trajectory_of(*models, sampled(actor))
     shifted = replace(trajectory, logprobs=trajectory.logprobs - 0.1 * trajectory.response_mask)
     with pytest.raises(UserError, match="log-probs at the update differ"):
-        check_rollout(actor, shifted, 0.8, SAMPLING)
+        check_rollout(actor, shifted, SAMPLING)
 
 
 @pytest.mark.parametrize("token", [PAD, BOS])
 def test_a_policy_that_samples_pad_or_bos_is_found(token, models):
     rollout = to_device(make_rollout([(random_ids(3, 0), [5, token, 6, EOS]), (random_ids(3, 1), [7, 8])]))
     with pytest.raises(UserError, match=f"the policy sampled token {token}"):
-        check_rollout(models[0], trajectory_of(*models, rollout), 0.8, SAMPLING)
+        check_rollout(models[0], trajectory_of(*models, rollout), SAMPLING)
 
 
 def test_a_response_with_a_hole_is_found(models):
@@ -160,7 +160,7 @@ def test_a_response_with_a_hole_is_found(models):
     zeroed = [torch.where(mask, x, 0.0) for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values)]
     broken = Trajectory(replace(rollout, response_mask=mask), *zeroed, trajectory.scores)
     with pytest.raises(UserError, match="a response is not a prefix of its row"):
-        check_rollout(models[0], broken, 0.8, SAMPLING)
+        check_rollout(models[0], broken, SAMPLING)
 
 
 def test_the_tasks_of_steps_1_and_2_check_their_models(group):
@@ -169,20 +169,18 @@ def test_the_tasks_of_steps_1_and_2_check_their_models(group):
     engine, scalar = frozen_engine_of(make_causal_lm("gemma2")), frozen_engine_of(make_classifier())
     sft.self_check(engine, sft.train[:2])
     pairs.self_check(scalar, pairs.train[:2])
-    engine.module.to_logits = engine.module.causal_lm.lm_head
+    engine.module.to_logits = engine.module.inner.lm_head
     with pytest.raises(UserError, match="step-0 check"):
         sft.self_check(engine, sft.train[:2])
-    scalar.module.classifier.config.pad_token_id = ROWS[0][1][-1]
+    scalar.module.inner.config.pad_token_id = ROWS[0][1][-1]
     with pytest.raises(UserError, match="step-0 check"):
         pairs.self_check(scalar, pairs.train[:2])
 
 
 def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer, tmp_path):
     """A reference of other weights stops the run, unless --no_self_checks."""
-    from dschat.conditions.termination import Segmenter
-    from dschat.run.output import Stage
-    from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer
-    from factories import engine_of, ppo_config
+    from dschat.trainers.ppo.trainer import PPOModels
+    from factories import engine_of, ppo_config, ppo_trainer_of
 
     def trainer_of(name, self_checks):
         config = ppo_config(tmp_path / name, self_checks=self_checks)
@@ -193,8 +191,7 @@ def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer
             engine_of(make_classifier(), 8),
             FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
         )
-        parts = (Sampling.from_config(config, tokenizer), Segmenter(config, tokenizer), config)
-        return PPOTrainer(models, prompts, tokenizer, *parts, Stage("ppo", config), lambda t: {}, lambda f: None)
+        return ppo_trainer_of(models, prompts, [], tokenizer, config)
 
     with pytest.raises(UserError, match="differ from the reference's"):
         trainer_of("on", True).fit()
@@ -208,4 +205,4 @@ def test_a_wrong_eos_record_is_found(models):
     for finished in ([True, True], [False, False]):
         lying = replace(rollout, finished=torch.tensor(finished))
         with pytest.raises(UserError, match="a finished response does not end with EOS"):
-            check_rollout(models[0], trajectory_of(*models, lying), 0.8, SAMPLING)
+            check_rollout(models[0], trajectory_of(*models, lying), SAMPLING)

@@ -10,10 +10,19 @@ import torch
 from dschat.config.sft import SFTConfig
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
-from dschat.run.output import Stage
 from dschat.trainers.supervised.sft import SFTTask
 from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
-from factories import PAD, engine_of, hf_logprobs, largest_difference, make_causal_lm, ragged_rows, weights_of
+from factories import (
+    PAD,
+    NotedSaves,
+    engine_of,
+    hf_logprobs,
+    largest_difference,
+    make_causal_lm,
+    ragged_rows,
+    run_of,
+    weights_of,
+)
 
 TRAIN = [SFTExample(p, r) for p, r in ragged_rows([2, 5, 9, 1, 3, 4, 6, 2, 3], [7, 1, 4, 3, 9, 2, 5, 8, 4], seed=1)]
 HELD_OUT = [SFTExample(p, r) for p, r in ragged_rows([3, 1, 6], [5, 9, 2], seed=2)]
@@ -23,11 +32,11 @@ def make_trainer(folder, train=TRAIN, held_out=HELD_OUT, micro=4, sft_on_prompt=
     flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 1e-2}
     flags |= {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
     config = SFTConfig(**(flags | overrides))
-    stage, saved = Stage("sft", config), []
-    plan = stage.plan
+    run = run_of("sft", config)
+    plan = run.plan
     engine = engine_of(make_causal_lm(), plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
     task = SFTTask(train, held_out, PAD, sft_on_prompt)
-    return SupervisedTrainer(engine, task, config, stage, saved.append), saved
+    return SupervisedTrainer(engine, task, config, run, NotedSaves())
 
 
 def nll_of(examples, on_prompt=False):
@@ -40,14 +49,14 @@ def nll_of(examples, on_prompt=False):
 
 @pytest.mark.parametrize("on_prompt", [False, True])
 def test_evaluation_is_the_perplexity_over_tokens(on_prompt, group, tmp_path):
-    trainer, _ = make_trainer(tmp_path, sft_on_prompt=on_prompt)
+    trainer = make_trainer(tmp_path, sft_on_prompt=on_prompt)
     metrics = trainer.evaluate()
     expected = nll_of(HELD_OUT, on_prompt)
     assert metrics == pytest.approx({"eval/loss": expected, "eval/perplexity": math.exp(expected)}, rel=1e-4)
 
 
 def test_eval_iters_limits_the_evaluation(group, tmp_path):
-    trainer, _ = make_trainer(tmp_path, eval_iters=1)
+    trainer = make_trainer(tmp_path, eval_iters=1)
     assert trainer.evaluate()["eval/loss"] == pytest.approx(nll_of(HELD_OUT[:2]), rel=1e-4)
 
 
@@ -57,8 +66,8 @@ def test_a_perplexity_beyond_floats_is_no_crash():
 
 @pytest.mark.parametrize("on_prompt", [False, True])
 def test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update(on_prompt, group, tmp_path):
-    trainer, _ = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=2, sft_on_prompt=on_prompt)
-    metrics = trainer.step([[0, 1], [2, 4]])
+    trainer = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=2, sft_on_prompt=on_prompt)
+    metrics = trainer.train_once([[0, 1], [2, 4]])
     assert metrics["loss/sft"] == pytest.approx(nll_of([TRAIN[i] for i in (0, 1, 2, 4)], on_prompt), rel=1e-4)
     assert metrics["lr"] == pytest.approx(1e-2) and metrics["grad_norm"] > 0
 
@@ -66,11 +75,11 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update(on_prompt, gro
 def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
     weights, norms = [], []
     for micro in (1, 2, 4, 8):
-        trainer, _ = make_trainer(
+        trainer = make_trainer(
             tmp_path / str(micro), micro=micro, gradient_accumulation_steps=8 // micro, learning_rate=2e-4
         )
         rows = list(range(8))
-        norms.append(trainer.step([rows[i : i + micro] for i in range(0, 8, micro)])["grad_norm"])
+        norms.append(trainer.train_once([rows[i : i + micro] for i in range(0, 8, micro)])["grad_norm"])
         weights.append(weights_of(trainer.engine))
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-4)
     assert all(largest_difference(other, weights[0]) < 1e-5 for other in weights[1:])
@@ -78,33 +87,33 @@ def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
 
 def test_fit_learns_and_keeps_its_appointments(group, tmp_path):
     """9 examples, updates of 4, so 2 an epoch; 6 epochs."""
-    trainer, saved = make_trainer(tmp_path, num_train_epochs=6, eval_interval=4, save_steps=5)
-    assert total_updates(9, trainer.config, trainer.stage.plan) == 12
+    trainer = make_trainer(tmp_path, num_train_epochs=6, eval_interval=4, save_steps=5)
+    assert total_updates(9, trainer.config, trainer.run.plan) == 12
     result = trainer.fit()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     train = [row for row in rows if "loss/sft" in row]
     assert [row["update"] for row in train] == list(range(1, 13)) and train[-1]["samples"] == 48
     assert [row["update"] for row in rows if "eval/loss" in row] == [0, 4, 8, 12]
     assert train[-1]["loss/sft"] < train[0]["loss/sft"] - 1
-    assert [path.name for path in saved] == ["step-5", "step-10", tmp_path.name]
-    assert result["eval/loss"] == rows[-1]["eval/loss"] and trainer.stage.record.metrics == result
+    assert trainer.folders.saves == [5, 10, "final"]
+    assert result["eval/loss"] == rows[-1]["eval/loss"] and trainer.run.record.metrics == result
     assert trainer.engine.updates == 12
 
 
 def test_without_held_out_rows_there_is_no_evaluation(group, tmp_path):
-    trainer, saved = make_trainer(tmp_path, held_out=[])
-    assert trainer.fit() == {} and len(saved) == 1
+    trainer = make_trainer(tmp_path, held_out=[])
+    assert trainer.fit() == {} and trainer.folders.saves == ["final"]
 
 
 def test_too_few_examples(group, tmp_path):
-    trainer, _ = make_trainer(tmp_path, train=TRAIN[:3])
+    trainer = make_trainer(tmp_path, train=TRAIN[:3])
     with pytest.raises(UserError, match="3 training examples are fewer than one global batch of 4"):
         trainer.fit()
 
 
 def test_a_divergent_run_stops_with_a_message(group, tmp_path):
-    trainer, _ = make_trainer(tmp_path)
+    trainer = make_trainer(tmp_path)
     with torch.no_grad():
         next(trainer.engine.module.parameters()).fill_(float("nan"))
     with pytest.raises(UserError, match="after 0 updates, the loss is nan"):
-        trainer.step([[0, 1, 2, 3]])
+        trainer.train_once([[0, 1, 2, 3]])

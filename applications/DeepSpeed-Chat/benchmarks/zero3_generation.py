@@ -115,7 +115,7 @@ def generation_time(engine: Engine, prompts: dict[str, Any], settings: argparse.
     barrier()
     start = time.perf_counter()
     with engine.gathered() as policy:
-        generate(policy.causal_lm, prompts, sampling, seed=0)  # type: ignore[arg-type]
+        generate(policy.inner, prompts, sampling, seed=0)  # type: ignore[arg-type]
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start

@@ -1,49 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a run's flags to engines."""
+"""From a run's flags to engines and score sources."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from dschat.common.user_function import load_function
 from dschat.config.batches import BatchPlan
+from dschat.config.common import CommonConfig, SupervisedConfig
+from dschat.config.ppo import PPOConfig
+from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import choose_dtype
+from dschat.models.engines import Policy
 from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.lora import AdaptersOff, add_lora
+from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
+from dschat.scoring.source import ScoreSource
 from dschat.trainers.ppo.trainer import PPOModels
 
 BASE = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
 
 
-def build_policy(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: int) -> Engine:
+def build_policy(
+    config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[PolicyModel]:
     """Step 1's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     model = load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer, end_id)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
-    return train_engine(PolicyModel(model), _optimizer_settings(config, total_updates), settings)
+    return train_engine(PolicyModel(model), _supervised_optimizer(config, total_updates), settings)
 
 
-def build_reward_model(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: int) -> Engine:
+def build_reward_model(
+    config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[ScalarModel]:
     """Step 2's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     model = load_scalar(config.model_name_or_path, BASE, settings.dtype, tokenizer)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
-    return train_engine(ScalarModel(model), _optimizer_settings(config, total_updates), settings)
+    return train_engine(ScalarModel(model), _supervised_optimizer(config, total_updates), settings)
 
 
-def load_ppo_tokenizer(config: Any) -> Any:
+def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
     """The actor's tokenizer; that of critic and reward model must be the same."""
     tokenizer = load_tokenizer(config.actor_model_name_or_path, ACTOR)
     others = {CRITIC: config.critic_model_name_or_path, REWARD: config.reward_model_name_or_path}
@@ -53,62 +63,81 @@ def load_ppo_tokenizer(config: Any) -> Any:
     return tokenizer
 
 
-def build_ppo_models(config: Any, plan: BatchPlan, tokenizer: Any, total_updates: int) -> PPOModels:
+def build_ppo_models(
+    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> PPOModels:
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
 
     Args:
-        config: PPOConfig.
+        config: the flags.
         plan: its batch sizes.
         tokenizer: of the run.
         total_updates: for the schedules.
     """
-    actor_settings = _engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage)
-    critic_settings = _engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage)
-    frozen_settings = _frozen_settings(config, plan)
-    dtype, sft_path = actor_settings.dtype, config.actor_model_name_or_path
-    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
-
-    actor_model = load_causal_lm(sft_path, ACTOR, dtype, tokenizer, end_id)
-    if config.actor_lora_dim:
-        add_lora(actor_model, config.actor_lora_dim, config.lora_module_name, sft_path)
-    actor_optimizer = _optimizer_settings(config, total_updates, "actor_")
-    actor = train_engine(PolicyModel(actor_model), actor_optimizer, actor_settings)
-    reference: Any = AdaptersOff(actor)
-    if not config.actor_lora_dim:
-        frozen = PolicyModel(load_causal_lm(sft_path, ACTOR, dtype, tokenizer, end_id))
-        reference = frozen_engine(frozen, frozen_settings)
-    critic_path = config.critic_model_name_or_path or sft_path
-    critic = load_scalar(critic_path, CRITIC, dtype, tokenizer)
-    if config.critic_lora_dim:
-        add_lora(critic, config.critic_lora_dim, config.lora_module_name, critic_path)
-    metric = None
-    if config.metric_function:
-        metric = FunctionScores(load_function(config.metric_function, "--metric_function"), "--metric_function")
+    actor = _build_actor(config, plan, tokenizer, total_updates)
     return PPOModels(
         actor=actor,
-        reference=reference,
-        critic=train_engine(
-            ScalarModel(critic), _optimizer_settings(config, total_updates, "critic_"), critic_settings
-        ),
-        reward=_reward_source(config, frozen_settings, tokenizer),
-        metric=metric,
+        reference=_build_reference(config, plan, tokenizer, actor),
+        critic=_build_critic(config, plan, tokenizer, total_updates),
+        reward=_reward_source(config, plan, tokenizer),
+        metric=_function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
         metric_name=config.metric_name or "",
     )
 
 
-def _reward_source(config: Any, settings: EngineSettings, tokenizer: Any) -> RewardModelScores | FunctionScores:
-    if config.reward_function:
-        return FunctionScores(load_function(config.reward_function, "--reward_function"), "--reward_function")
+def _build_actor(
+    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[PolicyModel]:
+    settings = _engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
+    path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id)
+    if config.actor_lora_dim:
+        add_lora(model, config.actor_lora_dim, config.lora_module_name, path)
+    optimizer = _optimizer(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
+    return train_engine(PolicyModel(model), optimizer, settings)
+
+
+def _build_reference(
+    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
+) -> Policy:
+    if config.actor_lora_dim:
+        return AdaptersOff(actor)
+    settings = _frozen_settings(config, plan)
+    model = load_causal_lm(config.actor_model_name_or_path, ACTOR, settings.dtype, tokenizer)
+    return frozen_engine(PolicyModel(model), settings)
+
+
+def _build_critic(
+    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[ScalarModel]:
+    settings = _engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage or 0)
+    path = config.critic_model_name_or_path or config.actor_model_name_or_path
+    model = load_scalar(path, CRITIC, settings.dtype, tokenizer)
+    if config.critic_lora_dim:
+        add_lora(model, config.critic_lora_dim, config.lora_module_name, path)
+    optimizer = _optimizer(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)
+    return train_engine(ScalarModel(model), optimizer, settings)
+
+
+def _reward_source(config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> ScoreSource:
+    if config.reward_model_name_or_path is None:
+        return _function_scores(config.reward_function or "", "--reward_function")
+    settings = _frozen_settings(config, plan)
     model = load_scalar(config.reward_model_name_or_path, REWARD, settings.dtype, tokenizer, may_be_new=False)
     batch_size = max(config.per_device_generation_batch_size, config.per_device_eval_batch_size)
     return RewardModelScores(frozen_engine(ScalarModel(model), settings), batch_size)
 
 
-def _engine_settings(config: Any, plan: BatchPlan, gradient_checkpointing: bool, zero_stage: int) -> EngineSettings:
+def _function_scores(spec: str, flag: str) -> FunctionScores:
+    return FunctionScores(load_function(spec, flag), flag)
+
+
+def _engine_settings(
+    config: CommonConfig, plan: BatchPlan, gradient_checkpointing: bool, zero_stage: int
+) -> EngineSettings:
     return EngineSettings(
         dtype=choose_dtype(config.dtype),
-        micro_batch=plan.micro_batch,
-        accumulation=plan.accumulation,
+        plan=plan,
         zero_stage=zero_stage,
         gradient_checkpointing=gradient_checkpointing,
         offload=config.offload,
@@ -116,17 +145,23 @@ def _engine_settings(config: Any, plan: BatchPlan, gradient_checkpointing: bool,
     )
 
 
-def _frozen_settings(config: Any, plan: BatchPlan) -> EngineSettings:
+def _frozen_settings(config: PPOConfig, plan: BatchPlan) -> EngineSettings:
     """Reference and reward model: whole on every rank, or sharded where the actor is or they live in CPU memory."""
     sharded = config.actor_zero_stage == 3 or config.offload_reference_model
     settings = _engine_settings(config, plan, False, 3 if sharded else 0)
     return replace(settings, offload=config.offload_reference_model)
 
 
-def _optimizer_settings(config: Any, total_updates: int, role: str = "") -> OptimizerSettings:
+def _supervised_optimizer(config: SupervisedConfig, total_updates: int) -> OptimizerSettings:
+    return _optimizer(config, total_updates, config.learning_rate, config.weight_decay)
+
+
+def _optimizer(
+    config: CommonConfig, total_updates: int, learning_rate: float, weight_decay: float
+) -> OptimizerSettings:
     return OptimizerSettings(
-        learning_rate=getattr(config, f"{role}learning_rate"),
-        weight_decay=getattr(config, f"{role}weight_decay"),
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
         total_updates=total_updates,
         warmup_updates=config.warmup_updates(total_updates),
         schedule=config.lr_scheduler_type,

@@ -3,47 +3,55 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dschat.config.common import CommonConfig
+from dschat.config.parse import parse
 from dschat.errors import UserError
-from dschat.run.output import Stage
+
+if TYPE_CHECKING:
+    from dschat.run.output import RunOutput
 
 C = TypeVar("C", bound=CommonConfig)
 
 
-def run_main(step: str, config_class: type[C], train: Callable[[C, Stage], None]) -> int:
-    """Parses the command line, joins the process group and runs a stage.
+def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], None]) -> int:
+    """Parses the command line, joins the process group and runs a step.
 
     Args:
         step: sft, reward or ppo.
-        config_class: the stage's configuration.
-        train: the stage; gets the configuration and its Stage.
+        config_class: the step's configuration.
+        train: the step; gets the configuration and the run's output folder.
 
     Returns:
         The exit status: 0, or 2 after a UserError, whose message goes to stderr.
     """
     logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s")
     try:
-        from dschat.config.parse import parse
+        config = parse(config_class)
+        plan = config.plan_batches(int(os.environ.get("WORLD_SIZE") or 1))
+        # Flags are checked by now. What follows takes seconds to import.
+        import torch
 
-        config = parse(config_class)  # before anything slow is imported
         from dschat.engine.process_group import process_group
+        from dschat.run.distributed import is_main
+        from dschat.run.output import RunOutput
+        from dschat.run.preflight import preflight
 
         _quieten_libraries()
         with process_group():
-            from dschat.run.preflight import preflight
-
-            preflight(Path(config.output_dir), model_paths(config))
-            stage = Stage(step, config)
-            train(config, stage)
-            stage.finish()
+            preflight(Path(config.output_dir), config.model_paths)
+            torch.manual_seed(config.seed)  # adapters and new embedding rows; sampling has seeds of its own
+            if not is_main():
+                logging.getLogger().setLevel(logging.WARNING)
+            run = RunOutput(step, config, plan)
+            train(config, run)
+            run.finish()
     except UserError as error:
         print(f"error: {_rank_prefix()}{error}", file=sys.stderr)
         _keep_cause(f"error: {_rank_prefix()}{error}")
@@ -55,12 +63,6 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, Stage], None]
         _keep_cause(f"error: {_rank_prefix()}{type(error).__name__}: {error}")
         raise
     return 0
-
-
-def model_paths(config: Any) -> list[str]:
-    """The models that a configuration names."""
-    names = [field.name for field in dataclasses.fields(config) if field.name.endswith("model_name_or_path")]
-    return [path for path in (getattr(config, name) for name in names) if path]
 
 
 def _rank_prefix() -> str:

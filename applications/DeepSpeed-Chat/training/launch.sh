@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# What the training scripts share: a script sources this file, divides its global batch among the GPUs and launches.
+# What the training scripts share: a script sources this file, asks for its batch flags and launches.
 #
 # Environment, the same for every script:
 #   PROJ_PATH     folder for data and models (default: the current folder)
@@ -135,57 +135,13 @@ count_slots() {
     ((NUM_PROCESSES > 0)) || fail "HOSTFILE=$HOSTFILE names no machine: give lines like \"name slots=8\"."
 }
 
-# number_given NAME FLAGS…: the value of the last --NAME among the flags if it is a number, else nothing.
-number_given() {
-    local name=__$1 value=""
-    shift
-    while (($#)); do
-        case ${1//-/_} in
-            "$name") value=${2:-} ;;
-            "$name="*) value=${1#*=} ;;
-        esac
-        shift
-    done
-    if is_count "$value"; then
-        echo "$value"
-    fi
-}
-
-# divide_batch PUBLISHED FLAGS…: sets PER_GPU, one GPU's examples of an update; an error if they do not divide.
-divide_batch() {
-    local batch lower sizes="" number
-    batch=$(number_given global_batch_size "${@:2}")
-    batch=${batch:-$1}
-    PER_GPU=$((batch / NUM_PROCESSES))
-    if ((batch % NUM_PROCESSES)); then
-        for ((number = 1; number <= batch && number <= 128; number++)); do
-            if ((batch % number == 0)); then
-                sizes+=", $number"
-            fi
-        done
-        lower=$((PER_GPU * NUM_PROCESSES))
-        fail "$NUM_PROCESSES GPUs cannot share the global batch of $batch evenly: set NUM_GPUS so that the number of" \
-            "GPUs is one of ${sizes#, }, or add --global_batch_size $((lower ? lower : NUM_PROCESSES)) or another" \
-            "multiple of $NUM_PROCESSES."
-    fi
-}
-
-# at_most LIMIT: the largest part of PER_GPU that divides it and does not exceed LIMIT, for the GPU's memory.
-at_most() {
-    local size=$(($1 < PER_GPU ? $1 : PER_GPU))
-    while ((PER_GPU % size)); do
-        size=$((size - 1))
-    done
-    echo "$size"
-}
-
-# divide_rollout LIMIT FLAGS…: sets GENERATION_BATCH, at most LIMIT prompts at a time, and GENERATION_BATCHES so that a
-# rollout is the batch of one update.
-# shellcheck disable=SC2034  # the scripts of step 3 use both
-divide_rollout() {
-    GENERATION_BATCH=$(number_given per_device_generation_batch_size "${@:2}")
-    GENERATION_BATCH=${GENERATION_BATCH:-$(at_most "$1")}
-    GENERATION_BATCHES=$((PER_GPU < GENERATION_BATCH ? 1 : PER_GPU / GENERATION_BATCH))
+# batch_flags PRESET… -- FLAGS…: sets BATCH, the batch flags for this number of processes. PRESET is the global batch
+# and, per process, the most examples that fit into a GPU's memory; FLAGS are those given to the script.
+# shellcheck disable=SC2034  # the scripts use it
+batch_flags() {
+    local words
+    words=$(python -m dschat.config.preset_batches --processes "$NUM_PROCESSES" "$@") || exit
+    read -r -a BATCH <<<"$words"
 }
 
 # launch FLAGS…: the step's main.py with these flags on every GPU.

@@ -16,8 +16,8 @@ class BatchPlan:
         accumulation: forward passes per optimiser update.
         update_per_rank: examples of one optimiser update on one process.
         global_batch: examples of one optimiser update on all processes.
-        rollout_per_rank: prompts of one rollout on one process; None outside step 3.
-        updates_per_rollout: optimiser updates made from one rollout; None outside step 3.
+        rollout_per_rank: prompts of one rollout on one process; 0 outside step 3.
+        updates_per_rollout: optimiser updates made from one rollout; 0 outside step 3.
     """
 
     world_size: int
@@ -25,19 +25,24 @@ class BatchPlan:
     accumulation: int
     update_per_rank: int
     global_batch: int
-    rollout_per_rank: int | None = None
-    updates_per_rollout: int | None = None
+    rollout_per_rank: int = 0
+    updates_per_rollout: int = 0
+
+    @property
+    def global_rollout(self) -> int:
+        """Prompts of one rollout on all processes."""
+        return self.rollout_per_rank * self.world_size
 
 
 def plan_batches(
-    micro_flag: str, micro_batch: int, accumulation: int, global_batch_size: int | None, world_size: int
+    micro_flag: str, micro_batch: int, accumulation: int | None, global_batch_size: int | None, world_size: int
 ) -> BatchPlan:
     """Plan the updates of a step that has no rollouts.
 
     Args:
         micro_flag: name of the flag that sets `micro_batch`.
         micro_batch: examples per forward pass and process.
-        accumulation: forward passes per update; 1 also means "not given" when `global_batch_size` is.
+        accumulation: forward passes per update; None to let `global_batch_size` decide, or for 1.
         global_batch_size: examples per update on all processes, or None to let `accumulation` decide.
         world_size: number of processes.
 
@@ -51,13 +56,14 @@ def plan_batches(
             reachable = [size for size in (lower, lower + per_pass) if size]
             raise _unreachable(micro_flag, micro_batch, global_batch_size, world_size, reachable)
         accumulation = _derived_accumulation(accumulation, global_batch_size, per_pass)
+    accumulation = accumulation or 1
     update = micro_batch * accumulation
     return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size)
 
 
 def plan_rollouts(
     micro_batch: int,
-    accumulation: int,
+    accumulation: int | None,
     global_batch_size: int | None,
     world_size: int,
     rollout: int,
@@ -67,7 +73,7 @@ def plan_rollouts(
 
     Args:
         micro_batch: `--per_device_training_batch_size`.
-        accumulation: `--gradient_accumulation_steps`; 1 also means "not given" when `global_batch_size` is.
+        accumulation: `--gradient_accumulation_steps`; None to let `global_batch_size` decide, or for 1.
         global_batch_size: prompts per update on all processes, or None to let `accumulation` decide.
         world_size: number of processes.
         rollout: prompts per rollout and process.
@@ -94,6 +100,7 @@ def plan_rollouts(
                 "per_device_training_batch_size", micro_batch, global_batch_size, world_size, lower + upper, rollout
             )
         accumulation = _derived_accumulation(accumulation, global_batch_size, per_pass)
+    accumulation = accumulation or 1
     update = micro_batch * accumulation
     if rollout % update:
         raise UserError(
@@ -106,11 +113,16 @@ def plan_rollouts(
     return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size, rollout, updates)
 
 
-def _derived_accumulation(given: int, global_batch_size: int, per_pass: int) -> int:
+def largest_part(size: int, limit: int) -> int:
+    """The largest divisor of `size` that does not exceed `limit`."""
+    return max(divisor for divisor in _divisors(size) if divisor <= limit)
+
+
+def _derived_accumulation(given: int | None, global_batch_size: int, per_pass: int) -> int:
     derived = global_batch_size // per_pass
-    if given not in (1, derived):
+    if given not in (None, derived):
         raise UserError(
-            f"--gradient_accumulation_steps {given} makes a global batch of {given * per_pass}, but"
+            f"--gradient_accumulation_steps {given} makes a global batch of {(given or 1) * per_pass}, but"
             f" --global_batch_size is {global_batch_size}: drop --gradient_accumulation_steps (it would be {derived}),"
             " or change one of them."
         )

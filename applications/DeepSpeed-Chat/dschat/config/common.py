@@ -7,6 +7,7 @@ A field is a flag: its name, its one default and its help line. Values that foll
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -68,7 +69,9 @@ class OptimisationFlags:
 
     seed: int = flag("seed of the data split, order, sampling and initialisation", 1234)
     num_train_epochs: int = flag("passes over the training rows", 1)
-    gradient_accumulation_steps: int = flag("forward passes per optimiser update", 1)
+    gradient_accumulation_steps: int | None = flag(
+        "forward passes per optimiser update; 1, or what global_batch_size makes of it, if not given", None
+    )
     global_batch_size: int | None = flag("examples per optimiser update on all processes; sets the accumulation", None)
     lr_scheduler_type: Schedule = flag(SCHEDULE_HELP, "cosine")
     num_warmup_steps: int = flag("warm-up in optimiser updates", 0)
@@ -96,7 +99,7 @@ class EngineFlags:
 
 
 @dataclass(kw_only=True)
-class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags):
+class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
     """The flags of every step.
 
     Attributes:
@@ -137,18 +140,11 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags):
 
     def _check_memory_flags(self) -> None:
         """Offload and LoRA: what needs another flag beside it."""
-        stages = [
-            getattr(self, name)
-            for name in ("zero_stage", "actor_zero_stage", "critic_zero_stage")
-            if hasattr(self, name)
-        ]
-        trained = stages[1:] or stages
-        if self.offload and 0 in trained:
+        if self.offload and 0 in self.zero_stages:
             raise UserError(
                 "--offload needs ZeRO: give --zero_stage 1, 2 or 3 (in step 3 for both actor and critic), or drop it."
             )
-        ranks = [getattr(self, name, None) for name in ("lora_dim", "actor_lora_dim", "critic_lora_dim")]
-        if not any(ranks) and (self.lora_module_name is not None or not self.merge_lora):
+        if not any(self.lora_ranks) and (self.lora_module_name is not None or not self.merge_lora):
             name = "--lora_module_name" if self.lora_module_name is not None else "--no_merge_lora"
             logger.warning("%s does nothing without --lora_dim.", name)
 
@@ -177,13 +173,28 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags):
             return self.num_warmup_steps
         return math.ceil(self.warmup_ratio * total_updates)
 
-    def check_batches(self, world_size: int) -> BatchPlan:
+    @property
+    @abstractmethod
+    def zero_stages(self) -> list[int]:
+        """ZeRO stage of each trained model."""
+
+    @property
+    @abstractmethod
+    def lora_ranks(self) -> list[int]:
+        """Rank of each trained model's LoRA adapters; 0 = none."""
+
+    @property
+    @abstractmethod
+    def model_paths(self) -> list[str]:
+        """The models that the flags name."""
+
+    @abstractmethod
+    def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes on `world_size` processes.
 
         Raises:
             UserError: when the sizes do not fit together; the message names the nearest that do.
         """
-        raise NotImplementedError
 
 
 @dataclass(kw_only=True)
@@ -208,7 +219,22 @@ class SupervisedConfig(CommonConfig):
         rules.check_numbers(self, ["learning_rate", "weight_decay"], rules.AT_LEAST_0)
         rules.check_not_empty(self, ["model_name_or_path"])
 
-    def check_batches(self, world_size: int) -> BatchPlan:
+    @property
+    def zero_stages(self) -> list[int]:
+        """Of the one model."""
+        return [self.zero_stage]
+
+    @property
+    def lora_ranks(self) -> list[int]:
+        """Of the one model."""
+        return [self.lora_dim]
+
+    @property
+    def model_paths(self) -> list[str]:
+        """The one model."""
+        return [self.model_name_or_path]
+
+    def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes; raises UserError when `global_batch_size` cannot be reached."""
         return plan_batches(
             "per_device_train_batch_size",

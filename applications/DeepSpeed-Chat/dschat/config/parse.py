@@ -6,16 +6,17 @@ import dataclasses
 import difflib
 import inspect
 import json
-import os
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, NoReturn, TypeVar, cast, get_origin, get_type_hints
 
 from transformers import HfArgumentParser
 
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.inert import add_inert_flags
+from dschat.config.macro_actions import parse_ngram
 
 Config = TypeVar("Config", bound=CommonConfig)
 
@@ -28,7 +29,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
         argv: the arguments; those of the process if None.
 
     Returns:
-        A configuration whose every rule holds for the number of processes in $WORLD_SIZE.
+        A configuration whose every rule holds.
 
     Raises:
         UserError: when a value or a combination of flags is not possible.
@@ -48,24 +49,15 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     if unknown:
         parser.error_unknown(unknown)
     config.validate()
-    world_size = int(os.environ.get("WORLD_SIZE") or 1)
-    config.check_batches(world_size)
     return config
 
 
-def save(config: CommonConfig, path: str | Path, plan: BatchPlan | None = None) -> None:
-    """Write every field as JSON, with the derived batch sizes under `batch_plan` when a plan is given.
-
-    Args:
-        config: the configuration.
-        path: the file to write; its folder is made.
-        plan: what `config.check_batches` returned.
+def save(config: CommonConfig, plan: BatchPlan, path: Path) -> None:
+    """Write every flag as JSON, with the batch sizes that follow from them under `batch_plan`. JSON has no infinity: a
+    flag of that value is written as the text "inf".
     """
-    content: dict[str, Any] = dataclasses.asdict(config)
-    if plan is not None:
-        content["batch_plan"] = dataclasses.asdict(plan)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = {name: "inf" if value == math.inf else value for name, value in dataclasses.asdict(config).items()}
+    content = flags | {"batch_plan": dataclasses.asdict(plan)}
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -74,7 +66,7 @@ class _Parser(HfArgumentParser):
 
     def _add_dataclass_arguments(self, dtype: Any) -> None:
         """Put each field into the group of the class that declares it first, the step's own groups before others."""
-        hints = get_type_hints(dtype)
+        hints = get_type_hints(dtype, include_extras=True)
         sections = [section for section in dtype.__mro__ if section is not object]
         groups: dict[type, Any] = {}
         owners = {
@@ -87,7 +79,7 @@ class _Parser(HfArgumentParser):
             if section in owners.values():
                 groups[section] = self.add_argument_group(section._argument_group_name)
         for field in dataclasses.fields(dtype):
-            field.type = hints[field.name]
+            field.type = _converter(hints[field.name])
             self._parse_dataclass_field(groups[owners[field.name]], field)
 
     def error(self, message: str) -> NoReturn:
@@ -103,6 +95,11 @@ class _Parser(HfArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
+def _converter(hint: Any) -> Any:
+    """What turns a word into a field's value: the field's type, or the function of an Annotated one."""
+    return hint.__metadata__[0] if get_origin(hint) is Annotated else hint
+
+
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows a default where there is one to show, and each flag once, without its spelling with hyphens."""
 
@@ -116,7 +113,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        names = {int: "INT", float: "FLOAT", str: "TEXT"}
+        names = {int: "INT", float: "FLOAT", str: "TEXT", parse_ngram: "INT"}
         return names.get(cast(Any, action.type), "BOOL")
 
     def _format_action_invocation(self, action: argparse.Action) -> str:

@@ -2,21 +2,18 @@
 """Flags of step 3, PPO with macro actions, in sections, and the rules between them."""
 
 import logging
-import math
-import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_rollouts
 from dschat.config.common import SCHEDULE_HELP, CommonConfig, Schedule, ZeroStage
-from dschat.config.rules import flag
+from dschat.config.macro_actions import PoolingFlags, TerminationFlags
+from dschat.config.rules import default_of, flag
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-TERMINATION_CONDITIONS = ("fixed", "randomized", "parsing", "ppl")
-PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
 # Names that a second score may not take: the metrics of step 3 have keys of these names.
 METRIC_NAMES = (
     *("kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate"),
@@ -69,43 +66,6 @@ class RolloutFlags:
 
 
 @dataclass(kw_only=True)
-class MacroActionFlags:
-    """Where a macro action ends and how its tokens are pooled."""
-
-    _argument_group_name = "macro actions"
-
-    termination_condition: str = flag(
-        "where a macro action ends: fixed, randomized, parsing, ppl, or module.py:function with (trajectory,"
-        " tokenizer) -> ends",
-        "fixed",
-    )
-    ngram: str = flag("fixed: tokens in a macro action; 1 = vanilla PPO, inf = the whole response", "5")
-    repeat_times: int = flag("randomized: how often the list of lengths is repeated", 3)
-    ngram_lengths: list[int] = flag("randomized: the lengths to shuffle", factory=lambda: [2, 3, 5, 10])
-    parsing_cutoff: int = flag(
-        "parsing: a constituent of fewer tokens than this is one macro action; at least 3",
-        5,
-        aliases=["--parser_cutoff"],
-    )
-    parser: str = flag(
-        "parsing: benepar, link-grammar, chunker, tree-sitter (for programs), or module.py:function with (model) ->"
-        " parser",
-        "benepar",
-    )
-    parser_model: str | None = flag("parsing: name or path of the parser's model; benepar_en3 for benepar", None)
-    parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu")
-    ppl_mode: Literal["chunk", "prefix", "token"] = flag("ppl: which rise in perplexity ends a macro action", "chunk")
-    value_function: Literal["equal", "unit", "position", "first"] = flag(
-        "weights of the token values in the value of a macro action", "equal"
-    )
-    macro_reward: Literal["sum", "mean"] = flag("how the token rewards of a macro action are pooled", "sum")
-    isolate_last_token: bool = flag("make the last response token a macro action of its own", False)
-    policy_ratio: Literal["token", "macro", "macro_mean"] = flag(
-        "probability ratio per token, per macro action (product), or its geometric mean", "token"
-    )
-
-
-@dataclass(kw_only=True)
 class PPOLossFlags:
     """Rewards, advantages, losses and optimisers of the two models."""
 
@@ -145,7 +105,9 @@ class PPOMemoryFlags:
 
 
 @dataclass(kw_only=True)
-class PPOConfig(PPOModelFlags, RolloutFlags, MacroActionFlags, PPOLossFlags, PPOMemoryFlags, CommonConfig):
+class PPOConfig(
+    PPOModelFlags, RolloutFlags, TerminationFlags, PoolingFlags, PPOLossFlags, PPOMemoryFlags, CommonConfig
+):
     """Step 3: PPO over macro actions."""
 
     phase: ClassVar[int] = 2
@@ -163,11 +125,6 @@ class PPOConfig(PPOModelFlags, RolloutFlags, MacroActionFlags, PPOLossFlags, PPO
             self.reward_model_name_or_path = self.critic_model_name_or_path
 
     @property
-    def ngram_length(self) -> int | float:
-        """`ngram` as a number: an int of at least 1, or math.inf. Raises UserError when it is neither."""
-        return _ngram_length(self.ngram)
-
-    @property
     def metric_name(self) -> str | None:
         """The name of the metric function, which is the name of its metric; None without one."""
         return None if self.metric_function is None else self.metric_function.rpartition(":")[2]
@@ -177,14 +134,19 @@ class PPOConfig(PPOModelFlags, RolloutFlags, MacroActionFlags, PPOLossFlags, PPO
         super().validate()
         self._check_numbers()
         self._check_models()
-        self._check_termination()
+        self.check_termination()
+        if self._dilutes_score and self.value_function == "first":
+            raise UserError(
+                "--macro_reward mean with --value_function first gives the score, which sits on the last token, no"
+                " weight at all: add --isolate_last_token."
+            )
         self._check_kl()
         self._warn()
 
     def _check_numbers(self) -> None:
         sizes = ["per_device_generation_batch_size", "generation_batches", "per_device_training_batch_size"]
         sizes += ["per_device_eval_batch_size", "ppo_epochs", "max_prompt_seq_len", "max_answer_seq_len"]
-        rules.check_numbers(self, [*sizes, "repeat_times", "ngram_lengths", "adaptive_kl_horizon"], rules.AT_LEAST_1)
+        rules.check_numbers(self, [*sizes, "adaptive_kl_horizon"], rules.AT_LEAST_1)
         rates = ["actor_learning_rate", "critic_learning_rate", "actor_weight_decay", "critic_weight_decay"]
         others = ["top_k", "kl_coef", "missing_eos_penalty", "actor_lora_dim", "critic_lora_dim"]
         rules.check_numbers(self, rates + others, rules.AT_LEAST_0)
@@ -192,13 +154,10 @@ class PPOConfig(PPOModelFlags, RolloutFlags, MacroActionFlags, PPOLossFlags, PPO
         rules.check_numbers(self, above_0, rules.ABOVE_0)
         rules.check_numbers(self, ["gamma", "lam"], rules.ZERO_TO_ONE)
         rules.check_numbers(self, ["top_p"], (lambda top_p: 0 < top_p <= 1, "a number above 0 and at most 1"))
-        _ngram_length(self.ngram)
-        cutoff = "a whole number of at least 3: below it a whole sentence melts into one macro action"
-        rules.check_numbers(self, ["parsing_cutoff"], (lambda tokens: tokens >= 3, cutoff))
 
     def _check_models(self) -> None:
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
-        rules.check_not_empty(self, [*names, "parser_model", "parser_device"])
+        rules.check_not_empty(self, names)
         if self.reward_function is not None and self.reward_model_name_or_path is not None:
             raise UserError("--reward_function and --reward_model_name_or_path both give the score: drop one of them.")
         if self.reward_function is None and self.critic_model_name_or_path is None:
@@ -212,38 +171,9 @@ class PPOConfig(PPOModelFlags, RolloutFlags, MacroActionFlags, PPOLossFlags, PPO
         if self.metric_name in METRIC_NAMES:
             raise UserError(f"--metric_function: a metric is called {self.metric_name} already; rename the function.")
 
-    def _check_termination(self) -> None:
-        condition = self.termination_condition
-        if ":" in condition:
-            rules.check_function_path("termination_condition", condition)
-        elif condition not in TERMINATION_CONDITIONS:
-            known = ", ".join(TERMINATION_CONDITIONS)
-            raise UserError(f"--termination_condition {condition} is unknown: use {known} or module.py:function.")
-        if ":" in self.parser:
-            rules.check_function_path("parser", self.parser)
-        elif self.parser not in PARSERS:
-            raise UserError(f"--parser {self.parser} is unknown: use {', '.join(PARSERS)} or module.py:function.")
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.parser_device):
-            raise UserError(f"--parser_device {self.parser_device}: give cpu, cuda or cuda:0 and the like.")
-        self._warn_of_parser_flags()
-        if self._dilutes_score() and self.value_function == "first":
-            raise UserError(
-                "--macro_reward mean with --value_function first gives the score, which sits on the last token, no"
-                " weight at all: add --isolate_last_token."
-            )
-
-    def _warn_of_parser_flags(self) -> None:
-        """Flags of a parser that is not used, or has no use for them."""
-        defaults = {"parsing_cutoff": 5, "parser": "benepar", "parser_model": None, "parser_device": "cpu"}
-        given = [name for name, default in defaults.items() if getattr(self, name) != default]
-        if self.termination_condition != "parsing" and given:
-            names = ", ".join(f"--{name}" for name in given)
-            logger.warning("%s: of no effect without --termination_condition parsing.", names)
-        elif self.parser != "benepar" and self.parser_device != "cpu":
-            logger.warning("--parser_device %s: of no effect, only benepar uses it.", self.parser_device)
-
     def _check_kl(self) -> None:
-        if self.adaptive_kl_target is None and self.adaptive_kl_horizon != 10000:
+        usual = default_of(PPOConfig, "adaptive_kl_horizon")
+        if self.adaptive_kl_target is None and self.adaptive_kl_horizon != usual:
             raise UserError(
                 f"--adaptive_kl_horizon {self.adaptive_kl_horizon} does nothing on its own: add --adaptive_kl_target,"
                 " or drop it."
@@ -251,13 +181,14 @@ class PPOConfig(PPOModelFlags, RolloutFlags, MacroActionFlags, PPOLossFlags, PPO
         if self.adaptive_kl_target is not None and self.kl_coef == 0:
             raise UserError("--adaptive_kl_target cannot steer --kl_coef 0: give a --kl_coef above 0 to start from.")
 
+    @property
     def _dilutes_score(self) -> bool:
         """Whether the score is averaged with other tokens of its macro action."""
-        single_tokens = self.ngram_length == 1 and self.termination_condition == "fixed"
+        single_tokens = self.ngram == 1 and self.termination_condition == "fixed"
         return self.macro_reward == "mean" and not self.isolate_last_token and not single_tokens
 
     def _warn(self) -> None:
-        if self._dilutes_score():
+        if self._dilutes_score:
             logger.warning(
                 "--macro_reward mean dilutes the score among the other tokens of the last macro action: add"
                 " --isolate_last_token."
@@ -270,7 +201,23 @@ class PPOConfig(PPOModelFlags, RolloutFlags, MacroActionFlags, PPOLossFlags, PPO
                 self.top_p,
             )
 
-    def check_batches(self, world_size: int) -> BatchPlan:
+    @property
+    def zero_stages(self) -> list[int]:
+        """Of actor and critic."""
+        return [self.actor_zero_stage or 0, self.critic_zero_stage or 0]
+
+    @property
+    def lora_ranks(self) -> list[int]:
+        """Of actor and critic."""
+        return [self.actor_lora_dim or 0, self.critic_lora_dim or 0]
+
+    @property
+    def model_paths(self) -> list[str]:
+        """Of actor, critic and reward model."""
+        paths = [self.actor_model_name_or_path, self.critic_model_name_or_path, self.reward_model_name_or_path]
+        return [path for path in paths if path]
+
+    def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes; raises UserError when updates do not divide the rollout or cannot be reached."""
         return plan_rollouts(
             self.per_device_training_batch_size,
@@ -280,17 +227,3 @@ class PPOConfig(PPOModelFlags, RolloutFlags, MacroActionFlags, PPOLossFlags, PPO
             self.per_device_generation_batch_size * self.generation_batches,
             self.ppo_epochs,
         )
-
-
-def _ngram_length(ngram: str) -> int | float:
-    if ngram == "inf":
-        return math.inf
-    try:
-        length = int(ngram)
-    except ValueError:
-        length = 0
-    if length < 1:
-        raise UserError(
-            f"--ngram {ngram} is out of range: give a whole number of at least 1 (1 = vanilla PPO), or inf."
-        )
-    return length

@@ -5,7 +5,7 @@ import ast
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, field
+from dataclasses import MISSING, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,12 @@ ZERO_TO_ONE = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
 def flag(help: str, default: Any = MISSING, *, factory: Any = MISSING, aliases: Sequence[str] = ()) -> Any:
     """Declare a dataclass field that is a command-line flag; without a default the flag is required."""
     return field(default=default, default_factory=factory, metadata={"help": help, "aliases": list(aliases)})
+
+
+def default_of(config_class: type, name: str) -> Any:
+    """The default of a flag, which is stated once: at its field."""
+    (found,) = (f for f in fields(config_class) if f.name == name)
+    return found.default if found.default_factory is MISSING else found.default_factory()
 
 
 def check_numbers(config: object, names: Sequence[str], rule: tuple[Callable[[float], bool], str]) -> None:

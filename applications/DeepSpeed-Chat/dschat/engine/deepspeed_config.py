@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dschat.config.batches import BatchPlan
 from dschat.errors import UserError
 
 # Keys that flags decide: a file may repeat them, not change them.
@@ -28,29 +29,27 @@ class EngineSettings:
     """What DeepSpeed needs to know of a run."""
 
     dtype: torch.dtype
-    micro_batch: int = 1
-    accumulation: int = 1
+    plan: BatchPlan
     zero_stage: int = 0
     gradient_checkpointing: bool = False
     offload: bool = False
     config_file: str | None = None
 
 
-def deepspeed_config(settings: EngineSettings, gradient_clipping: float, world_size: int = 1) -> dict[str, Any]:
+def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict[str, Any]:
     """DeepSpeed's configuration. A file's sections are merged into ours, key by key; "auto" means ours.
 
     Args:
         settings: of the run.
         gradient_clipping: largest gradient norm; 0 = no clipping.
-        world_size: number of processes.
 
     Raises:
         UserError: the file cannot be read, or contradicts a flag.
     """
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": settings.micro_batch,
-        "gradient_accumulation_steps": settings.accumulation,
-        "train_batch_size": settings.micro_batch * settings.accumulation * world_size,
+        "train_micro_batch_size_per_gpu": settings.plan.micro_batch,
+        "gradient_accumulation_steps": settings.plan.accumulation,
+        "train_batch_size": settings.plan.global_batch,
         "zero_optimization": _zero_optimization(settings),
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": gradient_clipping,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import deepspeed
 import torch
@@ -16,9 +16,13 @@ from transformers import get_scheduler
 
 from dschat.engine import zero3
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import device, is_main, world_size
 
 ADAM_BETAS = (0.9, 0.95)
+
+M = TypeVar("M", PolicyModel, ScalarModel)
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class OptimizerSettings:
     gradient_clipping: float = 1.0
 
 
-class Engine:
+class Engine(Generic[M]):
     """DeepSpeed's engine, with losses that are shares of the update's global mean.
 
     A trainer divides each micro-batch's sum by the count of the whole update (all micro-batches, all ranks); DeepSpeed
@@ -50,7 +54,7 @@ class Engine:
         return self._engine(*args, **kwargs)
 
     @property
-    def module(self) -> nn.Module:
+    def module(self) -> M:
         """The wrapped model."""
         return self._engine.module
 
@@ -91,21 +95,21 @@ class Engine:
         return float(torch.nn.utils.get_total_norm(grads)) if grads else math.nan
 
     @contextmanager
-    def gathered(self) -> Iterator[nn.Module]:
+    def gathered(self) -> Iterator[M]:
         """The module with whole weights on this process, for generation; see :mod:`dschat.engine.zero3`."""
-        with zero3.gathered(self._engine) as module:
-            yield module
+        with zero3.gathered(self._engine):
+            yield self.module
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""
         return zero3.full_state_dict(self._engine, keep=is_main())
 
 
-def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine:
+def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
     """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule.
 
     Args:
-        model: a PolicyModel or ScalarModel.
+        model: to train.
         optimizer: its optimiser and schedule.
         settings: of the run.
 
@@ -113,9 +117,8 @@ def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: Engin
         UserError: an unreadable ``--deepspeed_config``, or one that sets the batch sizes differently.
     """
     settings = _without_half_precision_at_stage_0(settings)
-    inner = _inner(model)
     if settings.gradient_checkpointing:
-        _enable_gradient_checkpointing(inner)
+        _enable_gradient_checkpointing(model.inner)
     model.to(device())
     adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer.learning_rate, settings.offload)
     schedule = get_scheduler(
@@ -124,18 +127,18 @@ def train_engine(model: nn.Module, optimizer: OptimizerSettings, settings: Engin
         num_warmup_steps=optimizer.warmup_updates,
         num_training_steps=max(optimizer.total_updates, 1),
     )
-    config = deepspeed_config(settings, optimizer.gradient_clipping, world_size())
+    config = deepspeed_config(settings, optimizer.gradient_clipping)
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
     zero3.hold_head(engine)
     engine.train()
     return Engine(engine)
 
 
-def frozen_engine(model: nn.Module, settings: EngineSettings) -> Engine:
+def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:
     """Puts a model that never trains under DeepSpeed: reference and reward model."""
     model.requires_grad_(False)
     model.to(device())
-    config = deepspeed_config(settings, 0.0, world_size())
+    config = deepspeed_config(settings, 0.0)
     config["zero_optimization"].pop("offload_optimizer", None)
     engine, *_ = deepspeed.initialize(model=model, config=config)
     zero3.hold_head(engine)
@@ -169,10 +172,6 @@ def _enable_gradient_checkpointing(model: Any) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
-
-
-def _inner(model: nn.Module) -> Any:
-    return model.causal_lm if hasattr(model, "causal_lm") else model.classifier
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

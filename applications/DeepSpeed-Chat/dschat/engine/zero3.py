@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def parameter_offload(engine: Any) -> Any | None:
@@ -36,31 +36,30 @@ def hold_head(engine: Any) -> None:
     Args:
         engine: DeepSpeed's engine.
     """
-    if parameter_offload(engine) is None or not hasattr(engine.module, "causal_lm"):
+    head = engine.module.output_head
+    if parameter_offload(engine) is None or head is None:
         return
-    causal_lm = engine.module.causal_lm
-    head = causal_lm.get_output_embeddings()
     for parameter in head.parameters():
-        for user in (engine.module, causal_lm):
+        for user in (engine.module, engine.module.inner):
             deepspeed.zero.register_external_parameter(user, parameter)
     head._forward_hooks.clear()
     head._forward_pre_hooks.clear()
 
 
 @contextmanager
-def gathered(engine: Any) -> Iterator[nn.Module]:
-    """The module with whole weights and without hooks; forward passes inside need no other rank.
+def gathered(engine: Any) -> Iterator[None]:
+    """Whole weights, no hooks: forward passes of the engine's module inside need no other rank.
 
     Nothing inside may train or change the weights. Afterwards the module is as before, whatever happens inside.
     """
     offload = parameter_offload(engine)
     if offload is None:
-        yield engine.module
+        yield
         return
     _remove_hooks(offload)
     try:
         with deepspeed.zero.GatheredParameters(list(engine.module.parameters()), modifier_rank=None):
-            yield engine.module
+            yield
     finally:
         offload._register_deepspeed_module(offload.module)
         hold_head(engine)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
@@ -69,22 +68,6 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False
-
-
-class AdaptersOff:
-    """The reference of a LoRA run: the actor's engine with its adapters off, no second copy of the weights."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    @property
-    def module(self) -> nn.Module:
-        """The shared module."""
-        return self._engine.module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad(), adapters_off(self._engine.module):
-            return self._engine(*args, **kwargs)
 
 
 def save_adapter(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:

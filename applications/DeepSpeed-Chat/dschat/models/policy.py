@@ -16,16 +16,21 @@ from dschat.rl.logprobs import token_logprobs
 
 
 class PolicyModel(nn.Module):
-    """Actor or reference. ``causal_lm`` is the Hugging Face model, which is what gets saved.
+    """Actor or reference. ``inner`` is the Hugging Face causal LM, which is what gets saved.
 
     All computation goes through ``forward`` (or ``generate``), so that DeepSpeed's hooks see every use of a parameter.
     """
 
     def __init__(self, causal_lm: Any) -> None:
         super().__init__()
-        self.causal_lm: Any = causal_lm
+        self.inner: Any = causal_lm
         self.to_logits = logits_function(causal_lm)
         self.vocab_size = causal_lm.config.get_text_config().vocab_size
+
+    @property
+    def output_head(self) -> nn.Module | None:
+        """The layer that is applied chunk by chunk, so unequally often on ranks whose responses differ in length."""
+        return self.inner.get_output_embeddings()
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, num_response: int, temperature: float = 1.0
@@ -41,7 +46,7 @@ class PolicyModel(nn.Module):
         Returns:
             logprobs (B, R) and entropy (B, R, without gradient), float32; meaningless where nothing is attended.
         """
-        backbone = getattr(self.causal_lm, self.causal_lm.base_model_prefix)
+        backbone = getattr(self.inner, self.inner.base_model_prefix)
         output = backbone(
             input_ids=input_ids,
             attention_mask=attention_mask.long(),

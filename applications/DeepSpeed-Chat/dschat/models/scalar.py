@@ -12,11 +12,13 @@ from dschat.models.positions import position_ids
 
 
 class ScalarModel(nn.Module):
-    """Reward model or critic. ``classifier`` is the Hugging Face model, which is what gets saved."""
+    """Reward model or critic. ``inner`` is the Hugging Face classifier, which is what gets saved."""
+
+    output_head = None  # the score layer sees all positions at once
 
     def __init__(self, classifier: Any) -> None:
         super().__init__()
-        self.classifier: Any = classifier
+        self.inner: Any = classifier
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The head's output at every position.
@@ -28,14 +30,14 @@ class ScalarModel(nn.Module):
         Returns:
             (B, T) float32; meaningless where nothing is attended. The number at a position has seen that token.
         """
-        backbone = getattr(self.classifier, self.classifier.base_model_prefix)
+        backbone = getattr(self.inner, self.inner.base_model_prefix)
         output = backbone(
             input_ids=input_ids,
             attention_mask=attention_mask.long(),
             use_cache=False,
             **position_ids(backbone, attention_mask),
         )
-        return self.classifier.score(output.last_hidden_state).squeeze(-1).float()
+        return self.inner.score(output.last_hidden_state).squeeze(-1).float()
 
 
 def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from dschat.config.ppo import PPOConfig
 from dschat.models.tokenizer import end_token_id
 
 
@@ -24,7 +25,7 @@ class Sampling:
     top_p: float = 1.0
 
     @classmethod
-    def from_config(cls, config: Any, tokenizer: Any) -> Sampling:
+    def from_config(cls, config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Sampling:
         """The sampling of a PPOConfig. EOS always ends a response; --end_of_conversation_token does, too."""
         end_ids = {end_token_id(tokenizer, config.end_of_conversation_token), tokenizer.eos_token_id}
         return cls(

@@ -19,19 +19,18 @@ Number = float | int | Tensor
 
 
 class Means:
-    """Weighted means that are added up on the device and read once.
+    """Weighted means, and sums, that are added up on the device and read once.
 
-    ``add`` never waits for the device; ``reduce`` adds the sums over ranks and reads them, one synchronisation.
+    Adding never waits for the device; ``reduce`` adds up over ranks and reads, one synchronisation.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Number] = {}
-        self._weights: dict[str, Number] = {}
+        self._weights: dict[str, Number] = {}  # of the means; the others are sums
 
     def add(self, name: str, total: Number, weight: Number = 1) -> None:
         """Adds ``total``, a sum over ``weight`` items, to the metric ``name``."""
-        total = total.detach() if isinstance(total, Tensor) else total
-        self._sums[name] = self._sums.get(name, 0) + total
+        self.add_sum(name, total)
         self._weights[name] = self._weights.get(name, 0) + weight
 
     def add_all(self, totals: Mapping[str, Number], weight: Number = 1) -> None:
@@ -39,16 +38,27 @@ class Means:
         for name, total in totals.items():
             self.add(name, total, weight)
 
+    def add_sum(self, name: str, total: Number) -> None:
+        """Adds to a metric that is a sum over everything added on all ranks."""
+        total = total.detach() if isinstance(total, Tensor) else total
+        self._sums[name] = self._sums.get(name, 0) + total
+
+    def add_sums(self, totals: Mapping[str, Number]) -> None:
+        """Adds to several sums."""
+        for name, total in totals.items():
+            self.add_sum(name, total)
+
     def reduce(self) -> dict[str, float]:
-        """Mean of each metric over everything added on all ranks; 0 where the weight is 0."""
+        """Each metric over everything added on all ranks: its mean, 0 where the weight is 0; or its sum."""
         if not self._sums:
             return {}
         flat = [*self._sums.values(), *self._weights.values()]
         stacked = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=device()).reshape(()) for x in flat])
         numbers = sum_over_ranks(stacked).tolist()
-        count = len(self._sums)
-        sums, weights = numbers[:count], numbers[count:]
-        return {name: s / w if w else 0.0 for name, s, w in zip(self._sums, sums, weights, strict=True)}
+        metrics = dict(zip(self._sums, numbers, strict=False))
+        for name, weight in zip(self._weights, numbers[len(metrics) :], strict=True):
+            metrics[name] = metrics[name] / weight if weight else 0.0
+        return metrics
 
 
 class MetricsLog:

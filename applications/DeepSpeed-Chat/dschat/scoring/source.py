@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from dschat.data.formats.rows import Row
+from dschat.models.engines import Scalar
 from dschat.rl.types import Rollout
 
 
@@ -26,10 +26,10 @@ class ScoreSource(Protocol):
     """Scores a rollout: float32 (B,).
 
     Attributes:
-        model: the ScalarModel (or its engine) that the step-0 check compares with plain transformers, if there is one.
+        model: engine of the scalar model that the step-0 check compares with plain transformers, if there is one.
     """
 
     @property
-    def model(self) -> Callable[..., Tensor] | None: ...
+    def model(self) -> Scalar | None: ...
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor: ...

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dschat.errors import UserError
-from dschat.models.policy import PolicyModel
+from dschat.models.engines import Policy, Scalar
 from dschat.models.positions import position_ids
-from dschat.models.scalar import ScalarModel, last_scores
-from dschat.rl.types import Rollout, Trajectory, select_rows
+from dschat.models.scalar import last_scores
+from dschat.rl.types import Trajectory, select_rows
 from dschat.rollouts.sampling import Sampling
 
 # Largest difference that rounding explains, by the precision of the forward pass.
@@ -25,7 +24,7 @@ POSITIONS = 32
 
 @torch.no_grad()
 def check_policy(
-    engine: Any, tokens: tuple[Tensor, Tensor], num_response: int, temperature: float, pad_id: int
+    engine: Policy, tokens: tuple[Tensor, Tensor], num_response: int, temperature: float, pad_id: int
 ) -> None:
     """Log-probs equal the model's own logits, and padding changes nothing.
 
@@ -43,15 +42,15 @@ def check_policy(
     end = tokens[0].shape[1] - num_response + kept
     input_ids, attention_mask = (x[:ROWS, :end] for x in tokens)
     num_response = kept
-    policy: PolicyModel = engine.module
+    policy = engine.module
     logprobs, _ = engine(input_ids, attention_mask, num_response, temperature)
     mask = attention_mask[:, -num_response:]
-    output = policy.causal_lm(
+    output = policy.inner(
         input_ids=input_ids,
         attention_mask=attention_mask.long(),
         use_cache=False,
-        **position_ids(policy.causal_lm, attention_mask),
-        **_keep_logits(policy.causal_lm, num_response + 1),
+        **position_ids(policy.inner, attention_mask),
+        **_keep_logits(policy.inner, num_response + 1),
     )
     logits = output.logits[:, -num_response - 1 : -1].float() / temperature
     own = logits.log_softmax(-1).gather(-1, input_ids[:, -num_response:, None]).squeeze(-1)
@@ -63,7 +62,7 @@ def check_policy(
 
 
 @torch.no_grad()
-def check_scalar(engine: Any, tokens: tuple[Tensor, Tensor], pad_id: int) -> None:
+def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> None:
     """Scores equal the Hugging Face classifier's own, and padding on either side changes nothing.
 
     Args:
@@ -75,13 +74,13 @@ def check_scalar(engine: Any, tokens: tuple[Tensor, Tensor], pad_id: int) -> Non
         UserError: they differ by more than rounding.
     """
     input_ids, attention_mask = (x[:ROWS] for x in tokens)
-    model: ScalarModel = engine.module
+    model = engine.module
     scores = last_scores(engine(input_ids, attention_mask), attention_mask)
-    own = model.classifier(
+    own = model.inner(
         input_ids=input_ids,
         attention_mask=attention_mask.long(),
         use_cache=False,
-        **position_ids(model.classifier, attention_mask),
+        **position_ids(model.inner, attention_mask),
     )
     every = torch.ones_like(scores, dtype=torch.bool)
     _require_close("scores", "those of the classifier's own forward", scores, own.logits[:, 0].float(), every, model)
@@ -91,22 +90,21 @@ def check_scalar(engine: Any, tokens: tuple[Tensor, Tensor], pad_id: int) -> Non
 
 
 @torch.no_grad()
-def check_rollout(actor: Any, trajectory: Trajectory, temperature: float, sampling: Sampling) -> None:
+def check_rollout(actor: Policy, trajectory: Trajectory, sampling: Sampling) -> None:
     """At step 0 the ratio is 1, the KL to the reference 0, and the sampled tokens are what was asked for.
 
     Args:
         actor: its engine, in evaluation mode.
         trajectory: the first of the run.
-        temperature: of sampling.
-        sampling: what was asked for: ids that end a response, ids that are never sampled.
+        sampling: what was asked for: temperature, ids that end a response, ids that are never sampled.
 
     Raises:
         UserError: one of them does not hold.
     """
-    rollout, mask = trajectory.rollout, trajectory.response_mask
-    policy: PolicyModel = actor.module
+    rollout, mask, temperature = trajectory.rollout, trajectory.response_mask, sampling.temperature
+    policy = actor.module
     check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, sampling.pad_id)
-    part: Rollout = select_rows(rollout, torch.arange(min(ROWS, len(mask)), device=mask.device))
+    part = select_rows(rollout, torch.arange(min(ROWS, len(mask)), device=mask.device))
     again, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], temperature)
     stored = trajectory.logprobs[: len(again)]
     _require_close("log-probs at the update", "those of the rollout", again, stored, part.response_mask, policy)

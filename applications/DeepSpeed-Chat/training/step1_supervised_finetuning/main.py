@@ -2,19 +2,22 @@
 """Step 1: supervised fine-tuning. `python main.py --help` lists the flags."""
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dschat.config.sft import SFTConfig
 from dschat.main import run_main
-from dschat.run.output import Stage
+
+if TYPE_CHECKING:
+    from dschat.run.output import RunOutput
 
 
-def train(config: SFTConfig, stage: Stage) -> None:
+def train(config: SFTConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
     from dschat.builders import build_policy
     from dschat.data.examples import sft_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id, load_tokenizer
+    from dschat.run.checkpoint import ModelFolders, SavedModel
     from dschat.trainers.supervised.sft import SFTTask
     from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 
@@ -23,16 +26,13 @@ def train(config: SFTConfig, stage: Stage) -> None:
     share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
     examples, dropped = sft_examples(share.train, tokenizer, config.max_seq_len, end_id)
     held_out, dropped_eval = sft_examples(share.eval, tokenizer, config.max_seq_len, end_id, held_out=True)
-    stage.describe_data(share, train=dropped, eval=dropped_eval)
-    updates = total_updates(len(examples), config, stage.plan)
-    stage.announce(updates, len(examples))
-    engine = build_policy(config, stage.plan, tokenizer, updates)
+    run.describe_data(share, train=dropped, eval=dropped_eval)
+    updates = total_updates(len(examples), config, run.plan)
+    run.announce(updates, len(examples))
+    engine = build_policy(config, run.plan, tokenizer, updates)
+    folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run.record)
     task = SFTTask(examples, held_out, tokenizer.pad_token_id, config.sft_on_prompt)
-
-    def save(folder: Path) -> None:
-        stage.save_model(engine, tokenizer, "policy", base, folder)
-
-    SupervisedTrainer(engine, task, config, stage, save).fit()
+    SupervisedTrainer(engine, task, config, run, folders).fit()
 
 
 if __name__ == "__main__":

@@ -2,19 +2,22 @@
 """Step 2: the reward model. `python main.py --help` lists the flags."""
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dschat.config.reward import RewardConfig
 from dschat.main import run_main
-from dschat.run.output import Stage
+
+if TYPE_CHECKING:
+    from dschat.run.output import RunOutput
 
 
-def train(config: RewardConfig, stage: Stage) -> None:
+def train(config: RewardConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
     from dschat.builders import build_reward_model
     from dschat.data.examples import pair_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id, load_tokenizer
+    from dschat.run.checkpoint import ModelFolders, SavedModel
     from dschat.run.records import warn_unless_made_by
     from dschat.trainers.supervised.reward import RewardTask
     from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
@@ -25,16 +28,13 @@ def train(config: RewardConfig, stage: Stage) -> None:
     share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
     examples, dropped = pair_examples(share.train, tokenizer, config.max_seq_len, end_id)
     held_out, dropped_eval = pair_examples(share.eval, tokenizer, config.max_seq_len, end_id, held_out=True)
-    stage.describe_data(share, train=dropped, eval=dropped_eval)
-    updates = total_updates(len(examples), config, stage.plan)
-    stage.announce(updates, len(examples))
-    engine = build_reward_model(config, stage.plan, tokenizer, updates)
+    run.describe_data(share, train=dropped, eval=dropped_eval)
+    updates = total_updates(len(examples), config, run.plan)
+    run.announce(updates, len(examples))
+    engine = build_reward_model(config, run.plan, tokenizer, updates)
+    folders = ModelFolders([SavedModel(engine, "reward model", base)], tokenizer, config, run.record)
     task = RewardTask(examples, held_out, tokenizer.pad_token_id)
-
-    def save(folder: Path) -> None:
-        stage.save_model(engine, tokenizer, "reward model", base, folder)
-
-    SupervisedTrainer(engine, task, config, stage, save).fit()
+    SupervisedTrainer(engine, task, config, run, folders).fit()
 
 
 if __name__ == "__main__":

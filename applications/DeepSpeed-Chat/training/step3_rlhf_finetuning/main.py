@@ -2,49 +2,48 @@
 """Step 3: PPO with macro actions. `python main.py --help` lists the flags."""
 
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dschat.config.ppo import PPOConfig
 from dschat.main import run_main
-from dschat.run.output import Stage
+
+if TYPE_CHECKING:
+    from dschat.run.output import RunOutput
 
 
-def train(config: PPOConfig, stage: Stage) -> None:
+def train(config: PPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
     from dschat.builders import build_ppo_models, load_ppo_tokenizer
-    from dschat.conditions.termination import Segmenter
+    from dschat.conditions.termination import TerminationCondition
     from dschat.data.examples import prompt_examples
     from dschat.data.shares import load_share
-    from dschat.rollouts.sampling import Sampling
-    from dschat.trainers.ppo.evaluation import Evaluation
+    from dschat.models.tokenizer import end_token_id
+    from dschat.run.checkpoint import ModelFolders, SavedModel
     from dschat.trainers.ppo.moving_average import MovingAverage
     from dschat.trainers.ppo.trainer import PPOTrainer, total_updates
 
     tokenizer = load_ppo_tokenizer(config)
-    sampling = Sampling.from_config(config, tokenizer)
-    segmenter = Segmenter(config, tokenizer)
-    stage.record.parser = segmenter.parser
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    condition = TerminationCondition(config, tokenizer, end_id, config.seed)
+    run.record.parser = condition.parser
     share = load_share(config)
     prompts, dropped = prompt_examples(share.train, tokenizer, config.max_prompt_seq_len)
     held_out, dropped_eval = prompt_examples(share.eval, tokenizer, config.max_prompt_seq_len, held_out=True)
-    stage.describe_data(share, train=dropped, eval=dropped_eval)
-    updates = total_updates(len(prompts), config, stage.plan)
-    stage.announce(updates, len(prompts))
-    models = build_ppo_models(config, stage.plan, tokenizer, updates)
-    actor_base = config.actor_model_name_or_path
-    critic_base = config.critic_model_name_or_path or actor_base
-
+    run.describe_data(share, train=dropped, eval=dropped_eval)
+    updates = total_updates(len(prompts), config, run.plan)
+    run.announce(updates, len(prompts))
+    models = build_ppo_models(config, run.plan, tokenizer, updates)
     average = MovingAverage(models.actor) if config.enable_ema else None
 
-    def save(folder: Path) -> None:
-        stage.save_model(models.actor, tokenizer, "policy", actor_base, folder / "actor")
-        if average is not None:
-            ema = folder / "actor_ema"
-            stage.save_model(models.actor, tokenizer, "policy (moving average)", actor_base, ema, average.state_dict())
-        stage.save_model(models.critic, tokenizer, "critic", critic_base, folder / "critic")
-
-    evaluate = Evaluation(held_out, config.per_device_eval_batch_size, config.eval_iters, config.print_answers)
-    PPOTrainer(models, prompts, tokenizer, sampling, segmenter, config, stage, evaluate, save, average).fit()
+    actor_base = config.actor_model_name_or_path
+    critic_base = config.critic_model_name_or_path or actor_base
+    saved = [SavedModel(models.actor, "policy", actor_base, "actor")]
+    if average is not None:
+        role = "policy (moving average)"
+        saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.state_dict))
+    saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
+    folders = ModelFolders(saved, tokenizer, config, run.record)
+    PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, folders, average).fit()
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from dschat.rl.masked import masked_moments, masked_sum
 from dschat.rl.types import PPOBatch
-from dschat.run.distributed import world_size
 from dschat.run.metrics import Means
 
 
@@ -54,7 +54,7 @@ def rollout_metrics(
         count, total, squares = masked_moments(x, mask)
         means.add(name, total, count)
         means.add(f"{name}²", squares, count)
-    means.add_all({"val/num_eos_tokens": finished} | dict(totals or {}), 1 / world_size())
+    means.add_sums({"val/num_eos_tokens": finished, **(totals or {})})
     return _derived(means, lam)
 
 
@@ -67,7 +67,7 @@ def _derived(means: Means, lam: float) -> dict[str, float]:
     return metrics
 
 
-def token_table(batch: PPOBatch, row: int, tokenizer: Any) -> list[dict[str, Any]]:
+def token_table(batch: PPOBatch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """One response as a list of tokens with their macro action and numbers, for sample files.
 
     Args:
@@ -96,14 +96,14 @@ def token_table(batch: PPOBatch, row: int, tokenizer: Any) -> list[dict[str, Any
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def token_texts(ids: list[int], tokenizer: Any) -> list[str]:
+def token_texts(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The text that each token adds to the response; together they are the decoded response, special tokens shown.
 
     A token that ends inside a character (bytes of an emoji) adds nothing until the one that completes it.
     """
     texts, done = [], ""
     for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = str(tokenizer.decode(ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False))
         if text.endswith("�") and end < len(ids):
             texts.append("")
             continue

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
+
+from dschat.models.engines import TrainedPolicy
 
 DECAY = 0.992  # per PPO iteration
 
@@ -13,7 +13,7 @@ DECAY = 0.992  # per PPO iteration
 class MovingAverage:
     """Kept in float32 in the main process's CPU memory, from whole weights: the same at any ZeRO stage."""
 
-    def __init__(self, engine: Any, decay: float = DECAY) -> None:
+    def __init__(self, engine: TrainedPolicy, decay: float = DECAY) -> None:
         """Starts at the engine's weights. Every rank must call it.
 
         Args:

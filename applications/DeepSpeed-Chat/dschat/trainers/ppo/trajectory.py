@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from dschat.models.engines import PolicyForward, ScalarForward
 from dschat.rl.types import Rollout, Trajectory, select_rows
 
 
@@ -15,9 +14,9 @@ from dschat.rl.types import Rollout, Trajectory, select_rows
 def score(
     rollout: Rollout,
     scores: Tensor,
-    actor: Callable[..., tuple[Tensor, Tensor]],
-    reference: Callable[..., tuple[Tensor, Tensor]],
-    critic: Callable[..., Tensor],
+    actor: PolicyForward,
+    reference: PolicyForward,
+    critic: ScalarForward,
     temperature: float,
     batch_size: int,
 ) -> Trajectory:

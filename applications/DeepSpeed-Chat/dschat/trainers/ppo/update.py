@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dschat.config.batches import BatchPlan
+from dschat.config.ppo import PPOConfig
+from dschat.models.engines import TrainedPolicy, TrainedScalar
 from dschat.rl.losses import policy_loss, value_loss
 from dschat.rl.macro_actions import macro_logprobs, token_weights
-from dschat.rl.masked import masked_moments, masked_sum, whiten
+from dschat.rl.masked import masked_sum
 from dschat.rl.types import PPOBatch, select_rows, trim
-from dschat.run.distributed import sum_over_ranks, world_size
+from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.trainers.ppo.trajectory import response_values
 
@@ -31,16 +33,23 @@ class UpdateSettings:
     temperature: float
     policy_ratio: str = "token"  # token, macro or macro_mean
 
+    @classmethod
+    def from_config(cls, config: PPOConfig, plan: BatchPlan) -> UpdateSettings:
+        """What the flags say."""
+        return cls(
+            update_size=plan.update_per_rank,
+            micro_batch=plan.micro_batch,
+            ppo_epochs=config.ppo_epochs,
+            cliprange=config.cliprange,
+            cliprange_value=config.cliprange_value,
+            temperature=config.temperature,
+            policy_ratio=config.policy_ratio,
+        )
 
-def whiten_advantages(batch: PPOBatch) -> PPOBatch:
-    """The batch with advantages of mean 0 and variance 1 over the response tokens of all ranks."""
-    totals = torch.stack(masked_moments(batch.advantages, batch.response_mask))
-    count, total, squares = sum_over_ranks(totals).unbind()
-    advantages = whiten(batch.advantages, batch.response_mask, (count, total, squares))
-    return replace(batch, advantages=advantages)
 
-
-def ppo_update(actor: Any, critic: Any, batch: PPOBatch, settings: UpdateSettings, seed: int) -> dict[str, float]:
+def ppo_update(
+    actor: TrainedPolicy, critic: TrainedScalar, batch: PPOBatch, settings: UpdateSettings, seed: int
+) -> dict[str, float]:
     """Trains actor and critic on one rollout.
 
     Rows are shuffled into updates; inside an update micro-batches hold rows of similar length. Every loss is divided
@@ -60,7 +69,7 @@ def ppo_update(actor: Any, critic: Any, batch: PPOBatch, settings: UpdateSetting
     prompt_lengths = batch.trajectory.rollout.attention_mask.sum(1) - response_lengths
     sizes = torch.stack([prompt_lengths, response_lengths], dim=1).cpu().numpy()
     shuffle = np.random.RandomState(seed % 2**32)
-    means = Means()
+    means, num_updates = Means(), 0
     for _ in range(settings.ppo_epochs):
         order = shuffle.permutation(len(sizes))
         for start in range(0, len(order), settings.update_size):
@@ -68,12 +77,17 @@ def ppo_update(actor: Any, critic: Any, batch: PPOBatch, settings: UpdateSetting
             rows = rows[np.argsort(sizes[rows].sum(1), kind="stable")]
             _one_update(actor, critic, batch, rows, sizes, settings, means)
             means.add_all({"grad_norm/actor": actor.grad_norm, "grad_norm/critic": critic.grad_norm})
-    return means.reduce()
+            num_updates += 1
+    # An update's statistics are sums over its parts; the gradient norms are means already.
+    return {
+        name: number if name.startswith("grad_norm/") else number / num_updates
+        for name, number in means.reduce().items()
+    }
 
 
 def _one_update(
-    actor: Any,
-    critic: Any,
+    actor: TrainedPolicy,
+    critic: TrainedScalar,
     batch: PPOBatch,
     rows: np.ndarray,
     sizes: np.ndarray,
@@ -86,17 +100,16 @@ def _one_update(
     own = torch.stack([torch.as_tensor(sizes[rows, 1].sum(), device=device), num_macro]).float()
     num_tokens, num_macro = sum_over_ranks(own).clamp(min=1).unbind()
     micro_batches = [rows[i : i + settings.micro_batch] for i in range(0, len(rows), settings.micro_batch)]
-    share = 1 / (len(micro_batches) * world_size())  # the parts of an update add up to its mean
     for chosen in micro_batches:
         prompt_width, response_width = sizes[chosen].max(0).tolist()
         part = select_rows(batch, torch.as_tensor(chosen, device=device))
         part = trim(part, prompt_width, max(response_width, 1))
-        means.add_all(_actor_step(actor, part, num_tokens, num_macro, settings), share)
-        means.add_all(_critic_step(critic, part, num_tokens, settings), share)
+        means.add_sums(_actor_step(actor, part, num_tokens, num_macro, settings))
+        means.add_sums(_critic_step(critic, part, num_tokens, settings))
 
 
 def _actor_step(
-    actor: Any, part: PPOBatch, num_tokens: Tensor, num_macro: Tensor, settings: UpdateSettings
+    actor: TrainedPolicy, part: PPOBatch, num_tokens: Tensor, num_macro: Tensor, settings: UpdateSettings
 ) -> dict[str, Tensor]:
     """One micro-batch of the actor; returns its share of the update's statistics."""
     rollout, mask = part.trajectory.rollout, part.response_mask
@@ -120,7 +133,9 @@ def _actor_step(
     }
 
 
-def _critic_step(critic: Any, part: PPOBatch, num_tokens: Tensor, settings: UpdateSettings) -> dict[str, Tensor]:
+def _critic_step(
+    critic: TrainedScalar, part: PPOBatch, num_tokens: Tensor, settings: UpdateSettings
+) -> dict[str, Tensor]:
     """One micro-batch of the critic; returns its share of the update's statistics."""
     rollout, mask = part.trajectory.rollout, part.response_mask
     new_values = response_values(critic(rollout.input_ids, rollout.attention_mask), mask.shape[1])

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from dschat.data.collate import collate_pairs
 from dschat.data.examples import PairExample
+from dschat.models.engines import TrainedScalar
 from dschat.models.scalar import last_scores
 from dschat.rl.losses import pairwise_loss
 from dschat.run.distributed import device
@@ -28,13 +28,13 @@ class RewardTask:
         return len(examples)
 
     def loss(
-        self, engine: Any, examples: Sequence[PairExample], count: Tensor | float
+        self, engine: TrainedScalar, examples: Sequence[PairExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tokens = self._collate(examples)
         chosen, rejected = last_scores(engine(*tokens), tokens[1]).chunk(2)
         return pairwise_loss(chosen, rejected, count)
 
-    def self_check(self, engine: Any, examples: Sequence[PairExample]) -> None:
+    def self_check(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> None:
         check_scalar(engine, self._collate(examples), self._pad_id)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:

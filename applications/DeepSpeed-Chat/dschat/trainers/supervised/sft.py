@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from dschat.data.collate import collate_sft
 from dschat.data.examples import SFTExample
+from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import sft_loss
 from dschat.run.distributed import device
 from dschat.trainers.selfcheck import check_policy
@@ -33,14 +33,14 @@ class SFTTask:
         return sum(len(example.response_ids) for example in examples)
 
     def loss(
-        self, engine: Any, examples: Sequence[SFTExample], count: Tensor | float
+        self, engine: TrainedPolicy, examples: Sequence[SFTExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self._collate(examples)
         mask = batch["response_mask"]
         logprobs, _ = engine(batch["input_ids"], batch["attention_mask"], mask.shape[1])
         return sft_loss(logprobs, mask, count)
 
-    def self_check(self, engine: Any, examples: Sequence[SFTExample]) -> None:
+    def self_check(self, engine: TrainedPolicy, examples: Sequence[SFTExample]) -> None:
         batch = self._collate(examples)
         tokens = (batch["input_ids"], batch["attention_mask"])
         check_policy(engine, tokens, batch["response_mask"].shape[1], 1.0, self._pad_id)

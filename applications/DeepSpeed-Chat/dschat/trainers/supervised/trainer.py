@@ -1,70 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of steps 1 and 2: epochs × updates × micro-batches, with evaluation and checkpoints in between."""
+"""The loop of steps 1 and 2: epochs × updates × micro-batches, with evaluation and saved models in between."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Sequence, Sized
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from dschat.config.batches import BatchPlan
+from dschat.config.common import SupervisedConfig
 from dschat.data.collate import eval_batches, update_batches
 from dschat.errors import UserError
+from dschat.models.engines import Trained
+from dschat.run.checkpoint import ModelFolders
 from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_size
 from dschat.run.metrics import Means
-from dschat.trainers.ppo.checks import check_number
+from dschat.run.output import Run, due
+from dschat.trainers.checks import check_number
+
+Example = TypeVar("Example", bound=Sized)
+Engine = TypeVar("Engine", bound=Trained)
+AnyEngine = TypeVar("AnyEngine", contravariant=True)
 
 
-class Task(Protocol):
+class Task(Protocol[Example, AnyEngine]):
     """What is learnt: examples, a loss and an evaluation."""
 
     name: str  # of the loss in the metrics
-    train: Sequence[Any]
-    eval: Sequence[Any]
+    train: Sequence[Example]
+    eval: Sequence[Example]
 
-    def count(self, examples: Sequence[Any]) -> int:
+    def count(self, examples: Sequence[Example]) -> int:
         """What the loss is a mean over: response tokens, or pairs."""
 
-    def loss(self, engine: Any, examples: Sequence[Any], count: Tensor | float) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(
+        self, engine: AnyEngine, examples: Sequence[Example], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum over the micro-batch divided by ``count``; statistics divided likewise."""
 
-    def self_check(self, engine: Any, examples: Sequence[Any]) -> None:
+    def self_check(self, engine: AnyEngine, examples: Sequence[Example]) -> None:
         """Raises UserError if the model is computed wrongly."""
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         """Evaluation metrics from the evaluation's mean loss and statistics."""
 
 
-class SupervisedTrainer:
+class SupervisedTrainer(Generic[Example, Engine]):
     """Trains one engine on one task."""
 
-    def __init__(self, engine: Any, task: Task, config: Any, stage: Any, save: Any) -> None:
-        """Takes what it needs and checks that there is at least one update.
+    def __init__(
+        self,
+        engine: Engine,
+        task: Task[Example, Engine],
+        config: SupervisedConfig,
+        run: Run,
+        folders: ModelFolders,
+    ) -> None:
+        """Takes the parts of a run.
 
         Args:
             engine: of a PolicyModel (step 1) or ScalarModel (step 2).
             task: what is learnt.
-            config: SFTConfig or RewardConfig.
-            stage: the run's Stage.
-            save: function (folder) that writes the model there.
+            config: the flags.
+            run: batch sizes, record and metrics.
+            folders: saves the model.
         """
-        self.engine, self.task, self.config, self.stage, self.save = engine, task, config, stage, save
+        self.engine, self.task, self.config, self.run, self.folders = engine, task, config, run, folders
         self.lengths = [len(example) for example in task.train]
         self.update = 0
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and saves; returns the last evaluation's metrics."""
-        total = total_updates(len(self.task.train), self.config, self.stage.plan)
+        total = total_updates(len(self.task.train), self.config, self.run.plan)
         self._self_check()
         self.evaluate()
         with tqdm(total=total, desc=self.task.name, disable=not is_main(), mininterval=1.0) as bar:
             self._train_all(total, bar)
         self._self_check()  # a reward head that began at zero says nothing before
         result = self.evaluate()
-        self.save(Path(self.config.output_dir))
+        self.folders.save_final()
         return result
 
     def _self_check(self) -> None:
@@ -72,53 +89,51 @@ class SupervisedTrainer:
             self.engine.eval()
             self.task.self_check(self.engine, self.task.train[:2])
 
-    def _train_all(self, total: int, bar: Any) -> None:
-        plan = self.stage.plan
-        for epoch in range(self.config.num_train_epochs):
+    def _train_all(self, total: int, bar: tqdm[None]) -> None:
+        config, plan = self.config, self.run.plan
+        for epoch in range(config.num_train_epochs):
             updates = update_batches(
                 self.lengths,
                 plan.global_batch,
                 plan.micro_batch,
-                self.config.seed,
+                config.seed,
                 epoch,
                 rank=rank(),
                 world_size=world_size(),
             )
             for micro_batches in updates:
-                metrics = self.step(micro_batches)
+                metrics = self.train_once(micro_batches)
                 bar.set_postfix(loss=f"{metrics[f'loss/{self.task.name}']:.4f}")
                 bar.update()
-                last = self.update == total
-                if not last and self.stage.due(self.config.eval_interval, self.update - 1, self.update):
+                if due(config.eval_interval, self.update - 1, self.update) and self.update < total:
                     self.evaluate()
-                if self.stage.due(self.config.save_steps, self.update - 1, self.update):
-                    self.save(self.stage.checkpoint_folder(self.update))
+                if due(config.save_steps, self.update - 1, self.update):
+                    self.folders.save_after(self.update)
 
-    def step(self, micro_batches: list[list[int]]) -> dict[str, float]:
-        """One optimiser update."""
+    def train_once(self, micro_batches: list[list[int]]) -> dict[str, float]:
+        """One optimiser update on micro-batches of example numbers."""
         self.engine.train()
         batches = [[self.task.train[i] for i in rows] for rows in micro_batches]
         own_count = torch.tensor(float(sum(self.task.count(batch) for batch in batches)), device=device())
         count = sum_over_ranks(own_count)
-        means, learning_rate = Means(), self.engine.learning_rate
-        share = 1 / (len(batches) * world_size())  # the parts of an update add up to its mean
+        sums, learning_rate = Means(), self.engine.learning_rate
         for batch in batches:
             loss, stats = self.task.loss(self.engine, batch, count)
             self.engine.backward(loss)
             self.engine.step()
-            means.add(f"loss/{self.task.name}", loss, share)
-            means.add_all({f"train/{name}": value for name, value in stats.items()}, share)
+            sums.add_sum(f"loss/{self.task.name}", loss)
+            sums.add_sums({f"train/{name}": value for name, value in stats.items()})
         self.update += 1
-        metrics = {**means.reduce(), "lr": learning_rate, "grad_norm": self.engine.grad_norm}
+        metrics = {**sums.reduce(), "lr": learning_rate, "grad_norm": self.engine.grad_norm}
         check_number("the loss", metrics[f"loss/{self.task.name}"], self.update - 1)
         if not self.engine.skipped:
             check_number("the gradient norm", self.engine.grad_norm, self.update - 1)
-        self.stage.metrics.log(self.update, self.update * self.stage.plan.global_batch, metrics)
+        self.run.metrics.log(self.update, self.update * self.run.plan.global_batch, metrics)
         return metrics
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Loss and statistics on the held-out examples, each rank on its share."""
+        """Loss and statistics on the held-out examples, each rank on its share; {} without such examples."""
         if not self.task.eval:
             return {}
         self.engine.eval()
@@ -133,12 +148,12 @@ class SupervisedTrainer:
             totals = {"loss": loss, **stats}
             means.add_all(totals if rows else dict.fromkeys(totals, 0), self.task.count(examples) if rows else 0)
         metrics = {f"eval/{name}": value for name, value in self.task.summary(means.reduce()).items()}
-        self.stage.metrics.log(self.update, self.update * self.stage.plan.global_batch, metrics)
-        self.stage.record.measured(metrics, self.update)
+        self.run.metrics.log(self.update, self.update * self.run.plan.global_batch, metrics)
+        self.run.record.measured(metrics, self.update)
         return metrics
 
 
-def total_updates(num_examples: int, config: Any, plan: Any) -> int:
+def total_updates(num_examples: int, config: SupervisedConfig, plan: BatchPlan) -> int:
     """Optimiser updates of the whole run.
 
     Raises:

@@ -8,15 +8,14 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 MODEL=${MODEL:-google/codegemma-2b}
 DATA=${DATA:-codeparrot/apps}
 
-divide_batch 16 "$@"
+batch_flags --global_batch_size 16 --per_device_train_batch_size 4 -- "$@"
 
 launch \
     --data_path "$DATA" \
     --data_split 2,0,8 \
     --model_name_or_path "$MODEL" \
     --max_seq_len 1024 \
-    --global_batch_size 16 \
-    --per_device_train_batch_size "$(at_most 4)" \
+    "${BATCH[@]}" \
     --per_device_eval_batch_size 4 \
     --num_train_epochs 1 \
     --learning_rate 5e-6 \

@@ -8,15 +8,14 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 MODEL=${MODEL:-$PROJ_PATH/models/hh-gemma-7b/sft}
 DATA=${DATA:-Dahoas/full-hh-rlhf}
 
-divide_batch 64 "$@"
+batch_flags --global_batch_size 64 --per_device_train_batch_size 4 -- "$@"
 
 launch \
     --data_path "$DATA" \
     --data_split 2,4,4 \
     --model_name_or_path "$MODEL" \
     --max_seq_len 1024 \
-    --global_batch_size 64 \
-    --per_device_train_batch_size "$(at_most 4)" \
+    "${BATCH[@]}" \
     --per_device_eval_batch_size 4 \
     --num_train_epochs 1 \
     --learning_rate 1e-6 \

@@ -11,8 +11,8 @@ MODEL=${MODEL:-$PROJ_PATH/models/webgpt-gemma-2b/sft}
 REWARD_MODEL=${REWARD_MODEL:-$PROJ_PATH/models/webgpt-gemma-2b/reward}
 DATA=${DATA:-openai/webgpt_comparisons}
 
-divide_batch 256 "$@"
-divide_rollout 32 "$@"
+batch_flags --global_batch_size 256 --per_device_training_batch_size 4 \
+    --per_device_generation_batch_size 32 -- "$@"
 
 launch \
     --data_path "$DATA" \
@@ -27,10 +27,7 @@ launch \
     --temperature 0.8 \
     --top_p 1.0 \
     --top_k 50 \
-    --global_batch_size 256 \
-    --per_device_training_batch_size "$(at_most 4)" \
-    --per_device_generation_batch_size "$GENERATION_BATCH" \
-    --generation_batches "$GENERATION_BATCHES" \
+    "${BATCH[@]}" \
     --per_device_eval_batch_size 16 \
     --num_train_epochs 4 \
     --ppo_epochs 1 \

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of macro actions: where one ends, and how its tokens are pooled."""
+
+import logging
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from dschat.config import rules
+from dschat.config.rules import default_of, flag
+from dschat.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+TERMINATION_CONDITIONS = ("fixed", "randomized", "parsing", "ppl")
+PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
+PARSER_FLAGS = ("parsing_cutoff", "parser", "parser_model", "parser_device")
+
+
+def parse_ngram(text: str) -> float:
+    """`5` → 5, `inf` → math.inf.
+
+    Raises:
+        UserError: it is neither a whole number nor inf.
+    """
+    if text == "inf":
+        return math.inf
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(_wrong_ngram(text)) from None
+
+
+@dataclass(kw_only=True)
+class TerminationFlags:
+    """Where a macro action ends."""
+
+    _argument_group_name = "macro actions"
+
+    termination_condition: str = flag(
+        "where a macro action ends: fixed, randomized, parsing, ppl, or module.py:function with (trajectory,"
+        " tokenizer) -> ends",
+        "fixed",
+    )
+    ngram: Annotated[float, parse_ngram] = flag(
+        "fixed: tokens in a macro action; 1 = vanilla PPO, inf = the whole response", 5
+    )
+    repeat_times: int = flag("randomized: how often the list of lengths is repeated", 3)
+    ngram_lengths: list[int] = flag("randomized: the lengths to shuffle", factory=lambda: [2, 3, 5, 10])
+    parsing_cutoff: int = flag(
+        "parsing: a constituent of fewer tokens than this is one macro action; at least 3",
+        5,
+        aliases=["--parser_cutoff"],
+    )
+    parser: str = flag(
+        "parsing: benepar, link-grammar, chunker, tree-sitter (for programs), or module.py:function with (model) ->"
+        " parser",
+        "benepar",
+    )
+    parser_model: str | None = flag("parsing: name or path of the parser's model; benepar_en3 for benepar", None)
+    parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu")
+    ppl_mode: Literal["chunk", "prefix", "token"] = flag("ppl: which rise in perplexity ends a macro action", "chunk")
+    isolate_last_token: bool = flag("make the last response token a macro action of its own", False)
+
+    def check_termination(self) -> None:
+        """Check these flags, alone and against each other, and warn of those without effect. Raises UserError."""
+        if not self.ngram >= 1 or (not math.isinf(self.ngram) and self.ngram != int(self.ngram)):
+            raise UserError(_wrong_ngram(f"{self.ngram:g}"))
+        rules.check_numbers(self, ["repeat_times", "ngram_lengths"], rules.AT_LEAST_1)
+        cutoff = "a whole number of at least 3: below it a whole sentence melts into one macro action"
+        rules.check_numbers(self, ["parsing_cutoff"], (lambda tokens: tokens >= 3, cutoff))
+        rules.check_not_empty(self, ["parser_model", "parser_device"])
+        self._check_condition()
+        self._check_parser()
+
+    def _check_condition(self) -> None:
+        condition = self.termination_condition
+        if ":" in condition:
+            rules.check_function_path("termination_condition", condition)
+        elif condition not in TERMINATION_CONDITIONS:
+            known = ", ".join(TERMINATION_CONDITIONS)
+            raise UserError(f"--termination_condition {condition} is unknown: use {known} or module.py:function.")
+
+    def _check_parser(self) -> None:
+        if ":" in self.parser:
+            rules.check_function_path("parser", self.parser)
+        elif self.parser not in PARSERS:
+            raise UserError(f"--parser {self.parser} is unknown: use {', '.join(PARSERS)} or module.py:function.")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.parser_device):
+            raise UserError(f"--parser_device {self.parser_device}: give cpu, cuda or cuda:0 and the like.")
+        given = [name for name in PARSER_FLAGS if getattr(self, name) != default_of(TerminationFlags, name)]
+        if self.termination_condition != "parsing" and given:
+            names = ", ".join(f"--{name}" for name in given)
+            logger.warning("%s: of no effect without --termination_condition parsing.", names)
+        elif self.parser != "benepar" and "parser_device" in given:
+            logger.warning("--parser_device %s: of no effect, only benepar uses it.", self.parser_device)
+
+
+@dataclass(kw_only=True)
+class PoolingFlags:
+    """How the tokens of a macro action are pooled."""
+
+    _argument_group_name = "pooling of macro actions"
+
+    value_function: Literal["equal", "unit", "position", "first"] = flag(
+        "weights of the token values in the value of a macro action", "equal"
+    )
+    macro_reward: Literal["sum", "mean"] = flag("how the token rewards of a macro action are pooled", "sum")
+    policy_ratio: Literal["token", "macro", "macro_mean"] = flag(
+        "probability ratio per token, per macro action (product), or its geometric mean", "token"
+    )
+
+
+def _wrong_ngram(text: str) -> str:
+    return f"--ngram {text} is out of range: give a whole number of at least 1 (1 = vanilla PPO), or inf."

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What trainers, scores and checkpoints need of a model under an engine; `dschat.engine` fulfils it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+
+
+class PolicyForward(Protocol):
+    """Log-probs (B, R) and entropy (B, R) of responses; see `PolicyModel.forward`."""
+
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor, num_response: int, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class ScalarForward(Protocol):
+    """A number at every position (B, T); see `ScalarModel.forward`."""
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor: ...
+
+
+class Policy(PolicyForward, Protocol):
+    """A policy that is not trained: the reference."""
+
+    @property
+    def module(self) -> PolicyModel: ...
+
+
+class Scalar(ScalarForward, Protocol):
+    """A scalar model that is not trained: the reward model."""
+
+    @property
+    def module(self) -> ScalarModel: ...
+
+
+class Trained(Protocol):
+    """A model with its optimiser and schedule. DeepSpeed's own method names."""
+
+    grad_norm: float  # of the last update, before clipping
+    skipped: bool  # the last update was left out
+
+    @property
+    def module(self) -> PolicyModel | ScalarModel: ...
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the next update."""
+
+    def train(self) -> None:
+        """Training mode."""
+
+    def eval(self) -> None:
+        """Inference mode."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of one micro-batch's share of the update's loss (0-d)."""
+
+    def step(self) -> None:
+        """Ends a micro-batch; the last of an update applies the optimiser and the schedule."""
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""
+
+
+class TrainedPolicy(Policy, Trained, Protocol):
+    """The actor, or the model of step 1."""
+
+    @property
+    def module(self) -> PolicyModel: ...
+
+    def gathered(self) -> AbstractContextManager[PolicyModel]:
+        """The module with whole weights on this process, for generation."""
+
+
+class TrainedScalar(Scalar, Trained, Protocol):
+    """The critic, or the reward model of step 2."""
+
+    @property
+    def module(self) -> ScalarModel: ...

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling for a run: prompt examples → Rollout and what it says, with the actor as it is now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from dschat.data.collate import collate_prompts
+from dschat.data.encoding import decode_response
+from dschat.data.examples import PromptExample
+from dschat.models.engines import TrainedPolicy
+from dschat.rl.types import Rollout
+from dschat.rollouts.generate import concatenate, generate
+from dschat.rollouts.sampling import Sampling
+from dschat.run.distributed import device, rank
+from dschat.run.seeds import SeedKind, derive_seed
+from dschat.scoring.source import ResponseTexts
+
+
+class ActorSampler:
+    """Draws responses from the actor."""
+
+    def __init__(
+        self, actor: TrainedPolicy, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, seed: int
+    ) -> None:
+        """Takes the actor and how to draw.
+
+        Args:
+            actor: its engine.
+            tokenizer: the actor's.
+            sampling: how responses are drawn.
+            seed: of the run.
+        """
+        self._actor, self._tokenizer, self._seed = actor, tokenizer, seed
+        self.sampling = sampling
+
+    def __call__(
+        self, batches: Sequence[Sequence[PromptExample]], kind: SeedKind, draw: int
+    ) -> tuple[Rollout, ResponseTexts]:
+        """One response to each prompt, generation batch by generation batch.
+
+        Args:
+            batches: prompts of this rank.
+            kind: what the responses are for.
+            draw: number of the iteration or evaluation batch. The seed of a batch's draws follows from the run's seed,
+                kind, draw, rank and the batch's number.
+        """
+        self._actor.eval()
+        rollouts = []
+        with self._actor.gathered() as policy:
+            for number, examples in enumerate(batches):
+                prompts = collate_prompts(examples, self.sampling.pad_id)
+                prompts = {name: x.to(device()) for name, x in prompts.items()}
+                seed = derive_seed(self._seed, kind, draw, rank(), number)
+                rollouts.append(generate(policy.inner, prompts, self.sampling, seed))
+        rollout = concatenate(rollouts, self.sampling.pad_id)
+        examples = [example for batch in batches for example in batch]
+        return rollout, ResponseTexts(
+            [example.prompt_text for example in examples],
+            [decode_response(self._tokenizer, ids) for ids in rollout.response_rows()],
+            [example.row for example in examples],
+        )
