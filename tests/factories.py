@@ -252,6 +252,11 @@ def weights_of(engine: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach().float().cpu().clone() for name, p in engine.module.named_parameters()}
 
 
+def weights_of_all(**engines: Any) -> dict[str, torch.Tensor]:
+    """A copy of the weights of several engines, by "role.name"."""
+    return {f"{role}.{name}": w for role, engine in engines.items() for name, w in weights_of(engine).items()}
+
+
 def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
     """Between two sets of weights of the same names."""
     assert first.keys() == second.keys()

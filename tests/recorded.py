@@ -140,21 +140,22 @@ def run_case(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], dict[st
     weights: dict[str, torch.Tensor] = {}
     metrics: dict[str, float] = {}
 
-    def note(step: str, update: int, numbers: dict[str, float], *engines: Any) -> None:
-        for engine in engines:
-            weights.update({f"{step}/{update}/{name}": w for name, w in engine.full_state_dict().items()})
+    def note(step: str, update: int, numbers: dict[str, float], **engines: Any) -> None:
+        for role, engine in engines.items():
+            state = engine.full_state_dict()
+            weights.update({f"{step}/{update}/{role}.{name}": w for name, w in state.items()})
         kept = {name: number for name, number in numbers.items() if name.startswith(("loss", "grad_norm"))}
         metrics.update({f"{step}/{update}/{name}": number for name, number in kept.items()})
 
     for step, model in (("sft", make_causal_lm()), ("reward", make_classifier(seed=2))):
         trainer = supervised_trainer(step, engine_for(model, case, folder), case, folder)
         for update in range(UPDATES):
-            note(step, update, supervised_update(trainer, update), trainer.engine)
+            note(step, update, supervised_update(trainer, update), model=trainer.engine)
     actor = engine_for(make_causal_lm(), case, folder)
     critic = engine_for(make_classifier(seed=2), case, folder)
     batch = recorded_batch()
     for update in range(UPDATES):
-        note("ppo", update, ppo_updates(actor, critic, batch, case.accumulation, update), actor, critic)
+        note("ppo", update, ppo_updates(actor, critic, batch, case.accumulation, update), actor=actor, critic=critic)
     return weights, metrics
 
 

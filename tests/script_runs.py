@@ -2,6 +2,7 @@
 """The training scripts for tests: what they would start, recorded by a program that stands in for the launcher."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def run_recorded(script: Path, tmp_path: Path, *flags: Any, **variables: str | N
     launcher = programs / "deepspeed"
     launcher.write_text(RECORDER)
     launcher.chmod(0o755)
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     given = dict.fromkeys(VARIABLES) | {"PROJ_PATH": str(tmp_path), "NUM_GPUS": "1"} | variables
     given |= {"PATH": path, "RECORD": str(tmp_path / "record")}
     return run_command(["bash", script, *flags], cwd=tmp_path, **given)

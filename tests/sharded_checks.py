@@ -225,7 +225,8 @@ def lora_updates(folder: Path, case: Case) -> tuple[dict[str, Tensor], dict[str,
         ppo_updates(actor, critic, batch, case.accumulation, update)
         after = logprobs_of(reference)
     save_engines(folder / "lora", make_tokenizer(), actor=actor, critic=critic)
-    weights = actor.full_state_dict() | critic.full_state_dict()
+    states = {"actor": actor.full_state_dict(), "critic": critic.full_state_dict()}
+    weights = {f"{role}.{name}": w for role, state in states.items() for name, w in state.items()}
     extra = outputs(actor, critic) | {"before": before, "after": after}
     weights |= {f"outputs/{name}": x for name, x in extra.items()} if weights else {}
     return weights, {"everywhere": gather_objects(rank())}

@@ -102,7 +102,7 @@ def test_training_starts_with_the_published_settings(step, tmp_path):
     launcher.parent.mkdir()
     launcher.write_text('#!/bin/sh\necho "$@"\n')
     launcher.chmod(0o755)
-    path = f"{launcher.parent}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join([str(launcher.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     result = bash(STEPS[step], ROOT, PATH=path, PROJ_PATH=str(tmp_path), NUM_GPUS="8").expect(0)
     assert f"--global_batch_size { {'sft': 512, 'reward': 64, 'ppo': 256}[step] } " in result.stdout
     assert f"--output_dir {tmp_path}/models/" in result.stdout

@@ -72,7 +72,7 @@ def test_bf16_on_a_cpu(step, spelling, request, run, tmp_path):
     folder = tmp_path / "out" / ("actor" if step == "ppo" else "")
     auto_class = AutoModelForSequenceClassification if step == "reward" else AutoModelForCausalLM
     assert auto_class.from_pretrained(folder).dtype == torch.bfloat16
-    name = "config.json" if step == "ppo" else "train_config.json"
+    name = "train_config.json"
     assert json.loads((tmp_path / "out" / name).read_text())["dtype"] == "bf16"
 
 

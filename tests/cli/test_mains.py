@@ -62,7 +62,7 @@ def test_files_of_step_2(reward):
 def test_files_of_step_3(ppo):
     models = under("actor", CAUSAL_LM | {"run.json"}) | under("critic", CLASSIFIER | {"run.json"})
     saved = {f"checkpoints/step-{step}/{name}" for step in (2, 4) for name in models}
-    own = {"metrics.jsonl", "run.json", "config.json", "tensorboard/events"}
+    own = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
     samples = {f"samples/update-{update:06d}.jsonl" for update in (0, 2, 4)}
     assert files_under(ppo) == models | own | samples | saved
 
@@ -191,7 +191,7 @@ def test_run_json(step, train, held_out, request, inputs):
 @pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
 def test_the_parsed_flags_are_kept(step, request):
     folder = request.getfixturevalue(step)
-    flags = json.loads((folder / ("config.json" if step == "ppo" else "train_config.json")).read_text())
+    flags = json.loads((folder / "train_config.json").read_text())
     assert flags["output_dir"] == str(folder) and flags["save_steps"] == 2 and flags["seed"] == 1234
     assert flags["batch_plan"]["global_batch"] == 8
     if step == "ppo":

@@ -45,7 +45,7 @@ def test_benepar_with_a_users_model(run, flags, tmp_path, benepar_model):
     run("ppo", flags | {"parser": "benepar", "parser_model": benepar_model, "parser_cutoff": 4}).expect(0)
     rows = check_run(tmp_path / "out", "benepar")
     assert sum(row["parsing/parsed"] for row in rows) > 0
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["parsing_cutoff"] == 4
+    assert json.loads((tmp_path / "out" / "train_config.json").read_text())["parsing_cutoff"] == 4
 
 
 def test_benepar_without_a_model(run, flags, tmp_path):

@@ -64,8 +64,8 @@ FIXED = {  # of every row of a step
     | {"cliprange": 0.2, "cliprange_value": 0.2, "lam": 0.95, "gamma": 1, "max_answer_seq_len": 512, "top_p": 1}
     | {"value_function": "equal"},
 }
-TEXT = {"global_batch_size": 256, "max_prompt_seq_len": 512, "temperature": 0.8, "top_k": 50, "ngram": "5"}
-CODE = {"global_batch_size": 16, "max_prompt_seq_len": 600, "temperature": 1.0, "top_k": 5, "ngram": "10"}
+TEXT = {"global_batch_size": 256, "max_prompt_seq_len": 512, "temperature": 0.8, "top_k": 50, "ngram": 5}
+CODE = {"global_batch_size": 16, "max_prompt_seq_len": 600, "temperature": 1.0, "top_k": 5, "ngram": 10}
 
 
 def expected(stage: str, model: str, data: str) -> dict:
@@ -89,8 +89,8 @@ def test_the_published_table():
         row = (run["stage"], run["model"], run["data"])
         condition = run["settings"].get("termination_condition")
         wanted = expected(*row) | ({"termination_condition": condition} if condition else {})
-        if run["settings"].get("ngram") == "1":
-            wanted |= {"ngram": "1", "kl_coef": VANILLA[row[1:]]}
+        if run["settings"].get("ngram") == 1:
+            wanted |= {"ngram": 1, "kl_coef": VANILLA[row[1:]]}
             condition += ", vanilla"
         assert run["settings"] == wanted, row
         seen.add((*row, condition))
@@ -215,7 +215,7 @@ def check_two_updates(launch: Launch, script: Path, changed: dict[str, int], tmp
     record = json.loads((output / "run.json").read_text())
     assert record["finished"] is True and record["batches"]["total_updates"] == 2
     assert len(training_rows(output)) == 2
-    written = json.loads((output / ("config.json" if step == "ppo" else "train_config.json")).read_text())
+    written = json.loads((output / "train_config.json").read_text())
     settings = RUNS[script]["settings"]
     used = {name: written[name] for name in settings}
     assert used == settings | {name: value for name, value in changed.items() if name in used}

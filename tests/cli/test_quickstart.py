@@ -49,10 +49,10 @@ def test_small(tmp_path):
         ]
         assert len(pair) == 1 and "[" in pair[0], "the runs' win rate with its interval"
 
-    runs = {"step3-ppo": "1", "step3-ma-ppo": "5"}
+    runs = {"step3-ppo": 1, "step3-ma-ppo": 5}
     before = {}
     for name, ngram in runs.items():
-        config = json.loads((folder / name / "config.json").read_text())
+        config = json.loads((folder / name / "train_config.json").read_text())
         assert (config["termination_condition"], config["ngram"]) == ("fixed", ngram)
         rows = evaluation_rows(folder / name)
         assert all("eval/gold_scores" in row for row in rows)
@@ -81,7 +81,7 @@ def test_two_processes_that_shard_everything(tmp_path):
     result = run_command([*command, "--num_gpus", 2, "--zero_stage", 3], PATH=path, DS_ACCELERATOR="cpu").expect(0)
     assert "2 processes" in result.stderr + result.stdout and "Traceback" not in result.stderr
     for name in ("step3-ppo", "step3-ma-ppo"):
-        config = json.loads((folder / name / "config.json").read_text())
+        config = json.loads((folder / name / "train_config.json").read_text())
         assert (config["actor_zero_stage"], config["critic_zero_stage"]) == (3, 3)
         assert json.loads((folder / name / "run.json").read_text())["batches"]["world_size"] == 2
         assert all(

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From flags to a termination condition."""
 
+import inspect
 import math
+import re
 import sys
 
 import pytest

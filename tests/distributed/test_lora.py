@@ -187,7 +187,7 @@ class TestTwoProcesses:
     def test_the_base_is_untouched_and_the_reference_is_the_base(self, two_processes):
         weights, base = two_processes.tensors("lora"), make_causal_lm()
         for name, p in base.named_parameters():
-            prefixed = f"inner.{name}"
+            prefixed = f"actor.inner.{name}"
             inner = prefixed.replace(".weight", ".base_layer.weight")
             assert torch.equal(weights[prefixed if prefixed in weights else inner], p)
         assert torch.equal(weights["outputs/before"], weights["outputs/after"])
@@ -212,5 +212,5 @@ class TestTwoProcesses:
             assert value == pytest.approx(hf_score(critic, prompt + response), abs=1e-5)
 
     def test_a_layers_name_chose_what_the_critic_trains(self, two_processes):
-        names = [name for name in two_processes.tensors("lora") if name.startswith("inner.") and "lora_" in name]
+        names = [name for name in two_processes.tensors("lora") if name.startswith("critic.") and "lora_" in name]
         assert names and all(".mlp." in name for name in names)

@@ -53,7 +53,7 @@ def test_the_recorded_updates_move_every_weight_that_they_should(alone):
     for step in STEPS:
         moved = parts_of(weights, step, 0), parts_of(weights, step, 1)
         assert largest_difference(*moved) > 0.5 * LEARNING_RATE
-    start = {f"inner.{name}": w.detach() for name, w in make_causal_lm().named_parameters()}
+    start = {f"model.inner.{name}": w.detach() for name, w in make_causal_lm().named_parameters()}
     for name, after in parts_of(weights, "sft", 0).items():
         assert 0.9 * LEARNING_RATE < float((after - start[name]).abs().max()) < 1.1 * LEARNING_RATE
     assert len(metrics) == UPDATES * (2 + 2 + 4)

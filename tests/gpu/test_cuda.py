@@ -22,7 +22,7 @@ from factories import (
     ppo_trainer_of,
     ragged_rows,
     random_ids,
-    weights_of,
+    weights_of_all,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -57,9 +57,9 @@ def test_one_ppo_iteration_in_bf16(group, tokenizer, tmp_path):
     )
     prompts = [make_prompt(random_ids(3 + i % 3, i), f"p{i}", i) for i in range(8)]
     trainer = ppo_trainer_of(models, prompts, [], tokenizer, config)
-    before = weights_of(actor) | weights_of(critic)
+    before = weights_of_all(actor=actor, critic=critic)
     metrics = trainer.iterate([list(range(8))], 0)
-    after = weights_of(actor) | weights_of(critic)
+    after = weights_of_all(actor=actor, critic=critic)
     assert largest_difference(before, after) > 0
     assert all(bool(torch.isfinite(w).all()) for w in after.values())
     assert metrics["val/ratio"] == pytest.approx(1, abs=0.05)

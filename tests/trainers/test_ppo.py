@@ -24,6 +24,7 @@ from factories import (
     ppo_trainer_of,
     random_ids,
     weights_of,
+    weights_of_all,
 )
 
 
@@ -151,7 +152,7 @@ def test_a_run_repeats_itself(group, tokenizer, tmp_path):
         trainer = make_trainer(tmp_path / name, tokenizer, num_prompts=16, termination_condition="randomized")
         torch.manual_seed(len(name))
         trainer.fit()
-        runs.append(weights_of(trainer.models.actor) | weights_of(trainer.models.critic))
+        runs.append(weights_of_all(actor=trainer.models.actor, critic=trainer.models.critic))
     assert largest_difference(*runs) == 0
 
 

@@ -21,7 +21,7 @@ from factories import (
     make_rollout,
     ragged_rows,
     to_device,
-    weights_of,
+    weights_of_all,
 )
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])
@@ -53,7 +53,7 @@ def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5,
     critic = engine_of(make_classifier(seed=2), micro, update_size // micro, **flags)
     settings = {"cliprange": 0.2, "cliprange_value": 0.2, "temperature": 1.0} | options
     stats = ppo_update(actor, critic, batch, UpdateSettings(update_size, micro, epochs, **settings), seed)
-    return weights_of(actor) | weights_of(critic), stats
+    return weights_of_all(actor=actor, critic=critic), stats
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +121,14 @@ def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
     assert stats["loss/value"] == pytest.approx(value_sum.item() / TOKENS, rel=1e-4)
     assert stats["policy/clipfrac"] == pytest.approx(clipped_sum / count, abs=1e-6) and clipped_sum > 0
     expected = {}
-    parts = (("inner", "actor", actor, policy_sum / count), ("inner", "critic", critic, value_sum / TOKENS))
-    for prefix, name, model, loss in parts:
+    parts = (("actor", actor, policy_sum / count), ("critic", critic, value_sum / TOKENS))
+    for name, model, loss in parts:
         adam = torch.optim.AdamW(model.parameters(), lr=5e-5, betas=(0.9, 0.95), weight_decay=0.0)
         loss.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         assert stats[f"grad_norm/{name}"] == pytest.approx(norm, rel=1e-4)
         adam.step()
-        expected |= {f"{prefix}.{n}": p.detach().cpu() for n, p in model.named_parameters()}
+        expected |= {f"{name}.inner.{n}": p.detach().cpu() for n, p in model.named_parameters()}
     assert largest_difference(weights, expected) < 1e-5
 
 

@@ -22,6 +22,7 @@ import torch
 from machine import machine
 from transformers import GemmaConfig, GemmaForCausalLM
 
+from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, train_engine
 from dschat.engine.process_group import process_group
@@ -96,7 +97,8 @@ def make_engine(settings: argparse.Namespace, stage: int) -> Engine:
     torch.manual_seed(0)
     model = PolicyModel(GemmaForCausalLM(config).float())
     optimizer = OptimizerSettings(1e-6, 0.0, total_updates=settings.repeats, schedule="constant")
-    return train_engine(model, optimizer, EngineSettings(torch.float32, zero_stage=stage))
+    plan = plan_batches("per_device_train_batch_size", 1, 1, None, world_size())
+    return train_engine(model, optimizer, EngineSettings(torch.float32, plan, zero_stage=stage))
 
 
 def update(engine: Engine, ids: torch.Tensor) -> None:

@@ -83,7 +83,10 @@ def read_run(name: str, folder: Path) -> RunData:
     Raises:
         UserError: when a file is missing, empty or malformed, or the run has no evaluation after its first.
     """
-    config = _read_object(folder / "config.json")
+    flags = folder / "train_config.json"
+    config = _read_object(
+        flags if flags.exists() else folder / "config.json"
+    )  # the name that earlier versions gave it
     path = folder / "metrics.jsonl"
     rows = [_metrics_row(row, path, number) for number, row in _read_lines(path)]
     train = _by_update(row for row in rows if "objective/scores" in row)
