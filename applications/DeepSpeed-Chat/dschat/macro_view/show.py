@@ -196,7 +196,7 @@ def _trajectory(
 def _logprobs(args: argparse.Namespace, rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """(B, R) under the model, row by row: nothing here is in a hurry."""
     width = rollout.response_mask.shape[1]
-    if not bool(rollout.attention_mask[:, -width - 1].all()):
+    if not bool(rollout.attention_mask[:, rollout.prompt_width - 1].all()):
         raise UserError("--prompt: the condition needs log-probs, and this tokenizer has no BOS token: give a prompt.")
     policy, parts = PolicyModel(load_causal_lm(args.model, "--model", torch.float32, tokenizer)).eval(), []
     with torch.no_grad():

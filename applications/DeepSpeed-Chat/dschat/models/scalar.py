@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dschat.models.positions import position_ids
+from dschat.rl.masked import last_true
 
 
 class ScalarModel(nn.Module):
@@ -42,6 +43,4 @@ class ScalarModel(nn.Module):
 
 def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:
     """The number at the last attended position of each row: (B, T), (B, T) bool → (B,)."""
-    position = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-    last = (position * attention_mask.long()).argmax(1)
-    return numbers.gather(1, last[:, None]).squeeze(1)
+    return torch.where(last_true(attention_mask), numbers, 0.0).sum(1)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Logits held at one time: 80 MB in float32 (78 positions of a vocabulary of 256,000), and in bfloat16 still above the
-# 32 MiB from which glibc always gives a freed block back to the system. Blocks just below stay in its heap, and the
-# next chunk, which must be aligned, does not fit into their holes: the process would grow with every chunk.
+# The most logits held at one time: 80 MB in float32, which is 78 positions of a vocabulary of 256,000. Not fewer: on a
+# CPU, glibc gives freed blocks above 32 MiB back to the system and keeps smaller ones, so that a process with smaller
+# chunks would grow with every chunk.
 CHUNK_ELEMENTS = 20_000_000
 
 

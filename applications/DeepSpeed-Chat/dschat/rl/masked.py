@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked sums and whitening. A mask is True on what counts; values off the mask may be anything, NaN included."""
+"""Masked sums, the last position of a mask, and whitening.
+
+A mask is True on what counts; values off the mask may be anything, NaN included.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, x, torch.zeros_like(x)).sum()
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``x`` over the True entries of ``mask`` (same shape); 0-d, 0 for an empty mask."""
-    return masked_sum(x, mask) / mask.sum().clamp(min=1)
+def last_true(mask: Tensor) -> Tensor:
+    """(B, T) bool, in each row at most one run of True → (B, T) bool: True on the run's last position alone."""
+    following = torch.zeros_like(mask)
+    following[:, :-1] = mask[:, 1:]
+    return mask & ~following
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> Totals:

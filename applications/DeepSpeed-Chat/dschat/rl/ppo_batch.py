@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MA-RLHF's credit assignment on one screen: from a scored rollout and its macro actions to advantages and returns."""
+"""MA-RLHF's credit assignment on one screen: from a scored rollout and its macro actions to advantages and returns.
+
+Where macro actions end is decided before, once per rollout: the termination conditions are `dschat.rl.termination`
+(every n tokens, random lengths, perplexity, spans of a parse), and `dschat.conditions` calls the one that the flags
+name.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,8 @@ def ppo_batch(
 
     Args:
         trajectory: B scored responses.
-        ends: (B, R) bool, the last tokens of macro actions; all True is token-level PPO.
+        ends: (B, R) bool, the last tokens of macro actions, from a termination condition; all True is token-level
+            PPO.
         kl_coef, kl_estimator, clip_reward_value: see :func:`dschat.rl.rewards.token_rewards`.
         gamma, lam: of GAE, counted in macro steps.
         value_function: σ, see :func:`dschat.rl.macro_actions.value_weights`.

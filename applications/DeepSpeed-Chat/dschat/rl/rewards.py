@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dschat.rl.masked import last_true
+
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k1") -> Tensor:
     """Per-token estimate of KL(π‖π_ref) from one sample (Schulman 2020), with d = logprobs − ref_logprobs.
@@ -58,10 +60,7 @@ def token_rewards(
     kl = torch.where(response_mask, kl_estimate(logprobs, ref_logprobs, kl_estimator), zeros)
     if clip_reward_value is not None:
         scores = scores.clamp(-clip_reward_value, clip_reward_value)
-    following = torch.zeros_like(response_mask)
-    following[:, :-1] = response_mask[:, 1:]
-    is_last = response_mask & ~following
-    return -kl_coef * kl + torch.where(is_last, scores[:, None], zeros), kl
+    return -kl_coef * kl + torch.where(last_true(response_mask), scores[:, None], zeros), kl
 
 
 def penalise_missing_eos(scores: Tensor, finished: Tensor, penalty: float | None) -> Tensor:

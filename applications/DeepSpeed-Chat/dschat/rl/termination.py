@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dschat.rl.masked import last_true
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number: splitmix64's increment
 
 
@@ -32,9 +34,9 @@ def fixed_ngram_ends(response_mask: Tensor, ngram: float) -> Tensor:
     if ngram < 1 or (not math.isinf(ngram) and ngram != int(ngram)):
         raise ValueError(f"ngram must be an integer of at least 1, or inf, not {ngram}")
     if math.isinf(ngram):
-        return _last_tokens(response_mask)
+        return last_true(response_mask)
     position = torch.arange(1, response_mask.shape[1] + 1, device=response_mask.device)
-    return ((position % int(ngram) == 0) & response_mask) | _last_tokens(response_mask)
+    return ((position % int(ngram) == 0) & response_mask) | last_true(response_mask)
 
 
 def randomized_ngram_ends(
@@ -116,7 +118,7 @@ def perplexity_ends(ref_logprobs: Tensor, response_mask: Tensor, mode: str = "ch
         raise ValueError(f"mode must be chunk, prefix or token, not {mode!r}")
     ends = torch.zeros_like(response_mask)
     ends[:, :-1] = cut_before & response_mask[:, 1:]
-    return ends | _last_tokens(response_mask)
+    return ends | last_true(response_mask)
 
 
 def span_ends(span_lengths: Sequence[Sequence[int]], response_mask: Tensor) -> Tensor:
@@ -147,15 +149,8 @@ def span_ends(span_lengths: Sequence[Sequence[int]], response_mask: Tensor) -> T
 def isolate_last_token(ends: Tensor, response_mask: Tensor) -> Tensor:
     """Makes the last response token of each row a macro action of its own. (B, R), (B, R) → ends (B, R)."""
     before_last = torch.zeros_like(response_mask)
-    before_last[:, :-1] = _last_tokens(response_mask)[:, 1:]
+    before_last[:, :-1] = last_true(response_mask)[:, 1:]
     return ends | before_last
-
-
-def _last_tokens(response_mask: Tensor) -> Tensor:
-    """(B, R) bool: True on the last response token of each row that has one."""
-    following = torch.zeros_like(response_mask)
-    following[:, :-1] = response_mask[:, 1:]
-    return response_mask & ~following
 
 
 def _ends_from_lengths(lengths: Tensor, response_mask: Tensor) -> Tensor:
@@ -164,7 +159,7 @@ def _ends_from_lengths(lengths: Tensor, response_mask: Tensor) -> Tensor:
     last = lengths.cumsum(1).clamp(max=width + 1) - 1  # column `width` collects what lies beyond
     ends = torch.zeros(rows, width + 1, dtype=torch.bool, device=response_mask.device)
     ends.scatter_(1, last, torch.ones_like(last, dtype=torch.bool))
-    return (ends[:, :width] & response_mask) | _last_tokens(response_mask)
+    return (ends[:, :width] & response_mask) | last_true(response_mask)
 
 
 def _chunk_cuts(nll: Tensor) -> Tensor:

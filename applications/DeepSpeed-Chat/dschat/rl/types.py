@@ -26,9 +26,14 @@ class Rollout:
     finished: Tensor  # (B,) bool: True where the response ended by EOS, False where it was cut
 
     @property
+    def prompt_width(self) -> int:
+        """P, padding included."""
+        return self.input_ids.shape[1] - self.response_mask.shape[1]
+
+    @property
     def response_ids(self) -> Tensor:
         """(B, R) long: the response part of ``input_ids``."""
-        return self.input_ids[:, self.input_ids.shape[1] - self.response_mask.shape[1] :]
+        return self.input_ids[:, self.prompt_width :]
 
     def response_rows(self) -> list[list[int]]:
         """Per row the ids of its response, without padding; waits for the device."""
@@ -107,7 +112,7 @@ def trim(batch: PPOBatch, prompt_width: int, response_width: int) -> PPOBatch:
         PPOBatch of (B, P'+R').
     """
     trajectory, rollout, macro = batch.trajectory, batch.trajectory.rollout, batch.macro
-    start = rollout.input_ids.shape[1] - rollout.response_mask.shape[1] - prompt_width
+    start = rollout.prompt_width - prompt_width
     end = start + prompt_width + response_width
     return PPOBatch(
         trajectory=Trajectory(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,14 @@ from dschat.rl.types import Rollout
 from dschat.rollouts.sampling import Sampling
 
 
+class CausalLM(Protocol):
+    """A Hugging Face causal LM, as far as sampling needs it."""
+
+    generation_config: GenerationConfig
+
+    def generate(self, **options: object) -> Tensor: ...
+
+
 class _ResponseRecorder(StoppingCriteria):
     """Notes, as tokens are sampled, which the policy produced: one bool column a step. It stops nothing itself."""
 
@@ -24,7 +32,7 @@ class _ResponseRecorder(StoppingCriteria):
         self._columns: list[Tensor] = []
         self.done = torch.zeros(batch_size, dtype=torch.bool, device=end_ids.device)
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         self._columns.append(~self.done)
         self.done = self.done | torch.isin(input_ids[:, -1], self._end_ids)
         return torch.zeros_like(self.done)
@@ -35,7 +43,7 @@ class _ResponseRecorder(StoppingCriteria):
 
 
 @torch.no_grad()
-def generate(causal_lm: Any, prompts: dict[str, Any], sampling: Sampling, seed: int) -> Rollout:
+def generate(causal_lm: CausalLM, prompts: dict[str, Tensor], sampling: Sampling, seed: int) -> Rollout:
     """Samples one response per prompt.
 
     Args:
@@ -69,7 +77,7 @@ def generate(causal_lm: Any, prompts: dict[str, Any], sampling: Sampling, seed: 
 
 
 @contextmanager
-def _own_generation_config(causal_lm: Any) -> Iterator[None]:
+def _own_generation_config(causal_lm: CausalLM) -> Iterator[None]:
     """Hides the checkpoint's generation config, whose fields would fill whatever is None in the one passed."""
     saved = causal_lm.generation_config
     causal_lm.generation_config = GenerationConfig()
@@ -82,11 +90,11 @@ def _own_generation_config(causal_lm: Any) -> Iterator[None]:
 def concatenate(rollouts: list[Rollout], pad_id: int) -> Rollout:
     """One rollout of all rows: prompts padded further on the left, responses on the right."""
     response_width = max(r.response_mask.shape[1] for r in rollouts)
-    prompt_width = max(r.input_ids.shape[1] - r.response_mask.shape[1] for r in rollouts)
+    prompt_width = max(r.prompt_width for r in rollouts)
 
     def widen(rollout: Rollout) -> Rollout:
         right = response_width - rollout.response_mask.shape[1]
-        left = prompt_width + response_width - right - rollout.input_ids.shape[1]
+        left = prompt_width - rollout.prompt_width
         return Rollout(
             input_ids=F.pad(rollout.input_ids, (left, right), value=pad_id),
             attention_mask=F.pad(rollout.attention_mask, (left, right), value=False),

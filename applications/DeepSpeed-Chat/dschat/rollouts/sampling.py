@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -45,7 +44,7 @@ class Sampling:
 
     def generation_config(self) -> GenerationConfig:
         """The same for transformers, every field that could leak in from a checkpoint given explicitly."""
-        options: dict[str, Any] = {"do_sample": False}
+        options: dict[str, bool | int | float] = {"do_sample": False}
         if self.temperature > 0:
             options = {
                 "do_sample": True,

@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -82,7 +81,7 @@ class ModelFolders:
                 self._record.save(place)
             barrier()
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, object]:
         """The flags that differ from what they would be if only the required ones were given."""
         fields = dataclasses.fields(self._config)
         required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]

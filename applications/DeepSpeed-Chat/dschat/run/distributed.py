@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -52,7 +52,7 @@ def gather_objects(item: T) -> list[T]:
     """What every rank passes, in the order of ranks, on every rank. Small picklable objects."""
     if world_size() == 1:
         return [item]
-    gathered: list[Any] = [None] * world_size()
+    gathered = [item] * world_size()
     dist.all_gather_object(gathered, item)
     return gathered
 

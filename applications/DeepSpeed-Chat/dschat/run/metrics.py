@@ -8,12 +8,15 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import torch
 from torch import Tensor
 
 from dschat.run.distributed import device, is_main, sum_over_ranks
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 Number = float | int | Tensor
 
@@ -67,7 +70,7 @@ class MetricsLog:
     def __init__(self, folder: Path, tensorboard_folder: Path | None = None) -> None:
         self._start = time.perf_counter()
         self._file: TextIO | None = None
-        self._board: Any = None
+        self._board: SummaryWriter | None = None
         if not is_main():
             return
         folder.mkdir(parents=True, exist_ok=True)

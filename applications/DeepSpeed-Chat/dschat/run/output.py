@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
@@ -40,7 +40,7 @@ class Data(Protocol):
     def eval(self) -> Sequence[object]: ...
 
     @property
-    def sources(self) -> list[dict[str, Any]]: ...
+    def sources(self) -> list[dict[str, object]]: ...
 
     @property
     def files(self) -> tuple[Path, ...]: ...

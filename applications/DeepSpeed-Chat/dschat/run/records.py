@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -30,10 +30,10 @@ class RunRecord:
     started: str
     command: list[str]
     packages: dict[str, str]
-    hardware: dict[str, Any]
+    hardware: dict[str, object]
     seeds: dict[str, int]
-    data: dict[str, Any] = field(default_factory=dict)
-    batches: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, object] = field(default_factory=dict)
+    batches: dict[str, object] = field(default_factory=dict)
     parser: dict[str, str] = field(default_factory=dict)  # of the termination condition parsing: name and version
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_update: int = 0  # after how many updates they were measured
@@ -56,7 +56,7 @@ def new_record(step: str, command: list[str], seed: int, world_size: int) -> Run
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    hardware = {
+    hardware: dict[str, object] = {
         "machine": platform.machine(),
         "system": platform.system(),
         "python": platform.python_version(),
@@ -81,7 +81,7 @@ def was_made_by(step: str, folder: str | Path) -> bool:
     """True where ``folder`` (or its parent) holds the run.json of that step."""
     for place in (Path(folder), Path(folder).parent):
         try:
-            return json.loads((place / "run.json").read_text(encoding="utf-8")).get("step") == step
+            return bool(json.loads((place / "run.json").read_text(encoding="utf-8")).get("step") == step)
         except (OSError, json.JSONDecodeError):
             continue
     return False
@@ -100,7 +100,7 @@ _TITLES = {
 }
 
 
-def write_model_card(folder: Path, role: str, base: str, settings: Mapping[str, Any], record: RunRecord) -> None:
+def write_model_card(folder: Path, role: str, base: str, settings: Mapping[str, object], record: RunRecord) -> None:
     """Writes ``folder/README.md``: data, settings and metrics of the model saved there.
 
     Args:
@@ -110,7 +110,7 @@ def write_model_card(folder: Path, role: str, base: str, settings: Mapping[str, 
         settings: the flags of the run that differ from the defaults.
         record: of the run.
     """
-    sources = record.data.get("sources", [])
+    sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
     lines = [
         "---",
         "library_name: transformers",

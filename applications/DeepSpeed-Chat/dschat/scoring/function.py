@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from dschat.errors import UserError
 from dschat.rl.types import Rollout
 from dschat.scoring.source import ResponseTexts
 
-RewardFn = Callable[[list[str], list[str], list[dict[str, Any]]], Tensor]
+RewardFn = Callable[[list[str], list[str], list[dict[str, object]]], Tensor]
 
 
 class FunctionScores:

@@ -6,11 +6,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.formats.formats import Row
@@ -26,7 +25,7 @@ logger = logging.getLogger(__name__)
 FLAG = "--reward-model"
 
 
-def load_reward_tokenizer(path: str, rm_template: bool) -> Any:
+def load_reward_tokenizer(path: str, rm_template: bool) -> PreTrainedTokenizerBase:
     """Opens a reward model's tokenizer, which need not be able to pad.
 
     Raises:
@@ -54,7 +53,9 @@ class RewardReader:
 
     model: None = None  # nothing to compare with: texts are read as plain transformers reads them
 
-    def __init__(self, classifier: Any, tokenizer: Any, path: str, rm_template: bool) -> None:
+    def __init__(
+        self, classifier: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str, rm_template: bool
+    ) -> None:
         """Takes a model and its tokenizer.
 
         Args:
@@ -107,7 +108,8 @@ class RewardReader:
         if self._is_decoder:
             mask = inputs["attention_mask"].bool()
             return last_scores(ScalarModel(self._classifier)(inputs["input_ids"], mask), mask)
-        return self._classifier(**inputs).logits[:, 0]
+        logits: Tensor = self._classifier(**inputs).logits
+        return logits[:, 0]
 
     def _ids(self, rows: Sequence[Row], responses: Sequence[str]) -> list[list[int]]:
         prompts, ends = encode_prompts(self._tokenizer, rows), encode_responses(self._tokenizer, responses)
@@ -127,7 +129,8 @@ class RewardReader:
                     f"--rm-template: the chat template of {FLAG} {self._path} refuses {row.origin}: {error}. Use a "
                     "template that takes a user's and an assistant's turn, or leave --rm-template out."
                 ) from error
-        return self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
 
     def _joined(self, rows: Sequence[Row], responses: Sequence[str]) -> dict[str, Tensor]:
         prompts = [prompt_text(self._tokenizer, row) for row in rows]
@@ -156,7 +159,7 @@ class RewardReader:
 
 
 def load_reward_model(
-    path: str, tokenizer: Any, rm_template: bool, device: torch.device, dtype: torch.dtype
+    path: str, tokenizer: PreTrainedTokenizerBase, rm_template: bool, device: torch.device, dtype: torch.dtype
 ) -> RewardReader:
     """Opens a reward model.
 

@@ -13,6 +13,7 @@ from dschat.errors import UserError
 from dschat.models.engines import Policy, Scalar
 from dschat.models.positions import position_ids
 from dschat.models.scalar import last_scores
+from dschat.rl.masked import last_true
 from dschat.rl.types import Trajectory, select_rows
 from dschat.rollouts.sampling import Sampling
 
@@ -114,14 +115,10 @@ def check_rollout(actor: Policy, trajectory: Trajectory, sampling: Sampling) -> 
             raise UserError(f"step-0 check: the policy sampled token {token_id}, a pad or BOS token.")
     if not bool((mask.cumsum(1) == torch.arange(1, mask.shape[1] + 1, device=mask.device))[mask].all()):
         raise UserError("step-0 check: a response is not a prefix of its row.")
-    last = (mask.sum(1) - 1).clamp(min=0)
-    ended = torch.isin(rollout.response_ids.gather(1, last[:, None]).squeeze(1), _ids(sampling.end_ids, mask))
+    end_ids = torch.tensor(sampling.end_ids, device=mask.device)
+    ended = (torch.isin(rollout.response_ids, end_ids) & last_true(mask)).any(1)
     if not bool((ended == rollout.finished)[mask.any(1)].all()):
         raise UserError("step-0 check: a finished response does not end with EOS, or one that was cut does.")
-
-
-def _ids(ids: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.tensor(ids, device=like.device)
 
 
 def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 DETAILED_SAMPLES = 8  # responses of a sample file that are written token by token
 PRINTED_SAMPLES = 2
 
-Sample = dict[str, Any]  # a row of a sample file
+Sample = dict[str, object]  # a row of a sample file
 
 
 @torch.no_grad()
@@ -88,7 +87,7 @@ def show_samples(samples: Sequence[Sample]) -> None:
 
 def _sample(batch: PPOBatch, texts: ResponseTexts, row: int, metric: Tensor | None, metric_name: str) -> Sample:
     trajectory = batch.trajectory
-    sample = {
+    sample: Sample = {
         "prompt": texts.prompts[row],
         "response": texts.responses[row],
         "score": float(trajectory.scores[row]),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -67,7 +66,7 @@ def _derived(means: Means, lam: float) -> dict[str, float]:
     return metrics
 
 
-def token_table(batch: PPOBatch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def token_table(batch: PPOBatch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, object]]:
     """One response as a list of tokens with their macro action and numbers, for sample files.
 
     Args:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from dschat.rl.types import PPOBatch, select_rows, trim
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.trainers.ppo.trajectory import response_values
+
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,8 @@ def _one_update(
     actor: TrainedPolicy,
     critic: TrainedScalar,
     batch: PPOBatch,
-    rows: np.ndarray,
-    sizes: np.ndarray,
+    rows: Integers,
+    sizes: Integers,
     settings: UpdateSettings,
     means: Means,
 ) -> None:
