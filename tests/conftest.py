@@ -22,6 +22,22 @@ from factories import make_tokenizer
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves slow tests out, unless -m says what to run or a test is named, as in tests/cli/test_mains.py::test_x."""
+    if config.option.markexpr:
+        return
+    named = [word.split("::", 1) for word in config.args if "::" in word]
+    places = [((config.invocation_params.dir / file).resolve(), test) for file, test in named]
+
+    def is_named(item: pytest.Item) -> bool:
+        return any(item.path == file and item.nodeid.split("::", 1)[1].startswith(test) for file, test in places)
+
+    left_out = [item for item in items if "slow" in item.keywords and not is_named(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     """A byte-level BPE tokenizer of 100 ids: 0 <pad>, 1 <bos>, 2 <eos>."""
