@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import traceback
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dschat.errors import UserError
@@ -25,17 +28,35 @@ def load_function(spec: str, flag: str) -> Callable[..., Any]:
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py") or not Path(path).is_file():
         raise UserError(f"{flag} {spec}: there is no such file. Give path/to/module.py:function.")
-    module_spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert module_spec is not None and module_spec.loader is not None  # a .py file always has a loader
-    module = importlib.util.module_from_spec(module_spec)
     try:
-        module_spec.loader.exec_module(module)
+        function = getattr(_import_file(Path(path).resolve()), name, None)
     except (Exception, SystemExit) as error:
         raise UserError(f"{flag} {spec}: importing the file failed: {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{flag} {spec}: the file defines no function named {name!r}.")
     return function
+
+
+def _import_file(file: Path) -> ModuleType:
+    """The module of a file, imported once. As for a script, its folder is the first place for what it imports."""
+    name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # not the name of another module
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # a .py file always has a loader
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)  # dataclasses look for their module there
+    folder = str(file.parent)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        # Last from now on: for imports inside functions, without hiding what libraries import later.
+        sys.path.remove(folder)
+        sys.path.append(folder)
+    return module
 
 
 def call_function(function: Callable[..., Any], flag: str, *args: Any) -> Any:

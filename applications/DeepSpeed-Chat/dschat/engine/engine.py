@@ -48,7 +48,7 @@ class Engine(Generic[M]):
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.grad_norm = math.nan  # of the last update, before clipping
-        self.skipped = False  # the last update was left out: fp16's loss scale was too large
+        self.skipped = False  # the last update was left out, see `step`
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._engine(*args, **kwargs)
@@ -81,14 +81,19 @@ class Engine(Generic[M]):
         self._engine.backward(loss * world_size(), scale_wrt_gas=False)
 
     def step(self) -> None:
-        """Ends a micro-batch; on the last of an update, clips and applies the optimiser and the schedule."""
+        """Ends a micro-batch; on the last of an update, clips and applies the optimiser and the schedule.
+
+        In fp16 an update whose scaled gradients overflow is left out, by optimiser and schedule, and the next is
+        scaled less: that is ordinary. In bf16, too, DeepSpeed leaves out updates whose gradients are not finite. Nothing
+        would ever mend those, so they do not count as skipped, and their norm stops the run.
+        """
         boundary = self._engine.is_gradient_accumulation_boundary()
         own_norm = self._own_grad_norm() if boundary else math.nan
         self._engine.step()
         if boundary:
             reported = self._engine.get_global_grad_norm()  # None in fp32 at ZeRO stage 0
             self.grad_norm = own_norm if reported is None else float(reported)
-            self.skipped = not self._engine.was_step_applied()
+            self.skipped = self._engine.fp16_enabled() and not self._engine.was_step_applied()
 
     def _own_grad_norm(self) -> float:
         grads = [p.grad for p in self._engine.module.parameters() if p.grad is not None]

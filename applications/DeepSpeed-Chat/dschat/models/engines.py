@@ -44,7 +44,7 @@ class Trained(Protocol):
     """A model with its optimiser and schedule. DeepSpeed's own method names."""
 
     grad_norm: float  # of the last update, before clipping
-    skipped: bool  # the last update was left out
+    skipped: bool  # the last update was left out: fp16's loss scale was too large
 
     @property
     def module(self) -> PolicyModel | ScalarModel: ...

@@ -1,23 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening Hugging Face models, from folders or the hub."""
+"""Opening Hugging Face models, from folders or the hub. Weights that a folder lacks are an error, not new numbers."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_layers import GenericForSequenceClassification
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+)
 
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+HEAD = "score.weight"  # of a sequence classifier
+LM_HEADS = (
+    "lm_head.weight",
+    "lm_head.bias",
+    "embed_out.weight",
+)  # what a classifier made of a causal LM leaves behind
+MOST_NAMED = 8  # weights named in a message
 
-def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, end_id: int | None = None) -> Any:
+
+def load_causal_lm(
+    path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase, end_id: int | None = None
+) -> Any:
     """Opens a causal LM without dropout, its embeddings large enough for the tokenizer.
 
     Args:
@@ -28,9 +51,18 @@ def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, end
         end_id: ends a response beside EOS (--end_of_conversation_token); kept in the generation config.
 
     Raises:
-        UserError: there is no such model.
+        UserError: there is no such model, it lacks weights, or it sees tokens to come.
     """
-    model, _ = _from_pretrained(AutoModelForCausalLM, path, flag, dtype)
+    config = _config(path, flag)
+    if config.is_encoder_decoder or (
+        config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
+    ):
+        raise UserError(
+            f"{flag} {path}: a {config.model_type} model is no causal LM, it reads in both directions. Use "
+            "a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
+        )
+    model, loading = _from_pretrained(AutoModelForCausalLM, path, flag, dtype, config)
+    _check_weights(path, flag, loading)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
     _set_special_ids(model, tokenizer)
@@ -46,7 +78,19 @@ def load_causal_lm(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, end
     return model
 
 
-def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, may_be_new: bool = True) -> Any:
+def has_classifier(config: PreTrainedConfig) -> bool:
+    """Whether transformers knows sequence classifiers of this family, which reward models are."""
+    return type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+
+def load_scalar(
+    path: str,
+    flag: str,
+    dtype: torch.dtype,
+    tokenizer: PreTrainedTokenizerBase,
+    may_be_new: bool = True,
+    for_this_run: bool = False,
+) -> Any:
     """Opens a sequence classifier with one label; from a causal LM the head is new, and starts at zero.
 
     Args:
@@ -55,24 +99,40 @@ def load_scalar(path: str, flag: str, dtype: torch.dtype, tokenizer: Any, may_be
         dtype: of the parameters.
         tokenizer: of the run.
         may_be_new: accept a model without a trained head.
+        for_this_run: accept a family of which transformers knows no sequence classifier, and make one: a critic, which
+            nobody opens elsewhere.
 
     Raises:
-        UserError: there is no such model, or it has no ``score`` head with one output, or none that was trained.
+        UserError: there is no such model, it lacks weights, or it has no ``score`` head with one output, or none that
+            was trained.
     """
-    model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, num_labels=1)
+    config = _config(path, flag, num_labels=1)
+    auto_class: Any = AutoModelForSequenceClassification
+    if not has_classifier(config):
+        if not for_this_run or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise UserError(
+                f"{flag} {path}: transformers knows no sequence classifier of the family {config.model_type}, so "
+                "there can be no reward model of it. Use another family, or in step 3 --reward_function."
+            )
+        auto_class = _classifier_class(config)
+    model, loading = _from_pretrained(auto_class, path, flag, dtype, config)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(
             f"{flag} {path}: a {type(model).__name__} has no `score` layer with one output, which the reward model "
             "and the critic need. Use a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, …)."
         )
+    new = HEAD in loading["missing_keys"]
+    _check_weights(path, flag, loading, may_lack=(HEAD, "score.bias"), may_hold=LM_HEADS if new else ())
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
-    if "score.weight" in loading["missing_keys"] and not may_be_new:
+    if new and not may_be_new:
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
-    if "score.weight" in loading["missing_keys"]:
+    if new:
         logger.info("%s %s: a new score head, starting at zero", flag, path)
         nn.init.zeros_(head.weight)
+        if head.bias is not None:
+            nn.init.zeros_(head.bias)
     _set_special_ids(model, tokenizer)
     return model
 
@@ -86,11 +146,12 @@ def load_classifier(path: str, flag: str, dtype: torch.dtype) -> Any:
         dtype: of the parameters.
 
     Raises:
-        UserError: there is no such model, it has several labels, or no head that was trained.
+        UserError: there is no such model, it has several labels, it lacks weights, or no head that was trained.
     """
-    model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype)
+    model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, _config(path, flag))
     if any(not name.startswith(f"{model.base_model_prefix}.") for name in loading["missing_keys"]):
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
+    _check_weights(path, flag, loading)
     if model.config.num_labels != 1:
         raise UserError(
             f"{flag} {path}: a classifier with {model.config.num_labels} labels; a reward model must have one label."
@@ -113,11 +174,21 @@ def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
     )
 
 
-def _from_pretrained(auto_class: Any, path: str, flag: str, dtype: torch.dtype, **options: Any) -> tuple[Any, Any]:
+def _config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
+    """The model's config, dropout off."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(explain_missing("model", path, flag, error)) from error
+    _disable_dropout(config)
+    return config
+
+
+def _from_pretrained(
+    auto_class: Any, path: str, flag: str, dtype: torch.dtype, config: PreTrainedConfig
+) -> tuple[Any, dict[str, Collection[str]]]:
     """The model and what transformers says of its weights (missing_keys, …)."""
     try:
-        config = AutoConfig.from_pretrained(path, **options)
-        _disable_dropout(config)
         return auto_class.from_pretrained(
             path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
@@ -129,6 +200,44 @@ def _from_pretrained(auto_class: Any, path: str, flag: str, dtype: torch.dtype, 
         raise UserError(
             f"{flag} {path}: the weights do not fit the model that is wanted here. A reward model must have one label."
         ) from error
+
+
+def _check_weights(
+    path: str,
+    flag: str,
+    loading: dict[str, Collection[str]],
+    may_lack: Collection[str] = (),
+    may_hold: Collection[str] = (),
+) -> None:
+    """Weights that a folder lacks are an error, those that the model has no place for a warning.
+
+    transformers would fill what is missing with random numbers and pass over the rest.
+    """
+    missing = sorted(set(loading["missing_keys"]) - set(may_lack))
+    if missing:
+        raise UserError(
+            f"{flag} {path}: {len(missing)} of the model's weights are not in the folder: {_named(missing)}. It was "
+            "saved or copied in part, or is a model of another kind (a reward model has no language-model head)."
+        )
+    unexpected = sorted(set(loading["unexpected_keys"]) - set(may_hold))
+    if unexpected:
+        logger.warning(
+            "%s %s: %d weights of the folder are not used: %s", flag, path, len(unexpected), _named(unexpected)
+        )
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(names[:MOST_NAMED])
+    return f"{shown}, …" if len(names) > MOST_NAMED else shown
+
+
+def _classifier_class(config: PreTrainedConfig) -> type:
+    """A sequence classifier for a family that transformers has none of, made as transformers makes its own."""
+    causal_lm: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    family = next(cls for cls in causal_lm.__mro__ if cls.__name__.endswith("PreTrainedModel"))
+    name = causal_lm.__name__.replace("ForCausalLM", "ForSequenceClassification")
+    members = {"base_model_prefix": causal_lm.base_model_prefix}
+    return type(name, (GenericForSequenceClassification, family), members)
 
 
 def _disable_dropout(config: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from dschat.models.float32_linear import keep_float32
 from dschat.models.positions import position_ids
 from dschat.rl.logprobs import token_logprobs
 
@@ -24,6 +25,7 @@ class PolicyModel(nn.Module):
     def __init__(self, causal_lm: Any) -> None:
         super().__init__()
         self.inner: Any = causal_lm
+        keep_float32(causal_lm.get_output_embeddings())
         self.to_logits = logits_function(causal_lm)
         self.vocab_size = causal_lm.config.get_text_config().vocab_size
 
@@ -83,6 +85,11 @@ def logits_function(causal_lm: Any) -> Callable[[Tensor], Tensor]:
 
 class _PassThrough(nn.Module):
     """Stands where the backbone was: returns what it is given."""
+
+    @property
+    def decoder(self) -> _PassThrough:
+        """OPT calls its backbone's decoder."""
+        return self
 
     def forward(self, *args: object, inputs_embeds: Tensor, **kwargs: object) -> _States:
         return _States(last_hidden_state=inputs_embeds)

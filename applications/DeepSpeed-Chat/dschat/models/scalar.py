@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dschat.models.float32_linear import keep_float32
 from dschat.models.positions import position_ids
 from dschat.rl.masked import last_true
 
@@ -20,6 +21,7 @@ class ScalarModel(nn.Module):
     def __init__(self, classifier: Any) -> None:
         super().__init__()
         self.inner: Any = classifier
+        keep_float32(classifier.score)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The head's output at every position.

@@ -17,8 +17,9 @@ from dschat.rl.masked import last_true
 from dschat.rl.types import Trajectory, select_rows
 from dschat.rollouts.sampling import Sampling
 
-# Largest difference that rounding explains, by the precision of the forward pass.
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+# Largest difference that rounding explains, by the precision of the forward pass; in units of the largest number that
+# goes into what is compared, and of 1 at least.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 ROWS = 2
 POSITIONS = 32
 
@@ -55,11 +56,12 @@ def check_policy(
     )
     logits = output.logits[:, -num_response - 1 : -1].float() / temperature
     own = logits.log_softmax(-1).gather(-1, input_ids[:, -num_response:, None]).squeeze(-1)
-    _require_close("log-probs", "those of the model's own logits", logprobs, own, mask, policy)
+    size = float(torch.where(mask[..., None], logits.abs(), 0.0).max())
+    _require_close("log-probs", "those of the model's own logits", logprobs, own, mask, policy, size)
     padded_ids = F.pad(input_ids, (3, 2), value=pad_id)
     padded_mask = F.pad(attention_mask, (3, 2), value=False)
     padded, _ = engine(padded_ids, padded_mask, num_response + 2, temperature)
-    _require_close("log-probs with padding", "those without", padded[:, :num_response], logprobs, mask, policy)
+    _require_close("log-probs with padding", "those without", padded[:, :num_response], logprobs, mask, policy, size)
 
 
 @torch.no_grad()
@@ -76,7 +78,8 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
     """
     input_ids, attention_mask = (x[:ROWS] for x in tokens)
     model = engine.module
-    scores = last_scores(engine(input_ids, attention_mask), attention_mask)
+    numbers = engine(input_ids, attention_mask)
+    scores, size = last_scores(numbers, attention_mask), float(torch.where(attention_mask, numbers.abs(), 0.0).max())
     own = model.inner(
         input_ids=input_ids,
         attention_mask=attention_mask.long(),
@@ -84,10 +87,11 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
         **position_ids(model.inner, attention_mask),
     )
     every = torch.ones_like(scores, dtype=torch.bool)
-    _require_close("scores", "those of the classifier's own forward", scores, own.logits[:, 0].float(), every, model)
+    theirs = own.logits[:, 0].float()
+    _require_close("scores", "those of the classifier's own forward", scores, theirs, every, model, size)
     padded_mask = F.pad(attention_mask, (3, 2), value=False)
     padded = last_scores(engine(F.pad(input_ids, (3, 2), value=pad_id), padded_mask), padded_mask)
-    _require_close("scores with padding", "those without", padded, scores, every, model)
+    _require_close("scores with padding", "those without", padded, scores, every, model, size)
 
 
 @torch.no_grad()
@@ -108,8 +112,10 @@ def check_rollout(actor: Policy, trajectory: Trajectory, sampling: Sampling) -> 
     part = select_rows(rollout, torch.arange(min(ROWS, len(mask)), device=mask.device))
     again, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], temperature)
     stored = trajectory.logprobs[: len(again)]
-    _require_close("log-probs at the update", "those of the rollout", again, stored, part.response_mask, policy)
-    _require_close("actor's log-probs", "the reference's", trajectory.logprobs, trajectory.ref_logprobs, mask, policy)
+    size = float(torch.where(mask, trajectory.logprobs, 0.0).abs().max())
+    _require_close("log-probs at the update", "those of the rollout", again, stored, part.response_mask, policy, size)
+    own, others = trajectory.logprobs, trajectory.ref_logprobs
+    _require_close("actor's log-probs", "the reference's", own, others, mask, policy, size)
     for token_id in sampling.forbidden:
         if bool(((rollout.response_ids == token_id) & mask).any()):
             raise UserError(f"step-0 check: the policy sampled token {token_id}, a pad or BOS token.")
@@ -126,9 +132,12 @@ def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:
     return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(causal_lm.forward).parameters else {}
 
 
-def _require_close(what: str, expected_what: str, x: Tensor, y: Tensor, mask: Tensor, model: nn.Module) -> None:
+def _require_close(
+    what: str, expected_what: str, x: Tensor, y: Tensor, mask: Tensor, model: nn.Module, size: float
+) -> None:
+    """Raises UserError where x and y differ on the mask by more than rounding of numbers of this size explains."""
     difference = float(torch.where(mask, (x - y).abs(), 0.0).max()) if mask.numel() else 0.0
-    tolerance = TOLERANCE[next(model.parameters()).dtype]
+    tolerance = TOLERANCE[next(model.parameters()).dtype] * max(1.0, size)
     if not difference <= tolerance:
         raise UserError(
             f"step-0 check: {what} differ from {expected_what} by up to {difference:.3g} (rounding explains "

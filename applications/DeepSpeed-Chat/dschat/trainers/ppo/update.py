@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,26 +67,33 @@ def ppo_update(
         seed: of the shuffle; the same on every rank.
 
     Returns:
-        Means over the updates: policy/…, loss/…, val/…, and the gradient norms.
+        Means over the updates: policy/…, loss/…, val/…, and the gradient norms of those that were applied; and, where
+        there are such, skipped/actor and skipped/critic, the number of updates that fp16 left out.
     """
     response_lengths = batch.response_mask.sum(1)
     prompt_lengths = batch.trajectory.rollout.attention_mask.sum(1) - response_lengths
     sizes = torch.stack([prompt_lengths, response_lengths], dim=1).cpu().numpy()
     shuffle = np.random.RandomState(seed % 2**32)
     means, num_updates = Means(), 0
+    skipped: Counter[str] = Counter()
     for _ in range(settings.ppo_epochs):
         order = shuffle.permutation(len(sizes))
         for start in range(0, len(order), settings.update_size):
             rows = order[start : start + settings.update_size]
             rows = rows[np.argsort(sizes[rows].sum(1), kind="stable")]
             _one_update(actor, critic, batch, rows, sizes, settings, means)
-            means.add_all({"grad_norm/actor": actor.grad_norm, "grad_norm/critic": critic.grad_norm})
+            for name, engine in (("actor", actor), ("critic", critic)):
+                if engine.skipped:
+                    skipped[name] += 1
+                else:
+                    means.add(f"grad_norm/{name}", engine.grad_norm)
             num_updates += 1
     # An update's statistics are sums over its parts; the gradient norms are means already.
-    return {
+    metrics = {
         name: number if name.startswith("grad_norm/") else number / num_updates
         for name, number in means.reduce().items()
     }
+    return metrics | {f"skipped/{name}": float(count) for name, count in skipped.items()}
 
 
 def _one_update(

@@ -124,10 +124,13 @@ class SupervisedTrainer(Generic[Example, Engine]):
             sums.add_sum(f"loss/{self.task.name}", loss)
             sums.add_sums({f"train/{name}": value for name, value in stats.items()})
         self.update += 1
-        metrics = {**sums.reduce(), "lr": learning_rate, "grad_norm": self.engine.grad_norm}
+        metrics = {**sums.reduce(), "lr": learning_rate}
         check_number("the loss", metrics[f"loss/{self.task.name}"], self.update - 1)
-        if not self.engine.skipped:
+        if self.engine.skipped:
+            metrics["skipped"] = 1.0
+        else:
             check_number("the gradient norm", self.engine.grad_norm, self.update - 1)
+            metrics["grad_norm"] = self.engine.grad_norm
         self.run.metrics.log(self.update, self.update * self.run.plan.global_batch, metrics)
         return metrics
 
