@@ -222,6 +222,10 @@ class NotedSaves:
         """Notes the number of updates."""
         self.saves.append(updates)
 
+    def describe_final(self) -> None:
+        """Notes "described"."""
+        self.saves.append("described")
+
 
 def ppo_trainer_of(models: Any, prompts: Any, held_out: Any, tokenizer: Any, config: Any) -> Any:
     """A PPOTrainer that notes when it would save, on `trainer.folders.saves`."""
@@ -237,7 +241,7 @@ def save_engines(folder: Path, tokenizer: Any, **engines: Any) -> None:
 
     config = ppo_config(folder)
     models = [SavedModel(engine, name, "base", name) for name, engine in engines.items()]
-    ModelFolders(models, tokenizer, config, run_of("ppo", config).record).save_final()
+    ModelFolders(models, tokenizer, config, run_of("ppo", config)).save_final()
 
 
 def condition_of(config: Any, tokenizer: Any) -> Any:

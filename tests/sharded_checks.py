@@ -149,7 +149,7 @@ def saving(folder: Path, keep: Callable[..., None]) -> None:
     config = ppo_config(folder)
     models = [SavedModel(actor, "policy", "base", "actor"), SavedModel(critic, "critic", "base", "critic")]
     models.append(SavedModel(actor, "moving average", "base", "actor_ema", average.state_dict))
-    ModelFolders(models, make_tokenizer(), config, run_of("ppo", config).record).save_final()
+    ModelFolders(models, make_tokenizer(), config, run_of("ppo", config)).save_final()
     keep(folder, "saved", tensors=outputs(actor, critic))
 
 

@@ -44,6 +44,7 @@ def test_defaults_of_step_1():
         "tensorboard_path": "out/tensorboard",
         "seed": 1234,
         "num_train_epochs": 1,
+        "ddp_timeout": 1800,
         "gradient_accumulation_steps": None,
         "global_batch_size": None,
         "lr_scheduler_type": "cosine",

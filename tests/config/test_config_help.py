@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dschat.config.inert import INERT_FLAGS
-from dschat.config.parse import parse, save
+from dschat.config.parse import parse, to_json
 from dschat.config.ppo import PPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
@@ -55,17 +55,14 @@ def test_help_shows_sections_defaults_and_aliases(capsys):
         assert part in text, part
 
 
-def test_saved_json_holds_every_field_and_the_plan(tmp_path):
+def test_saved_json_holds_every_field_and_the_plan():
     required = {"data_path": ["a"], "output_dir": "o", "actor_model_name_or_path": "a"}
     config = PPOConfig(**required, ngram=math.inf, generation_batches=4)
-    path = tmp_path / "train_config.json"
-    save(config, config.plan_batches(1), path)
-    content = json.loads(path.read_text())
+    content = json.loads(to_json(config, config.plan_batches(1)))
     plan = content.pop("batch_plan")
     assert set(content) == {field.name for field in dataclasses.fields(PPOConfig)}
     assert (content["ngram"], content["ngram_lengths"], content["clip_reward_value"]) == ("inf", [2, 3, 5, 10], None)
-    save(dataclasses.replace(config, ngram=7), config.plan_batches(1), path)
-    assert json.loads(path.read_text())["ngram"] == 7
+    assert json.loads(to_json(dataclasses.replace(config, ngram=7), config.plan_batches(1)))["ngram"] == 7
     assert plan == {
         "world_size": 1,
         "micro_batch": 16,

@@ -58,6 +58,7 @@ COMMON_VALUES = {
     "self_checks": (["false"], False),
     "deepspeed": ([], True),
     "deepspeed_config": (["{json}"], "{json}"),
+    "ddp_timeout": (["60"], 60),
     "local_rank": (["0"], 0),
 }
 SUPERVISED_VALUES = {

@@ -60,12 +60,12 @@ def test_the_model_card_states_data_settings_and_metrics(step, title, tmp_path):
     record = new_record(step, [], 1, 1)
     record.data = {"sources": [{"name": "tldr", "train": 120, "eval": 30}]}
     record.metrics = {"eval/scores": 1.23456789}
-    write_model_card(tmp_path, "policy", "base/model", {"ngram": "5", "kl_coef": 0.1}, record)
+    write_model_card(tmp_path, "mine", "policy", "base/model", {"ngram": "5", "kl_coef": 0.1}, record)
     card = (tmp_path / "README.md").read_text()
     head, body = card.split("---\n", 2)[1:]
     assert "library_name: transformers" in head
     for text in (
-        f"# {tmp_path.name}: policy",
+        "# mine: policy",
         title,
         "started from `base/model`",
         "- `tldr`: 120 training and 30 held-out rows",
@@ -93,7 +93,7 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     actor, critic = engine_of(make_causal_lm("gemma2"), 8), engine_of(make_classifier("gemma2"), 8)
     run.record.measured({"eval/scores": 0.5}, 4)
     models = [SavedModel(actor, "policy", "base", "actor"), SavedModel(critic, "critic", "base", "critic")]
-    ModelFolders(models, tokenizer, config, run.record).save_final()
+    ModelFolders(models, tokenizer, config, run).save_final()
     run.finish()
     stored = json.loads((folder / "run.json").read_text())
     assert stored["finished"] is True
@@ -142,5 +142,5 @@ def test_due():
 def test_models_along_the_way(group, tokenizer, tmp_path):
     config = ppo_config(tmp_path)
     model = SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")
-    ModelFolders([model], tokenizer, config, run_of("ppo", config).record).save_after(40)
+    ModelFolders([model], tokenizer, config, run_of("ppo", config)).save_after(40)
     assert (tmp_path / "checkpoints" / "step-40" / "actor" / "model.safetensors").is_file()

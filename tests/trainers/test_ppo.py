@@ -136,7 +136,7 @@ def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
     assert evaluations[0]["eval/kl"] == pytest.approx(0, abs=1e-4) and evaluations[-1]["eval/kl"] != 0
     assert result.items() <= evaluations[-1].items()
     assert train[0]["policy/clipfrac"] >= 0 and train[0]["val/ratio"] != 1
-    assert trainer.folders.saves == [4, 8, "final"]
+    assert trainer.folders.saves == [4, 8, "final", "described"]
     samples = read_lines(tmp_path / "samples" / "update-000008.jsonl")
     assert len(samples) == 6 and {"prompt", "response", "score", "count", "finished", "tokens"} <= samples[0].keys()
     means = {key: sum(sample[key] for sample in samples) / 6 for key in ("score", "count")}

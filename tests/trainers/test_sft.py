@@ -95,14 +95,14 @@ def test_fit_learns_and_keeps_its_appointments(group, tmp_path):
     assert [row["update"] for row in train] == list(range(1, 13)) and train[-1]["samples"] == 48
     assert [row["update"] for row in rows if "eval/loss" in row] == [0, 4, 8, 12]
     assert train[-1]["loss/sft"] < train[0]["loss/sft"] - 1
-    assert trainer.folders.saves == [5, 10, "final"]
+    assert trainer.folders.saves == [5, 10, "final", "described"]
     assert result["eval/loss"] == rows[-1]["eval/loss"] and trainer.run.record.metrics == result
     assert trainer.engine.updates == 12
 
 
 def test_without_held_out_rows_there_is_no_evaluation(group, tmp_path):
     trainer = make_trainer(tmp_path, held_out=[])
-    assert trainer.fit() == {} and trainer.folders.saves == ["final"]
+    assert trainer.fit() == {} and trainer.folders.saves == ["final", "described"]
 
 
 def test_too_few_examples(group, tmp_path):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all mains share: the command line, the process group, errors without tracebacks."""
+"""What all mains share: the command line, the process group, how a run ends."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,9 +30,10 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
         train: the step; gets the configuration and the run's output folder.
 
     Returns:
-        The exit status: 0, or 2 after a UserError, whose message goes to stderr.
+        The exit status: 0; 2 after a UserError, whose message goes to stderr; 130 after Ctrl-C; 1 after anything else.
     """
     logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s")
+    saved: list[str] = []
     try:
         config = parse(config_class)
         plan = config.plan_batches(int(os.environ.get("WORLD_SIZE") or 1))
@@ -39,30 +41,57 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
         import torch
 
         from dschat.engine.process_group import process_group
-        from dschat.run.distributed import is_main
+        from dschat.run.distributed import is_main, world_size
         from dschat.run.output import RunOutput
         from dschat.run.preflight import preflight
 
         _quieten_libraries()
-        with process_group():
-            preflight(Path(config.output_dir), config.model_paths)
-            torch.manual_seed(config.seed)  # adapters and new embedding rows; sampling has seeds of its own
-            if not is_main():
-                logging.getLogger().setLevel(logging.WARNING)
-            run = RunOutput(step, config, plan)
-            train(config, run)
-            run.finish()
-    except UserError as error:
-        print(f"error: {_rank_prefix()}{error}", file=sys.stderr)
-        _keep_cause(f"error: {_rank_prefix()}{error}")
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; what was saved so far is in the output folder", file=sys.stderr)
-        return 130
-    except Exception as error:
-        _keep_cause(f"error: {_rank_prefix()}{type(error).__name__}: {error}")
+        with process_group(config.ddp_timeout):
+            try:
+                preflight(Path(config.output_dir), config.model_paths)
+                torch.manual_seed(config.seed)  # adapters and new embedding rows; sampling has seeds of its own
+                if not is_main():
+                    logging.getLogger().setLevel(logging.WARNING)
+                run = RunOutput(step, config, plan)
+                saved = run.record.saved
+                train(config, run)
+                run.finish()
+            except BaseException as error:
+                if world_size() > 1:
+                    # Other ranks may wait in a collective for this one, and leaving the group would wait for them. The
+                    # launcher ends them when this process is gone.
+                    _leave_at_once(_report(error, saved))
+                raise
+    except SystemExit:
         raise
+    except BaseException as error:
+        return _report(error, saved)
     return 0
+
+
+def _report(error: BaseException, saved: Sequence[str]) -> int:
+    """Says why the run ends; returns the exit status.
+
+    Args:
+        error: that ended it.
+        saved: folders that models were written into so far.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        kept = f"the models saved last are in {saved[-1]}" if saved else "no models were saved yet"
+        print(f"interrupted; {kept}", file=sys.stderr)
+        return 130
+    cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    if not isinstance(error, UserError):
+        traceback.print_exception(error)
+    print(f"error: {_rank_prefix()}{cause}", file=sys.stderr)
+    _keep_cause(f"error: {_rank_prefix()}{cause}")
+    return 2 if isinstance(error, UserError) else 1
+
+
+def _leave_at_once(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _rank_prefix() -> str:

@@ -96,6 +96,7 @@ class EngineFlags:
     deepspeed: bool = flag("accepted for the launcher: every run uses DeepSpeed", False)
     deepspeed_config: str | None = flag("JSON file with DeepSpeed settings that replace ours", None)
     local_rank: int = flag("set by the launcher", -1)
+    ddp_timeout: int = flag("seconds that processes wait for each other before the run ends with an error", 1800)
 
 
 @dataclass(kw_only=True)
@@ -154,7 +155,9 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
         rules.check_numbers(self, ["seed"], seed_rule)
         rules.check_numbers(self, ["warmup_ratio"], ratio_rule)
         rules.check_numbers(
-            self, ["num_train_epochs", "gradient_accumulation_steps", "global_batch_size"], rules.AT_LEAST_1
+            self,
+            ["num_train_epochs", "gradient_accumulation_steps", "global_batch_size", "ddp_timeout"],
+            rules.AT_LEAST_1,
         )
         counts = ["save_steps", "eval_interval", "eval_iters", "num_warmup_steps", "gradient_clipping", "lora_dim"]
         rules.check_numbers(self, counts, rules.AT_LEAST_0)

@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, cast, get_origin, get_type_hints
 
 from transformers import HfArgumentParser
@@ -52,13 +51,13 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     return config
 
 
-def save(config: CommonConfig, plan: BatchPlan, path: Path) -> None:
-    """Write every flag as JSON, with the batch sizes that follow from them under `batch_plan`. JSON has no infinity: a
-    flag of that value is written as the text "inf".
+def to_json(config: CommonConfig, plan: BatchPlan) -> str:
+    """Every flag as JSON, with the batch sizes that follow from them under `batch_plan`. JSON has no infinity: a flag
+    of that value is written as the text "inf".
     """
     flags = {name: "inf" if value == math.inf else value for name, value in dataclasses.asdict(config).items()}
     content = flags | {"batch_plan": dataclasses.asdict(plan)}
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 class _Parser(HfArgumentParser):

@@ -84,8 +84,8 @@ class Engine(Generic[M]):
         """Ends a micro-batch; on the last of an update, clips and applies the optimiser and the schedule.
 
         In fp16 an update whose scaled gradients overflow is left out, by optimiser and schedule, and the next is
-        scaled less: that is ordinary. In bf16, too, DeepSpeed leaves out updates whose gradients are not finite. Nothing
-        would ever mend those, so they do not count as skipped, and their norm stops the run.
+        scaled less: that is ordinary. In bf16, too, DeepSpeed leaves out updates with gradients that are not finite.
+        Nothing would ever mend those, so they do not count as skipped, and their norm stops the run.
         """
         boundary = self._engine.is_gradient_accumulation_boundary()
         own_norm = self._own_grad_norm() if boundary else math.nan

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,13 +19,18 @@ if not torch.cuda.is_available():
 import deepspeed  # noqa: E402
 
 from dschat.errors import UserError  # noqa: E402
+from dschat.run.distributed import make_patient_group  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
-    """Joins the launcher's process group, or makes one of a single process, and always leaves it at the end."""
+def process_group(timeout: float = 1800) -> Iterator[None]:
+    """Joins the launcher's process group, or makes one of a single process, and leaves it at the end.
+
+    Args:
+        timeout: seconds that ranks wait for each other in a collective.
+    """
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     launched = "RANK" in os.environ
     if not launched:
@@ -38,7 +44,9 @@ def process_group() -> Iterator[None]:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if torch.cuda.is_available():
         _choose_gpu(int(os.environ.get("LOCAL_RANK", "0")))
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout))
+    make_patient_group()
     try:
         yield
         dist.barrier()

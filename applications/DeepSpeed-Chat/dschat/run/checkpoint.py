@@ -6,13 +6,15 @@
 
 Steps 1 and 2 save their one model in that folder itself, step 3 in actor/, critic/ and, with --enable_ema, actor_ema/.
 A model's folder holds safetensors, config.json, tokenizer, README.md (the model card) and run.json; with LoRA also
-adapter/.
+adapter/. Folders and files are whole or not there: see `whole_files`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,11 @@ from dschat.config.common import CommonConfig
 from dschat.models.engines import Trained
 from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
-from dschat.run.records import RunRecord, write_model_card
+from dschat.run.output import RunOutput
+from dschat.run.records import write_model_card
+from dschat.run.whole_files import written_beside
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,21 @@ class SavedModel:
     weights: Callable[[], dict[str, Tensor]] | None = None
 
 
+@contextmanager
+def evaluation_after_saving(folder: str) -> Iterator[None]:
+    """Around the evaluation that ends a run: if it fails, says that the models are there."""
+    try:
+        yield
+    except Exception:
+        logger.error("training is done and the models are saved in %s; the evaluation after it failed:", folder)
+        raise
+
+
 class ModelFolders:
     """Writes the models of a run. Every rank must call it."""
 
     def __init__(
-        self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, record: RunRecord
+        self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
     ) -> None:
         """Takes what is saved and what the model cards say of it.
 
@@ -57,29 +73,42 @@ class ModelFolders:
             models: of the run.
             tokenizer: of the run, saved with each.
             config: the flags.
-            record: of the run, with its last metrics.
+            run: its record, with its last metrics; and what it does when there are models.
         """
-        self._models, self._tokenizer, self._config, self._record = models, tokenizer, config, record
+        self._models, self._tokenizer, self._config, self._run = models, tokenizer, config, run
+        self._place = Path(config.output_dir)
 
     def save_final(self) -> None:
         """Writes the models that the run ends with."""
-        self._save(Path(self._config.output_dir))
+        self._save(self._place)
 
     def save_after(self, updates: int) -> None:
         """Writes the models of this moment beside the final ones."""
-        self._save(Path(self._config.output_dir) / "checkpoints" / f"step-{updates}")
+        self._save(self._place / "checkpoints" / f"step-{updates}")
+
+    def describe_final(self) -> None:
+        """Writes the final models' cards and run.json again, with metrics measured since."""
+        if is_main():
+            for model in self._models:
+                self._describe(model, self._place / model.subfolder)
 
     def _save(self, folder: Path) -> None:
-        for model in self._models:
-            state = model.engine.full_state_dict() if model.weights is None else model.weights()
-            if is_main():
-                place = folder / model.subfolder
-                module = model.engine.module
-                weights = {name.removeprefix("inner."): tensor for name, tensor in state.items()}
-                save_model(module.inner, weights, self._tokenizer, place, self._config.merge_lora)
-                write_model_card(place, model.role, model.base, self._settings(), self._record)
-                self._record.save(place)
-            barrier()
+        writing = written_beside(folder, self._run.take_over) if is_main() else nullcontext()
+        with writing as beside:
+            for model in self._models:
+                state = model.engine.full_state_dict() if model.weights is None else model.weights()
+                if beside is not None:
+                    place = beside / model.subfolder
+                    weights = {name.removeprefix("inner."): tensor for name, tensor in state.items()}
+                    save_model(model.engine.module.inner, weights, self._tokenizer, place, self._config.merge_lora)
+                    self._describe(model, place)
+        self._run.record.saved.append(str(folder))
+        barrier()
+
+    def _describe(self, model: SavedModel, folder: Path) -> None:
+        name = model.subfolder or self._place.resolve().name
+        write_model_card(folder, name, model.role, model.base, self._settings(), self._run.record)
+        self._run.record.save(folder)
 
     def _settings(self) -> dict[str, object]:
         """The flags that differ from what they would be if only the required ones were given."""

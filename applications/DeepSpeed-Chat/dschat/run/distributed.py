@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -42,10 +43,19 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     return total
 
 
+_patient: dist.ProcessGroup | None = None  # for `barrier`
+
+
+def make_patient_group() -> None:
+    """Lets `barrier` wait for as long as it takes (a rank may write a large model). Every rank must call it."""
+    global _patient
+    _patient = dist.new_group(backend="gloo", timeout=timedelta(days=365)) if world_size() > 1 else None
+
+
 def barrier() -> None:
-    """Waits for every rank."""
+    """Waits for every rank, beyond the time-out of other collectives."""
     if world_size() > 1:
-        dist.barrier()
+        dist.barrier(group=_patient)
 
 
 def gather_objects(item: T) -> list[T]:

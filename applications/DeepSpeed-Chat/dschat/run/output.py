@@ -13,15 +13,20 @@ from typing import Protocol
 
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
-from dschat.config.parse import save
+from dschat.config.parse import to_json
 from dschat.errors import UserError
-from dschat.run.distributed import is_main, world_size
+from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog
 from dschat.run.records import RunRecord, file_hashes, new_record
+from dschat.run.whole_files import write_whole
 
 logger = logging.getLogger("dschat")
 
 FLAGS_FILE = "train_config.json"
+UNFINISHED = ".unfinished"  # below the folder of an earlier run that this one replaces, until its first save
+# What a run of this program leaves in its folder.
+FOLDERS = ("actor", "actor_ema", "critic", "adapter", "checkpoints", "samples")
+FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE)
 
 
 class Run(Protocol):
@@ -30,7 +35,10 @@ class Run(Protocol):
     plan: BatchPlan
     record: RunRecord
     metrics: MetricsLog
-    folder: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where files of the run go now."""
 
 
 class Data(Protocol):
@@ -47,7 +55,11 @@ class Data(Protocol):
 
 
 class RunOutput:
-    """The folder while the run goes on; every rank has one, the main process writes."""
+    """The folder while the run goes on; every rank has one, the main process writes.
+
+    With --overwrite_output_dir, what an earlier run left stays until this one saves its first models: so long this one
+    writes into a folder below.
+    """
 
     def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
         """Makes the folder and writes flags and record.
@@ -60,20 +72,42 @@ class RunOutput:
         Raises:
             UserError: the folder cannot be written.
         """
-        self.plan, self.folder = plan, Path(config.output_dir)
+        self.plan, self._place = plan, Path(config.output_dir)
+        replaces = config.overwrite_output_dir and broadcast_object((self._place / "run.json").exists())
+        self._folder = self._place / UNFINISHED if replaces else self._place
+        self._old_boards = set(self._place.glob("tensorboard/*")) if replaces else set()
         self.record = new_record(step, sys.argv, config.seed, world_size())
         self.record.batches = dataclasses.asdict(plan)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             if is_main():
-                if config.overwrite_output_dir and (self.folder / "run.json").exists():
-                    self._remove_earlier_run()
-                self.record.save(self.folder)
-                save(config, plan, self.folder / FLAGS_FILE)
+                shutil.rmtree(self._place / UNFINISHED, ignore_errors=True)
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self.record.save(self._folder)
+                write_whole(self._folder / FLAGS_FILE, to_json(config, plan))
         except OSError as error:
-            raise UserError(f"--output_dir {self.folder}: cannot be written: {error}") from error
+            raise UserError(f"--output_dir {self._place}: cannot be written: {error}") from error
         board = Path(config.tensorboard_path or "tensorboard") if config.enable_tensorboard else None
-        self.metrics = MetricsLog(self.folder, board)
+        self.metrics = MetricsLog(self._folder, board)
+
+    @property
+    def folder(self) -> Path:
+        """Where files of the run go now."""
+        return self._folder
+
+    def take_over(self) -> None:
+        """Removes what the earlier run left, now that this one has something in its place. Main process only."""
+        if self._folder == self._place:
+            return
+        for entry in self._left_by_earlier_run():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for entry in list(self._folder.iterdir()):
+            entry.replace(self._place / entry.name)
+        self._folder.rmdir()
+        self._folder = self._place
+
+    def _left_by_earlier_run(self) -> list[Path]:
+        folders = [self._place / name for name in FOLDERS if (self._place / name).is_dir()]
+        return [*folders, *(file for pattern in FILES for file in self._place.glob(pattern)), *self._old_boards]
 
     def describe_data(self, data: Data, **dropped: Mapping[str, int]) -> None:
         """Records sources, row counts, what was dropped and why, and the files' hashes.
@@ -123,15 +157,7 @@ class RunOutput:
 
     def _save_record(self) -> None:
         if is_main():
-            self.record.save(self.folder)
-
-    def _remove_earlier_run(self) -> None:
-        """Deletes what an earlier run of this program left, and nothing else."""
-        for name in ("actor", "actor_ema", "critic", "adapter", "checkpoints", "samples", "tensorboard"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        for pattern in ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json"):
-            for file in self.folder.glob(pattern):
-                file.unlink()
+            self.record.save(self._folder)
 
 
 def due(interval: int, before: int, after: int) -> bool:

@@ -17,6 +17,8 @@ from typing import cast
 
 import torch
 
+from dschat.run.whole_files import write_whole
+
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
@@ -37,6 +39,7 @@ class RunRecord:
     parser: dict[str, str] = field(default_factory=dict)  # of the termination condition parsing: name and version
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_update: int = 0  # after how many updates they were measured
+    saved: list[str] = field(default_factory=list)  # folders that models were written into, in turn
     finished: bool = False
 
     def measured(self, metrics: dict[str, float], update: int) -> None:
@@ -45,7 +48,7 @@ class RunRecord:
 
     def save(self, folder: Path) -> None:
         """Writes ``folder/run.json``."""
-        (folder / "run.json").write_text(json.dumps(vars(self), indent=2) + "\n", encoding="utf-8")
+        write_whole(folder / "run.json", json.dumps(vars(self), indent=2) + "\n")
 
 
 def new_record(step: str, command: list[str], seed: int, world_size: int) -> RunRecord:
@@ -100,11 +103,14 @@ _TITLES = {
 }
 
 
-def write_model_card(folder: Path, role: str, base: str, settings: Mapping[str, object], record: RunRecord) -> None:
+def write_model_card(
+    folder: Path, name: str, role: str, base: str, settings: Mapping[str, object], record: RunRecord
+) -> None:
     """Writes ``folder/README.md``: data, settings and metrics of the model saved there.
 
     Args:
         folder: of the model.
+        name: of the model.
         role: policy, reward model or critic.
         base: the model it was trained from.
         settings: the flags of the run that differ from the defaults.
@@ -117,7 +123,7 @@ def write_model_card(folder: Path, role: str, base: str, settings: Mapping[str, 
         "tags: [ma-rlhf, rlhf]",
         "---",
         "",
-        f"# {folder.resolve().name}: {role}",
+        f"# {name}: {role}",
         "",
         f"{_TITLES[record.step]} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.",
         "",
@@ -143,4 +149,4 @@ def write_model_card(folder: Path, role: str, base: str, settings: Mapping[str, 
         ", ".join(f"{name} {version}" for name, version in record.packages.items()) + ".",
         "",
     ]
-    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    write_whole(folder / "README.md", "\n".join(lines))

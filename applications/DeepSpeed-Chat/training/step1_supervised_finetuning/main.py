@@ -30,7 +30,7 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     updates = total_updates(len(examples), config, run.plan)
     run.announce(updates, len(examples))
     engine = build_policy(config, run.plan, tokenizer, updates)
-    folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run.record)
+    folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
     task = SFTTask(examples, held_out, tokenizer.pad_token_id, config.sft_on_prompt)
     SupervisedTrainer(engine, task, config, run, folders).fit()
 

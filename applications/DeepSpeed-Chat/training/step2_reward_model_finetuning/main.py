@@ -32,7 +32,7 @@ def train(config: RewardConfig, run: "RunOutput") -> None:
     updates = total_updates(len(examples), config, run.plan)
     run.announce(updates, len(examples))
     engine = build_reward_model(config, run.plan, tokenizer, updates)
-    folders = ModelFolders([SavedModel(engine, "reward model", base)], tokenizer, config, run.record)
+    folders = ModelFolders([SavedModel(engine, "reward model", base)], tokenizer, config, run)
     task = RewardTask(examples, held_out, tokenizer.pad_token_id)
     SupervisedTrainer(engine, task, config, run, folders).fit()
 

@@ -42,7 +42,7 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
         role = "policy (moving average)"
         saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.state_dict))
     saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
-    folders = ModelFolders(saved, tokenizer, config, run.record)
+    folders = ModelFolders(saved, tokenizer, config, run)
     PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, folders, average).fit()
 
 

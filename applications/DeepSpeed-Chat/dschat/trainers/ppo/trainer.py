@@ -22,7 +22,7 @@ from dschat.models.engines import Policy, TrainedPolicy, TrainedScalar
 from dschat.rl.rewards import AdaptiveKL, FixedKL
 from dschat.rl.types import PPOBatch, Rollout, Trajectory
 from dschat.rollouts.sampling import Sampling
-from dschat.run.checkpoint import ModelFolders
+from dschat.run.checkpoint import ModelFolders, evaluation_after_saving
 from dschat.run.distributed import is_main, rank, world_size
 from dschat.run.output import Run, due
 from dschat.run.seeds import SeedKind, derive_seed
@@ -111,8 +111,10 @@ class PPOTrainer:
         total = total_updates(len(self.prompts), self.config, self.run.plan)
         with tqdm(total=total, desc="ppo", disable=not is_main(), mininterval=1.0) as bar:
             self._train_all(total, bar)
-        result = self.evaluate()
         self.folders.save_final()
+        with evaluation_after_saving(self.config.output_dir):
+            result = self.evaluate()
+        self.folders.describe_final()
         return result
 
     def self_check(self) -> None:
@@ -167,10 +169,10 @@ class PPOTrainer:
                 metrics = self.iterate(batches, epoch)
                 bar.set_postfix(reward=f"{metrics['objective/scores']:.3f}", kl=f"{metrics['objective/kl']:.3f}")
                 bar.update(self.update - before)
-                if due(config.eval_interval, before, self.update) and self.update < total:
-                    self.evaluate()
                 if due(config.save_steps, before, self.update):
                     self.folders.save_after(self.update)
+                if due(config.eval_interval, before, self.update) and self.update < total:
+                    self.evaluate()
 
     def iterate(self, batches: list[list[int]], epoch: int) -> dict[str, float]:
         """One PPO iteration on the prompts of ``batches`` (generation batches of prompt numbers)."""

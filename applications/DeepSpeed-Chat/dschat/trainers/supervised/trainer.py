@@ -15,7 +15,7 @@ from dschat.config.common import SupervisedConfig
 from dschat.data.collate import eval_batches, update_batches
 from dschat.errors import UserError
 from dschat.models.engines import Trained
-from dschat.run.checkpoint import ModelFolders
+from dschat.run.checkpoint import ModelFolders, evaluation_after_saving
 from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_size
 from dschat.run.metrics import Means
 from dschat.run.output import Run, due
@@ -79,9 +79,11 @@ class SupervisedTrainer(Generic[Example, Engine]):
         self.evaluate()
         with tqdm(total=total, desc=self.task.name, disable=not is_main(), mininterval=1.0) as bar:
             self._train_all(total, bar)
-        self._self_check()  # a reward head that began at zero says nothing before
-        result = self.evaluate()
         self.folders.save_final()
+        with evaluation_after_saving(self.config.output_dir):
+            self._self_check()  # a reward head that began at zero says nothing before
+            result = self.evaluate()
+        self.folders.describe_final()
         return result
 
     def _self_check(self) -> None:
@@ -105,10 +107,10 @@ class SupervisedTrainer(Generic[Example, Engine]):
                 metrics = self.train_once(micro_batches)
                 bar.set_postfix(loss=f"{metrics[f'loss/{self.task.name}']:.4f}")
                 bar.update()
-                if due(config.eval_interval, self.update - 1, self.update) and self.update < total:
-                    self.evaluate()
                 if due(config.save_steps, self.update - 1, self.update):
                     self.folders.save_after(self.update)
+                if due(config.eval_interval, self.update - 1, self.update) and self.update < total:
+                    self.evaluate()
 
     def train_once(self, micro_batches: list[list[int]]) -> dict[str, float]:
         """One optimiser update on micro-batches of example numbers."""

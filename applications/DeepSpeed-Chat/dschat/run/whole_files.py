@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and folders that are whole or not there: written beside their place, flushed to the disk, then renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LAST = "config.json"  # what makes a folder a model's comes last
+
+
+@contextmanager
+def written_beside(place: Path, before_moving: Callable[[], None]) -> Iterator[Path]:
+    """A new folder to write into; afterwards its files and folders are in ``place``, beside what else is there.
+
+    A file or folder that was there before is replaced, and is until then what it was. If writing fails, nothing is.
+
+    Args:
+        place: where the content goes; made if need be.
+        before_moving: called when everything is written.
+    """
+    beside = place / ".writing"
+    shutil.rmtree(beside, ignore_errors=True)  # what a killed process left
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        _flush(beside)
+        before_moving()
+        for entry in sorted(beside.iterdir(), key=lambda entry: entry.name == LAST):
+            _move(entry, place / entry.name)
+        _flush_one(place)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes a text file in UTF-8; until it is written, what was there before stays."""
+    beside = file.with_name(f".{file.name}.writing")
+    beside.write_text(text, encoding="utf-8")
+    _flush_one(beside)
+    beside.replace(file)
+
+
+def _move(entry: Path, target: Path) -> None:
+    """Renames; a folder first makes way for the new one."""
+    if not target.is_dir():
+        entry.replace(target)
+        return
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    target.rename(old)
+    entry.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Waits until everything in a folder is on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        _flush_one(path)
+
+
+def _flush_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
