@@ -16,6 +16,7 @@ from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import choose_dtype
 from dschat.models.engines import Policy
+from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
@@ -28,6 +29,22 @@ from dschat.trainers.ppo.trainer import PPOModels
 
 BASE = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
+
+
+def check_lengths(config: CommonConfig) -> None:
+    """Refuses texts longer than a model can read, before anything is loaded. Raises UserError."""
+    if isinstance(config, SupervisedConfig):
+        check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")
+    elif isinstance(config, PPOConfig):
+        tokens, what = (
+            config.max_prompt_seq_len + config.max_answer_seq_len,
+            "--max_prompt_seq_len + --max_answer_seq_len",
+        )
+        check_length(config.actor_model_name_or_path, ACTOR, tokens, what)
+        others = {CRITIC: config.critic_model_name_or_path, REWARD: config.reward_model_name_or_path}
+        for flag, path in others.items():
+            if path:
+                check_length(path, flag, tokens, what)
 
 
 def build_policy(
@@ -112,7 +129,7 @@ def _build_critic(
 ) -> Engine[ScalarModel]:
     settings = _engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage or 0)
     path = config.critic_model_name_or_path or config.actor_model_name_or_path
-    model = load_scalar(path, CRITIC, settings.dtype, tokenizer)
+    model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True)
     if config.critic_lora_dim:
         add_lora(model, config.critic_lora_dim, config.lora_module_name, path)
     optimizer = _optimizer(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)

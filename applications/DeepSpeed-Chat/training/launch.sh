@@ -144,9 +144,22 @@ batch_flags() {
     read -r -a BATCH <<<"$words"
 }
 
-# launch FLAGS…: the step's main.py with these flags on every GPU.
+# launch FLAGS…: the step's main.py with these flags on every GPU. SIGTERM and Ctrl-C reach the launcher and all its
+# processes, which have a process group of their own; the script waits for them and ends with the signal's status.
 launch() {
-    deepspeed "${LAUNCHER[@]}" "$MAIN" --deepspeed "$@"
+    local status=0 job signal_status=""
+    set -m
+    deepspeed "${LAUNCHER[@]}" "$MAIN" --deepspeed "$@" &
+    job=$!
+    set +m
+    trap 'signal_status=143; kill -TERM -- "-$job" 2>/dev/null || true' TERM
+    trap 'signal_status=130; kill -INT -- "-$job" 2>/dev/null || true' INT
+    wait "$job" || status=$?
+    while kill -0 -- "-$job" 2>/dev/null; do # a signal ends `wait`, not the processes
+        wait "$job" || status=$?
+        sleep 0.2
+    done
+    return "${signal_status:-$status}"
 }
 
 choose_processes

@@ -53,7 +53,7 @@ class OutputFlags:
     _argument_group_name = "output, evaluation and logging"
 
     output_dir: str = flag("folder for models, metrics and records")
-    overwrite_output_dir: bool = flag("allow an output_dir that holds a finished run", False)
+    overwrite_output_dir: bool = flag("replace a run that output_dir holds, once there are new models", False)
     save_steps: int = flag("save models every this many optimiser updates; 0 = only at the end", 0)
     eval_interval: int = flag("evaluate every this many optimiser updates; 0 = only at the start and the end", 0)
     eval_iters: int = flag("number of batches in an evaluation; 0 = all held-out rows", 100)
@@ -168,13 +168,22 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
         rules.check_data_split(self.data_split, self.phase)
         if self.deepspeed_config is not None:
             rules.check_json_object("deepspeed_config", self.deepspeed_config)
-        rules.check_output_dir(self.output_dir, self.overwrite_output_dir)
+        rules.check_output_dir(self.output_dir, self.overwrite_output_dir, [*self.model_paths, *self.data_path])
 
     def warmup_updates(self, total_updates: int) -> int:
         """Number of warm-up updates in a run of `total_updates`; a ratio is rounded up."""
         if self.warmup_ratio is None:
             return self.num_warmup_steps
         return math.ceil(self.warmup_ratio * total_updates)
+
+    def warn_of_warmup(self, total_updates: int) -> None:
+        """Warn where a run of `total_updates` ends before its warm-up."""
+        if self.num_warmup_steps >= total_updates:
+            logger.warning(
+                "--num_warmup_steps %d: the run makes %d updates, so its learning rate never reaches the highest.",
+                self.num_warmup_steps,
+                total_updates,
+            )
 
     @property
     @abstractmethod

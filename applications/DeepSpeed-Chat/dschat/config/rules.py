@@ -17,6 +17,10 @@ ABOVE_0 = (lambda number: number > 0, "a number above 0")
 ZERO_TO_ONE = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
 
 
+# Folders that a run writes below its output folder.
+RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "checkpoints", "samples")
+
+
 def flag(help: str, default: Any = MISSING, *, factory: Any = MISSING, aliases: Sequence[str] = ()) -> Any:
     """Declare a dataclass field that is a command-line flag; without a default the flag is required."""
     return field(default=default, default_factory=factory, metadata={"help": help, "aliases": list(aliases)})
@@ -125,8 +129,13 @@ def check_json_object(name: str, value: str) -> None:
         raise UserError(f"--{name} {value} must hold a JSON object, like {{...}}; correct the file.")
 
 
-def check_output_dir(output_dir: str, overwrite: bool) -> None:
-    """Refuse an output folder that is a file, or that holds a finished run unless `overwrite`.
+def check_output_dir(output_dir: str, overwrite: bool, inputs: Sequence[str]) -> None:
+    """Refuse an output folder that is a file or an input, or that holds a run unless `overwrite`.
+
+    Args:
+        output_dir: the folder; it need not exist.
+        overwrite: replace a run that is there.
+        inputs: models and data, as the flags name them.
 
     Raises:
         UserError: naming the folder and the flag that changes the decision.
@@ -134,17 +143,34 @@ def check_output_dir(output_dir: str, overwrite: bool) -> None:
     folder = Path(output_dir)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output_dir {output_dir} is a file: give a folder.")
-    record = folder / "run.json"
-    if overwrite or not record.is_file():
+    for name in inputs:
+        if Path(name).exists() and _would_replace(folder.resolve(), Path(name).resolve()):
+            raise UserError(
+                f"--output_dir {output_dir}: the run reads {name}, which its own models would replace. Give another"
+                " folder."
+            )
+    if overwrite or not _holds_run(folder):
         return
+    raise UserError(
+        f"--output_dir {output_dir} holds a run: give another folder, or add --overwrite_output_dir, which replaces it"
+        " as soon as there are new models."
+    )
+
+
+def _would_replace(folder: Path, used: Path) -> bool:
+    """Whether a run that writes into `folder` replaces what lies at `used`."""
+    return used == folder or (folder in used.parents and used.relative_to(folder).parts[0] in RUN_FOLDERS)
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether a run left more in a folder than its beginning."""
     try:
-        content = json.loads(record.read_text(encoding="utf-8"))
-    except ValueError:
-        return  # a record cut short belongs to a run that did not finish
-    if isinstance(content, dict) and content.get("finished") is True:
-        raise UserError(
-            f"--output_dir {output_dir} holds a finished run: give another folder, or add --overwrite_output_dir."
-        )
+        content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    finished = isinstance(content, dict) and content.get("finished") is True
+    metrics = folder / "metrics.jsonl"
+    return finished or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 def check_data_split(data_split: str, phase: int) -> None:

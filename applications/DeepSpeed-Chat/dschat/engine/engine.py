@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import get_scheduler
 
 from dschat.engine import zero3
+from dschat.engine.compiled_ops import prepare_op
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
@@ -165,8 +166,9 @@ def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettin
 def _adamw(groups: list[dict[str, Any]], learning_rate: float, offload: bool) -> torch.optim.Optimizer:
     """AdamW; DeepSpeed's vectorised one where the states live in CPU memory."""
     if offload:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam  # compiles on first use
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+        prepare_op("cpu_adam")
         return DeepSpeedCPUAdam(groups, lr=learning_rate, betas=ADAM_BETAS, adamw_mode=True)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=ADAM_BETAS)
 

@@ -18,6 +18,7 @@ if not torch.cuda.is_available():
 
 import deepspeed  # noqa: E402
 
+from dschat.engine.compiled_ops import prepare_op  # noqa: E402
 from dschat.errors import UserError  # noqa: E402
 from dschat.run.distributed import make_patient_group  # noqa: E402
 
@@ -42,6 +43,8 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
     if os.environ["WORLD_SIZE"] == "1":
         # Shared-memory collectives are of no use to one process, and compiling them takes most of a minute.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    elif not torch.cuda.is_available():
+        prepare_op("deepspeed_shm_comm")
     if torch.cuda.is_available():
         _choose_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "nccl" if torch.cuda.is_available() else "gloo"

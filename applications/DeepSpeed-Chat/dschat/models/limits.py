@@ -3,9 +3,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import AutoModel
+
+from dschat.errors import UserError
+from dschat.models.load import open_config
+
+logger = logging.getLogger(__name__)
 
 POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # what tables of positions are called
 
@@ -22,3 +30,28 @@ def position_limit(model: Any) -> int | None:
             declared = getattr(model.config, "max_position_embeddings", module.num_embeddings)
             return min(module.num_embeddings - first, declared)
     return None
+
+
+def check_length(path: str, flag: str, tokens: int, what: str) -> None:
+    """Compares the longest text of a run with what a model can read, before its weights are loaded.
+
+    A table of positions ends somewhere. Where positions are computed, a longer text than in the model's own training
+    works, but not well: that is a warning.
+
+    Args:
+        path: folder or hub id.
+        flag: the command-line flag that named it, for messages.
+        tokens: the longest text.
+        what: the flags that decide it, for messages.
+
+    Raises:
+        UserError: it cannot read so much.
+    """
+    config = open_config(path, flag)
+    with torch.device("meta"):
+        limit = position_limit(AutoModel.from_config(config))
+    if limit is not None and tokens > limit:
+        raise UserError(f"{flag} {path} reads at most {limit} tokens, but {what} is {tokens}: lower it.")
+    trained = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit is None and trained is not None and tokens > trained:
+        logger.warning("%s %s was made for at most %d tokens, but %s is %d", flag, path, trained, what, tokens)

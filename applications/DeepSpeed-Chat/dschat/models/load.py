@@ -53,7 +53,7 @@ def load_causal_lm(
     Raises:
         UserError: there is no such model, it lacks weights, or it sees tokens to come.
     """
-    config = _config(path, flag)
+    config = open_config(path, flag)
     if config.is_encoder_decoder or (
         config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
     ):
@@ -78,8 +78,18 @@ def load_causal_lm(
     return model
 
 
-def has_classifier(config: PreTrainedConfig) -> bool:
-    """Whether transformers knows sequence classifiers of this family, which reward models are."""
+def warn_without_classifier(path: str) -> None:
+    """Says in step 1 what will not work in step 2: a reward model of a family without sequence classifiers."""
+    config = open_config(path, "--model_name_or_path")
+    if not _has_classifier(config):
+        logger.warning(
+            "transformers knows no sequence classifier of the family %s: step 2 will not make a reward model of it. "
+            "Step 3 works with --reward_function.",
+            config.model_type,
+        )
+
+
+def _has_classifier(config: PreTrainedConfig) -> bool:
     return type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 
@@ -106,9 +116,9 @@ def load_scalar(
         UserError: there is no such model, it lacks weights, or it has no ``score`` head with one output, or none that
             was trained.
     """
-    config = _config(path, flag, num_labels=1)
+    config = open_config(path, flag, num_labels=1)
     auto_class: Any = AutoModelForSequenceClassification
-    if not has_classifier(config):
+    if not _has_classifier(config):
         if not for_this_run or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise UserError(
                 f"{flag} {path}: transformers knows no sequence classifier of the family {config.model_type}, so "
@@ -148,7 +158,7 @@ def load_classifier(path: str, flag: str, dtype: torch.dtype) -> Any:
     Raises:
         UserError: there is no such model, it has several labels, it lacks weights, or no head that was trained.
     """
-    model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, _config(path, flag))
+    model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, open_config(path, flag))
     if any(not name.startswith(f"{model.base_model_prefix}.") for name in loading["missing_keys"]):
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
     _check_weights(path, flag, loading)
@@ -174,7 +184,7 @@ def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
     )
 
 
-def _config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
+def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
     """The model's config, dropout off."""
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(path, **options)

@@ -14,6 +14,7 @@ from typing import Protocol
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.parse import to_json
+from dschat.config.rules import RUN_FOLDERS
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog
@@ -24,8 +25,7 @@ logger = logging.getLogger("dschat")
 
 FLAGS_FILE = "train_config.json"
 UNFINISHED = ".unfinished"  # below the folder of an earlier run that this one replaces, until its first save
-# What a run of this program leaves in its folder.
-FOLDERS = ("actor", "actor_ema", "critic", "adapter", "checkpoints", "samples")
+# Files that a run leaves in its folder, beside RUN_FOLDERS.
 FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE)
 
 
@@ -72,7 +72,7 @@ class RunOutput:
         Raises:
             UserError: the folder cannot be written.
         """
-        self.plan, self._place = plan, Path(config.output_dir)
+        self.plan, self._config, self._place = plan, config, Path(config.output_dir)
         replaces = config.overwrite_output_dir and broadcast_object((self._place / "run.json").exists())
         self._folder = self._place / UNFINISHED if replaces else self._place
         self._old_boards = set(self._place.glob("tensorboard/*")) if replaces else set()
@@ -106,7 +106,7 @@ class RunOutput:
         self._folder = self._place
 
     def _left_by_earlier_run(self) -> list[Path]:
-        folders = [self._place / name for name in FOLDERS if (self._place / name).is_dir()]
+        folders = [self._place / name for name in RUN_FOLDERS if (self._place / name).is_dir()]
         return [*folders, *(file for pattern in FILES for file in self._place.glob(pattern)), *self._old_boards]
 
     def describe_data(self, data: Data, **dropped: Mapping[str, int]) -> None:
@@ -148,6 +148,7 @@ class RunOutput:
             left_over,
             num_examples,
         )
+        self._config.warn_of_warmup(total_updates)
 
     def finish(self) -> None:
         """Marks the run as finished."""

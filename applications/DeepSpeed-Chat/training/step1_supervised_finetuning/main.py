@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 def train(config: SFTConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders import build_policy
+    from dschat.builders import build_policy, check_lengths
     from dschat.data.examples import sft_examples
     from dschat.data.shares import load_share
+    from dschat.models.load import warn_without_classifier
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.checkpoint import ModelFolders, SavedModel
     from dschat.trainers.supervised.sft import SFTTask
     from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 
     base = config.model_name_or_path
+    check_lengths(config)
     tokenizer = load_tokenizer(base, "--model_name_or_path", may_add_pad=True)
     share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
     examples, dropped = sft_examples(share.train, tokenizer, config.max_seq_len, end_id)
@@ -29,6 +31,7 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     run.describe_data(share, train=dropped, eval=dropped_eval)
     updates = total_updates(len(examples), config, run.plan)
     run.announce(updates, len(examples))
+    warn_without_classifier(base)
     engine = build_policy(config, run.plan, tokenizer, updates)
     folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
     task = SFTTask(examples, held_out, tokenizer.pad_token_id, config.sft_on_prompt)

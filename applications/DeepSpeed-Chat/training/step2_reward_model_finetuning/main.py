@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def train(config: RewardConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders import build_reward_model
+    from dschat.builders import build_reward_model, check_lengths
     from dschat.data.examples import pair_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id, load_tokenizer
@@ -23,6 +23,7 @@ def train(config: RewardConfig, run: "RunOutput") -> None:
     from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 
     base = config.model_name_or_path
+    check_lengths(config)
     tokenizer = load_tokenizer(base, "--model_name_or_path")
     warn_unless_made_by("sft", base, "--model_name_or_path")
     share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)

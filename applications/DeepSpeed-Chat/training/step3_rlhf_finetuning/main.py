@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def train(config: PPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders import build_ppo_models, load_ppo_tokenizer
+    from dschat.builders import build_ppo_models, check_lengths, load_ppo_tokenizer
     from dschat.conditions.termination import TerminationCondition
     from dschat.data.examples import prompt_examples
     from dschat.data.shares import load_share
@@ -22,6 +22,7 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     from dschat.trainers.ppo.moving_average import MovingAverage
     from dschat.trainers.ppo.trainer import PPOTrainer, total_updates
 
+    check_lengths(config)
     tokenizer = load_ppo_tokenizer(config)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     condition = TerminationCondition(config, tokenizer, end_id, config.seed)
