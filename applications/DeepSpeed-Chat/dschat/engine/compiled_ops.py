@@ -19,8 +19,8 @@ YOUNG = 600  # seconds; no op takes so long to compile
 def prepare_op(name: str) -> None:
     """To be called before DeepSpeed loads an op.
 
-    While torch compiles an op, it holds a file called `lock` open beside it, and other processes wait until it is gone.
-    A process that is killed then leaves it there, and every later one would wait for ever.
+    While torch compiles an op, it holds a file called `lock` open beside it, and other processes wait until that is
+    gone. A process that is killed then leaves it there, and every later one would wait for ever.
 
     Args:
         name: of the op, such as cpu_adam.
