@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from data_fixtures import write_set
 from dschat.data.__main__ import main
-from dschat.data.formats.formats import DataKeys
+from dschat.data.formats.rows import DataKeys
 from dschat.data.inspect.check import Limits, check_report
 from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import bin_width, summary, text_histogram

@@ -13,7 +13,7 @@ from dschat.data.encoding import (
     encode_responses,
     prompt_text,
 )
-from dschat.data.formats.formats import Row
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]

@@ -15,7 +15,7 @@ from dschat.data.examples import (
     prompt_examples,
     sft_examples,
 )
-from dschat.data.formats.formats import Row
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e", "<end>"]  # ids 0 to 8

@@ -7,8 +7,9 @@ import pytest
 
 from data_fixtures import BIG, apps_row, hh_row, make_rows, tldr_row, webgpt_row, write_set
 from dschat.data.examples import pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.formats import DataKeys, format_of, parse_row
+from dschat.data.formats.formats import format_of, parse_row
 from dschat.data.formats.published import tldr_prompt, without_citations
+from dschat.data.formats.rows import DataKeys
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 
@@ -220,7 +221,7 @@ def test_step_1_drops_and_counts_problems_without_a_solution(apps_rows, tokenize
 def test_step_3_keeps_them_as_prompts(apps_rows, tokenizer):
     examples, dropped = prompt_examples(apps_rows, tokenizer, 4000)
     assert (len(examples), dropped) == (8, {})
-    assert examples[2].row["input_output"].count("7") >= 10_000
+    assert examples[2].row.extra["input_output"].count("7") >= 10_000
 
 
 def test_step_2_refuses_problems(apps_rows, tokenizer):

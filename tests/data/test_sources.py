@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dschat.data.sources import DataKeys, load_source
+from dschat.data.formats.rows import DataKeys
+from dschat.data.sources import load_source
 from dschat.data.splits import train_eval_indices
 from dschat.errors import UserError
 

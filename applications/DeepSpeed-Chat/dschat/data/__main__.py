@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dschat.data.formats.formats import DataKeys
 from dschat.data.formats.registry import DATA_VARIABLE, KNOWN_SETS
+from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
 
 PATH_HELP = (

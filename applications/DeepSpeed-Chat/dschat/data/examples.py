@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dschat.data.encoding import encode_prompt, encode_prompts, encode_response, encode_responses, prompt_text
-from dschat.data.formats.formats import Row
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 
 if TYPE_CHECKING:

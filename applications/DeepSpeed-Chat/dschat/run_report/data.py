@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dschat.common.jsonl import CutLine, json_lines, parse_json
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def read_run(name: str, folder: Path) -> RunData:
     """
     config = _read_object(folder / "config.json")
     path = folder / "metrics.jsonl"
-    rows = [_metrics_row(row, path, number) for number, row in _read_lines(path)]
+    rows = [_metrics_row(row, origin) for origin, row in _read_lines(path)]
     train = _by_update(row for row in rows if "objective/scores" in row)
     evals = _by_update(row for row in rows if "eval/scores" in row)
     if not evals or evals[0]["update"] != 0:
@@ -136,23 +136,23 @@ def _metric_name(evals: list[dict[str, float]], config: Mapping[str, Any]) -> st
     return given if given in names else min(names, default=None)
 
 
-def _metrics_row(row: Mapping[str, Any], path: Path, number: int) -> dict[str, float]:
+def _metrics_row(row: Mapping[str, Any], origin: str) -> dict[str, float]:
     numbers = {key: math.nan if value is None else value for key, value in row.items()}
     for key in ("update", "samples", "seconds"):
         if key not in numbers:
-            raise UserError(f"{path}:{number} has no {key}: this is not a metrics file of step 3.")
+            raise UserError(f"{origin}: no {key}; this is not a metrics file of step 3.")
     for key, value in numbers.items():
         if not isinstance(value, int | float):
-            raise UserError(f"{path}:{number}: {key} is {value!r}, not a number.")
+            raise UserError(f"{origin}: {key} is {value!r}, not a number.")
     return numbers
 
 
 def _read_samples(folder: Path, update: float, metric: str | None) -> list[Sample]:
     path = folder / "samples" / f"update-{int(update):06d}.jsonl"
-    return [_sample(row, path, number, metric) for number, row in _read_lines(path)]
+    return [_sample(row, origin, metric) for origin, row in _read_lines(path)]
 
 
-def _sample(row: Mapping[str, Any], path: Path, number: int, metric: str | None) -> Sample:
+def _sample(row: Mapping[str, Any], origin: str, metric: str | None) -> Sample:
     try:
         tokens = row.get("tokens", [])
         values = {"scores": row["score"], "eos_rate": row["finished"]} | _from_tokens(tokens)
@@ -161,7 +161,7 @@ def _sample(row: Mapping[str, Any], path: Path, number: int, metric: str | None)
             values[metric] = row[metric]
         return Sample(str(row["prompt"]), _finite(values), tokens)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}:{number} is not a sample of step 3: {error!r} is wrong or missing.") from error
+        raise UserError(f"{origin}: not a sample of step 3: {error!r} is wrong or missing.") from error
 
 
 def _from_tokens(tokens: list[dict[str, Any]]) -> dict[str, float]:
@@ -184,42 +184,31 @@ def _finite(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not valid JSON ({error}): run step 3 again, or give its output_dir.") from error
+        content = parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a JSON object.")
     return content
 
 
-def _read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Objects of a JSONL file with their line numbers.
-
-    A last line that is cut, which a running job leaves, is skipped with a warning; a broken line before it raises.
-    """
-    lines = _read_text(path).split("\n")
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Objects of a JSON Lines file, each with its place; a last line that a running job has cut short is skipped."""
     rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                logger.warning("%s:%d is cut short and skipped: the run may still be writing.", path, number)
-                continue
-            raise UserError(f"{path}:{number} is not valid JSON ({error.msg}).") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number} does not hold a JSON object.")
-        rows.append((number, row))
+    try:
+        for origin, row in json_lines(path):
+            if not isinstance(row, dict):
+                raise UserError(f"{origin} does not hold a JSON object.")
+            rows.append((origin, row))
+    except CutLine as error:
+        logger.warning("%s The line is skipped: the run may still be writing.", error)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if not rows:
         raise UserError(f"{path} holds no complete row yet: wait for the run, or start it again.")
     return rows
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise UserError(f"{path} {reason}: give the output_dir of a run of step 3.") from error
+def _unreadable(path: Path, error: OSError) -> UserError:
+    reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+    return UserError(f"{path} {reason}: give the output_dir of a run of step 3.")

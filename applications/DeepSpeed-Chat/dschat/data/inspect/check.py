@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.examples import pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.formats import DataKeys, Row, format_of
+from dschat.data.formats.formats import format_of
 from dschat.data.formats.registry import find_known
+from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.inspect.columns import describe_columns, prompt_identity
 from dschat.data.inspect.histogram import summary, text_histogram
 from dschat.data.sources import Source, load_source

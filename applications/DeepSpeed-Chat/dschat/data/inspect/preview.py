@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dschat.data.collate import collate_pairs, collate_prompts, collate_sft
 from dschat.data.encoding import decode_response, encode_prompt
 from dschat.data.examples import pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.formats import DataKeys, Row
+from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.inspect.check import Limits
 from dschat.data.sources import load_source
 from dschat.errors import UserError
