@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dschat.common.user_function import call_function, load_function
 from dschat.conditions.parsing.backend import load_backend
-from dschat.conditions.parsing.condition import ParsingCondition, Segmentation
+from dschat.conditions.parsing.condition import ParsedLengths, ParsingCondition
 from dschat.errors import UserError
 from dschat.models.tokenizer import end_token_id
 from dschat.rl.termination import (
@@ -95,7 +95,7 @@ def _parsing_condition(config: Any, tokenizer: Any) -> ParsingCondition:
     return ParsingCondition(tokenizer, backend, config.parsing_cutoff, {end_id})
 
 
-def _totals(found: Segmentation) -> dict[str, float]:
+def _totals(found: ParsedLengths) -> dict[str, float]:
     counts = {name: getattr(found.counts, name) for name in ("sentences", "parsed", "fell_back")}
     return {f"parsing/{name}": total for name, total in (counts | {"seconds": found.seconds}).items()}
 
