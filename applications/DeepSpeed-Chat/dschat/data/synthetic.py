@@ -7,14 +7,17 @@ minutes because nothing has to be copied from the post. `write_corpus` makes two
 step 1, and comparison pairs from poor to good for steps 2 and 3.
 """
 
-import json
+from __future__ import annotations
+
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from dschat.common.jsonl import write_rows
+from dschat.data.formats.published import tldr_prompt
 from dschat.data.synthetic_words import (
     COMPLAINTS,
     DETAILS,
@@ -33,11 +36,11 @@ from dschat.data.synthetic_words import (
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("demonstrations", "comparisons")
+Kind = Literal["demonstrations", "comparisons"]
+
 FULL_SCORE = 12  # points that give a gold score of 1
 LABEL_NOISE = 0.05  # share of comparison pairs whose choice is the worse response
-MAX_RESPONSE_TOKENS = 64  # EOS included; MAX_PIECES leaves room for words of more than one token
-MAX_PIECES = 58  # words and punctuation marks of one response
+MAX_PIECES = 58  # words and punctuation marks of one response; with EOS that is at most 64 tokens
 HALF = 3  # full stops after which praise counts instead of complaints
 DEMO_RATE = 0.2  # probability that an adjective of a demonstration is a complaint, and that it is praise
 MAX_TARGET = 11  # points of the best comparison responses
@@ -58,13 +61,9 @@ def gold_score(response: str) -> float:
     points = distinct complaint words before the third full stop + distinct praise words after it
              - repeats (every further use of a complaint or praise word, anywhere); score = points / 12, kept in 0..1.
 
+    Case does not matter; words are runs of letters.
+
     Example: " It was slow. It was slow. It was dim. It was neat." has the hits slow, dim, neat and one repeat: 2 / 12.
-
-    Args:
-        response: the response text. Case does not matter; words are runs of letters.
-
-    Returns:
-        The gold score, 0.0 to 1.0.
     """
     stops = 0
     hits: set[str] = set()
@@ -79,23 +78,17 @@ def gold_score(response: str) -> float:
     return min(1.0, max(0, len(hits) - repeats) / FULL_SCORE)
 
 
-def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, Any]]) -> "torch.Tensor":
-    """`gold_score` of a batch, with the signature of a reward function (`path/synthetic.py:gold_scores`).
+def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, Any]]) -> torch.Tensor:
+    """`gold_score` of B responses, (B,) float32, with the signature of a reward function.
 
-    Args:
-        prompts: B prompt texts, not used.
-        responses: B response texts.
-        rows: B data rows, not used.
-
-    Returns:
-        float32 tensor (B,), 0.0 to 1.0.
+    Named on the command line as `path/synthetic.py:gold_scores`.
     """
     import torch
 
     return torch.tensor([gold_score(response) for response in responses], dtype=torch.float32)
 
 
-def make_row(index: int, seed: int, kind: str, split: str = "train") -> dict[str, Any]:
+def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[str, Any]:
     """Makes one row, a function of its arguments alone.
 
     Args:
@@ -107,12 +100,7 @@ def make_row(index: int, seed: int, kind: str, split: str = "train") -> dict[str
 
     Returns:
         A row with the columns info, summaries, choice, worker, batch, split, extra.
-
-    Raises:
-        ValueError: the kind is unknown.
     """
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")
     rng = random.Random(f"{seed}/{kind}/{split}/{index}")
     info = _make_info(rng)
     if kind == "demonstrations":
@@ -135,7 +123,7 @@ def make_row(index: int, seed: int, kind: str, split: str = "train") -> dict[str
     }
 
 
-def make_rows(num_rows: int, seed: int, kind: str = "comparisons", split: str = "train") -> list[dict[str, Any]]:
+def make_rows(num_rows: int, seed: int, kind: Kind, split: str = "train") -> list[dict[str, Any]]:
     """Makes rows 0..num_rows-1 (see `make_row`); a longer list begins with the shorter one."""
     return [make_row(index, seed, kind, split) for index in range(num_rows)]
 
@@ -144,23 +132,15 @@ def row_texts(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Every text of the rows, whole, as the tokenizer will read it: prompt, then both responses, per row."""
     texts = []
     for row in rows:
-        info = row["info"]
-        texts.append(f"POST\nSubreddit: r/{info['subreddit']}\n{info['post']}\nTL;DR: ")
+        texts.append(tldr_prompt(row["info"]) or "")
         texts.extend(summary["text"] for summary in row["summaries"])
     return texts
 
 
-def write_corpus(
-    folder: str | Path,
-    num_demonstrations: int = 4000,
-    num_comparisons: int = 12000,
-    num_eval: int = 500,
-    seed: int = 1234,
-) -> dict[str, Path]:
-    """Writes two sources that share one distribution of prompts.
+def write_corpus(folder: Path, num_demonstrations: int, num_comparisons: int, num_eval: int, seed: int) -> None:
+    """Writes two sources that share one distribution of prompts, each as train.jsonl and validation.jsonl.
 
     `demonstrations/` is for step 1 (`--data_split 1,0,0`), `comparisons/` for steps 2 and 3 (`--data_split 0,1,1`).
-    Each holds train.jsonl and validation.jsonl.
 
     Args:
         folder: where the two folders go; made if absent, files of the same name are replaced.
@@ -168,18 +148,11 @@ def write_corpus(
         num_comparisons: training rows of `comparisons/`.
         num_eval: validation rows of each.
         seed: seed of the corpus.
-
-    Returns:
-        Kind -> its folder.
     """
-    folders = {}
-    for kind, num_train in zip(KINDS, (num_demonstrations, num_comparisons), strict=True):
-        folders[kind] = Path(folder) / kind
-        folders[kind].mkdir(parents=True, exist_ok=True)
-        for name, num_rows, split in (("train", num_train, "train"), ("validation", num_eval, "valid1")):
-            with open(folders[kind] / f"{name}.jsonl", "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in make_rows(num_rows, seed, kind, split))
-    return folders
+    sizes: dict[Kind, int] = {"demonstrations": num_demonstrations, "comparisons": num_comparisons}
+    for kind, num_train in sizes.items():
+        write_rows(folder / kind / "train.jsonl", make_rows(num_train, seed, kind))
+        write_rows(folder / kind / "validation.jsonl", make_rows(num_eval, seed, kind, "valid1"))
 
 
 def _make_info(rng: random.Random) -> dict[str, Any]:
