@@ -95,3 +95,8 @@ def edit_rows(path: Path, change) -> None:
     """Put every row of a JSONL file through `change`, a function from (index, row) to a row."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     write_lines(path, [change(index, row) for index, row in enumerate(rows)])
+
+
+def table_of(outcome, kind: str):
+    """The table of a report: results, wins or training; None if there is none."""
+    return next((table for table in outcome.tables if table.kind == kind), None)

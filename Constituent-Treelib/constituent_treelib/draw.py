@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from constituent_treelib.errors import TreelibError
-from constituent_treelib.trees import Tree
+from constituent_treelib.trees import Tree, fold
 
 FONT_SIZE = 15.0  # all lengths in pixels
 ROW = 46.0
@@ -49,38 +49,31 @@ def arrange(tree: Tree, text: str) -> Picture:
         tree: of any depth.
         text: that its positions count in.
     """
-    nodes, parents = _with_parents(tree)
-    depths = [0] * len(nodes)
-    for index in range(1, len(nodes)):
-        depths[index] = depths[parents[index]] + 1
-    widths = _widths(nodes, parents, text)
-    centres = _centres(parents, widths)
-    heights = [MARGIN + FONT_SIZE / 2 + ROW * depth for depth in range(max(depths) + 1)]
-    tags = FONT_SIZE * 1.3 if any(node.label for node in nodes if not node.children) else 0.0
-    bottom = heights[-1] + tags
+    width, places = _places(tree, text)
+    tags = FONT_SIZE * 1.3 if any(leaf.label for leaf in tree.leaves()) else 0.0
+    bottom = max(place.y for place in places) + tags
     labels: list[Label] = []
     lines: list[list[tuple[float, float]]] = []
-    for index, node in enumerate(nodes):
-        x, y = centres[index], heights[depths[index]]
+    for place in places:
+        node, x, y, above = place.node, place.x, place.y, place.above
+        if above is not None:
+            lines.append([(above.x, above.y + _AROUND), (x, y - _AROUND)])
         if node.children:
             labels.append(Label(visible(node.label), x, y, "constituent"))
-        else:
-            labels.append(Label(visible(text[node.start : node.end]), x, bottom, "word"))
-            labels.append(Label(visible(node.label), x, bottom - tags, "tag"))
-        if index:
-            above = parents[index]
-            lines.append([(centres[above], heights[depths[above]] + _AROUND), (x, y - _AROUND)])
-            if not node.children:  # down its own column, where nothing else is
-                lines[-1].append((x, bottom - (tags if node.label else 0.0) - _AROUND))
-    labels = [label for label in labels if label.text]
-    return Picture(widths[0] + 2 * MARGIN, bottom + FONT_SIZE / 2 + MARGIN, labels, lines)
+            continue
+        labels.append(Label(visible(text[node.start : node.end]), x, bottom, "word"))
+        labels.append(Label(visible(node.label), x, bottom - tags, "tag"))
+        if above is not None:  # down its own column, where nothing else is
+            lines[-1].append((x, bottom - (tags if node.label else 0.0) - _AROUND))
+    return Picture(
+        width + 2 * MARGIN, bottom + FONT_SIZE / 2 + MARGIN, [label for label in labels if label.text], lines
+    )
 
 
 def draw_svg(tree: Tree, text: str) -> str:
     """The tree as an SVG document; what the text says is escaped."""
     picture = arrange(tree, text)
-    size = f"{picture.width:.0f} {picture.height:.0f}"
-    width, height = size.split()
+    width, height = f"{picture.width:.0f}", f"{picture.height:.0f}"
     lines = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in line) for line in picture.lines)
     labels = "\n".join(
         f'<text x="{label.x:.1f}" y="{label.y:.1f}" class="{label.kind}">{escape(label.text)}</text>'
@@ -89,7 +82,7 @@ def draw_svg(tree: Tree, text: str) -> str:
     font = f'{FONT_SIZE:g}px "DejaVu Sans",Verdana,Helvetica,sans-serif'
     styles = "".join(f".{kind}{{fill:{colour}}}" for kind, colour in _COLOURS.items())
     return f"""<?xml version="1.0" encoding="UTF-8"?>
-<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {size}">
+<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">
 <style>text{{font:{font};text-anchor:middle;dominant-baseline:central}}
 {styles}.constituent{{font-weight:bold}}.tag{{font-size:{0.8 * FONT_SIZE:g}px}}</style>
 <rect width="100%" height="100%" fill="#ffffff"/>
@@ -162,43 +155,45 @@ def text_width(text: str, bold: bool = False) -> float:
     return FONT_SIZE * ems * (1.12 if bold else 1.0)
 
 
-def _with_parents(tree: Tree) -> tuple[list[Tree], list[int]]:
-    """Every node, each before its children, and the index of the node above it; -1 for the root."""
-    nodes: list[Tree] = []
-    parents: list[int] = []
-    stack = [(tree, -1)]
-    while stack:
-        node, above = stack.pop()
-        stack.extend((child, len(nodes)) for child in reversed(node.children))
-        nodes.append(node)
-        parents.append(above)
-    return nodes, parents
+@dataclass(frozen=True)
+class _Box:
+    """A node, and how wide it is with all that is below it."""
+
+    node: Tree
+    width: float
+    below: list[_Box]
 
 
-def _widths(nodes: list[Tree], parents: list[int], text: str) -> list[float]:
-    """How wide each node is with all that is below it."""
-    below = [0.0] * len(nodes)
-    widths = [0.0] * len(nodes)
-    for index in range(len(nodes) - 1, -1, -1):
-        node = nodes[index]
-        own = text_width(visible(node.label), bold=bool(node.children))
-        if not node.children:
-            own = max(own, text_width(visible(text[node.start : node.end])))
-        widths[index] = max(own + GAP, below[index])
-        if index:
-            below[parents[index]] += widths[index]
-    return widths
+@dataclass(frozen=True)
+class _Place:
+    """Where a node's label is, in the middle of its box."""
+
+    node: Tree
+    x: float
+    y: float
+    above: _Place | None
 
 
-def _centres(parents: list[int], widths: list[float]) -> list[float]:
-    """Where the middle of each node is: over the middle of what is below it."""
-    lefts = [MARGIN] * len(parents)
-    used = [0.0] * len(parents)  # by the children that have their place
-    below = [0.0] * len(parents)
-    for index in range(1, len(parents)):
-        below[parents[index]] += widths[index]
-    for index in range(1, len(parents)):
-        above = parents[index]
-        lefts[index] = lefts[above] + (widths[above] - below[above]) / 2 + used[above]
-        used[above] += widths[index]
-    return [left + width / 2 for left, width in zip(lefts, widths, strict=True)]
+def _places(tree: Tree, text: str) -> tuple[float, list[_Place]]:
+    """The width of the tree, and the places of its nodes, each before its children, from left to right."""
+
+    def box(node: Tree, below: list[_Box]) -> _Box:
+        width = text_width(visible(node.label), bold=bool(below))
+        if not below:
+            width = max(width, text_width(visible(text[node.start : node.end])))
+        return _Box(node, max(width + GAP, sum(child.width for child in below)), below)
+
+    root = fold(tree, box)
+    places: list[_Place] = []
+    waiting: list[tuple[_Box, float, float, _Place | None]] = [(root, MARGIN, MARGIN + FONT_SIZE / 2, None)]
+    while waiting:
+        found, left, y, above = waiting.pop()
+        place = _Place(found.node, left + found.width / 2, y, above)
+        places.append(place)
+        left += (found.width - sum(child.width for child in found.below)) / 2
+        children = []
+        for child in found.below:
+            children.append((child, left, y + ROW, place))
+            left += child.width
+        waiting.extend(reversed(children))
+    return root.width, places

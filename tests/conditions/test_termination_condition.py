@@ -115,9 +115,10 @@ class Words:
     name, version, unit = "words", "7", "sentence"
 
     def parse(self, units):
-        from constituent_treelib.trees import flat_tree
+        from constituent_treelib import Tree
 
-        return [flat_tree([found.span() for found in re.finditer(r"\w+", unit)]) for unit in units]
+        words = [tuple(Tree("", *found.span()) for found in re.finditer(r"\w+", unit)) for unit in units]
+        return [Tree("S", 0, len(unit), found) for unit, found in zip(units, words, strict=True)]
 
 
 MAKE = "def make(model):\n    assert model in (None, 'mine')\n    return Words()\n"

@@ -8,7 +8,7 @@ import pytest
 from dschat.errors import UserError
 from dschat.run_report.build import build_report
 from dschat.run_report.data import read_run
-from report_runs import make_two_runs
+from report_runs import make_two_runs, table_of
 
 
 @pytest.fixture
@@ -20,10 +20,10 @@ def test_a_cut_last_line_is_skipped_with_a_warning(two_runs, tmp_path, caplog):
     for path in (two_runs["PPO"] / "metrics.jsonl", two_runs["PPO"] / "samples" / "update-000010.jsonl"):
         path.write_text(path.read_text() + '{"update": 11, "sam')
     with caplog.at_level(logging.WARNING):
-        summary = build_report(two_runs, tmp_path / "out")
+        outcome = build_report(two_runs, tmp_path / "out")
     for place in ("metrics.jsonl:13", "update-000010.jsonl:3"):
         assert f"{place}: not valid JSON" in caplog.text and "skipped: the run may still be writing" in caplog.text
-    assert summary.training_rows[0][1] == "10"
+    assert table_of(outcome, "training").rows[0][1] == "10"
 
 
 def test_rows_logged_twice_count_once(two_runs):

@@ -11,7 +11,7 @@ import pytest
 
 from dschat.run_report.build import build_report
 from dschat.run_report.plots import smooth
-from report_runs import Page, edit_rows, make_run, make_two_runs
+from report_runs import Page, edit_rows, make_run, make_two_runs, table_of
 
 SCRIPT = "<script>alert('x')</script>"
 
@@ -67,11 +67,11 @@ def test_page_shows_every_model_with_its_spans(two_runs, tmp_path):
 
 
 def test_page_holds_the_tables_and_sentences(two_runs, tmp_path):
-    summary = build_report(two_runs, tmp_path / "out", notes=["A remark."])
+    outcome = build_report(two_runs, tmp_path / "out", notes=["A remark."])
     text = read_page(tmp_path / "out").text
-    for row in [summary.headers, *summary.rows, summary.training_headers, *summary.training_rows]:
+    for row in [row for table in outcome.tables for row in (table.headers, *table.rows)]:
         assert "".join(row) in text
-    assert all(sentence in text for sentence in [*summary.findings, *summary.remarks, "A remark."])
+    assert all(sentence in text for sentence in [*outcome.findings, *outcome.remarks, "A remark."])
 
 
 def test_page_says_when_no_prompt_is_common(tmp_path):
@@ -85,10 +85,10 @@ def test_page_says_when_no_prompt_is_common(tmp_path):
 def test_responses_without_tokens_are_counted_but_not_shown(two_runs, tmp_path):
     path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
     edit_rows(path, lambda index, row: row if index == 0 else {key: row[key] for key in row if key != "tokens"})
-    summary = build_report(two_runs, tmp_path / "out")
+    outcome = build_report(two_runs, tmp_path / "out")
     # Length and KL of the second response are not known: no standard error of them.
-    assert summary.rows[1][1:5] == ["0.500 ± 0.100", "5.000 ± 1.000", "1.500", "3.0"]
-    assert summary.rows[1][-1] == "2"
+    assert table_of(outcome, "results").rows[1][1:5] == ["0.500 ± 0.100", "5.000 ± 1.000", "1.500", "3.0"]
+    assert table_of(outcome, "results").rows[1][-1] == "2"
     assert len(read_page(tmp_path / "out").of_class("ma-panel")) == 3
 
 
@@ -96,7 +96,7 @@ def test_text_that_is_no_unicode_still_gives_a_page(two_runs, tmp_path):
     path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
     path.write_text(path.read_text().replace('"text": "good"', '"text": "\\ud800"'))
     build_report(two_runs, tmp_path / "out")
-    assert "???" in read_page(tmp_path / "out").text
+    assert "\ufffd" * 3 in read_page(tmp_path / "out").text
 
 
 def test_picture_has_its_size_and_is_not_blank(two_runs, tmp_path):

@@ -9,8 +9,7 @@ import pytest
 
 from constituent_treelib import ConstituentTree, Tree, TreelibError
 from constituent_treelib.draw import arrange, draw_svg
-from constituent_treelib.trees import flat_tree
-from treelib_cases import TEXTS
+from treelib_cases import TEXTS, flat_tree
 
 SENTENCE = "The fox (red) jumped over it."
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,9 +7,9 @@ import pytest
 
 from constituent_treelib.backends import NAMES, make_backend
 from constituent_treelib.errors import TreelibError
-from constituent_treelib.trees import flat_tree
 from dschat.conditions.parsing.condition import ParsingCondition
 from tokenizer_families import FAMILIES, TEXTS, unknown_decoder, word_piece
+from treelib_cases import flat_tree
 
 EOS, BOS = 2, 1
 KINDS = {**FAMILIES, "unknown decoder": unknown_decoder, "word pieces": word_piece}

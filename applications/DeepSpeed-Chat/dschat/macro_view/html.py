@@ -14,6 +14,8 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from dschat.common.hidden_text import pictures
+
 # Tints of the Okabe-Ito colours (fill, edge). Neighbours differ for every common form of colour blindness, and the
 # edge on the left marks where a macro action begins without any colour.
 PALETTE = (
@@ -88,8 +90,8 @@ def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
 def macro_spans(tokens: Iterable[MacroToken]) -> str:
     """HTML of one response: a span per macro action, in it a span per token.
 
-    Runs of tokens with the same `macro_action` share a span. Spaces and line breaks are kept. The text of the element
-    is the text of the tokens, except that a control character is shown by its picture (U+2400 and up).
+    Runs of tokens with the same `macro_action` share a span. The text of the element is the text of the tokens, with
+    spaces and line breaks, but for characters that would steer the page: see `pictures`.
     """
     spans = []
     for number, group in groupby(tokens, key=lambda token: token.macro_action):
@@ -128,12 +130,13 @@ def legend_html(numbers: bool = True) -> str:
 
 
 def _token_span(token: MacroToken, macro_length: int) -> str:
-    facts = [f"token: {_visible(token.text)!r}", _macro_line(token.macro_action, macro_length)]
+    text = pictures(token.text)
+    facts = [f"token: {text!r}", _macro_line(token.macro_action, macro_length)]
     numbers = {"value": token.value, "reward": token.reward, "advantage": token.advantage}
     if any(number is not None for number in numbers.values()):
         facts += [f"{name}: {_number(number)}" for name, number in numbers.items()]
     title = "\n".join(facts)
-    lines = [escape(line) for line in _visible(token.text).split("\n")]
+    lines = [escape(line) for line in text.split("\n")]
     body = '<span class="nl">\n</span>'.join(lines)
     kind = "tk" if token.text else "tk tk-empty"
     return f'<span class="{kind}" title="{escape(title)}">{body}</span>'
@@ -147,8 +150,3 @@ def _macro_line(number: int, length: int) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:+.4f}".replace("-", "−")
-
-
-def _visible(text: str) -> str:
-    """The text with control characters, which a browser would drop or change, replaced by their pictures."""
-    return "".join(chr(0x2400 + ord(char)) if ord(char) < 0x20 and char not in "\t\n" else char for char in text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,44 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """An evaluation on held-out prompts.
+
+    Attributes:
+        model: what was evaluated: SFT, or the run's name.
+        row: the row of metrics.jsonl with its means.
+        samples: of its samples file, which may hold only some of the responses.
+    """
+
+    model: str
+    row: Mapping[str, float]
+    samples: Sequence[Sample]
+
+    def mean(self, name: str) -> float:
+        """Mean over the held-out prompts; NaN where it was not logged."""
+        return self.row.get(f"eval/{name}", math.nan)
+
+    def values(self, name: str) -> list[float] | None:
+        """The single values behind a mean; None when the samples are not all of them or fewer than two."""
+        values = [sample.values[name] for sample in self.samples if name in sample.values]
+        if len(values) < max(2, len(self.samples)):
+            return None
+        mean = self.mean(name)
+        close = abs(sum(values) / len(values) - mean) <= SAME_MEAN * max(1.0, abs(mean))
+        return values if close else None
+
+    def matches(self, other: HeldOut) -> list[int] | None:
+        """Per sample the number of the other's sample of the same prompt; None when the prompts differ."""
+        prompts, others = ([sample.prompt for sample in side.samples] for side in (self, other))
+        if prompts == others:
+            return list(range(len(prompts)))
+        if len(set(prompts)) < len(prompts) or sorted(prompts) != sorted(others):
+            return None
+        number = {prompt: i for i, prompt in enumerate(others)}
+        return [number[prompt] for prompt in prompts]
+
+
+@dataclass(frozen=True)
 class RunData:
     """One run of step 3.
 
@@ -47,9 +85,9 @@ class RunData:
         config: the flags of the run.
         metric: name of the metric function, None without one.
         train: rows of metrics.jsonl with rollout metrics, by update.
-        evals: rows with evaluation metrics, by update: the first is the SFT model, the last the result.
-        first: samples of the first evaluation.
-        last: samples of the last evaluation.
+        evals: rows with evaluation metrics, by update.
+        first: the first evaluation, of the SFT model.
+        last: the last evaluation, of the result.
     """
 
     name: str
@@ -57,18 +95,12 @@ class RunData:
     metric: str | None
     train: list[dict[str, float]]
     evals: list[dict[str, float]]
-    first: list[Sample]
-    last: list[Sample]
+    first: HeldOut
+    last: HeldOut
 
-    @property
-    def updates(self) -> int:
-        """Optimiser updates so far."""
-        return int(max(row["update"] for row in [*self.train, *self.evals]))
-
-    @property
-    def seconds(self) -> float:
-        """Seconds from the start to the last row."""
-        return max(row["seconds"] for row in [*self.train, *self.evals])
+    def largest(self, key: str) -> float:
+        """Of a number that all rows have: update, samples (prompts) or seconds so far."""
+        return max(row[key] for row in [*self.train, *self.evals])
 
     def train_mean(self, key: str, last: float = 1.0) -> float:
         """Mean of a rollout metric over the last part of the run (1.0 = all of it); NaN when it was never logged."""
@@ -93,38 +125,12 @@ def read_run(name: str, folder: Path) -> RunData:
     if len(evals) < 2:
         raise UserError(f"{path} has no evaluation after update 0: let the run finish, or lower --eval_interval.")
     metric = _metric_name(evals, config)
-    return RunData(
-        name=name,
-        config=config,
-        metric=metric,
-        train=train,
-        evals=evals,
-        first=_read_samples(folder, evals[0]["update"], metric),
-        last=_read_samples(folder, evals[-1]["update"], metric),
-    )
+    first = HeldOut("SFT", evals[0], _read_samples(folder, evals[0]["update"], metric))
+    last = HeldOut(name, evals[-1], _read_samples(folder, evals[-1]["update"], metric))
+    return RunData(name, config, metric, train, evals, first, last)
 
 
-def covering(name: str, mean: float, samples: Sequence[Sample]) -> list[float] | None:
-    """The single values behind an evaluation's mean; None when the samples are not all of them or fewer than two."""
-    values = [sample.values[name] for sample in samples if name in sample.values]
-    if len(values) < max(2, len(samples)):
-        return None
-    close = abs(sum(values) / len(values) - mean) <= SAME_MEAN * max(1.0, abs(mean))
-    return values if close else None
-
-
-def same_prompts(ours: Sequence[Sample], theirs: Sequence[Sample]) -> list[int] | None:
-    """For each of our samples the index of their sample of the same prompt; None when the prompts differ."""
-    prompts, others = [sample.prompt for sample in ours], [sample.prompt for sample in theirs]
-    if prompts == others:
-        return list(range(len(prompts)))
-    if len(set(prompts)) < len(prompts) or sorted(prompts) != sorted(others):
-        return None
-    index = {prompt: i for i, prompt in enumerate(others)}
-    return [index[prompt] for prompt in prompts]
-
-
-def _by_update(rows: Any) -> list[dict[str, float]]:
+def _by_update(rows: Iterable[dict[str, float]]) -> list[dict[str, float]]:
     """Rows in the order of their updates; of two rows of one update the later one."""
     found = {row["update"]: row for row in rows}
     return [found[update] for update in sorted(found)]
