@@ -83,16 +83,7 @@ class Chunker:
 
 
 def chunk_sentence(text: str, start: int, end: int) -> Tree:
-    """The chunker's tree of a sentence.
-
-    Args:
-        text: a text.
-        start: where the sentence begins, in characters of the text.
-        end: where it ends; between the two is something that is not blank.
-
-    Returns:
-        The tree, with positions in characters of the text.
-    """
+    """The chunker's tree of the sentence text[start:end], which is not blank; positions count in the whole text."""
     clauses: list[Tree] = []
     parts: list[Tree] = []  # of the clause: chunks and the marks behind them
     words: list[Tree] = []  # of the chunk
@@ -133,13 +124,7 @@ def chunk_sentence(text: str, start: int, end: int) -> Tree:
 
 
 def _kind_of_mark(kind: Kind, attached: bool, follows: str) -> Kind:
-    """A stop or quotation mark as it is used.
-
-    Args:
-        kind: what it is out of context.
-        attached: whether it stands right behind a word.
-        follows: the character after it, empty at the end.
-    """
+    """A stop or quotation mark as it is used: right behind a word or not, and before which character, if any."""
     if kind == "quote":
         return "closing" if attached else "opening"
     if kind == "stop" and follows.isalnum() and follows.isascii():  # 3.14, example.com

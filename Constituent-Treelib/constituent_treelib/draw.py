@@ -8,6 +8,7 @@ import unicodedata
 import warnings
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 
 from constituent_treelib.errors import TreelibError
 from constituent_treelib.trees import Tree, fold
@@ -42,6 +43,16 @@ class Picture:
     lines: list[list[tuple[float, float]]]
 
 
+@dataclass(frozen=True)
+class _Box:
+    """A node, how wide it is with all that is below it, and the number of rows below it."""
+
+    node: Tree
+    width: float
+    rows: int
+    below: list[_Box]
+
+
 def arrange(tree: Tree, text: str) -> Picture:
     """Constituents above what they are made of; all words on the bottom line, so that the sentence can be read.
 
@@ -49,25 +60,43 @@ def arrange(tree: Tree, text: str) -> Picture:
         tree: of any depth.
         text: that its positions count in.
     """
-    width, places = _places(tree, text)
+    root = fold(tree, lambda node, below: _box(node, below, text))
+    top = MARGIN + FONT_SIZE / 2
     tags = FONT_SIZE * 1.3 if any(leaf.label for leaf in tree.leaves()) else 0.0
-    bottom = max(place.y for place in places) + tags
+    bottom = top + ROW * root.rows + tags
     labels: list[Label] = []
     lines: list[list[tuple[float, float]]] = []
-    for place in places:
-        node, x, y, above = place.node, place.x, place.y, place.above
-        if above is not None:
-            lines.append([(above.x, above.y + _AROUND), (x, y - _AROUND)])
-        if node.children:
+    # Boxes that have no place yet, each with its left edge, its y, and the beginning of the line that leads to it.
+    waiting: list[tuple[_Box, float, float, list[tuple[float, float]]]] = [(root, MARGIN, top, [])]
+    while waiting:
+        box, left, y, line = waiting.pop()
+        node, x = box.node, left + box.width / 2
+        ends = [(x, y - _AROUND)]
+        if box.below:
             labels.append(Label(visible(node.label), x, y, "constituent"))
-            continue
-        labels.append(Label(visible(text[node.start : node.end]), x, bottom, "word"))
-        labels.append(Label(visible(node.label), x, bottom - tags, "tag"))
-        if above is not None:  # down its own column, where nothing else is
-            lines[-1].append((x, bottom - (tags if node.label else 0.0) - _AROUND))
-    return Picture(
-        width + 2 * MARGIN, bottom + FONT_SIZE / 2 + MARGIN, [label for label in labels if label.text], lines
-    )
+        else:
+            labels.append(Label(visible(text[node.start : node.end]), x, bottom, "word"))
+            labels.append(Label(visible(node.label), x, bottom - tags, "tag"))
+            ends.append((x, bottom - (tags if node.label else 0.0) - _AROUND))  # down its own column
+        if line:
+            lines.append(line + ends)
+        lefts = accumulate([left + (box.width - _total(box.below)) / 2, *(child.width for child in box.below)])
+        children = zip(box.below, lefts, strict=False)
+        waiting += reversed([(child, start, y + ROW, [(x, y + _AROUND)]) for child, start in children])
+    labels = [label for label in labels if label.text]
+    return Picture(root.width + 2 * MARGIN, bottom + FONT_SIZE / 2 + MARGIN, labels, lines)
+
+
+def _box(node: Tree, below: list[_Box], text: str) -> _Box:
+    width = text_width(visible(node.label), bold=bool(below))
+    if not below:
+        width = max(width, text_width(visible(text[node.start : node.end])))
+    rows = 1 + max((box.rows for box in below), default=-1)
+    return _Box(node, max(width + GAP, _total(below)), rows, below)
+
+
+def _total(boxes: list[_Box]) -> float:
+    return sum(box.width for box in boxes)
 
 
 def draw_svg(tree: Tree, text: str) -> str:
@@ -92,14 +121,8 @@ def draw_svg(tree: Tree, text: str) -> str:
 """
 
 
-def draw_png(tree: Tree, text: str, path: str | os.PathLike[str], scale: float = 2.0) -> None:
-    """Writes the tree as a PNG file.
-
-    Args:
-        tree: the tree.
-        text: that its positions count in.
-        path: of the file.
-        scale: pixels of the file per pixel of the SVG; less for a very large tree.
+def draw_png(tree: Tree, text: str, path: str | os.PathLike[str]) -> None:
+    """Writes the tree as a PNG file, of twice the pixels of the SVG; of fewer for a very large tree.
 
     Raises:
         TreelibError: matplotlib is not installed.
@@ -111,9 +134,8 @@ def draw_png(tree: Tree, text: str, path: str | os.PathLike[str], scale: float =
     except ImportError as error:
         raise TreelibError(f"a PNG needs matplotlib ({error}): pip install matplotlib, or write an SVG.") from error
     picture = arrange(tree, text)
-    scale = min(scale, _MOST_PIXELS / picture.width, _MOST_PIXELS / picture.height)
-    dpi = 100 * scale
-    figure = Figure(figsize=(picture.width / 100, picture.height / 100), dpi=dpi, facecolor="white")
+    scale = min(2.0, _MOST_PIXELS / picture.width, _MOST_PIXELS / picture.height)
+    figure = Figure(figsize=(picture.width / 100, picture.height / 100), dpi=100 * scale, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, picture.width)
@@ -153,47 +175,3 @@ def text_width(text: str, bold: bool = False) -> float:
         wide = unicodedata.east_asian_width(char) in "WF" or unicodedata.category(char) == "So"
         ems += 1.1 if wide else 0.85 if char in "mwMW@%" else 0.36 if char in "ijlI.,;:'|!()[] " else 0.64
     return FONT_SIZE * ems * (1.12 if bold else 1.0)
-
-
-@dataclass(frozen=True)
-class _Box:
-    """A node, and how wide it is with all that is below it."""
-
-    node: Tree
-    width: float
-    below: list[_Box]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a node's label is, in the middle of its box."""
-
-    node: Tree
-    x: float
-    y: float
-    above: _Place | None
-
-
-def _places(tree: Tree, text: str) -> tuple[float, list[_Place]]:
-    """The width of the tree, and the places of its nodes, each before its children, from left to right."""
-
-    def box(node: Tree, below: list[_Box]) -> _Box:
-        width = text_width(visible(node.label), bold=bool(below))
-        if not below:
-            width = max(width, text_width(visible(text[node.start : node.end])))
-        return _Box(node, max(width + GAP, sum(child.width for child in below)), below)
-
-    root = fold(tree, box)
-    places: list[_Place] = []
-    waiting: list[tuple[_Box, float, float, _Place | None]] = [(root, MARGIN, MARGIN + FONT_SIZE / 2, None)]
-    while waiting:
-        found, left, y, above = waiting.pop()
-        place = _Place(found.node, left + found.width / 2, y, above)
-        places.append(place)
-        left += (found.width - sum(child.width for child in found.below)) / 2
-        children = []
-        for child in found.below:
-            children.append((child, left, y + ROW, place))
-            left += child.width
-        waiting.extend(reversed(children))
-    return root.width, places

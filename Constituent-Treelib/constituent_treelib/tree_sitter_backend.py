@@ -121,12 +121,10 @@ def _constituent(text: str, label: str, start: int, end: int, children: Sequence
 def _words(text: str, start: int, end: int) -> list[Tree]:
     """What no node of the grammar covers: one word if there is no blank in it, else the chunker's sentences."""
     piece = text[start:end]
-    found = piece.split(None, 1)
-    if not found:
-        return []
-    if len(found) == 1 and len(found[0]) == len(piece.strip()):
-        first = start + piece.index(found[0])
-        return [Tree("", first, first + len(found[0]))]
+    if len(piece.split(None, 1)) == 1:
+        word = piece.strip()
+        first = text.index(word, start)
+        return [Tree("", first, first + len(word))]
     return [chunk_sentence(text, start + first, start + last) for first, last in sentence_spans(piece)]
 
 

@@ -17,11 +17,10 @@ from dschat.data.inspect.check import check_report
 from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import bin_width, summary, text_histogram
 from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.steps import Limits
+from dschat.data.inspect.steps import Settings
 from dschat.errors import UserError
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e"]
-KEYS = DataKeys()
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +36,16 @@ def write(path, rows):
     return str(path)
 
 
-def check(path, data_split="2,4,4", tokenizer=None, limits=None, keys=KEYS):
-    return check_report(str(path), keys, data_split, 1234, tokenizer, limits or Limits())
+def check(path, data_split="2,4,4", **settings):
+    return check_report(str(path), data_split, Settings(**settings))
 
 
-def preview(path, count=3, tokenizer=None, step=None, limits=None, colour=False):
-    return preview_report(str(path), KEYS, count, tokenizer, step, limits or Limits(), colour, 1234)
+def preview(path, count=3, step=None, colour=False, **settings):
+    return preview_report(str(path), count, step, colour, Settings(**settings))
+
+
+def limits(longest, longest_prompt):
+    return {"max_seq_len": longest, "max_prompt_seq_len": longest_prompt}
 
 
 def lines_of(report, title):
@@ -149,7 +152,7 @@ def test_check_without_a_tokenizer(folder):
 
 
 def test_check_with_a_tokenizer(folder, words):
-    report = check(folder, "1,1,1", words, Limits(4, 4))
+    report = check(folder, "1,1,1", tokenizer=words, **limits(4, 4))
     assert lines_of(report, "length of the prompts, in tokens, with BOS") == [
         "2 - 2  2 " + "#" * 20,
         "3 - 3  4 " + "#" * 40,
@@ -170,7 +173,7 @@ def test_what_each_step_leaves_out(tmp_path, words):
     title = "left out at these lengths, of the steps' shares (--max_seq_len 4, --max_prompt_seq_len 4)"
     found = {}
     for step, split in enumerate(("1,0,0", "0,1,0", "0,0,1")):
-        report = check(tmp_path, split, words, Limits(4, 4))
+        report = check(tmp_path, split, tokenizer=words, **limits(4, 4))
         found[step + 1] = lines_of(report, title)[step]
     assert found[1] == (
         "step 1 (SFT): 1 of 4 training rows (response cut to nothing: 1),"
@@ -187,13 +190,13 @@ def test_what_each_step_leaves_out(tmp_path, words):
 def test_check_says_why_rows_are_missing(tmp_path, words, monkeypatch):
     monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path))
     write_set(tmp_path / "apps", "apps", rows=10, eval_rows=4)
-    report = check("apps", "1,0,0", words)
+    report = check("apps", "1,0,0", tokenizer=words)
     assert "published  5,000 training, 5,000 evaluation" in report
     assert "format     APPS problem: 14" in report
     # rows 1 and 4 of the training file, row 1 of the other
     assert "responses  one: 11, none (no reference solution: left out in step 1): 3" in report
     assert "step 1 (SFT): 2 of 10 training rows (no reference solution: 2)" in report
-    report = check("apps", "0,1,0", words)
+    report = check("apps", "0,1,0", tokenizer=words)
     assert "step 2 (reward model): not possible: " in report and "the row has no rejected response" in report
 
 
@@ -226,7 +229,7 @@ def shown(tmp_path):
 
 def test_preview_of_step_1(shown, words):
     folder, path = shown
-    assert preview(folder, 3, words, 1, Limits(6, 6)).splitlines() == [
+    assert preview(folder, 3, 1, tokenizer=words, **limits(6, 6)).splitlines() == [
         f"{folder}: step 1: the loss is taken on the response alone; prompt and padding are masked",
         "",
         f"{path}:1",
@@ -245,7 +248,7 @@ def test_preview_of_step_1(shown, words):
 
 def test_preview_of_step_2_is_the_default_for_pairs(shown, words):
     folder, path = shown
-    assert preview(folder, 2, words).splitlines() == [
+    assert preview(folder, 2, tokenizer=words).splitlines() == [
         f"{folder}: step 2: the score is read at the last token before the padding; padding is masked",
         "",
         f"{path}:1",
@@ -264,7 +267,7 @@ def test_preview_of_step_2_is_the_default_for_pairs(shown, words):
 
 def test_preview_of_step_3(shown, words):
     folder, path = shown
-    assert preview(folder, 3, words, 3, Limits(6, 5)).splitlines()[1:] == [
+    assert preview(folder, 3, 3, tokenizer=words, **limits(6, 5)).splitlines()[1:] == [
         "",
         f"{path}:1",
         "[[padding x2: masked]]",
@@ -275,7 +278,7 @@ def test_preview_of_step_3(shown, words):
         "",
         f"{path}:3: dropped (prompt too long)",
     ]
-    assert preview(folder, 3, words, 3, Limits(6, 2)).count("dropped (prompt too long)") == 3
+    assert preview(folder, 3, 3, tokenizer=words, **limits(6, 2)).count("dropped (prompt too long)") == 3
 
 
 def test_preview_without_a_tokenizer(tmp_path):
@@ -309,7 +312,7 @@ def test_preview_shows_what_a_tokenizer_loses(shown, words):
     """z is no word: the tokenizer reads it as e."""
     folder, path = shown
     write(pathlib.Path(path), [{"prompt": "a z", "chosen": "b </s> c"}])
-    report = preview(folder, 1, words)
+    report = preview(folder, 1, tokenizer=words)
     assert "<s>a e" in report and "b</s>c</s>" in report
 
 

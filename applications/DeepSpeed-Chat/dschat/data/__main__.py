@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dschat.common.script import both_spellings, run_script
 from dschat.data.formats.registry import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.formats.rows import DataKeys
-from dschat.data.inspect.steps import Limits
+from dschat.data.inspect.steps import Settings
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(path: str, arguments: argparse.Namespace) -> str:
     keys = DataKeys(**{field.name: getattr(arguments, f"{field.name}_key") for field in dataclasses.fields(DataKeys)})
-    limits = Limits(arguments.max_seq_len, arguments.max_prompt_seq_len)
     tokenizer = _open_tokenizer(arguments.tokenizer) if arguments.tokenizer else None
+    settings = Settings(keys, arguments.seed, tokenizer, arguments.max_seq_len, arguments.max_prompt_seq_len)
     if arguments.command == "check":
         from dschat.data.inspect.check import check_report
 
-        return check_report(path, keys, arguments.data_split, arguments.seed, tokenizer, limits)
+        return check_report(path, arguments.data_split, settings)
     from dschat.data.inspect.preview import preview_report
 
     colour = sys.stdout.isatty() if arguments.colour == "auto" else arguments.colour == "always"
-    return preview_report(path, keys, arguments.rows, tokenizer, arguments.step, limits, colour, arguments.seed)
+    return preview_report(path, arguments.rows, arguments.step, colour, settings)
 
 
 def _open_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -85,10 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     for command in (check, preview):
         command.add_argument("paths", nargs="+", metavar="PATH", help=PATH_HELP)
         _flag(command, "tokenizer", metavar="MODEL", help="folder or hub id of the model, for lengths in tokens")
-        longest, longest_prompt = Limits.max_seq_len, Limits.max_prompt_seq_len
+        longest, longest_prompt = Settings.max_seq_len, Settings.max_prompt_seq_len
         _flag(command, "max_seq_len", type=_count, default=longest, help="longest prompt and response (steps 1, 2)")
         _flag(command, "max_prompt_seq_len", type=_count, default=longest_prompt, help="longest prompt (step 3)")
-        _flag(command, "seed", type=_seed, default=1234, help="seed of the splits")
+        _flag(command, "seed", type=_seed, default=Settings.seed, help="seed of the splits")
         for field in dataclasses.fields(DataKeys):
             _flag(command, f"{field.name}_key", default=field.default, metavar="COLUMN", help=f"for {field.name!r}")
     _flag(check, "data_split", default="2,4,4", help="fractions of the rows that steps 1, 2 and 3 use")

@@ -58,9 +58,11 @@ def update_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[list[list[int]]]:
-    """One epoch of updates. Inside an update, rows of similar length share a micro-batch.
+    """One epoch of updates, each a list of micro-batches, each a list of example numbers.
 
-    Which rows an update holds depends on the seed and the epoch alone, never on `micro_size` or `world_size`.
+    Which rows an update holds depends on the seed and the epoch alone, never on `micro_size` or `world_size`. Inside
+    an update, rows of similar length share a micro-batch. The examples that do not fill an update wait for another
+    epoch.
 
     Args:
         lengths: n example lengths, in tokens.
@@ -70,10 +72,6 @@ def update_batches(
         epoch: number of the epoch, which changes the order.
         rank: this process.
         world_size: number of processes; each gets an equal share of every update, without overlap.
-
-    Returns:
-        n // update_size updates (the rest of the examples waits for another epoch), each a list of micro-batches, each
-        a list of example numbers.
 
     Raises:
         UserError: fewer examples than one update needs.
@@ -96,17 +94,9 @@ def update_batches(
 
 
 def eval_batches(lengths: Sequence[int], batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
-    """Every example once, shortest first.
+    """The numbers of all examples once, shortest first, in batches that the ranks share; the last may hold fewer.
 
-    Args:
-        lengths: n example lengths, in tokens.
-        batch_size: examples per batch; the last may hold fewer.
-        rank: this process.
-        world_size: number of processes, which share the examples.
-
-    Returns:
-        Lists of example numbers, equally many on every rank: where the examples do not suffice, a rank's list ends
-        with an empty one. With one rank none is empty.
+    Every rank gets equally many batches: where the examples do not suffice, a rank's list ends with an empty one.
     """
     order = sorted(range(len(lengths)), key=lambda row: lengths[row])
     batches = _chunks(order[rank::world_size], batch_size)

@@ -85,14 +85,7 @@ def _is_here(path: str | Path) -> bool:
 
 
 def _open(path: str | Path, known: KnownSet | None, copy: Path | None, keys: DataKeys) -> RawSource:
-    """What a path names.
-
-    Args:
-        path: see `load_source`.
-        known: the published set of that name, if any.
-        copy: its local copy, if it has one and the path is none itself.
-        keys: column names, for the message.
-    """
+    """What a path names: a file or folder here, the published set of that name, or its local copy."""
     root = Path(path)
     if _is_here(path):
         return open_files(root)

@@ -89,17 +89,10 @@ def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence
 
 
 def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[str, Any]:
-    """Makes one row, a function of its arguments alone.
+    """Makes row number `index` of a corpus, a function of its arguments alone, in the columns of a TL;DR comparison.
 
-    Args:
-        index: number of the row in its file.
-        seed: seed of the corpus.
-        kind: "demonstrations" (both responses mediocre, choice by a fair coin) or "comparisons" (each response drawn
-            for its own gold score, the choice is the better one but for `LABEL_NOISE`).
-        split: text of the `split` column; rows of different splits differ.
-
-    Returns:
-        A row with the columns info, summaries, choice, worker, batch, split, extra.
+    Both responses of a demonstration are mediocre and its choice is a fair coin's. Each response of a comparison is
+    drawn for its own gold score; the choice is the better one but for `LABEL_NOISE`. Rows of different splits differ.
     """
     rng = random.Random(f"{seed}/{kind}/{split}/{index}")
     info = _make_info(rng)
@@ -141,13 +134,7 @@ def write_corpus(folder: Path, num_demonstrations: int, num_comparisons: int, nu
     """Writes two sources that share one distribution of prompts, each as train.jsonl and validation.jsonl.
 
     `demonstrations/` is for step 1 (`--data_split 1,0,0`), `comparisons/` for steps 2 and 3 (`--data_split 0,1,1`).
-
-    Args:
-        folder: where the two folders go; made if absent, files of the same name are replaced.
-        num_demonstrations: training rows of `demonstrations/`.
-        num_comparisons: training rows of `comparisons/`.
-        num_eval: validation rows of each.
-        seed: seed of the corpus.
+    Both have `num_eval` validation rows. Files that are there are replaced.
     """
     sizes: dict[Kind, int] = {"demonstrations": num_demonstrations, "comparisons": num_comparisons}
     for kind, num_train in sizes.items():

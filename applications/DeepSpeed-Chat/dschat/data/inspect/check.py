@@ -14,7 +14,7 @@ from dschat.data.formats.registry import find_known
 from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import summary, text_histogram
-from dschat.data.inspect.steps import Limits, examples_of
+from dschat.data.inspect.steps import Settings, examples_of
 from dschat.data.sources import Source, load_source
 from dschat.data.splits import PHASES, split_indices
 from dschat.errors import UserError
@@ -25,31 +25,16 @@ if TYPE_CHECKING:
 Shares = Mapping[str, Sequence[Sequence[Row]]]  # training, evaluation → the rows of each step
 
 
-def check_report(
-    path: str,
-    keys: DataKeys,
-    data_split: str,
-    seed: int,
-    tokenizer: PreTrainedTokenizerBase | None,
-    limits: Limits,
-) -> str:
-    """Reads a source as training does and describes it.
+def check_report(path: str, data_split: str, settings: Settings) -> str:
+    """Reads a source as training does and describes it, in lines.
 
-    Args:
-        path: what `--data_path` takes.
-        keys: column names.
-        data_split: fractions of the three steps.
-        seed: seed of the splits.
-        tokenizer: of the model to train; without one lengths are in characters and nothing is said of long rows.
-        limits: the longest texts.
-
-    Returns:
-        Lines: files, rows, format, columns, duplicates, shares, lengths, and what each step leaves out.
+    They tell of files, rows, format, columns, duplicates, the shares of the three steps, lengths (in characters where
+    there is no tokenizer), and, with a tokenizer, what each step leaves out.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`.
     """
-    source = load_source(path, keys, seed)
+    source, seed, tokenizer = load_source(path, settings.keys, settings.seed), settings.seed, settings.tokenizer
     rows = source.train + source.eval
     shares = {
         name: [[part[i] for i in split_indices(len(part), data_split, phase, seed)] for phase in range(len(PHASES))]
@@ -63,11 +48,11 @@ def check_report(
     if tokenizer is None:
         sections |= _lengths_in_characters(rows)
     else:
-        sections |= _lengths_in_tokens(rows, tokenizer, limits)
-        at = f"--max_seq_len {limits.max_seq_len}, --max_prompt_seq_len {limits.max_prompt_seq_len}"
-        left_out = [_left_out(phase, shares, tokenizer, limits) for phase in range(len(PHASES))]
+        sections |= _lengths_in_tokens(rows, tokenizer, settings)
+        at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
+        left_out = [_left_out(phase, shares, tokenizer, settings) for phase in range(len(PHASES))]
         sections[f"left out at these lengths, of the steps' shares ({at})"] = left_out
-    lines = [path, "=" * len(path), *_describe_rows(path, source, keys)]
+    lines = [path, "=" * len(path), *_describe_rows(path, source, settings.keys)]
     for title, content in sections.items():
         lines += ["", title, *(f"  {line}" for line in content)]
     return "\n".join(lines)
@@ -129,7 +114,7 @@ def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _lengths_in_tokens(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, limits: Limits
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, settings: Settings
 ) -> dict[str, list[str]]:
     """As training encodes them: with BOS and EOS."""
     prompts = list(map(len, encode_prompts(tokenizer, rows)))
@@ -139,11 +124,11 @@ def _lengths_in_tokens(
     return {
         "length of the prompts, in tokens, with BOS": [
             *_histogram(prompts),
-            _longer("--max_prompt_seq_len", limits.max_prompt_seq_len, prompts, "dropped in step 3"),
+            _longer("--max_prompt_seq_len", settings.max_prompt_seq_len, prompts, "dropped in step 3"),
         ],
         "length of prompt and longer response, in tokens, with BOS and EOS": [
             *_histogram(whole),
-            _longer("--max_seq_len", limits.max_seq_len, whole, "cut in steps 1 and 2"),
+            _longer("--max_seq_len", settings.max_seq_len, whole, "cut in steps 1 and 2"),
         ],
     }
 
@@ -154,12 +139,12 @@ def _longer(flag: str, limit: int, lengths: Sequence[int], fate: str) -> str:
     return f"longer than {flag} {limit}: {share}, {fate}"
 
 
-def _left_out(phase: int, shares: Shares, tokenizer: PreTrainedTokenizerBase, limits: Limits) -> str:
+def _left_out(phase: int, shares: Shares, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> str:
     """What one step drops of its share."""
     texts = []
     try:
         for name, part in shares.items():
-            _, dropped = examples_of(phase + 1, part[phase], tokenizer, limits)
+            _, dropped = examples_of(phase + 1, part[phase], tokenizer, settings)
             reasons = f" ({_counted(dropped)})" if dropped else ""
             texts.append(f"{dropped.total()} of {len(part[phase])} {name} rows{reasons}")
     except UserError as error:

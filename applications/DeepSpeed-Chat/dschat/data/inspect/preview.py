@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dschat.data.collate import collate_pairs, collate_prompts, collate_sft
 from dschat.data.encoding import decode_response, encode_prompts
-from dschat.data.formats.rows import DataKeys, Row
-from dschat.data.inspect.steps import Limits, examples_of
+from dschat.data.formats.rows import Row
+from dschat.data.inspect.steps import Settings, examples_of
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 
@@ -47,40 +47,28 @@ class Part:
     text: str
 
 
-def preview_report(
-    path: str,
-    keys: DataKeys,
-    count: int,
-    tokenizer: PreTrainedTokenizerBase | None,
-    step: int | None,
-    limits: Limits,
-    colour: bool,
-    seed: int,
-) -> str:
-    """The first training rows of a source with their parts marked.
+def preview_report(path: str, count: int, step: int | None, colour: bool, settings: Settings) -> str:
+    """The first training rows of a source with their parts marked; without a tokenizer, the texts as they are read.
 
     Args:
         path: what `--data_path` takes.
-        keys: column names.
         count: number of rows, 1 or more.
-        tokenizer: of the model to train; without one the texts are shown as they are read.
         step: 1, 2 or 3; if None, the first of 2, 1, 3 for which the first row has the responses.
-        limits: the longest texts.
         colour: mark parts by colours of a terminal, beside their names.
-        seed: seed of the 95 to 5 split of a source without evaluation rows.
+        settings: what training would be told.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`; or a row lacks the responses that the step needs.
     """
-    rows = load_source(path, keys, seed).train[:count]
+    rows = load_source(path, settings.keys, settings.seed).train[:count]
     if step is None:
         step = 2 if rows[0].rejected is not None else 1 if rows[0].chosen is not None else 3
     lines = [f"{path}: {NOTES[step]}"]
-    if tokenizer is None:
+    if settings.tokenizer is None:
         lines.append("texts as they are read; --tokenizer MODEL shows tokens, padding and what is cut")
         shown = [_text_parts(row, step) for row in rows]
     else:
-        shown = _encoded_parts(rows, tokenizer, step, limits)
+        shown = _encoded_parts(rows, settings.tokenizer, step, settings)
     for row, parts in zip(rows, shown, strict=True):
         if isinstance(parts, str):
             lines += ["", f"{row.origin}: dropped ({parts})"]
@@ -115,10 +103,10 @@ def _text_parts(row: Row, step: int) -> list[Part] | str:
 
 
 def _encoded_parts(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, step: int, limits: Limits
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, step: int, settings: Settings
 ) -> list[list[Part] | str]:
     """Per row its parts, read off one batch of all rows, or the reason for which it is dropped."""
-    made = [examples_of(step, [row], tokenizer, limits) for row in rows]
+    made = [examples_of(step, [row], tokenizer, settings) for row in rows]
     kept_rows = [row for row, (examples, _) in zip(rows, made, strict=True) if examples]
     kept = [examples[0] for examples, _ in made if examples]
     parts = iter(_batch_parts(kept_rows, kept, tokenizer, step) if kept else ())
