@@ -45,6 +45,7 @@ def make_sample(prompt: str, gold: float | None, text: str = "good", ngram: int 
         for index in range(3)
     ]
     sample = {"prompt": prompt, "response": text * 3, "score": 10 * (gold or 0.0), "finished": finished}
+    sample |= {"kl": 1.5, "length": 3}
     return sample | {"tokens": tokens} | ({} if gold is None else {"gold_scores": gold})
 
 

@@ -23,11 +23,9 @@ _MESSAGE_LENGTH = 400
 
 
 def find_model(model: str | os.PathLike[str]) -> Path:
-    """The file or folder of a model.
+    """The file or folder of a model: a checkpoint file, a folder like ``benepar_en3``, or the name of a download.
 
-    Args:
-        model: a checkpoint file, a folder like ``benepar_en3``, or the name that benepar downloads a model under; it
-            is looked for in ``models`` of every folder where nltk keeps its data.
+    A name is looked for in ``models`` of every folder where nltk keeps its data.
 
     Raises:
         TreelibError: there is none; says how to get it.
@@ -64,10 +62,6 @@ def load_model(path: Path, device: str) -> Any:
     """The ``ChartParser`` of a checkpoint, in float32, for parsing only. Loaded once per process.
 
     The state of the random generators stays as it is.
-
-    Args:
-        path: see `find_model`.
-        device: of torch.
 
     Raises:
         TreelibError: it cannot be loaded, or not onto this device.

@@ -102,10 +102,6 @@ class ConstituentTree:
             found.setdefault(node.label, []).append(self._text(node))
         return found
 
-    def to_svg(self) -> str:
-        """A picture of the tree."""
-        return draw_svg(self.tree, self.sentence)
-
     def export_tree(self, destination_filepath: str | Path) -> None:
         """Writes the tree to a file: a picture (.svg or .png) or its brackets (.txt).
 
@@ -114,7 +110,7 @@ class ConstituentTree:
         """
         path = Path(destination_filepath)
         if path.suffix.lower() == ".svg":
-            path.write_text(self.to_svg(), encoding="utf-8")
+            path.write_text(draw_svg(self.tree, self.sentence), encoding="utf-8")
         elif path.suffix.lower() == ".png":
             draw_png(self.tree, self.sentence, path)
         elif path.suffix.lower() == ".txt":

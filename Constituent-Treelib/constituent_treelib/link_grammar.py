@@ -40,7 +40,7 @@ class LinkGrammarBackend:
         Args:
             language: of a dictionary of link-grammar.
             timeout: seconds that a sentence may take.
-            command: another program in place of the worker.
+            command: another program in place of the worker, for tests.
 
         Raises:
             TreelibError: link-grammar or its dictionary is not installed; the message says how to install it.

@@ -32,12 +32,7 @@ class WorkerProcess:
     """
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
-        """Starts nothing yet.
-
-        Args:
-            command: program and arguments. The first line it writes says that it is ready.
-            seconds: that an answer may take.
-        """
+        """Starts nothing yet. The first line of the command says that it is ready; an answer may take `seconds`."""
         self._command, self._seconds = list(command), seconds
         self._process: subprocess.Popen[str] | None = None
         self._owner = 0
@@ -49,10 +44,7 @@ class WorkerProcess:
         return self._process.pid if self._process is not None and self._owner == os.getpid() else None
 
     def start(self) -> Any:
-        """Starts the process, and ends the one that is running.
-
-        Returns:
-            The value of its first line.
+        """Starts the process, and ends the one that is running; returns the value of its first line.
 
         Raises:
             WorkerStartError: it could not be started, or was not ready in `START_SECONDS`.

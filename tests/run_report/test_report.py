@@ -116,20 +116,19 @@ def test_samples_that_are_only_a_part_give_no_standard_error(two_runs):
     assert sum("where the samples file does not" in remark for remark in outcome.remarks) == 2
 
 
-def test_samples_without_logprobs_give_no_error_of_the_kl(two_runs):
-    path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
-    path.write_text(path.read_text().replace('"ref_logprob": -1.5', '"ref_logprob": null'))
-    assert results_of(two_runs).rows[1][3] == "1.500"
+def test_kl_and_length_are_those_of_the_samples(two_runs):
+    def longer(index, row):
+        return row | {"kl": 1.0 + index, "length": 2 + 2 * index}
 
-
-def test_kl_and_length_of_a_sample_may_stand_without_its_tokens(two_runs):
-    def without_tokens(index, row):
-        numbers = {"kl": 1.0 + index, "length": 2 + 2 * index}
-        return {key: row[key] for key in row if key != "tokens"} | numbers
-
-    edit_rows(two_runs["PPO"] / "samples" / "update-000010.jsonl", without_tokens)
+    edit_rows(two_runs["PPO"] / "samples" / "update-000010.jsonl", longer)
     # KL 1 and 2, lengths 2 and 4: standard errors 0.5 and 1.
     assert results_of(two_runs).rows[1][3:5] == ["1.500 ± 0.500", "3.0 ± 1.0"]
+
+
+def test_a_number_that_is_not_finite_gives_no_error(two_runs):
+    path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
+    edit_rows(path, lambda index, row: row | ({"kl": None} if index else {}))
+    assert results_of(two_runs).rows[1][3] == "1.500"
 
 
 def test_different_starts_get_a_row_each(two_runs):

@@ -41,7 +41,7 @@ def test_a_missing_file_is_named(two_runs, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-SAMPLE = '{"prompt": "p", "score": 1, "finished": true, "gold_scores": 1, '
+SAMPLE = '{"prompt": "p", "score": 1, "finished": true, "gold_scores": 1, "kl": 0, "length": 1, '
 START = '{"update": 0, "samples": 0, "seconds": 0'
 
 
@@ -63,7 +63,11 @@ START = '{"update": 0, "samples": 0, "seconds": 0'
             SAMPLE + '"tokens": [{"text": "a"}]}\n',
             "'macro_action'. is wrong or missing",
         ),
-        ("samples/update-000010.jsonl", SAMPLE + '"tokens": [{"text": 1, "macro_action": 0}]}\n', "text 1"),
+        (
+            "samples/update-000010.jsonl",
+            SAMPLE + '"tokens": [{"text": "a", "macro_action": "x"}]}\n',
+            "invalid literal",
+        ),
         ("samples/update-000010.jsonl", "\n", "update-000010.jsonl holds no complete row"),
     ],
 )

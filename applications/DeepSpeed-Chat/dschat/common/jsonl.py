@@ -55,11 +55,7 @@ def parse_json(content: bytes, origin: str) -> Any:
 
 
 def read_rows(path: Path, flag: str) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a file, each with its place "file:line".
-
-    Args:
-        path: a JSON Lines file.
-        flag: the command-line flag that named it, for messages.
+    """The objects of a file that a command-line flag named, each with its place "file:line".
 
     Raises:
         UserError: the file is missing, empty or not readable, or a line is no JSON object; names file and line.

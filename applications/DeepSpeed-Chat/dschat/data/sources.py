@@ -24,22 +24,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Source:
-    """The rows of one `--data_path`.
-
-    Attributes:
-        name: name of the folder, of the file without its suffix, or of the data set on the hub.
-        train: training rows.
-        eval: evaluation rows.
-        files: the local files that were read, in order; none where the rows came from the hub.
-        dropped: reason → number of rows left out.
-        hub: where rows from the hub came from: id, revision, and per split rows and fingerprint.
-    """
+    """The rows of one `--data_path`; name, files and hub as in `RawSource`."""
 
     name: str
     train: list[Row] = field(repr=False)
     eval: list[Row] = field(repr=False)
     files: tuple[Path, ...]
-    dropped: dict[str, int]
+    dropped: dict[str, int]  # reason → number of rows left out
     hub: dict[str, Any] | None = None
 
 

@@ -17,21 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.common.jsonl import write_rows
+from dschat.data import synthetic_words as vocabulary
 from dschat.data.formats.published import tldr_prompt
-from dschat.data.synthetic_words import (
-    COMPLAINTS,
-    DETAILS,
-    NEUTRALS,
-    NOUNS,
-    OPENERS,
-    PEOPLE,
-    PLACES,
-    PRAISES,
-    REQUESTS,
-    SENTENCES,
-    SUBREDDITS,
-    TITLES,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +38,7 @@ REPEATS = (0, 0, 0, 1, 1, 2)  # repeats wanted in a comparison response, drawn e
 WRONG_RATE = 0.4  # highest rate of praise before, and complaints after, the third full stop in a comparison response
 
 _PIECE = re.compile(r"[a-z]+|[.,]")
-_COMPLAINTS, _PRAISES = frozenset(COMPLAINTS), frozenset(PRAISES)
+_COMPLAINTS, _PRAISES = frozenset(vocabulary.COMPLAINTS), frozenset(vocabulary.PRAISES)
 _SLOT = "{a}"
 
 
@@ -123,11 +110,8 @@ def make_rows(num_rows: int, seed: int, kind: Kind, split: str = "train") -> lis
 
 def row_texts(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Every text of the rows, whole, as the tokenizer will read it: prompt, then both responses, per row."""
-    texts = []
-    for row in rows:
-        texts.append(tldr_prompt(row["info"]) or "")
-        texts.extend(summary["text"] for summary in row["summaries"])
-    return texts
+    texts = ([tldr_prompt(row["info"]) or "", *(summary["text"] for summary in row["summaries"])] for row in rows)
+    return [text for of_row in texts for text in of_row]
 
 
 def write_corpus(folder: Path, num_demonstrations: int, num_comparisons: int, num_eval: int, seed: int) -> None:
@@ -144,16 +128,16 @@ def write_corpus(folder: Path, num_demonstrations: int, num_comparisons: int, nu
 
 def _make_info(rng: random.Random) -> dict[str, Any]:
     """A post: subreddit, text of three lines without full stops, title, and the empty columns."""
-    subreddit = rng.choice(sorted(SUBREDDITS))
-    thing = rng.choice(SUBREDDITS[subreddit])
+    subreddit = rng.choice(sorted(vocabulary.SUBREDDITS))
+    thing = rng.choice(vocabulary.SUBREDDITS[subreddit])
     lines = [
-        rng.choice(templates).format(thing=thing, p=rng.choice(PEOPLE), place=rng.choice(PLACES))
-        for templates in (OPENERS, DETAILS, REQUESTS)
+        rng.choice(templates).format(thing=thing, p=rng.choice(vocabulary.PEOPLE), place=rng.choice(vocabulary.PLACES))
+        for templates in (vocabulary.OPENERS, vocabulary.DETAILS, vocabulary.REQUESTS)
     ]
     return {
         "id": f"syn_{rng.getrandbits(40):010x}",
         "post": "\n".join(lines),
-        "title": rng.choice(TITLES).format(thing=thing),
+        "title": rng.choice(vocabulary.TITLES).format(thing=thing),
         "subreddit": subreddit,
         "site": None,
         "article": None,
@@ -163,7 +147,7 @@ def _make_info(rng: random.Random) -> dict[str, Any]:
 def _templates(rng: random.Random, min_slots: tuple[int, int] = (0, 0)) -> list[str]:
     """Five to eight sentence templates within MAX_PIECES; at least `min_slots` adjectives up to / after the third."""
     while True:
-        chosen = rng.choices(SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
+        chosen = rng.choices(vocabulary.SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
         pieces = 1 + sum(len(_PIECE.findall(sentence.lower())) for sentence in chosen)
         slots = _count_slots(chosen[:HALF]), _count_slots(chosen[HALF:])
         if pieces <= MAX_PIECES and slots[0] >= min_slots[0] and slots[1] >= min_slots[1]:
@@ -185,14 +169,14 @@ def _fill(rng: random.Random, templates: Sequence[str], adjectives: Sequence[str
     for adjective in adjectives:
         text = text.replace(_SLOT, adjective, 1)
     while "{n}" in text or "{p}" in text:
-        text = text.replace("{n}", rng.choice(NOUNS), 1).replace("{p}", rng.choice(PEOPLE), 1)
+        text = text.replace("{n}", rng.choice(vocabulary.NOUNS), 1).replace("{p}", rng.choice(vocabulary.PEOPLE), 1)
     return text
 
 
 def _demonstration(rng: random.Random) -> str:
     """A mediocre response: every adjective is neutral, complaint or praise with the same odds at every position."""
     templates = _templates(rng)
-    pools = (COMPLAINTS, PRAISES, NEUTRALS)
+    pools = (vocabulary.COMPLAINTS, vocabulary.PRAISES, vocabulary.NEUTRALS)
     weights = (DEMO_RATE, DEMO_RATE, 1 - 2 * DEMO_RATE)
     kinds = rng.choices(pools, weights=weights, k=_count_slots(templates))
     return _fill(rng, templates, [rng.choice(words) for words in kinds])
@@ -212,7 +196,7 @@ def _comparison(rng: random.Random) -> str:
     repeats = min(rng.choice(REPEATS), MAX_HITS - target)
     hits = target + repeats
     before = rng.randint(max(0, hits - MAX_HALF), min(hits, MAX_HALF))
-    complaints, praises = rng.sample(COMPLAINTS, before), rng.sample(PRAISES, hits - before)
+    complaints, praises = rng.sample(vocabulary.COMPLAINTS, before), rng.sample(vocabulary.PRAISES, hits - before)
     for copy in rng.choices(complaints + praises, k=repeats) if hits else ():
         half = complaints if len(complaints) <= MAX_HALF and rng.random() < 0.5 else praises
         half.append(copy)
@@ -220,11 +204,11 @@ def _comparison(rng: random.Random) -> str:
     wrong_rate = rng.random() * WRONG_RATE
     adjectives: list[str] = []
     for words, wrong, half in (
-        (complaints, PRAISES, templates[:HALF]),
-        (praises, COMPLAINTS, templates[HALF:]),
+        (complaints, vocabulary.PRAISES, templates[:HALF]),
+        (praises, vocabulary.COMPLAINTS, templates[HALF:]),
     ):
         while len(words) < _count_slots(half):
-            words.append(rng.choice(wrong if rng.random() < wrong_rate else NEUTRALS))
+            words.append(rng.choice(wrong if rng.random() < wrong_rate else vocabulary.NEUTRALS))
         rng.shuffle(words)
         adjectives += words
     return _fill(rng, templates, adjectives)

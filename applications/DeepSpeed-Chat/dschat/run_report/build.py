@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dschat.errors import UserError
-from dschat.macro_view.html import STYLE, MacroPanel, legend_html, macro_tokens, panels_html
+from dschat.macro_view.html import STYLE, MacroPanel, legend_html, panels_html
 from dschat.run_report.data import RunData, Sample, read_run
 from dschat.run_report.outcome import Outcome, compare_runs, judges_of, labels_of
 from dschat.run_report.plots import draw_all, draw_chart, run_charts, run_styles
@@ -94,8 +93,9 @@ def _page(runs: Sequence[RunData], labels: Mapping[str, str], outcome: Outcome) 
 def _examples(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """The first held-out prompts that every model answered token by token, with the responses side by side."""
     answers = [{sample.prompt: sample for sample in run.last.samples if sample.tokens} for run in runs]
-    # The SFT model has no macro actions of its own: show those of the condition with the longest.
-    longest = max(runs, key=lambda run: (_macro_length(run), run.name))
+    # The SFT model has no macro actions of its own: show those of the condition with the longest. The length of a run
+    # without training rows is NaN, in place of which max() returns 0.
+    longest = max(runs, key=lambda run: (max(0.0, run.train_mean("macro/length")), run.name))
     common = [
         start
         for start in longest.first.samples
@@ -109,17 +109,12 @@ def _examples(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[dict[s
     return examples
 
 
-def _macro_length(run: RunData) -> float:
-    length = run.train_mean("macro/length")
-    return length if math.isfinite(length) else 0.0
-
-
 def _panel(title: str, sample: Sample, labels: Mapping[str, str], *remarks: str) -> MacroPanel:
     values = sample.values
     parts = [f"{label} {values[name]:.3f}" for name, label in judges_of(labels).items() if name in values]
     parts.append(f"{len(sample.tokens)} tokens")
     parts.append("ended by EOS" if values["eos_rate"] else "cut at the longest length")
-    return MacroPanel(title, macro_tokens(sample.tokens), " · ".join([*parts, *remarks]))
+    return MacroPanel(title, sample.tokens, " · ".join([*parts, *remarks]))
 
 
 def _settings(runs: Sequence[RunData]) -> list[dict[str, Any]]:

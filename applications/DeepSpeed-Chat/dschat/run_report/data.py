@@ -12,6 +12,7 @@ from typing import Any
 
 from dschat.common.jsonl import CutLine, json_lines, parse_json
 from dschat.errors import UserError
+from dschat.macro_view.html import MacroToken, macro_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +29,13 @@ class Sample:
     Attributes:
         prompt: the prompt's text.
         values: scores, the metric function where there is one, eos_rate (1 or 0), kl (nats, summed over the
-            response) and length (tokens), by their names in metrics.jsonl. The last two are missing where the
-            samples file gives neither them nor the tokens they follow from.
-        tokens: one mapping per token, as in the samples file; empty where it gives none.
+            response) and length (tokens), by their names in metrics.jsonl; those that are finite numbers.
+        tokens: of the response; none where the samples file gives none.
     """
 
     prompt: str
     values: dict[str, float]
-    tokens: list[dict[str, Any]]
+    tokens: list[MacroToken]
 
 
 @dataclass(frozen=True)
@@ -159,33 +159,14 @@ def _read_samples(folder: Path, update: float, metric: str | None) -> list[Sampl
 
 
 def _sample(row: Mapping[str, Any], origin: str, metric: str | None) -> Sample:
+    keys = {"scores": "score", "eos_rate": "finished", "kl": "kl", "length": "length"}
+    keys |= {metric: metric} if metric else {}
     try:
-        tokens = row.get("tokens", [])
-        values = {"scores": row["score"], "eos_rate": row["finished"]} | _from_tokens(tokens)
-        values |= {key: row[key] for key in ("kl", "length") if key in row}
-        if metric is not None:
-            values[metric] = row[metric]
-        return Sample(str(row["prompt"]), _finite(values), tokens)
+        values = {name: float(row[key]) for name, key in keys.items() if row[key] is not None}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        return Sample(str(row["prompt"]), finite, macro_tokens(row.get("tokens", [])))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{origin}: not a sample of step 3: {error!r} is wrong or missing.") from error
-
-
-def _from_tokens(tokens: list[dict[str, Any]]) -> dict[str, float]:
-    """Length and KL of a response; raises KeyError, TypeError or ValueError where a token lacks what is drawn."""
-    for token in tokens:
-        int(token["macro_action"])
-        if not isinstance(token["text"], str):
-            raise TypeError(f"text {token['text']!r}")
-    if not tokens:
-        return {}
-    values: dict[str, float] = {"length": len(tokens)}
-    if all(token.get("logprob") is not None and token.get("ref_logprob") is not None for token in tokens):
-        values["kl"] = sum(token["logprob"] - token["ref_logprob"] for token in tokens)
-    return values
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, float]:
-    return {key: float(value) for key, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def _read_object(path: Path) -> dict[str, Any]:

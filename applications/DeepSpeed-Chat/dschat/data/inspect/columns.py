@@ -43,12 +43,7 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _type(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true/false"
     if isinstance(value, str):
         return "text" if value else "text (empty)"
-    if isinstance(value, int | float):
-        return "number"
-    return "list" if isinstance(value, list) else "object" if isinstance(value, Mapping) else type(value).__name__
+    names = {type(None): "null", bool: "true/false", int: "number", float: "number", list: "list", dict: "object"}
+    return names.get(type(value), type(value).__name__)

@@ -3,6 +3,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 
 MAX_BINS = 12
 BAR_WIDTH = 40  # characters of the longest bar
@@ -10,12 +11,8 @@ BAR_WIDTH = 40  # characters of the longest bar
 
 def bin_width(largest: int) -> int:
     """Width of the bins: the smallest of 1, 2, 5, 10, 20, 50, ... that needs at most MAX_BINS from 0 to `largest`."""
-    unit = 1
-    while True:
-        for factor in (1, 2, 5):
-            if largest // (factor * unit) < MAX_BINS:
-                return factor * unit
-        unit *= 10
+    widths = (factor * 10**zeros for zeros in count() for factor in (1, 2, 5))
+    return next(width for width in widths if largest // width < MAX_BINS)
 
 
 def text_histogram(lengths: Sequence[int]) -> list[str]:
