@@ -158,7 +158,7 @@ def test_parsing_does_not_depend_on_the_prompt_or_the_other_rows(tmp_path):
 def test_a_parser_that_fails_falls_back_and_says_so(tmp_path, caplog):
     segmenter, trajectory = parsing_case(tmp_path, "the quick. a cat")
     file = tmp_path / "parser.py"
-    file.write_text(file.read_text().replace("return [flat", "raise RuntimeError('no'); return [flat"))
+    file.write_text(file.read_text().replace("return [Tree", "raise RuntimeError('no'); return [Tree"))
     config = ppo_config(tmp_path, termination_condition="parsing", parser=f"{file}:make")
     cuts = Segmenter(config, make_tokenizer())(trajectory, 0)
     assert (cuts.totals["parsing/sentences"], cuts.totals["parsing/fell_back"]) == (2, 2)

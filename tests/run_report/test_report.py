@@ -7,7 +7,7 @@ import pytest
 
 from dschat.run_report.build import read_runs
 from dschat.run_report.outcome import Outcome, compare_runs, metric_label
-from report_runs import edit_rows, make_run, make_two_runs, table_of
+from report_runs import edit_rows, make_run, table_of
 
 
 def outcome_of(runs) -> Outcome:
@@ -17,11 +17,6 @@ def outcome_of(runs) -> Outcome:
 
 def results_of(runs):
     return table_of(outcome_of(runs), "results")
-
-
-@pytest.fixture
-def two_runs(tmp_path):
-    return make_two_runs(tmp_path)
 
 
 def test_table_holds_the_hand_computed_numbers(two_runs):

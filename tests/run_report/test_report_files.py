@@ -8,15 +8,10 @@ import pytest
 from dschat.errors import UserError
 from dschat.run_report.build import build_report
 from dschat.run_report.data import read_run
-from report_runs import make_two_runs, table_of
+from report_runs import table_of
 
 
-@pytest.fixture
-def two_runs(tmp_path):
-    return make_two_runs(tmp_path)
-
-
-def test_a_cut_last_line_is_skipped_with_a_warning(two_runs, tmp_path, caplog):
+def test_a_cut_last_line_is_skipped_with_a_warning(two_runs, tmp_path, caplog, no_pictures):
     for path in (two_runs["PPO"] / "metrics.jsonl", two_runs["PPO"] / "samples" / "update-000010.jsonl"):
         path.write_text(path.read_text() + '{"update": 11, "sam')
     with caplog.at_level(logging.WARNING):

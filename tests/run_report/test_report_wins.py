@@ -5,7 +5,7 @@ import pytest
 
 from dschat.run_report.build import build_report, read_runs
 from dschat.run_report.outcome import compare_runs
-from report_runs import Page, edit_rows, make_run, make_two_runs, table_of
+from report_runs import edit_rows, make_run, make_two_runs, table_of
 
 # Two of two, by Wilson: from 2 / (2 + z²) = 2 / 5.841459 = 34.2 % up; none of two: up to 65.8 %.
 BOTH = ["100.0 [34.2, 100.0]", "0.0", "0.0 [0.0, 65.8]", "100.0", "2"]
@@ -67,7 +67,7 @@ def test_pairs_without_all_samples_or_with_other_prompts_are_left_out(tmp_path):
     ]
 
 
-def test_without_any_pair_there_is_no_table(tmp_path):
+def test_without_any_pair_there_is_no_table(tmp_path, no_pictures):
     run = make_run(tmp_path / "a", [0.4, 0.6])
     wider = {"eval/gold_scores": 0.9, "eval/scores": 9.0}
     edit_rows(run / "metrics.jsonl", lambda index, row: row | (wider if index == 11 else {}))
@@ -77,9 +77,8 @@ def test_without_any_pair_there_is_no_table(tmp_path):
     assert "win rates" not in (tmp_path / "out" / "report.html").read_text().lower()
 
 
-def test_page_and_text_hold_the_table(tmp_path):
-    outcome = build_report(make_two_runs(tmp_path), tmp_path / "out")
-    page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+def test_page_and_text_hold_the_table(built):
+    outcome, page = built.outcome, built.page
     assert len(page.of_class("wins")) == 1
     cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in outcome.text().splitlines()]
     for row in [table_of(outcome, "wins").headers, *table_of(outcome, "wins").rows]:

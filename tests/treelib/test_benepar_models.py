@@ -26,6 +26,8 @@ from constituent_treelib.errors import TreelibError
 from constituent_treelib.trees import is_sound
 from toy_parser import publish_pretrained, save
 
+pytestmark = pytest.mark.xdist_group("benepar")  # one process trains the model
+
 FOX = "The quick fox chased the lazy dog."
 
 

@@ -29,7 +29,12 @@ class Remembering:
         return [self._known[unit] for unit in units]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+BACKENDS = [
+    pytest.param(name, marks=pytest.mark.xdist_group("benepar") if name == "benepar" else ()) for name in NAMES
+]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest):
     model = str(request.getfixturevalue("benepar_model")) if request.param == "benepar" else None
     try:
