@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.sources import load_source
-from dschat.data.splits import split_indices
+from dschat.data.splits import split_part
 
 
 class ShareFlags(Protocol):
@@ -49,13 +49,12 @@ def load_share(flags: ShareFlags) -> Share:
     files: list[Path] = []
     for path in flags.data_path:
         source = load_source(path, keys, flags.seed)
-        parts = [
-            [rows[i] for i in split_indices(len(rows), flags.data_split, flags.phase, flags.seed)]
-            for rows in (source.train, source.eval)
-        ]
-        train += parts[0]
-        held_out += parts[1]
-        described = {"name": source.name, "train": len(parts[0]), "eval": len(parts[1]), "dropped": source.dropped}
+        own, own_eval = (
+            split_part(rows, flags.data_split, flags.phase, flags.seed) for rows in (source.train, source.eval)
+        )
+        train += own
+        held_out += own_eval
+        described = {"name": source.name, "train": len(own), "eval": len(own_eval), "dropped": source.dropped}
         sources.append(described | ({"hub": source.hub} if source.hub else {}))
         files += source.files
     return Share(train, held_out, sources, tuple(files))

@@ -14,7 +14,7 @@ from dschat.data.formats.hub import open_hub
 from dschat.data.formats.published import NO_TEXT
 from dschat.data.formats.registry import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy
 from dschat.data.formats.rows import DataKeys, RawSource, Row
-from dschat.data.splits import train_eval_indices
+from dschat.data.splits import TRAIN_EVAL_SPLIT, split_part
 from dschat.errors import UserError
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -62,7 +62,7 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
     if known and copy:
         _warn_of_counts(copy, known, len(train) + skipped, None if held_out is None else len(held_out) + skipped_eval)
     if held_out is None:
-        train, held_out = ([train[i] for i in part] for part in train_eval_indices(len(train), seed))
+        train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
     dropped = {NO_TEXT: skipped + skipped_eval} if skipped + skipped_eval else {}
     for reason, count in dropped.items():
         logger.warning("%s: skipped %d rows (%s)", path, count, reason)

@@ -8,13 +8,17 @@ The rule is DeepSpeed-Chat's, index for index, so that runs are comparable with 
 """
 
 import math
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from dschat.errors import UserError
 
 PHASES = ("SFT", "reward model", "PPO")
-TRAIN_EVAL_SPLIT = "95,5"
+TRAIN_EVAL_SPLIT = "95,5"  # of a source without evaluation rows
+
+T = TypeVar("T")
 
 
 def split_indices(num_rows: int, data_split: str, phase: int, seed: int) -> np.ndarray:
@@ -43,9 +47,9 @@ def split_indices(num_rows: int, data_split: str, phase: int, seed: int) -> np.n
     return order[bounds[phase] : bounds[phase + 1]]
 
 
-def train_eval_indices(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training and evaluation rows of a source without an evaluation set: 95 to 5, by the rule of `split_indices`."""
-    return split_indices(num_rows, TRAIN_EVAL_SPLIT, 0, seed), split_indices(num_rows, TRAIN_EVAL_SPLIT, 1, seed)
+def split_part(rows: Sequence[T], data_split: str, phase: int, seed: int) -> list[T]:
+    """The rows of one part of a split, in shuffled order; see `split_indices`."""
+    return [rows[i] for i in split_indices(len(rows), data_split, phase, seed)]
 
 
 def split_bounds(num_rows: int, fractions: list[float]) -> list[int]:

@@ -16,7 +16,7 @@ from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import summary, text_histogram
 from dschat.data.inspect.steps import Settings, examples_of
 from dschat.data.sources import Source, load_source
-from dschat.data.splits import PHASES, split_indices
+from dschat.data.splits import PHASES, split_part
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,16 +34,16 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     Raises:
         UserError: see `dschat.data.sources.load_source`.
     """
-    source, seed, tokenizer = load_source(path, settings.keys, settings.seed), settings.seed, settings.tokenizer
+    source, tokenizer = load_source(path, settings.keys, settings.seed), settings.tokenizer
     rows = source.train + source.eval
     shares = {
-        name: [[part[i] for i in split_indices(len(part), data_split, phase, seed)] for phase in range(len(PHASES))]
+        name: [split_part(part, data_split, phase, settings.seed) for phase in range(len(PHASES))]
         for name, part in (("training", source.train), ("evaluation", source.eval))
     }
     sections = {
         "columns (type and number)": describe_columns(row.extra for row in rows),
         "prompts": _describe_duplicates(source),
-        f"shares of --data_split {data_split}, seed {seed}": _describe_shares(shares),
+        f"shares of --data_split {data_split}, seed {settings.seed}": _describe_shares(shares),
     }
     if tokenizer is None:
         sections |= _lengths_in_characters(rows)
