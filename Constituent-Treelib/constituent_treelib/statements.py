@@ -41,7 +41,7 @@ def _taken_apart(program: Tree, text: str) -> set[int]:
 
     The program, bodies, errors of several lines in them (and in such errors), and all that holds one of these.
     """
-    nodes = list(program.nodes())
+    nodes = program.nodes()
     apart = {id(program)}
     for node in nodes:  # each before its children, so that errors in errors are found
         if id(node) in apart or node.label in _BODIES:

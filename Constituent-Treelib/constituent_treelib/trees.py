@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ class Tree:
     end: int
     children: tuple[Tree, ...] = ()
 
-    def nodes(self) -> Iterator[Tree]:
+    def nodes(self) -> list[Tree]:
         """The tree and everything below it, each before its children, from left to right."""
         return _nodes(self)
 
@@ -62,7 +62,7 @@ def fold(root: Any, make: Callable[[Any, list[T]], T]) -> T:
         make: gets a node and what it made of the node's children.
     """
     made: list[T] = []  # what has no parent yet, from right to left
-    for node in reversed(list(_nodes(root))):
+    for node in reversed(_nodes(root)):
         first = len(made) - len(node.children)
         children = made[first:][::-1]
         del made[first:]
@@ -70,12 +70,13 @@ def fold(root: Any, make: Callable[[Any, list[T]], T]) -> T:
     return made[0]
 
 
-def _nodes(root: Any) -> Iterator[Any]:
-    waiting = [root]
+def _nodes(root: Any) -> list[Any]:
+    nodes, waiting = [], [root]
     while waiting:
         node = waiting.pop()
-        yield node
+        nodes.append(node)
         waiting.extend(reversed(node.children))
+    return nodes
 
 
 def escape_brackets(word: str) -> str:
