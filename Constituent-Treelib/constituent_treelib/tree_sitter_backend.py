@@ -121,10 +121,12 @@ def _constituent(text: str, label: str, start: int, end: int, children: Sequence
 def _words(text: str, start: int, end: int) -> list[Tree]:
     """What no node of the grammar covers: one word if there is no blank in it, else the chunker's sentences."""
     piece = text[start:end]
-    if len(piece.split(None, 1)) == 1:
-        word = piece.strip()
-        first = text.index(word, start)
-        return [Tree("", first, first + len(word))]
+    words = piece.split(None, 1)
+    if not words:
+        return []
+    if len(words) == 1:
+        first = text.index(words[0], start)
+        return [Tree("", first, first + len(words[0]))]
     return [chunk_sentence(text, start + first, start + last) for first, last in sentence_spans(piece)]
 
 

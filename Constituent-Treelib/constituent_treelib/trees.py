@@ -28,11 +28,11 @@ class Tree:
 
     def nodes(self) -> list[Tree]:
         """The tree and everything below it, each before its children, from left to right."""
-        return _nodes(self)
+        return [node for node, _ in _nodes(self)]
 
     def leaves(self) -> list[Tree]:
         """The words, from left to right."""
-        return [node for node in self.nodes() if not node.children]
+        return [node for node, count in _nodes(self) if not count]
 
     def moved(self, offset: int) -> Tree:
         """The same tree with every character position shifted."""
@@ -62,20 +62,22 @@ def fold(root: Any, make: Callable[[Any, list[T]], T]) -> T:
         make: gets a node and what it made of the node's children.
     """
     made: list[T] = []  # what has no parent yet, from right to left
-    for node in reversed(_nodes(root)):
-        first = len(made) - len(node.children)
+    for node, count in reversed(_nodes(root)):
+        first = len(made) - count
         children = made[first:][::-1]
         del made[first:]
         made.append(make(node, children))
     return made[0]
 
 
-def _nodes(root: Any) -> list[Any]:
+def _nodes(root: Any) -> list[tuple[Any, int]]:
+    """Every node with the number of its children, each before its children, from left to right."""
     nodes, waiting = [], [root]
     while waiting:
         node = waiting.pop()
-        nodes.append(node)
-        waiting.extend(reversed(node.children))
+        children = node.children
+        nodes.append((node, len(children)))
+        waiting.extend(reversed(children))
     return nodes
 
 
