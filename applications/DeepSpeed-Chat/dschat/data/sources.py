@@ -59,8 +59,12 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
     raw = _open(path, known, copy, keys)
     train, skipped = _parse(raw.train, keys, raw.name)
     held_out, skipped_eval = _parse(raw.eval, keys, raw.name) if raw.eval is not None else (None, 0)
-    if known and copy:
-        _warn_of_counts(copy, known, len(train) + skipped, None if held_out is None else len(held_out) + skipped_eval)
+    counts = len(train) + skipped, None if held_out is None else len(held_out) + skipped_eval
+    if known and copy and counts != known.counts:  # no error: people cut their copies on purpose
+        logger.warning(
+            "%s has %s, the published %s has %s: shares will differ from the published ones",
+            *(copy, describe_counts(*counts), known.hub_id, describe_counts(*known.counts)),
+        )
     if held_out is None:
         train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
     dropped = {NO_TEXT: skipped + skipped_eval} if skipped + skipped_eval else {}
@@ -105,13 +109,3 @@ def _parse(raws: Iterable[tuple[str, Any]], keys: DataKeys, name: str) -> tuple[
     if not rows:
         raise UserError(f"--data_path: no usable row in {name}: every row has {NO_TEXT}; give data with texts.")
     return rows, len(parsed) - len(rows)
-
-
-def _warn_of_counts(copy: Path, known: KnownSet, train_rows: int, eval_rows: int | None) -> None:
-    """Says where a local copy of a published set has other row counts: people cut their copies on purpose."""
-    if (train_rows, eval_rows) != (known.train_rows, known.eval_rows):
-        logger.warning(
-            "%s has %s, the published %s has %s: shares will differ from the published ones",
-            *(copy, describe_counts(train_rows, eval_rows)),
-            *(known.hub_id, describe_counts(known.train_rows, known.eval_rows)),
-        )

@@ -203,10 +203,9 @@ def _comparison(rng: random.Random) -> str:
     templates = _templates(rng, (len(complaints), len(praises)))
     wrong_rate = rng.random() * WRONG_RATE
     adjectives: list[str] = []
-    for words, wrong, half in (
-        (complaints, vocabulary.PRAISES, templates[:HALF]),
-        (praises, vocabulary.COMPLAINTS, templates[HALF:]),
-    ):
+    first = (complaints, vocabulary.PRAISES, templates[:HALF])
+    second = (praises, vocabulary.COMPLAINTS, templates[HALF:])
+    for words, wrong, half in (first, second):
         while len(words) < _count_slots(half):
             words.append(rng.choice(wrong if rng.random() < wrong_rate else vocabulary.NEUTRALS))
         rng.shuffle(words)

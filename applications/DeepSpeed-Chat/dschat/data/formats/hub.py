@@ -40,8 +40,14 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
         )
     held_out = _split_with(splits, EVAL_PREFIXES)
     used = [train] if held_out is None else [train, held_out]
-    if known:
-        _check_counts(path, known, len(splits[train]), None if held_out is None else len(splits[held_out]))
+    counts = len(splits[train]), None if held_out is None else len(splits[held_out])
+    if known and counts != known.counts:  # shares, and scores on them, could not be compared with published ones
+        raise UserError(
+            f"--data_path {path}: {hub_id} should have {describe_counts(*known.counts)}, but "
+            f"{describe_counts(*counts)} came from the hub: it was loaded in part, or has changed since. Remove it "
+            "from the cache of the datasets library (HF_DATASETS_CACHE) and try again, or give a local copy, whose "
+            f"rows are not counted: `{known.fetch_command(_target(known))}`."
+        )
     record = {
         "id": hub_id,
         "revision": known.revision if known else "main",
@@ -94,20 +100,6 @@ def _rows(dataset: "Dataset", hub_id: str) -> Iterator[tuple[str, Any]]:
     """What the rows of a split hold, each with its origin."""
     for number, raw in enumerate(dataset, start=1):
         yield f"{hub_id} {dataset.split or 'rows'} row {number}", raw
-
-
-def _check_counts(path: str, known: KnownSet, train_rows: int, eval_rows: int | None) -> None:
-    """Raises UserError where a published set has other row counts than it should.
-
-    Its shares, and scores on them, could not be compared with published ones.
-    """
-    if (train_rows, eval_rows) != (known.train_rows, known.eval_rows):
-        wanted, found = describe_counts(known.train_rows, known.eval_rows), describe_counts(train_rows, eval_rows)
-        raise UserError(
-            f"--data_path {path}: {known.hub_id} should have {wanted}, but {found} came from the hub: it was loaded "
-            "in part, or has changed since. Remove it from the cache of the datasets library (HF_DATASETS_CACHE) and "
-            f"try again, or give a local copy, whose rows are not counted: `{known.fetch_command(_target(known))}`."
-        )
 
 
 def _explain_unavailable(path: str, known: KnownSet | None, error: Exception) -> str:

@@ -43,6 +43,11 @@ class KnownSet:
     revision: str = "main"
     include: str = "*"
 
+    @property
+    def counts(self) -> tuple[int, int | None]:
+        """Rows of its training and evaluation splits."""
+        return self.train_rows, self.eval_rows
+
     def names(self) -> tuple[str, ...]:
         """Everything that `--data_path` calls it, in lower case."""
         return (self.name, *self.aliases, self.hub_id.lower())
