@@ -246,7 +246,7 @@ def test_no_training_split(hub):
 def test_no_usable_row(hub, small_sets):
     rows = [row | {"info": row["info"] | {"post": None}} for row in make_rows("tldr", 12)]
     hub.answer = splits(train=rows, validation=make_rows("tldr", 6, "validation"))
-    assert "no usable row in the data set openai/summarize_from_feedback" in message_of("tldr")
+    assert "no usable row in openai/summarize_from_feedback" in message_of("tldr")
 
 
 def test_a_bad_row_of_the_hub_is_named(hub):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dschat.data.splits import split_bounds, split_indices, train_eval_indices
+from dschat.data.splits import TRAIN_EVAL_SPLIT, split_bounds, split_indices, split_part
 from dschat.errors import UserError
 
 SIZES = {
@@ -46,7 +46,7 @@ def test_published_sizes(name):
 
 
 def test_webgpt_is_split_twice():
-    train, held_out = train_eval_indices(19578, seed=1234)
+    train, held_out = (split_indices(19578, TRAIN_EVAL_SPLIT, part, seed=1234) for part in (0, 1))
     assert (len(train), len(held_out)) == (18599, 979)
     assert tuple(len(split_indices(len(train), "2,4,4", phase, 1234)) for phase in range(3)) == (3719, 7440, 7440)
 
@@ -61,6 +61,7 @@ def test_parts_are_slices_of_one_order():
     assert split_indices(1000, "2,4,4", 0, 1234).tolist() == order[:200]
     assert split_indices(1000, "2,4,4", 1, 1234).tolist() == order[200:600]
     assert split_indices(1000, "2,4,4", 2, 1234).tolist() == order[600:]
+    assert split_part(range(1000), "2,4,4", 1, 1234) == order[200:600]
 
 
 def test_excess_and_deficit_by_hand():
