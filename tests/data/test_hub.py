@@ -144,7 +144,7 @@ def test_skipped_rows_count(hub, small_sets):
 def test_a_share_records_the_data_set(hub, small_sets):
     hub.answer = answer_for("hh")
     keys = {f"{name}_key": name for name in ("prompt", "chosen", "rejected", "response", "messages")}
-    config = SimpleNamespace(data_path=["hh"], data_split="2,4,4", phase=1, seed=1234, **keys)
+    config = SimpleNamespace(data_path=["hh"], data_split="2,4,4", step=2, seed=1234, **keys)
     share = load_share(config)
     assert share.files == () and (len(share.train), len(share.eval)) == (5, 2)
     (described,) = json.loads(json.dumps(share.sources))

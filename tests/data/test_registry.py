@@ -74,7 +74,7 @@ def test_row_counts_and_shares(name):
         train, held_out = (split_indices(rows, TRAIN_EVAL_SPLIT, part, 1234) for part in (0, 1))
         assert (len(train), len(held_out)) == (18_599, 979)
         rows = len(train)
-    assert tuple(len(split_indices(rows, data_split, phase, 1234)) for phase in range(3)) == sizes
+    assert tuple(len(split_indices(rows, data_split, part, 1234)) for part in range(3)) == sizes
 
 
 @pytest.mark.parametrize(

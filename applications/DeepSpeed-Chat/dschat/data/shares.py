@@ -18,7 +18,7 @@ class ShareFlags(Protocol):
     data_path: list[str]
     data_split: str
     seed: int
-    phase: ClassVar[int]  # which part of `data_split`: 0, 1 or 2
+    step: ClassVar[int]  # of the pipeline, 1, 2 or 3: which part of `data_split` it uses
     prompt_key: str
     chosen_key: str
     rejected_key: str
@@ -50,7 +50,7 @@ def load_share(flags: ShareFlags) -> Share:
     for path in flags.data_path:
         source = load_source(path, keys, flags.seed)
         own, own_eval = (
-            split_part(rows, flags.data_split, flags.phase, flags.seed) for rows in (source.train, source.eval)
+            split_part(rows, flags.data_split, flags.step - 1, flags.seed) for rows in (source.train, source.eval)
         )
         train += own
         held_out += own_eval

@@ -119,7 +119,10 @@ def _piece_reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes] 
     return lambda piece: _sentence_piece(piece, blank, has_bytes)
 
 
-def _decoder_parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+Json = dict[str, Any]  # type: ignore[explicit-any]  # an object of a tokenizer's JSON
+
+
+def _decoder_parts(decoder: Json | None) -> list[Json]:
     if decoder is None:
         return []
     if decoder["type"] == "Sequence":
@@ -127,7 +130,7 @@ def _decoder_parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [decoder]
 
 
-def _replaced(part: dict[str, Any]) -> str | None:
+def _replaced(part: Json) -> str | None:
     """The letter that stands for a blank; None if the part replaces something else."""
     if part["type"] == "Metaspace":
         return str(part["replacement"])

@@ -16,7 +16,7 @@ from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import summary, text_histogram
 from dschat.data.inspect.steps import Settings, examples_of
 from dschat.data.sources import Source, load_source
-from dschat.data.splits import PHASES, split_part
+from dschat.data.splits import STEPS, split_part
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     source, tokenizer = load_source(path, settings.keys, settings.seed), settings.tokenizer
     rows = source.train + source.eval
     shares = {
-        name: [split_part(part, data_split, phase, settings.seed) for phase in range(len(PHASES))]
-        for name, part in (("training", source.train), ("evaluation", source.eval))
+        name: [split_part(rows, data_split, part, settings.seed) for part in range(len(STEPS))]
+        for name, rows in (("training", source.train), ("evaluation", source.eval))
     }
     sections = {
         "columns (type and number)": describe_columns(row.extra for row in rows),
@@ -50,7 +50,7 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     else:
         sections |= _lengths_in_tokens(rows, tokenizer, settings)
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
-        left_out = [_left_out(phase, shares, tokenizer, settings) for phase in range(len(PHASES))]
+        left_out = [_left_out(step, shares, tokenizer, settings) for step in range(1, len(STEPS) + 1)]
         sections[f"left out at these lengths, of the steps' shares ({at})"] = left_out
     lines = [path, "=" * len(path), *_describe_rows(path, source, settings.keys)]
     for title, content in sections.items():
@@ -98,8 +98,8 @@ def _prompt(row: Row) -> str:
 
 def _describe_shares(shares: Shares) -> list[str]:
     return [
-        f"{_step(phase)}: {', '.join(f'{len(part[phase])} {name}' for name, part in shares.items())} rows"
-        for phase in range(len(PHASES))
+        f"{_step(step)}: {', '.join(f'{len(parts[step - 1])} {name}' for name, parts in shares.items())} rows"
+        for step in range(1, len(STEPS) + 1)
     ]
 
 
@@ -139,21 +139,21 @@ def _longer(flag: str, limit: int, lengths: Sequence[int], fate: str) -> str:
     return f"longer than {flag} {limit}: {share}, {fate}"
 
 
-def _left_out(phase: int, shares: Shares, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> str:
+def _left_out(step: int, shares: Shares, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> str:
     """What one step drops of its share."""
     texts = []
     try:
-        for name, part in shares.items():
-            _, dropped = examples_of(phase + 1, part[phase], tokenizer, settings)
+        for name, parts in shares.items():
+            _, dropped = examples_of(step, parts[step - 1], tokenizer, settings)
             reasons = f" ({_counted(dropped)})" if dropped else ""
-            texts.append(f"{dropped.total()} of {len(part[phase])} {name} rows{reasons}")
+            texts.append(f"{dropped.total()} of {len(parts[step - 1])} {name} rows{reasons}")
     except UserError as error:
-        return f"{_step(phase)}: not possible: {error}"
-    return f"{_step(phase)}: {', '.join(texts)}"
+        return f"{_step(step)}: not possible: {error}"
+    return f"{_step(step)}: {', '.join(texts)}"
 
 
-def _step(phase: int) -> str:
-    return f"step {phase + 1} ({PHASES[phase]})"
+def _step(step: int) -> str:
+    return f"step {step} ({STEPS[step - 1]})"
 
 
 def _histogram(lengths: Sequence[int]) -> list[str]:
