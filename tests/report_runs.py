@@ -45,6 +45,7 @@ def make_sample(prompt: str, gold: float | None, text: str = "good", ngram: int 
         for index in range(3)
     ]
     sample = {"prompt": prompt, "response": text * 3, "score": 10 * (gold or 0.0), "finished": finished}
+    sample |= {"kl": 1.5, "length": 3}
     return sample | {"tokens": tokens} | ({} if gold is None else {"gold_scores": gold})
 
 
@@ -95,3 +96,8 @@ def edit_rows(path: Path, change) -> None:
     """Put every row of a JSONL file through `change`, a function from (index, row) to a row."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     write_lines(path, [change(index, row) for index, row in enumerate(rows)])
+
+
+def table_of(outcome, kind: str):
+    """The table of a report: results, wins or training; None if there is none."""
+    return next((table for table in outcome.tables if table.kind == kind), None)

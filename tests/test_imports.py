@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluation": {"common", "data"},
     "inference": {"common", "data", "evaluation", "models", "rollouts", "scoring"},
     "macro_view": {"common", "conditions", "config", "data", "evaluation", "models", "rl", "trainers"},
-    "run_report": {"common", "evaluation", "macro_view"},
+    "run_report": {"common", "macro_view"},
 }
 ANYBODY = {"errors"}
 ENTRANCES = {"main", "show_macro_actions"}

@@ -4,6 +4,7 @@
 import re
 from itertools import accumulate
 
+from constituent_treelib import Tree
 from dschat.conditions.parsing.rule import macro_action_lengths
 
 SALAD = " ".join("seven over the cat blue not is of run and if who that".split() * 5)[:-3]  # 60 words and more
@@ -41,6 +42,11 @@ TEXTS = {
     "fenced": "Here is the code:\n```python\nx = [1, 2\n```\nThat is all.",
     "json": '{"a": [1, 2, {"b": null}], "c": "d e f"}',
 }
+
+
+def flat_tree(spans, label="S"):
+    """Words, (start, end) of each, under one root."""
+    return Tree(label, spans[0][0], spans[-1][1], tuple(Tree("", start, end) for start, end in spans))
 
 
 def word_tokens(text):

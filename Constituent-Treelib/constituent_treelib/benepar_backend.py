@@ -25,19 +25,12 @@ WORDS_PER_PASS = 500  # of the network, padding included
 
 @dataclass(frozen=True)
 class _Sentence:
-    """What benepar asks of an example.
-
-    Attributes:
-        spans: (start, end) of each word in characters.
-        words: what benepar reads, quotation marks as in its training data.
-        space_after: per word whether a blank follows.
-        tree: a gold tree; none.
-    """
+    """What benepar asks of an example; and the (start, end) of each word in characters."""
 
     spans: list[tuple[int, int]]
-    words: list[str]
+    words: list[str]  # with quotation marks as in benepar's training data
     space_after: list[bool]
-    tree: None = None
+    tree: None = None  # there is no gold tree
 
 
 class BeneparBackend:
@@ -66,14 +59,10 @@ class BeneparBackend:
         self._has_failed = False
 
     def parse(self, units: Sequence[str]) -> list[Tree | None]:
-        """Parses sentences, all in one call of the model.
+        """The trees of sentences, from one call of the model.
 
-        Args:
-            units: sentences.
-
-        Returns:
-            Their trees, with positions in characters of the sentence; None for a sentence without words, with too many
-            for the model, or that the model fails on. The others are not touched by that.
+        None for a sentence without words, with too many for the model, or that the model fails on; the others are not
+        touched by that.
         """
         import torch
 

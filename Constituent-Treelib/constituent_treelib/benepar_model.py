@@ -8,11 +8,12 @@ import hashlib
 import importlib.metadata
 import os
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from constituent_treelib.errors import TreelibError
 
@@ -22,11 +23,9 @@ _MESSAGE_LENGTH = 400
 
 
 def find_model(model: str | os.PathLike[str]) -> Path:
-    """The file or folder of a model.
+    """The file or folder of a model: a checkpoint file, a folder like ``benepar_en3``, or the name of a download.
 
-    Args:
-        model: a checkpoint file, a folder like ``benepar_en3``, or the name that benepar downloads a model under; it
-            is looked for in ``models`` of every folder where nltk keeps its data.
+    A name is looked for in ``models`` of every folder where nltk keeps its data.
 
     Raises:
         TreelibError: there is none; says how to get it.
@@ -39,12 +38,11 @@ def find_model(model: str | os.PathLike[str]) -> Path:
     if path.parent != Path(".") or path.suffix:
         raise TreelibError(f"benepar model {model}: there is no such file or folder.")
     places = [Path(folder) / "models" for folder in nltk.data.path if folder]
-    for place in places:
-        if (place / path).exists():
-            return place / path
-    for place in places:
-        if (place / f"{path}.zip").exists():
-            raise TreelibError(f"benepar model {model}: unpack {place / f'{path}.zip'} where it lies.")
+    for name in (path.name, f"{path.name}.zip"):
+        for found in (place / name for place in places if (place / name).exists()):
+            if name.endswith(".zip"):
+                raise TreelibError(f"benepar model {model}: unpack {found} where it lies.")
+            return found
     raise TreelibError(
         f"benepar model {model} is not on this machine. Download it: "
         f"python -c \"import benepar; benepar.download('{model}')\". Without a network, copy the folder "
@@ -64,10 +62,6 @@ def load_model(path: Path, device: str) -> Any:
     """The ``ChartParser`` of a checkpoint, in float32, for parsing only. Loaded once per process.
 
     The state of the random generators stays as it is.
-
-    Args:
-        path: see `find_model`.
-        device: of torch.
 
     Raises:
         TreelibError: it cannot be loaded, or not onto this device.
@@ -166,31 +160,21 @@ def _num_positions(encoder: Any) -> int:
 
 def _load_state(parser: Any, state: dict[str, Any]) -> None:
     """The weights, all of them; what old versions of transformers saved beside them does not count."""
-    missing, unknown = parser.load_state_dict(state, strict=False)
-    unknown = [name for name in unknown if not _is_leftover(name)]
-    if missing or unknown:
-        raise ValueError(f"missing weights: {_some(missing)}; unknown weights: {_some(unknown)}")
-
-
-def _is_leftover(name: str) -> bool:
     leftover = ("embeddings.position_ids", "EncDecAttention.relative_attention_bias.weight")
-    return name.startswith("pretrained_model.") and name.endswith(leftover)
+    unknown = state.keys() - parser.state_dict().keys()
+    dropped = {name for name in unknown if name.startswith("pretrained_model.") and name.endswith(leftover)}
+    parser.load_state_dict({name: value for name, value in state.items() if name not in dropped})
 
 
-@contextmanager
-def _transformers_5() -> Iterator[None]:
+def _transformers_5() -> AbstractContextManager[Any]:
     """Lets benepar find the start and stop tokens of a tokenizer: transformers 5 dropped the method that it asks.
 
     Tokenizers that benepar loads meanwhile get it; transformers itself stays as it is.
     """
     from benepar import retokenization
 
-    before = retokenization.transformers
-    retokenization.transformers = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=_load_tokenizer))
-    try:
-        yield
-    finally:
-        retokenization.transformers = before
+    own = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=_load_tokenizer))
+    return patch.object(retokenization, "transformers", own)
 
 
 def _load_tokenizer(*args: Any, **kwargs: Any) -> Any:
@@ -209,10 +193,6 @@ def _with_special_tokens(tokenizer: Any, ids: Sequence[int]) -> list[int]:
         if full[start : start + len(bare)] == bare:
             return [*full[:start], *ids, *full[start + len(bare) :]]
     raise ValueError("the tokenizer changes a text's tokens when it adds its special ones")
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
 
 
 def _in_one_line(error: BaseException) -> str:

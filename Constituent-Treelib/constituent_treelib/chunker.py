@@ -17,12 +17,18 @@ from constituent_treelib.trees import Tree
 from constituent_treelib.words import word_pattern
 
 CHUNKED = "S"  # label of a sentence's tree
-# Kinds of words and marks; the first six are the columns of _STEPS.
-_CONTENT, _OPENER, _PRONOUN, _CONJUNCTION, _OPEN, _CLOSE, _STOP, _WIDE_STOP, _QUOTE = range(9)
-# What stands before a word: nothing of its clause, a word, something that goes on, a pronoun, a stop.
-_START, _WORD, _GOES_ON, _AFTER_PRONOUN, _STOPPED = range(5)
-# What begins with a word: nothing, a chunk, a clause.
-_NOTHING, _CHUNK, _CLAUSE = range(3)
+
+# What a word or mark is. A word in no list has content; a mark's kind may depend on what stands around it.
+Kind = Literal["content", "opener", "pronoun", "conjunction", "opening", "closing", "stop", "wide stop", "quote"]
+# How far a clause is: at its start, where only conjunctions and brackets stand; behind a word with content; behind a
+# word or bracket that wants another word; behind a pronoun; behind the mark that ends it.
+State = Literal["start", "word", "goes on", "pronoun", "ended"]
+_STATE_AFTER: dict[Kind, State] = {
+    "content": "word",
+    "opener": "goes on",
+    "pronoun": "pronoun",
+    "conjunction": "start",
+}
 
 _PERSONAL = "i you he she it we they"
 _PRONOUNS = f"{_PERSONAL} me him us them myself yourself himself herself itself ourselves yourselves themselves"
@@ -41,49 +47,27 @@ _CONJUNCTIONS = """
     that which who whom whose what whether why how lest
 """
 _CONTRACTIONS = "'m 're 's 've 'll 'd"
-_MARKS = {
-    ",;:.!?": _STOP,
-    "…、。，．：；！？،؛؟।॥": _WIDE_STOP,
-    "([{“‘«‹「『（［｛【〈《": _OPEN,
-    ")]}”’»›」』）］｝】〉》": _CLOSE,
-    "\"'": _QUOTE,
+_MARKS: dict[str, Kind] = {
+    ",;:.!?": "stop",
+    "…、。，．：；！？،؛؟।॥": "wide stop",
+    "([{“‘«‹「『（［｛【〈《": "opening",
+    ")]}”’»›」』）］｝】〉》": "closing",
+    "\"'": "quote",
 }
 
 
-def _kinds() -> dict[str, int]:
+def _kinds() -> dict[str, Kind]:
     """Word or mark → kind, words in the spellings the, The and THE; what is not in it has content."""
-    words = {word: _OPENER for word in _OPENERS.split()}
-    words |= {word: _CONJUNCTION for word in _CONJUNCTIONS.split()}
-    words |= {word: _PRONOUN for word in _PRONOUNS.split()}
-    words |= {word + rest: _PRONOUN for word in _PERSONAL.split() for rest in _CONTRACTIONS.split()}
+    words: dict[str, Kind] = dict.fromkeys(_OPENERS.split(), "opener")
+    words |= dict.fromkeys(_CONJUNCTIONS.split(), "conjunction")
+    words |= dict.fromkeys(_PRONOUNS.split(), "pronoun")
+    words |= {word + rest: "pronoun" for word in _PERSONAL.split() for rest in _CONTRACTIONS.split()}
     words |= {word.replace("'", "’"): kind for word, kind in words.items()}
     words |= {spelt: kind for word, kind in words.items() for spelt in (word.capitalize(), word.upper())}
     return words | {mark: kind for marks, kind in _MARKS.items() for mark in marks}
 
 
 _KINDS = _kinds()
-# Per what stands before a word, and per its kind: what begins with it, and what stands before the next word then.
-_STEPS = (
-    # content, opener, pronoun, conjunction, opening bracket, closing bracket
-    (  # nothing of the clause: nothing can begin
-        *((_NOTHING, _WORD), (_NOTHING, _GOES_ON), (_NOTHING, _AFTER_PRONOUN), (_NOTHING, _START)),
-        *((_NOTHING, _START), (_NOTHING, _START)),
-    ),
-    (  # a word
-        *((_NOTHING, _WORD), (_CHUNK, _GOES_ON), (_NOTHING, _AFTER_PRONOUN), (_CLAUSE, _START)),
-        *((_CHUNK, _GOES_ON), (_NOTHING, _WORD)),
-    ),
-    (  # a function word or an opening bracket
-        *((_NOTHING, _WORD), (_NOTHING, _GOES_ON), (_NOTHING, _AFTER_PRONOUN), (_CLAUSE, _START)),
-        *((_NOTHING, _GOES_ON), (_NOTHING, _WORD)),
-    ),
-    (  # a pronoun: all but a mark begins something
-        *((_CHUNK, _WORD), (_CHUNK, _GOES_ON), (_CHUNK, _AFTER_PRONOUN), (_CLAUSE, _START)),
-        *((_CHUNK, _GOES_ON), (_NOTHING, _AFTER_PRONOUN)),
-    ),
-    # a stop
-    ((_CLAUSE, _WORD), (_CLAUSE, _GOES_ON), (_CLAUSE, _AFTER_PRONOUN), *[(_CLAUSE, _START)] * 3),
-)
 
 
 class Chunker:
@@ -99,58 +83,74 @@ class Chunker:
 
 
 def chunk_sentence(text: str, start: int, end: int) -> Tree:
-    """The chunker's tree of a sentence.
-
-    Args:
-        text: a text.
-        start: where the sentence begins, in characters of the text.
-        end: where it ends; between the two is something that is not blank.
-
-    Returns:
-        The tree, with positions in characters of the text.
-    """
+    """The chunker's tree of the sentence text[start:end], which is not blank; positions count in the whole text."""
     clauses: list[Tree] = []
     parts: list[Tree] = []  # of the clause: chunks and the marks behind them
     words: list[Tree] = []  # of the chunk
-    before, last = _START, start
+    state: State = "start"
+    last = start  # the character after the last word
+
+    def end_chunk() -> None:
+        if words:
+            parts.append(Tree("CHUNK", words[0].start, last, tuple(words)))
+            words.clear()
+
+    def end_clause() -> None:
+        end_chunk()
+        clauses.append(Tree("CLAUSE", parts[0].start, last, tuple(parts)))
+        parts.clear()
+
     for found in word_pattern(text.isascii()).finditer(text, start, end):
         first, stop = found.span()
-        kind = _KINDS.get(found[0], _CONTENT)
-        if kind > _CLOSE:
-            kind = _kind_of_mark(kind, first == last and before != _START, text[stop : min(stop + 1, end)])
-        if kind == _STOP or (before == _STOPPED and kind == _CLOSE and first == last):
-            if words:
-                parts.append(Tree("CHUNK", words[0].start, last, tuple(words)))
-                words = []
+        kind = _KINDS.get(found[0], "content")
+        attached = first == last and state != "start"
+        if kind in ("stop", "wide stop", "quote"):
+            kind = _kind_of_mark(kind, attached, text[stop : min(stop + 1, end)])
+        if kind == "stop" or (state == "ended" and kind == "closing" and first == last):
+            end_chunk()
             parts.append(Tree("", first, stop))
-            before, last = _STOPPED, stop
+            state, last = "ended", stop
             continue
-        begins, before = _STEPS[before][kind]
-        if begins:
-            if words:
-                parts.append(Tree("CHUNK", words[0].start, last, tuple(words)))
-                words = []
-            if begins == _CLAUSE:
-                clauses.append(Tree("CLAUSE", parts[0].start, last, tuple(parts)))
-                parts = []
+        begins = _begins(kind, state)
+        if begins == "clause":
+            end_clause()
+        elif begins == "chunk":
+            end_chunk()
+        state = _next_state(kind, state)
         words.append(Tree("", first, stop))
         last = stop
-    if words:
-        parts.append(Tree("CHUNK", words[0].start, last, tuple(words)))
-    clauses.append(Tree("CLAUSE", parts[0].start, last, tuple(parts)))
+    end_clause()
     return Tree(CHUNKED, clauses[0].start, last, tuple(clauses))
 
 
-def _kind_of_mark(kind: int, attached: bool, follows: str) -> int:
-    """A stop or quotation mark as it is used.
+def _kind_of_mark(kind: Kind, attached: bool, follows: str) -> Kind:
+    """A stop or quotation mark as it is used: right behind a word or not, and before which character, if any."""
+    if kind == "quote":
+        return "closing" if attached else "opening"
+    if kind == "stop" and follows.isalnum() and follows.isascii():  # 3.14, example.com
+        return "content"
+    return "stop"
 
-    Args:
-        kind: what it is out of context.
-        attached: whether it stands right behind a word.
-        follows: the character after it, empty at the end.
-    """
-    if kind == _QUOTE:
-        return _CLOSE if attached else _OPEN
-    if kind == _STOP and follows.isalnum() and follows.isascii():  # 3.14, example.com
-        return _CONTENT
-    return _STOP
+
+def _begins(kind: Kind, state: State) -> Literal["clause", "chunk", "nothing"]:
+    """What begins with a word or mark, given how far the clause before it is."""
+    if state == "ended":
+        return "clause"
+    if state == "start" or kind == "closing":
+        return "nothing"
+    if kind == "conjunction":
+        return "clause"
+    if state == "pronoun" or (state == "word" and kind in ("opener", "opening")):
+        return "chunk"
+    return "nothing"
+
+
+def _next_state(kind: Kind, state: State) -> State:
+    """How far the clause is behind a word or mark."""
+    if kind in _STATE_AFTER:
+        return _STATE_AFTER[kind]
+    if state in ("start", "ended"):  # a bracket or quotation mark before the first word
+        return "start"
+    if kind == "opening":
+        return "goes on"
+    return "word" if state == "goes on" else state

@@ -11,7 +11,7 @@ from constituent_treelib.backends import make_backend
 from constituent_treelib.draw import draw_png, draw_svg
 from constituent_treelib.errors import TreelibError
 from constituent_treelib.parsing import Backend
-from constituent_treelib.trees import Tree, is_sound
+from constituent_treelib.trees import Tree, fold, is_sound
 
 if TYPE_CHECKING:
     import nltk
@@ -74,16 +74,13 @@ class ConstituentTree:
             from nltk import Tree as NltkTree
         except ImportError as error:
             raise TreelibError(f"nltk_tree needs nltk ({error}): pip install nltk") from error
-        made: list = []  # what has no parent yet, from right to left
-        for node in reversed(list(self.tree.nodes())):
-            count = len(node.children)
-            if count:
-                children = made[: -count - 1 : -1]
-                del made[-count:]
-                made.append(NltkTree(node.label, children))
-            else:
-                made.append(NltkTree(node.label, [self._text(node)]) if node.label else self._text(node))
-        return made[0] if isinstance(made[0], NltkTree) else NltkTree("", made)
+
+        def make(node: Tree, children: list[NltkTree | str]) -> NltkTree | str:
+            content = children or [self._text(node)]
+            return NltkTree(node.label, content) if children or node.label else content[0]
+
+        made = fold(self.tree, make)
+        return made if isinstance(made, NltkTree) else NltkTree("", [made])
 
     def extract_all_phrases(
         self, min_words_in_phrases: int = 2, avoid_nested_phrases: bool = False
@@ -105,10 +102,6 @@ class ConstituentTree:
             found.setdefault(node.label, []).append(self._text(node))
         return found
 
-    def to_svg(self) -> str:
-        """A picture of the tree."""
-        return draw_svg(self.tree, self.sentence)
-
     def export_tree(self, destination_filepath: str | Path) -> None:
         """Writes the tree to a file: a picture (.svg or .png) or its brackets (.txt).
 
@@ -117,7 +110,7 @@ class ConstituentTree:
         """
         path = Path(destination_filepath)
         if path.suffix.lower() == ".svg":
-            path.write_text(self.to_svg(), encoding="utf-8")
+            path.write_text(draw_svg(self.tree, self.sentence), encoding="utf-8")
         elif path.suffix.lower() == ".png":
             draw_png(self.tree, self.sentence, path)
         elif path.suffix.lower() == ".txt":

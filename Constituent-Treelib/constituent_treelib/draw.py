@@ -8,9 +8,10 @@ import unicodedata
 import warnings
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 
 from constituent_treelib.errors import TreelibError
-from constituent_treelib.trees import Tree
+from constituent_treelib.trees import Tree, fold
 
 FONT_SIZE = 15.0  # all lengths in pixels
 ROW = 46.0
@@ -42,6 +43,16 @@ class Picture:
     lines: list[list[tuple[float, float]]]
 
 
+@dataclass(frozen=True)
+class _Box:
+    """A node, how wide it is with all that is below it, and the number of rows below it."""
+
+    node: Tree
+    width: float
+    rows: int
+    below: list[_Box]
+
+
 def arrange(tree: Tree, text: str) -> Picture:
     """Constituents above what they are made of; all words on the bottom line, so that the sentence can be read.
 
@@ -49,38 +60,49 @@ def arrange(tree: Tree, text: str) -> Picture:
         tree: of any depth.
         text: that its positions count in.
     """
-    nodes, parents = _with_parents(tree)
-    depths = [0] * len(nodes)
-    for index in range(1, len(nodes)):
-        depths[index] = depths[parents[index]] + 1
-    widths = _widths(nodes, parents, text)
-    centres = _centres(parents, widths)
-    heights = [MARGIN + FONT_SIZE / 2 + ROW * depth for depth in range(max(depths) + 1)]
-    tags = FONT_SIZE * 1.3 if any(node.label for node in nodes if not node.children) else 0.0
-    bottom = heights[-1] + tags
+    root = fold(tree, lambda node, below: _box(node, below, text))
+    top = MARGIN + FONT_SIZE / 2
+    tags = FONT_SIZE * 1.3 if any(leaf.label for leaf in tree.leaves()) else 0.0
+    bottom = top + ROW * root.rows + tags
     labels: list[Label] = []
     lines: list[list[tuple[float, float]]] = []
-    for index, node in enumerate(nodes):
-        x, y = centres[index], heights[depths[index]]
-        if node.children:
+    # Boxes that have no place yet, each with its left edge, its y, and the beginning of the line that leads to it.
+    waiting: list[tuple[_Box, float, float, list[tuple[float, float]]]] = [(root, MARGIN, top, [])]
+    while waiting:
+        box, left, y, line = waiting.pop()
+        node, x = box.node, left + box.width / 2
+        ends = [(x, y - _AROUND)]
+        if box.below:
             labels.append(Label(visible(node.label), x, y, "constituent"))
         else:
             labels.append(Label(visible(text[node.start : node.end]), x, bottom, "word"))
             labels.append(Label(visible(node.label), x, bottom - tags, "tag"))
-        if index:
-            above = parents[index]
-            lines.append([(centres[above], heights[depths[above]] + _AROUND), (x, y - _AROUND)])
-            if not node.children:  # down its own column, where nothing else is
-                lines[-1].append((x, bottom - (tags if node.label else 0.0) - _AROUND))
+            ends.append((x, bottom - (tags if node.label else 0.0) - _AROUND))  # down its own column
+        if line:
+            lines.append(line + ends)
+        lefts = accumulate([left + (box.width - _total(box.below)) / 2, *(child.width for child in box.below)])
+        children = zip(box.below, lefts, strict=False)
+        waiting += reversed([(child, start, y + ROW, [(x, y + _AROUND)]) for child, start in children])
     labels = [label for label in labels if label.text]
-    return Picture(widths[0] + 2 * MARGIN, bottom + FONT_SIZE / 2 + MARGIN, labels, lines)
+    return Picture(root.width + 2 * MARGIN, bottom + FONT_SIZE / 2 + MARGIN, labels, lines)
+
+
+def _box(node: Tree, below: list[_Box], text: str) -> _Box:
+    width = text_width(visible(node.label), bold=bool(below))
+    if not below:
+        width = max(width, text_width(visible(text[node.start : node.end])))
+    rows = 1 + max((box.rows for box in below), default=-1)
+    return _Box(node, max(width + GAP, _total(below)), rows, below)
+
+
+def _total(boxes: list[_Box]) -> float:
+    return sum(box.width for box in boxes)
 
 
 def draw_svg(tree: Tree, text: str) -> str:
     """The tree as an SVG document; what the text says is escaped."""
     picture = arrange(tree, text)
-    size = f"{picture.width:.0f} {picture.height:.0f}"
-    width, height = size.split()
+    width, height = f"{picture.width:.0f}", f"{picture.height:.0f}"
     lines = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in line) for line in picture.lines)
     labels = "\n".join(
         f'<text x="{label.x:.1f}" y="{label.y:.1f}" class="{label.kind}">{escape(label.text)}</text>'
@@ -89,7 +111,7 @@ def draw_svg(tree: Tree, text: str) -> str:
     font = f'{FONT_SIZE:g}px "DejaVu Sans",Verdana,Helvetica,sans-serif'
     styles = "".join(f".{kind}{{fill:{colour}}}" for kind, colour in _COLOURS.items())
     return f"""<?xml version="1.0" encoding="UTF-8"?>
-<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {size}">
+<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">
 <style>text{{font:{font};text-anchor:middle;dominant-baseline:central}}
 {styles}.constituent{{font-weight:bold}}.tag{{font-size:{0.8 * FONT_SIZE:g}px}}</style>
 <rect width="100%" height="100%" fill="#ffffff"/>
@@ -99,14 +121,8 @@ def draw_svg(tree: Tree, text: str) -> str:
 """
 
 
-def draw_png(tree: Tree, text: str, path: str | os.PathLike[str], scale: float = 2.0) -> None:
-    """Writes the tree as a PNG file.
-
-    Args:
-        tree: the tree.
-        text: that its positions count in.
-        path: of the file.
-        scale: pixels of the file per pixel of the SVG; less for a very large tree.
+def draw_png(tree: Tree, text: str, path: str | os.PathLike[str]) -> None:
+    """Writes the tree as a PNG file, of twice the pixels of the SVG; of fewer for a very large tree.
 
     Raises:
         TreelibError: matplotlib is not installed.
@@ -118,9 +134,8 @@ def draw_png(tree: Tree, text: str, path: str | os.PathLike[str], scale: float =
     except ImportError as error:
         raise TreelibError(f"a PNG needs matplotlib ({error}): pip install matplotlib, or write an SVG.") from error
     picture = arrange(tree, text)
-    scale = min(scale, _MOST_PIXELS / picture.width, _MOST_PIXELS / picture.height)
-    dpi = 100 * scale
-    figure = Figure(figsize=(picture.width / 100, picture.height / 100), dpi=dpi, facecolor="white")
+    scale = min(2.0, _MOST_PIXELS / picture.width, _MOST_PIXELS / picture.height)
+    figure = Figure(figsize=(picture.width / 100, picture.height / 100), dpi=100 * scale, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(0, picture.width)
@@ -160,45 +175,3 @@ def text_width(text: str, bold: bool = False) -> float:
         wide = unicodedata.east_asian_width(char) in "WF" or unicodedata.category(char) == "So"
         ems += 1.1 if wide else 0.85 if char in "mwMW@%" else 0.36 if char in "ijlI.,;:'|!()[] " else 0.64
     return FONT_SIZE * ems * (1.12 if bold else 1.0)
-
-
-def _with_parents(tree: Tree) -> tuple[list[Tree], list[int]]:
-    """Every node, each before its children, and the index of the node above it; -1 for the root."""
-    nodes: list[Tree] = []
-    parents: list[int] = []
-    stack = [(tree, -1)]
-    while stack:
-        node, above = stack.pop()
-        stack.extend((child, len(nodes)) for child in reversed(node.children))
-        nodes.append(node)
-        parents.append(above)
-    return nodes, parents
-
-
-def _widths(nodes: list[Tree], parents: list[int], text: str) -> list[float]:
-    """How wide each node is with all that is below it."""
-    below = [0.0] * len(nodes)
-    widths = [0.0] * len(nodes)
-    for index in range(len(nodes) - 1, -1, -1):
-        node = nodes[index]
-        own = text_width(visible(node.label), bold=bool(node.children))
-        if not node.children:
-            own = max(own, text_width(visible(text[node.start : node.end])))
-        widths[index] = max(own + GAP, below[index])
-        if index:
-            below[parents[index]] += widths[index]
-    return widths
-
-
-def _centres(parents: list[int], widths: list[float]) -> list[float]:
-    """Where the middle of each node is: over the middle of what is below it."""
-    lefts = [MARGIN] * len(parents)
-    used = [0.0] * len(parents)  # by the children that have their place
-    below = [0.0] * len(parents)
-    for index in range(1, len(parents)):
-        below[parents[index]] += widths[index]
-    for index in range(1, len(parents)):
-        above = parents[index]
-        lefts[index] = lefts[above] + (widths[above] - below[above]) / 2 + used[above]
-        used[above] += widths[index]
-    return [left + width / 2 for left, width in zip(lefts, widths, strict=True)]

@@ -40,7 +40,7 @@ class LinkGrammarBackend:
         Args:
             language: of a dictionary of link-grammar.
             timeout: seconds that a sentence may take.
-            command: another program in place of the worker.
+            command: another program in place of the worker, for tests.
 
         Raises:
             TreelibError: link-grammar or its dictionary is not installed; the message says how to install it.
@@ -50,7 +50,15 @@ class LinkGrammarBackend:
         # Nothing but the standard library is needed: without site packages the process starts at once.
         own = [sys.executable, "-I", "-S", str(_WORKER), language, str(timeout)]
         self._worker = WorkerProcess(own if command is None else command, timeout)
-        self.version = self._start()
+        try:
+            ready = self._worker.start()
+        except WorkerError as error:
+            raise TreelibError(f"the backend link-grammar does not run: its process {error}.") from error
+        if "error" in ready:
+            self.close()
+            said, remedy = ready["error"], f"{INSTALL}, or use the backend chunker"
+            raise TreelibError(f"the backend link-grammar is not installed ({said}): {remedy}.")
+        self.version = str(ready["version"])
 
     def parse(self, units: Sequence[str]) -> list[Tree | None]:
         """A tree per sentence; None for those that are too long, take too long, or that it has no tree of.
@@ -69,33 +77,17 @@ class LinkGrammarBackend:
             except WorkerStartError as error:  # tried again at the next call, not for every sentence of this one
                 logger.warning("link-grammar does not run any more: its process %s", error)
                 return trees + [None] * (len(units) - len(trees))
+            except WorkerError as error:
+                logger.info("link-grammar did not parse a sentence of %d characters: its process %s", len(unit), error)
+                trees.append(None)
         return trees
 
     def close(self) -> None:
         """Ends the process; `parse` starts another one."""
         self._worker.close()
 
-    def _start(self) -> str:
-        try:
-            ready = self._worker.start()
-        except WorkerError as error:
-            raise TreelibError(f"the backend link-grammar does not run: its process {error}.") from error
-        if not isinstance(ready, dict) or "version" not in ready:
-            self.close()
-            said = ready.get("error") if isinstance(ready, dict) else ready
-            raise TreelibError(
-                f"the backend link-grammar is not installed ({said}): {INSTALL}, or use the backend chunker."
-            )
-        return str(ready["version"])
-
     def _parse(self, unit: str) -> Tree | None:
-        try:
-            answer = self._worker.ask(unit)
-        except WorkerStartError:
-            raise
-        except WorkerError as error:
-            logger.info("link-grammar did not parse a sentence of %d characters: its process %s", len(unit), error)
-            return None
+        answer = self._worker.ask(unit)
         try:
             return None if answer is None else read_tree(answer["tree"], answer["words"])
         except (TypeError, KeyError, ValueError):

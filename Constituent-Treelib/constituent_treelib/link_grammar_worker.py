@@ -48,7 +48,7 @@ class Parser:
     """link-grammar's dictionary and options."""
 
     def __init__(self, language: str) -> None:
-        self._lib = ctypes.CDLL(_library())
+        self._lib = ctypes.CDLL(ctypes.util.find_library("link-grammar") or "liblink-grammar.so.5")
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(self._lib, name)
             function.restype, function.argtypes = result, arguments
@@ -73,18 +73,14 @@ class Parser:
 
     def _has_linkages(self, handle: int) -> bool:
         """Parses, at first with every word linked, then with as few left out as possible."""
-        self._allow_unlinked(0, 0)
         if self._lib.sentence_split(handle, self._options) < 0:
             return False
-        if self._lib.sentence_parse(handle, self._options) <= 0:
-            self._allow_unlinked(1, self._lib.sentence_length(handle))
-            if self._lib.sentence_parse(handle, self._options) <= 0:
-                return False
-        return self._lib.sentence_num_valid_linkages(handle) > 0
-
-    def _allow_unlinked(self, least: int, most: int) -> None:
-        self._lib.parse_options_set_min_null_count(self._options, least)
-        self._lib.parse_options_set_max_null_count(self._options, most)
+        for least, most in ((0, 0), (1, self._lib.sentence_length(handle))):
+            self._lib.parse_options_set_min_null_count(self._options, least)
+            self._lib.parse_options_set_max_null_count(self._options, most)
+            if self._lib.sentence_parse(handle, self._options) > 0:
+                return self._lib.sentence_num_valid_linkages(handle) > 0
+        return False
 
     def _best_linkage(self, handle: int, content: bytes) -> dict | None:
         linkage = self._lib.linkage_create(0, handle, self._options)
@@ -105,10 +101,6 @@ class Parser:
             return {"words": words, "tree": tree}
         finally:
             self._lib.linkage_delete(linkage)
-
-
-def _library() -> str:
-    return ctypes.util.find_library("link-grammar") or "liblink-grammar.so.5"
 
 
 def main(language: str, seconds: float) -> None:

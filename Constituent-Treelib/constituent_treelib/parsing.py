@@ -70,17 +70,16 @@ def parse_texts(texts: Sequence[str], backend: Backend) -> tuple[list[list[Tree]
         return chunked, ParseCounts(sentences=total, parsed=total)
     units = [(number, start, end) for number, text in enumerate(texts) for start, end in _unit_spans(text, backend)]
     pieces = [texts[number][start:end] for number, start, end in units]
-    counts = ParseCounts(sentences=len(pieces))
+    parsed = _parse(pieces, backend)
     trees: list[list[Tree]] = [[] for _ in texts]
-    for (number, start, _), piece, tree in zip(units, pieces, _parse(pieces, backend, counts), strict=True):
-        if tree is None:
-            counts.fell_back += 1
+    for (number, start, _), piece, tree in zip(units, pieces, parsed, strict=True):
+        if isinstance(tree, str):
             trees[number] += [part.moved(start) for part in chunk_text(piece)]
         else:
-            counts.parsed += 1
             moved = tree.moved(start)
             trees[number] += moved.children if backend.unit == "text" and moved.children else (moved,)
-    return trees, counts
+    reasons = Counter(reason for reason in parsed if isinstance(reason, str))
+    return trees, ParseCounts(len(pieces), len(pieces) - reasons.total(), reasons.total(), reasons)
 
 
 def chunk_text(text: str) -> list[Tree]:
@@ -94,33 +93,24 @@ def _unit_spans(text: str, backend: Backend) -> list[tuple[int, int]]:
     return [(0, len(text))] if text.strip() else []
 
 
-def _parse(pieces: list[str], backend: Backend, counts: ParseCounts) -> list[Tree | None]:
-    """The backend's trees; what is missing or unsound is None, with its reason counted."""
+def _parse(pieces: list[str], backend: Backend) -> list[Tree | str]:
+    """Per unit the backend's tree, or why there is none of use."""
     if not pieces:
         return []
     try:
         found = list(backend.parse(list(pieces)))
     except Exception as error:  # a parser may fail in any way; the run goes on
         logger.warning("%s failed on %d sentences: %s: %s", backend.name, len(pieces), type(error).__name__, error)
-        counts.reasons[f"failed: {type(error).__name__}"] += len(pieces)
-        return [None] * len(pieces)
+        return [f"failed: {type(error).__name__}"] * len(pieces)
     if len(found) != len(pieces):
-        counts.reasons["wrong number of trees"] += len(pieces)
-        return [None] * len(pieces)
-    checked: list[Tree | None] = []
-    for piece, tree in zip(pieces, found, strict=True):
-        reason = _fault(tree, len(piece))
-        if reason:
-            counts.reasons[reason] += 1
-        checked.append(None if reason else tree)
-    return checked
+        return ["wrong number of trees"] * len(pieces)
+    return [_checked(tree, len(piece)) for piece, tree in zip(pieces, found, strict=True)]
 
 
-def _fault(tree: object, length: int) -> str:
-    """Why what a backend returned for a unit of so many characters is of no use; empty if it is."""
+def _checked(tree: object, length: int) -> Tree | str:
     if tree is None:
         return "not parsed"
     try:
-        return "" if isinstance(tree, Tree) and is_sound(tree, length) else "unsound tree"
+        return tree if isinstance(tree, Tree) and is_sound(tree, length) else "unsound tree"
     except Exception:  # positions that are no numbers, children that are no trees
         return "unsound tree"

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs: tree-sitter's syntax trees, cut into statements.
+"""Programs: tree-sitter's syntax trees, with every visible character in a word.
 
-The tree of a program has its statements as children: simple statements, and the heads of compound ones ("def f(x):"),
-each before the statements of its body. Below stand expressions, as in the grammar. Strings and comments of several
-words, and what the parser had to skip, have the trees of the chunker in them.
+The tree of a program has its statements as children, see `statements`. Below stand expressions, as in the grammar.
+Strings and comments of several words, and what the parser had to skip, have the trees of the chunker in them.
 """
 
 from __future__ import annotations
@@ -12,21 +11,16 @@ import importlib
 import importlib.metadata
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
 from constituent_treelib.chunker import CHUNKED, chunk_sentence
 from constituent_treelib.errors import TreelibError
 from constituent_treelib.sentences import sentence_spans
-from constituent_treelib.trees import Tree
+from constituent_treelib.statements import ERROR, statements
+from constituent_treelib.trees import Tree, fold
 
-# Nodes whose children are statements, in the grammars of Python, C, C++, Java, JavaScript, Go, Rust and their like.
-_BODIES = frozenset(
-    "module program source_file translation_unit block statement_block statement_list compound_statement class_body "
-    "declaration_list field_declaration_list enum_body interface_body switch_body body_statement".split()
-)
-_ERROR = "ERROR"
 # What cannot be written in UTF-8, and NUL, which grammars take for the end of the file.
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_]*")
@@ -57,22 +51,20 @@ class TreeSitterBackend:
         """The tree of the grammar, bodies inside their statements; None for a blank text."""
         text = _UNWRITABLE.sub("\ufffd", text)
         root = self._parser.parse(text.encode("utf-8")).root_node
-        position = _Characters(text)
-        nodes = list(_nodes(root))
-        made: list[Tree | None] = []  # what has no parent yet, from right to left
-        for node, count in reversed(nodes):
-            children = [tree for tree in reversed(made[len(made) - count :]) if tree is not None]
-            del made[len(made) - count :]
+        character = _characters(text)
+
+        def make(node: Any, children: list[Tree | None]) -> Tree | None:
             # The root begins at the first word, and a program may begin with something that the parser skipped.
-            start, end = (0, len(text)) if node is root else (position(node.start_byte), position(node.end_byte))
-            made.append(_constituent(text, node.type, start, end, children))
-        return made[0]
+            start, end = (0, len(text)) if node is root else (character(node.start_byte), character(node.end_byte))
+            return _constituent(text, node.type, start, end, [child for child in children if child is not None])
+
+        return fold(root, make)
 
     def _parse(self, text: str) -> Tree | None:
         tree = self.syntax_tree(text)
         if tree is None or _is_mostly_error(tree, text):
             return None
-        return Tree(tree.label, tree.start, tree.end, tuple(_statements(tree, text)))
+        return Tree(tree.label, tree.start, tree.end, tuple(statements(tree, text)))
 
 
 def _load(language: str) -> tuple[Any, str]:
@@ -102,24 +94,12 @@ def _load(language: str) -> tuple[Any, str]:
         ) from error
 
 
-class _Characters:
-    """From bytes of the UTF-8 of a text to characters."""
-
-    def __init__(self, text: str) -> None:
-        self._starts = None if text.isascii() else [0, *accumulate(len(char.encode("utf-8")) for char in text)]
-
-    def __call__(self, offset: int) -> int:
-        return offset if self._starts is None else bisect_left(self._starts, offset)
-
-
-def _nodes(root: Any) -> Iterator[tuple[Any, int]]:
-    """Every node of tree-sitter's with the number of its children, each before its children, from left to right."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        children = node.children
-        yield node, len(children)
-        stack.extend(reversed(children))
+def _characters(text: str) -> Callable[[int], int]:
+    """A function from bytes of a text's UTF-8 to its characters."""
+    if text.isascii():
+        return int
+    starts = [0, *accumulate(len(char.encode("utf-8")) for char in text)]
+    return lambda offset: bisect_left(starts, offset)
 
 
 def _constituent(text: str, label: str, start: int, end: int, children: Sequence[Tree]) -> Tree | None:
@@ -141,12 +121,12 @@ def _constituent(text: str, label: str, start: int, end: int, children: Sequence
 def _words(text: str, start: int, end: int) -> list[Tree]:
     """What no node of the grammar covers: one word if there is no blank in it, else the chunker's sentences."""
     piece = text[start:end]
-    found = piece.split(None, 1)
-    if not found:
+    words = piece.split(None, 1)
+    if not words:
         return []
-    if len(found) == 1 and len(found[0]) == len(piece.strip()):
-        first = start + piece.index(found[0])
-        return [Tree("", first, first + len(found[0]))]
+    if len(words) == 1:
+        first = text.index(words[0], start)
+        return [Tree("", first, first + len(words[0]))]
     return [chunk_sentence(text, start + first, start + last) for first, last in sentence_spans(piece)]
 
 
@@ -158,72 +138,8 @@ def _is_mostly_error(tree: Tree, text: str) -> bool:
     end = text.rstrip().rfind("\n")
     end = len(text) if end < 0 else end
     kept = sum(leaf.end - leaf.start for leaf in tree.leaves() if leaf.start < end)
-    errors = [node for node in tree.nodes() if node.label == _ERROR]
-    plain = (part for error in errors for part in error.children or (error,) if _is_plain(part))
-    return 2 * sum(part.end - part.start for part in plain if part.start < end) > kept
-
-
-def _is_plain(part: Tree) -> bool:
-    """Whether a part of an error is a single word or the chunker's."""
-    return not part.children or part.label == CHUNKED
-
-
-def _statements(tree: Tree, text: str) -> list[Tree]:
-    """The statements of a program, and the heads of compound ones, from left to right."""
-    divided = _divided(tree, text)
-    found: list[Tree] = []
-    stack = [tree]
-    while stack:
-        node = stack.pop()
-        if id(node) in divided:
-            stack.extend(reversed(node.children if _is_body(node, tree) else _heads(node, divided, text)))
-        elif found and _is_mark(node):  # a closing brace, a semicolon
-            before = found.pop()
-            found.append(Tree(before.label, before.start, node.end, (before, node)))
-        else:
-            found.append(node)
-    return found
-
-
-def _is_body(node: Tree, root: Tree) -> bool:
-    return node.label in _BODIES or (node is root and node.label != _ERROR)
-
-
-def _divided(tree: Tree, text: str) -> set[int]:
-    """ids of the nodes that are no single statement: bodies, what holds one, and errors of several lines in bodies."""
-    nodes = list(tree.nodes())
-    divided = {id(tree)}
-    for node in nodes:
-        if id(node) in divided or node.label in _BODIES:
-            errors = (child for child in node.children if child.label == _ERROR and child.children)
-            divided.update(id(error) for error in errors if "\n" in text[error.start : error.end])
-    for node in reversed(nodes):
-        if node.children and (node.label in _BODIES or any(id(child) in divided for child in node.children)):
-            divided.add(id(node))
-    return divided
-
-
-def _heads(node: Tree, divided: set[int], text: str) -> list[Tree]:
-    """The parts of a compound statement: what is to be divided further, and what stands before, between and after.
-
-    The parts of an error are its lines.
-    """
-    parts: list[Tree] = []
-    run: list[Tree] = []
-    for child in node.children:
-        ends = id(child) in divided or (node.label == _ERROR and run and "\n" in text[run[-1].end : child.start])
-        if ends and run:
-            parts.append(Tree(node.label, run[0].start, run[-1].end, tuple(run)))
-            run = []
-        if id(child) in divided:
-            parts.append(child)
-        else:
-            run.append(child)
-    if run:
-        parts.append(Tree(node.label, run[0].start, run[-1].end, tuple(run)))
-    return parts
-
-
-def _is_mark(node: Tree) -> bool:
-    """Whether a statement is nothing but marks. A node of the grammar without a name is labelled by what it says."""
-    return all(leaf.label and not any(char.isalnum() for char in leaf.label) for leaf in node.leaves())
+    errors = [node for node in tree.nodes() if node.label == ERROR]
+    parts = [part for error in errors for part in error.children or (error,) if part.start < end]
+    # What the grammar recognised inside an error is none; single words, and what the chunker made, are.
+    unread = [part for part in parts if not part.children or part.label == CHUNKED]
+    return 2 * sum(part.end - part.start for part in unread) > kept

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)  # not frozen: a rollout makes thousands, and freezing makes each four times as expensive
@@ -23,38 +26,19 @@ class Tree:
     end: int
     children: tuple[Tree, ...] = ()
 
-    def nodes(self) -> Iterator[Tree]:
+    def nodes(self) -> list[Tree]:
         """The tree and everything below it, each before its children, from left to right."""
-        stack = [self]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(reversed(node.children))
+        return [node for node, _ in _nodes(self)]
 
     def leaves(self) -> list[Tree]:
         """The words, from left to right."""
-        return [node for node in self.nodes() if not node.children]
+        return [node for node, count in _nodes(self) if not count]
 
     def moved(self, offset: int) -> Tree:
         """The same tree with every character position shifted."""
         if not offset:
             return self
-        return self.rebuilt(lambda node, children: Tree(node.label, node.start + offset, node.end + offset, children))
-
-    def rebuilt(self, make: Callable[[Tree, tuple[Tree, ...]], Tree]) -> Tree:
-        """A new tree, made from the leaves up; without recursion, so that no depth is too much.
-
-        Args:
-            make: gets a node and its children, already made anew, and returns the new node.
-        """
-        made: list[Tree] = []  # what has no parent yet, from right to left
-        for node in reversed(list(self.nodes())):
-            count = len(node.children)
-            children = tuple(reversed(made[-count:])) if count else ()
-            if count:
-                del made[-count:]
-            made.append(make(node, children))
-        return made[0]
+        return fold(self, lambda node, parts: Tree(node.label, node.start + offset, node.end + offset, tuple(parts)))
 
     def bracket_string(self, text: str) -> str:
         """The tree in Penn brackets: ``(S (NP (DT The) (NN fox)) …)``; brackets inside words as -LRB- and -RRB-.
@@ -62,30 +46,44 @@ class Tree:
         Args:
             text: the text that the positions count in.
         """
-        parts: list[str] = []
-        stack: list[Tree | str] = [self]
-        while stack:
-            item = stack.pop()
-            if isinstance(item, str):
-                parts.append(item)
-            elif item.children:
-                parts.append(f" ({escape_brackets(item.label)}")
-                stack.append(")")
-                stack.extend(reversed(item.children))
-            else:
-                word = escape_brackets(text[item.start : item.end])
-                parts.append(f" ({escape_brackets(item.label)} {word})" if item.label else f" {word}")
-        return "".join(parts).lstrip()
+
+        def brackets(node: Tree, parts: list[str]) -> str:
+            content = " ".join(parts) if parts else escape_brackets(text[node.start : node.end])
+            return f"({escape_brackets(node.label)} {content})" if parts or node.label else content
+
+        return fold(self, brackets)
+
+
+def fold(root: Any, make: Callable[[Any, list[T]], T]) -> T:
+    """Makes something of a tree, from the words up; without recursion, so that no depth is too much.
+
+    Args:
+        root: of a tree of any kind whose nodes have `children`.
+        make: gets a node and what it made of the node's children.
+    """
+    made: list[T] = []  # what has no parent yet, from right to left
+    for node, count in reversed(_nodes(root)):
+        first = len(made) - count
+        children = made[first:][::-1]
+        del made[first:]
+        made.append(make(node, children))
+    return made[0]
+
+
+def _nodes(root: Any) -> list[tuple[Any, int]]:
+    """Every node with the number of its children, each before its children, from left to right."""
+    nodes, waiting = [], [root]
+    while waiting:
+        node = waiting.pop()
+        children = node.children
+        nodes.append((node, len(children)))
+        waiting.extend(reversed(children))
+    return nodes
 
 
 def escape_brackets(word: str) -> str:
     """A word as Penn trees write it: brackets by name, blanks inside it as underscores."""
     return "_".join(word.replace("(", "-LRB-").replace(")", "-RRB-").split())
-
-
-def flat_tree(spans: Sequence[tuple[int, int]], label: str = "S") -> Tree:
-    """Words under one root. Args: spans, (start, end) of each; at least one."""
-    return Tree(label, spans[0][0], spans[-1][1], tuple(Tree("", start, end) for start, end in spans))
 
 
 def is_sound(tree: Tree, length: int) -> bool:

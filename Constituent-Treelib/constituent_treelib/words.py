@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import cache
+from itertools import chain, groupby
 
 # Scripts of the Far East that put no blanks between words: every character is a word. Hangul has blanks.
 _IDEOGRAPHS = (
@@ -41,19 +42,13 @@ def word_pattern(ascii_only: bool = False) -> re.Pattern[str]:
 def _attached_marks() -> str:
     """Inside of a character class: marks (categories Mn, Mc, Me) and format characters (Cf)."""
     # Beyond the ranges looked at there are none; to look at all of Unicode would take a second.
-    looked_at = [
-        0xAD,
-        *range(0x300, 0x3100),
-        *range(0xA600, 0xAC00),
-        *range(0xFB00, 0x20000),
-        *range(0xE0000, 0xE0200),
-    ]
-    ranges: list[list[int]] = []
-    for code in looked_at:
-        category = unicodedata.category(chr(code))
-        if (category[0] == "M" or category == "Cf") and code != _ZERO_WIDTH_SPACE:
-            if ranges and ranges[-1][1] == code - 1:
-                ranges[-1][1] = code
-            else:
-                ranges.append([code, code])
-    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+    blocks = range(0x300, 0x3100), range(0xA600, 0xAC00), range(0xFB00, 0x20000), range(0xE0000, 0xE0200)
+    looked_at = [0xAD, *chain(*blocks)]
+    marks = [code for code in looked_at if code != _ZERO_WIDTH_SPACE and _is_attached(chr(code))]
+    runs = [list(run) for _, run in groupby(enumerate(marks), lambda pair: pair[1] - pair[0])]  # codes without gaps
+    return "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
+
+
+def _is_attached(char: str) -> bool:
+    category = unicodedata.category(char)
+    return category[0] == "M" or category == "Cf"

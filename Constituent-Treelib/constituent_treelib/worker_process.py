@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import select
 import subprocess
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -31,17 +32,11 @@ class WorkerProcess:
     """
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
-        """Starts nothing yet.
-
-        Args:
-            command: program and arguments. The first line it writes says that it is ready.
-            seconds: that an answer may take.
-        """
+        """Starts nothing yet. The first line of the command says that it is ready; an answer may take `seconds`."""
         self._command, self._seconds = list(command), seconds
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._owner = 0
         self._end: weakref.finalize | None = None
-        self._unread = b""
 
     @property
     def pid(self) -> int | None:
@@ -49,31 +44,24 @@ class WorkerProcess:
         return self._process.pid if self._process is not None and self._owner == os.getpid() else None
 
     def start(self) -> Any:
-        """Starts the process, and ends the one that is running.
-
-        Returns:
-            The value of its first line.
+        """Starts the process, and ends the one that is running; returns the value of its first line.
 
         Raises:
             WorkerStartError: it could not be started, or was not ready in `START_SECONDS`.
         """
         self.close()
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
         environment = os.environ | {"LC_ALL": "C.UTF-8"}
         try:
             process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                bufsize=0,
+                self._command, stdin=pipe, stdout=pipe, stderr=nowhere, env=environment, encoding="utf-8"
             )
         except OSError as error:
             raise WorkerStartError(f"could not be started: {error}") from error
-        self._process, self._owner, self._unread = process, os.getpid(), b""
+        self._process, self._owner = process, os.getpid()
         self._end = weakref.finalize(self, _end, process, self._owner)
         try:
-            return self._answer(START_SECONDS)
+            return self._exchange("", START_SECONDS)
         except WorkerError as error:
             raise WorkerStartError(f"did not start: {error}") from error
 
@@ -86,15 +74,7 @@ class WorkerProcess:
         """
         if self.pid is None:
             self.start()
-        assert self._process is not None and self._process.stdin is not None
-        content = json.dumps(value).encode("ascii") + b"\n"
-        try:
-            while content:
-                content = content[self._process.stdin.write(content) :]
-        except OSError as error:
-            self.close()
-            raise WorkerError(f"ended: {error}") from error
-        return self._answer(self._seconds)
+        return self._exchange(json.dumps(value) + "\n", self._seconds)
 
     def close(self) -> None:
         """Ends the process. The next question starts another one."""
@@ -102,40 +82,36 @@ class WorkerProcess:
             self._end()
         self._process = self._end = None
 
-    def _answer(self, seconds: float) -> Any:
+    def _exchange(self, question: str, seconds: float) -> Any:
+        """Writes a question and reads a line; a process that takes too long is killed, which ends the wait."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        timer, deadline = threading.Timer(seconds, process.kill), time.monotonic() + seconds
+        timer.start()
         try:
-            return json.loads(self._line(seconds))
-        except (OSError, ValueError) as error:
+            process.stdin.write(question)
+            process.stdin.flush()
+            line = process.stdout.readline()
+            if not line.endswith("\n"):
+                late = time.monotonic() >= deadline
+                raise TimeoutError(f"no answer in {seconds:g} s") if late else EOFError("ended without an answer")
+            return json.loads(line)
+        except (OSError, EOFError, ValueError) as error:
             self.close()
             raise WorkerError(f"{type(error).__name__}: {error}") from error
         except BaseException:  # an interrupted wait: what is answered later would be taken for the next answer
             self.close()
             raise
-
-    def _line(self, seconds: float) -> bytes:
-        """The next line of the process; OSError if none comes."""
-        assert self._process is not None and self._process.stdout is not None
-        output = self._process.stdout.fileno()
-        ready = select.poll()
-        ready.register(output, select.POLLIN)
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not ready.poll(1000 * left):
-                raise TimeoutError(f"no answer in {seconds:g} s")
-            content = os.read(output, 1 << 16)
-            if not content:
-                raise BrokenPipeError("ended without an answer")
-            self._unread += content
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
+        finally:
+            timer.cancel()
 
 
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+def _end(process: subprocess.Popen[str], owner: int) -> None:
     """Kills a process of this interpreter's; of another's, after a fork, only lets go of its pipes."""
     if owner == os.getpid():
         process.kill()
         process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            pipe.close()
+            with contextlib.suppress(OSError):  # of a question that nobody reads any more
+                pipe.close()

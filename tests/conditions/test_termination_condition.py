@@ -110,9 +110,10 @@ class Words:
     name, version, unit = "words", "7", "sentence"
 
     def parse(self, units):
-        from constituent_treelib.trees import flat_tree
+        from constituent_treelib import Tree
 
-        return [flat_tree([found.span() for found in re.finditer(r"\w+", unit)]) for unit in units]
+        words = [tuple(Tree("", *found.span()) for found in re.finditer(r"\w+", unit)) for unit in units]
+        return [Tree("S", 0, len(unit), found) for unit, found in zip(units, words, strict=True)]
 
 
 MAKE = "def make(model):\n    assert model in (None, 'mine')\n    return Words()\n"
@@ -152,7 +153,7 @@ def test_parsing_does_not_depend_on_the_prompt_or_the_other_rows(tmp_path):
 def test_a_parser_that_fails_falls_back_and_says_so(tmp_path, caplog):
     condition, trajectory = parsing_case(tmp_path, "the quick. a cat")
     file = tmp_path / "parser.py"
-    file.write_text(file.read_text().replace("return [flat", "raise RuntimeError('no'); return [flat"))
+    file.write_text(file.read_text().replace("return [Tree", "raise RuntimeError('no'); return [Tree"))
     config = ppo_config(tmp_path, termination_condition="parsing", parser=f"{file}:make")
     found = condition_of(config, make_tokenizer())(trajectory, 0)
     assert (found.totals["parsing/sentences"], found.totals["parsing/fell_back"]) == (2, 2)

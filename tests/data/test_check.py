@@ -12,15 +12,15 @@ from transformers import PreTrainedTokenizerFast
 
 from data_fixtures import write_set
 from dschat.data.__main__ import main
-from dschat.data.formats.formats import DataKeys
-from dschat.data.inspect.check import Limits, check_report
+from dschat.data.formats.rows import DataKeys
+from dschat.data.inspect.check import check_report
 from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import bin_width, summary, text_histogram
 from dschat.data.inspect.preview import preview_report
+from dschat.data.inspect.steps import Settings
 from dschat.errors import UserError
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e"]
-KEYS = DataKeys()
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,18 @@ def words():
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
+
+
+def check(path, data_split="2,4,4", **settings):
+    return check_report(str(path), data_split, Settings(**settings))
+
+
+def preview(path, count=3, step=None, colour=False, **settings):
+    return preview_report(str(path), count, step, colour, Settings(**settings))
+
+
+def limits(longest, longest_prompt):
+    return {"max_seq_len": longest, "max_prompt_seq_len": longest_prompt}
 
 
 def lines_of(report, title):
@@ -108,7 +120,7 @@ def folder(tmp_path):
 
 
 def test_check_without_a_tokenizer(folder):
-    report = check_report(str(folder), KEYS, "0,1,1")
+    report = check(folder, "0,1,1")
     lines = report.splitlines()
     assert lines[:2] == [str(folder), "=" * len(str(folder))]
     assert lines[2:7] == [
@@ -140,7 +152,7 @@ def test_check_without_a_tokenizer(folder):
 
 
 def test_check_with_a_tokenizer(folder, words):
-    report = check_report(str(folder), KEYS, "1,1,1", tokenizer=words, limits=Limits(4, 4))
+    report = check(folder, "1,1,1", tokenizer=words, **limits(4, 4))
     assert lines_of(report, "length of the prompts, in tokens, with BOS") == [
         "2 - 2  2 " + "#" * 20,
         "3 - 3  4 " + "#" * 40,
@@ -161,7 +173,7 @@ def test_what_each_step_leaves_out(tmp_path, words):
     title = "left out at these lengths, of the steps' shares (--max_seq_len 4, --max_prompt_seq_len 4)"
     found = {}
     for step, split in enumerate(("1,0,0", "0,1,0", "0,0,1")):
-        report = check_report(str(tmp_path), KEYS, split, tokenizer=words, limits=Limits(4, 4))
+        report = check(tmp_path, split, tokenizer=words, **limits(4, 4))
         found[step + 1] = lines_of(report, title)[step]
     assert found[1] == (
         "step 1 (SFT): 1 of 4 training rows (response cut to nothing: 1),"
@@ -178,26 +190,26 @@ def test_what_each_step_leaves_out(tmp_path, words):
 def test_check_says_why_rows_are_missing(tmp_path, words, monkeypatch):
     monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path))
     write_set(tmp_path / "apps", "apps", rows=10, eval_rows=4)
-    report = check_report("apps", KEYS, "1,0,0", tokenizer=words)
+    report = check("apps", "1,0,0", tokenizer=words)
     assert "published  5,000 training, 5,000 evaluation" in report
     assert "format     APPS problem: 14" in report
     # rows 1 and 4 of the training file, row 1 of the other
     assert "responses  one: 11, none (no reference solution: left out in step 1): 3" in report
     assert "step 1 (SFT): 2 of 10 training rows (no reference solution: 2)" in report
-    report = check_report("apps", KEYS, "0,1,0", tokenizer=words)
+    report = check("apps", "0,1,0", tokenizer=words)
     assert "step 2 (reward model): not possible: " in report and "the row has no rejected response" in report
 
 
 def test_check_counts_skipped_rows(tmp_path):
     summaries = [{"text": "a"}, {"text": "b"}]
     rows = [{"info": {"post": post}, "summaries": summaries, "choice": 0} for post in ("p", None, "q", None)]
-    report = check_report(write(tmp_path / "rows.jsonl", rows), KEYS)
+    report = check(write(tmp_path / "rows.jsonl", rows))
     assert "format     TL;DR comparison: 2" in report and "skipped    neither post nor article: 2" in report
 
 
 def test_check_of_conversations(tmp_path):
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    report = check_report(write(tmp_path / "rows.jsonl", [{"talk": talk}] * 40), DataKeys(messages="talk"))
+    report = check(write(tmp_path / "rows.jsonl", [{"talk": talk}] * 40), keys=DataKeys(messages="talk"))
     assert "format     conversation: 40" in report and "responses  one: 40" in report
     assert "1 different ones in 38 training rows, 1 in 2 evaluation rows" in report
     assert "talk[].role     text 80" in report
@@ -217,7 +229,7 @@ def shown(tmp_path):
 
 def test_preview_of_step_1(shown, words):
     folder, path = shown
-    assert preview_report(folder, KEYS, 3, words, 1, Limits(6, 6)).splitlines() == [
+    assert preview(folder, 3, 1, tokenizer=words, **limits(6, 6)).splitlines() == [
         f"{folder}: step 1: the loss is taken on the response alone; prompt and padding are masked",
         "",
         f"{path}:1",
@@ -236,7 +248,7 @@ def test_preview_of_step_1(shown, words):
 
 def test_preview_of_step_2_is_the_default_for_pairs(shown, words):
     folder, path = shown
-    assert preview_report(folder, KEYS, 2, words).splitlines() == [
+    assert preview(folder, 2, tokenizer=words).splitlines() == [
         f"{folder}: step 2: the score is read at the last token before the padding; padding is masked",
         "",
         f"{path}:1",
@@ -255,7 +267,7 @@ def test_preview_of_step_2_is_the_default_for_pairs(shown, words):
 
 def test_preview_of_step_3(shown, words):
     folder, path = shown
-    assert preview_report(folder, KEYS, 3, words, 3, Limits(6, 5)).splitlines()[1:] == [
+    assert preview(folder, 3, 3, tokenizer=words, **limits(6, 5)).splitlines()[1:] == [
         "",
         f"{path}:1",
         "[[padding x2: masked]]",
@@ -266,7 +278,7 @@ def test_preview_of_step_3(shown, words):
         "",
         f"{path}:3: dropped (prompt too long)",
     ]
-    assert preview_report(folder, KEYS, 3, words, 3, Limits(6, 2)).count("dropped (prompt too long)") == 3
+    assert preview(folder, 3, 3, tokenizer=words, **limits(6, 2)).count("dropped (prompt too long)") == 3
 
 
 def test_preview_without_a_tokenizer(tmp_path):
@@ -275,12 +287,12 @@ def test_preview_without_a_tokenizer(tmp_path):
         tmp_path / "train.jsonl", [{"messages": talk}, {"messages": [*talk, {"role": "assistant", "content": " z"}]}]
     )
     write(tmp_path / "test.jsonl", PAIRS)
-    report = preview_report(str(tmp_path), KEYS)  # the first row has no response: step 3
+    report = preview(tmp_path)  # the first row has no response: step 3
     assert "step 3" in report and f"{path}:2\n[[prompt: read]]system: x\nuser: y" in report
     with pytest.raises(UserError, match=":1: the row has no response text, which step 1 needs"):
-        preview_report(str(tmp_path), KEYS, step=1)
+        preview(tmp_path, step=1)
     folder = write_set(tmp_path / "apps", "apps", rows=3, eval_rows=2)
-    report = preview_report(str(folder), KEYS)
+    report = preview(folder)
     assert "step 1" in report and "train.jsonl:2: dropped (no reference solution)" in report
     assert "[[prompt: masked]]\nQUESTION:\n" in report and "[[response: trained]]" in report
 
@@ -289,9 +301,9 @@ def test_preview_marks_by_colour_and_disarms_control_characters(tmp_path):
     row = {"prompt": "a\x1b[31mb\tc\n\x07é", "chosen": "d", "rejected": "e"}
     write(tmp_path / "train.jsonl", [row])
     write(tmp_path / "test.jsonl", [row])
-    plain = preview_report(str(tmp_path), KEYS)
+    plain = preview(tmp_path)
     assert "\x1b" not in plain and "[[prompt: read]]a\\x1b[31mb\tc\n\\x07é" in plain
-    coloured = preview_report(str(tmp_path), KEYS, colour=True)
+    coloured = preview(tmp_path, colour=True)
     assert "\x1b[32m[[chosen: scored]]d\x1b[0m" in coloured
     assert "\x1b[36m[[prompt: read]]a\\x1b[31mb" in coloured
 
@@ -300,7 +312,7 @@ def test_preview_shows_what_a_tokenizer_loses(shown, words):
     """z is no word: the tokenizer reads it as e."""
     folder, path = shown
     write(pathlib.Path(path), [{"prompt": "a z", "chosen": "b </s> c"}])
-    report = preview_report(folder, KEYS, 1, words)
+    report = preview(folder, 1, tokenizer=words)
     assert "<s>a e" in report and "b</s>c</s>" in report
 
 
@@ -341,7 +353,7 @@ def offline(monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
 
 
-def test_command_with_bad_input(tmp_path, capsys, offline):
+def test_command_with_bad_input(tmp_path, capsys, caplog, offline):
     bad = write(tmp_path / "bad.jsonl", [{"prompt": "a"}, {"text": "b"}])
     for arguments, words in (
         (["check", bad], [f"{bad}:2", "--prompt_key"]),
@@ -351,11 +363,9 @@ def test_command_with_bad_input(tmp_path, capsys, offline):
         (["preview", "tldr"], ["openai/summarize_from_feedback is not here", "hf download"]),
         (["check", str(write_set(tmp_path / "hh", "hh", 4)), "--data_split", "x"], ["--data_split x"]),
     ):
-        assert main(arguments) == 2
-        printed = capsys.readouterr()
-        assert printed.out == "" and printed.err.splitlines()[-1].startswith("error: ")
-        for word in words:
-            assert word in printed.err
+        assert main(arguments) == 2 and capsys.readouterr().out == ""
+        message = caplog.messages[-1]
+        assert message.startswith("error: ") and all(word in message for word in words)
 
 
 @pytest.mark.parametrize(
@@ -375,12 +385,12 @@ def test_command_usage(arguments, capsys):
     assert caught.value.code == 2 and "usage: python -m dschat.data" in capsys.readouterr().err
 
 
-def test_a_tokenizer_without_an_end(tmp_path, words, folder, capsys):
+def test_a_tokenizer_without_an_end(tmp_path, words, folder, caplog):
     words.save_pretrained(tmp_path / "model")
     file = tmp_path / "model" / "tokenizer_config.json"
     file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "eos_token"}))
     assert main(["check", str(folder), "--tokenizer", str(tmp_path / "model")]) == 2
-    assert "has no eos token" in capsys.readouterr().err
+    assert "has no eos token" in caplog.text
 
 
 def test_as_a_module(folder):

@@ -5,15 +5,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from dschat.data.encoding import (
-    decode_response,
-    encode_prompt,
-    encode_prompts,
-    encode_response,
-    encode_responses,
-    prompt_text,
-)
-from dschat.data.formats.formats import Row
+from dschat.data.encoding import decode_response, encode_prompts, encode_responses, prompt_text
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
@@ -121,6 +114,16 @@ TOKENIZERS = {
     "slow with prefix": CharacterTokenizer,
     "slow": PlainCharacterTokenizer,
 }
+
+
+def encode_prompt(tokenizer, row: Row) -> list[int]:
+    [ids] = encode_prompts(tokenizer, [row])
+    return ids
+
+
+def encode_response(tokenizer, text: str) -> list[int]:
+    [ids] = encode_responses(tokenizer, [text])
+    return ids
 
 
 def text_row(prompt: str) -> Row:

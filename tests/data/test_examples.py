@@ -9,13 +9,11 @@ from dschat.data.examples import (
     PairExample,
     PromptExample,
     SFTExample,
-    encode_prompt,
-    encode_response,
     pair_examples,
     prompt_examples,
     sft_examples,
 )
-from dschat.data.formats.formats import Row
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e", "<end>"]  # ids 0 to 8
@@ -30,11 +28,6 @@ def make_tokenizer(bos: str | None = "<s>") -> PreTrainedTokenizerFast:
 
 def make_row(prompt: str, chosen: str | None = None, rejected: str | None = None, line: int = 1) -> Row:
     return Row(prompt, None, chosen, rejected, {"line": line}, f"rows.jsonl:{line}")
-
-
-def test_encode_names():
-    assert encode_prompt(make_tokenizer(), make_row("a b")) == [1, 3, 4]
-    assert encode_response(make_tokenizer(), "c d") == [5, 6]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_skipped_rows_count(hub, small_sets):
 def test_a_share_records_the_data_set(hub, small_sets):
     hub.answer = answer_for("hh")
     keys = {f"{name}_key": name for name in ("prompt", "chosen", "rejected", "response", "messages")}
-    config = SimpleNamespace(data_path=["hh"], data_split="2,4,4", phase=1, seed=1234, **keys)
+    config = SimpleNamespace(data_path=["hh"], data_split="2,4,4", step=2, seed=1234, **keys)
     share = load_share(config)
     assert share.files == () and (len(share.train), len(share.eval)) == (5, 2)
     (described,) = json.loads(json.dumps(share.sources))
@@ -246,7 +246,7 @@ def test_no_training_split(hub):
 def test_no_usable_row(hub, small_sets):
     rows = [row | {"info": row["info"] | {"post": None}} for row in make_rows("tldr", 12)]
     hub.answer = splits(train=rows, validation=make_rows("tldr", 6, "validation"))
-    assert "no usable row in the data set openai/summarize_from_feedback" in message_of("tldr")
+    assert "no usable row in openai/summarize_from_feedback" in message_of("tldr")
 
 
 def test_a_bad_row_of_the_hub_is_named(hub):

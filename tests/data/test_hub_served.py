@@ -31,11 +31,16 @@ for known in small:
 """
 
 
-def run(command, **variables):
+def start(command, **variables):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "MA_RLHF"))}
     changes = {"PYTHONPATH": str(PACKAGE), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    environment = kept | changes | variables
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=kept | changes | variables, stdout=pipe, stderr=pipe, text=True)
+
+
+def result_of(process):
+    stdout, stderr = process.communicate(timeout=240)
+    return {"stdout": stdout, "stderr": stderr, "returncode": process.returncode}
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +50,20 @@ def served(tmp_path_factory):
     repositories = write_hub(folder / "repositories", rows=40, eval_rows=20)
     with hub_server(repositories) as (address, requests):
         place = {"HF_ENDPOINT": address, "HF_HOME": str(folder / "home")}
-        online = run([sys.executable, "-c", PROGRAM], **place)
+        online = result_of(start([sys.executable, "-c", PROGRAM], **place))
         asked = list(requests)
-        fetched = {}
-        for known in KNOWN_SETS:
-            words = shlex.split(known.fetch_command(folder / "copies" / known.name))
-            words[0] = str(Path(sys.executable).with_name("hf"))
-            fetched[known.name] = run(words, **place)
-    offline = run([sys.executable, "-c", PROGRAM], **place, HF_HUB_OFFLINE="1")
-    return SimpleNamespace(online=online, offline=offline, asked=asked, fetched=fetched, copies=folder / "copies")
+        commands = {known.name: known.fetch_command(folder / "copies" / known.name) for known in KNOWN_SETS}
+        hf = str(Path(sys.executable).with_name("hf"))
+        fetching = {name: start([hf, *shlex.split(words)[1:]], **place) for name, words in commands.items()}
+        offline = start([sys.executable, "-c", PROGRAM], **place, HF_HUB_OFFLINE="1")
+        fetched = {name: result_of(process) for name, process in fetching.items()}
+    done = {"online": online, "offline": result_of(offline), "asked": asked, "fetched": fetched}
+    return SimpleNamespace(**done, copies=folder / "copies")
 
 
 def answers(result):
-    assert result.returncode == 0, result.stdout + result.stderr
-    return {line[0]: line[1:] for line in map(json.loads, result.stdout.splitlines())}
+    assert result["returncode"] == 0, result["stdout"] + result["stderr"]
+    return {line[0]: line[1:] for line in map(json.loads, result["stdout"].splitlines())}
 
 
 def test_every_form_works_with_the_library(served):
@@ -81,12 +86,12 @@ def test_no_script_of_a_repository_is_fetched(served):
 def test_what_was_loaded_once_loads_offline(served):
     online, offline = answers(served.online), answers(served.offline)
     assert {name: line[:3] for name, line in offline.items()} == {name: line[:3] for name, line in online.items()}
-    assert "using an earlier download in" in served.offline.stderr
+    assert "using an earlier download in" in served.offline["stderr"]
 
 
 @pytest.mark.parametrize("name", ["tldr", "hh", "webgpt", "apps"])
 def test_downloaded_copies_are_read(name, served, monkeypatch):
-    assert served.fetched[name].returncode == 0, served.fetched[name].stderr
+    assert served.fetched[name]["returncode"] == 0, served.fetched[name]["stderr"]
     folder = served.copies / name
     files = [file for file in folder.rglob("*") if file.is_file() and ".cache" not in file.parts]
     assert files and not [file for file in files if file.suffix not in (".jsonl", ".parquet")]
@@ -105,9 +110,9 @@ def test_offline(tmp_path):
         "    try: load_source(path)\n"
         "    except UserError as error: print(error)\n"
     )
-    result = run([sys.executable, "-c", program], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    hh, apps, mine = result.stdout.splitlines()
+    result = result_of(start([sys.executable, "-c", program], HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)))
+    hh, apps, mine = result["stdout"].splitlines()
     assert "Dahoas/full-hh-rlhf is not here" in hh and "hf download Dahoas/full-hh-rlhf" in hh
     assert "codeparrot/apps is not here" in apps and "hf download codeparrot/apps" in apps
     assert "me/mine: there is no such local file" in mine and "Offline" in hh + apps + mine
-    assert "Traceback" not in result.stderr
+    assert "Traceback" not in result["stderr"]

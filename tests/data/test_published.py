@@ -7,8 +7,9 @@ import pytest
 
 from data_fixtures import BIG, apps_row, hh_row, make_rows, tldr_row, webgpt_row, write_set
 from dschat.data.examples import pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.formats import DataKeys, format_of, parse_row
-from dschat.data.formats.published import tldr_prompt, without_citations
+from dschat.data.formats.formats import format_of, parse_row
+from dschat.data.formats.published import without_citations
+from dschat.data.formats.rows import DataKeys
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 
@@ -25,30 +26,22 @@ def parsed(raw):
 # TL;DR
 
 
-def test_tldr_post():
-    info = {
-        "id": "t3",
-        "post": "I lost it.\n\nHelp.",
-        "title": "Lost",
-        "subreddit": "tifu",
-        "site": None,
-        "article": None,
-    }
-    row = parsed({"info": info, "summaries": SUMMARIES, "choice": 0})
-    assert row.prompt == "POST\nSubreddit: r/tifu\nI lost it.\n\nHelp.\nTL;DR: "
-    assert (row.chosen, row.rejected) == (" first ", "second")
-    row = parsed({"info": info, "summaries": SUMMARIES, "choice": 1})
-    assert (row.chosen, row.rejected) == ("second", " first ")
-
-
-def test_tldr_without_a_subreddit():
-    assert tldr_prompt({"post": "P", "subreddit": None, "title": "T"}) == "POST\nP\nTL;DR: "
-
-
-def test_tldr_article():
-    row = parsed({"info": {"article": "(CNN) -- A", "post": None}, "summaries": SUMMARIES, "choice": 0})
-    assert row.prompt == "ARTICLE\n(CNN) -- A\nTL;DR: "
-    assert tldr_prompt({"article": "A", "subreddit": "news"}) == "ARTICLE\nSubreddit: r/news\nA\nTL;DR: "
+@pytest.mark.parametrize(
+    ("info", "prompt"),
+    [
+        (
+            {"id": "t3", "post": "I lost it.\n\nHelp.", "title": "Lost", "subreddit": "tifu", "article": None},
+            "POST\nSubreddit: r/tifu\nI lost it.\n\nHelp.\nTL;DR: ",
+        ),
+        ({"post": "P", "subreddit": None, "title": "T"}, "POST\nP\nTL;DR: "),
+        ({"article": "(CNN) -- A", "post": None}, "ARTICLE\n(CNN) -- A\nTL;DR: "),
+        ({"article": "A", "subreddit": "news"}, "ARTICLE\nSubreddit: r/news\nA\nTL;DR: "),
+    ],
+)
+def test_tldr(info, prompt):
+    for choice, texts in ((0, (" first ", "second")), (1, ("second", " first "))):
+        row = parsed({"info": info, "summaries": SUMMARIES, "choice": choice})
+        assert (row.prompt, row.chosen, row.rejected) == (prompt, *texts)
 
 
 def test_tldr_without_text():
@@ -220,7 +213,7 @@ def test_step_1_drops_and_counts_problems_without_a_solution(apps_rows, tokenize
 def test_step_3_keeps_them_as_prompts(apps_rows, tokenizer):
     examples, dropped = prompt_examples(apps_rows, tokenizer, 4000)
     assert (len(examples), dropped) == (8, {})
-    assert examples[2].row["input_output"].count("7") >= 10_000
+    assert examples[2].row.extra["input_output"].count("7") >= 10_000
 
 
 def test_step_2_refuses_problems(apps_rows, tokenizer):

@@ -8,7 +8,7 @@ import pytest
 from data_fixtures import make_rows, write_all, write_rows, write_set
 from dschat.data.formats.registry import KNOWN_SETS, data_folder, fetch_command, find_known, local_copy
 from dschat.data.sources import load_source
-from dschat.data.splits import split_indices, train_eval_indices
+from dschat.data.splits import TRAIN_EVAL_SPLIT, split_indices
 from dschat.errors import UserError
 
 IDS = {
@@ -71,10 +71,10 @@ def test_row_counts_and_shares(name):
     assert (known.train_rows, known.eval_rows) == counts
     rows = known.train_rows
     if known.eval_rows is None:
-        train, held_out = train_eval_indices(rows, 1234)
+        train, held_out = (split_indices(rows, TRAIN_EVAL_SPLIT, part, 1234) for part in (0, 1))
         assert (len(train), len(held_out)) == (18_599, 979)
         rows = len(train)
-    assert tuple(len(split_indices(rows, data_split, phase, 1234)) for phase in range(3)) == sizes
+    assert tuple(len(split_indices(rows, data_split, part, 1234)) for part in range(3)) == sizes
 
 
 @pytest.mark.parametrize(

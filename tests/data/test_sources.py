@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dschat.data.sources import DataKeys, load_source
-from dschat.data.splits import train_eval_indices
+from dschat.data.formats.rows import DataKeys
+from dschat.data.sources import load_source
+from dschat.data.splits import split_indices
 from dschat.errors import UserError
 
 PAIR = {"prompt": "Q", "chosen": " a", "rejected": " b"}
@@ -80,24 +81,7 @@ def test_text_columns_come_before_messages(tmp_path):
     assert only_row(tmp_path, {"prompt": "Q", "messages": talk}).chosen == "hello"
 
 
-@pytest.mark.parametrize(
-    ("info", "prompt"),
-    [
-        (
-            {"post": "A\nB", "subreddit": "tifu", "title": "T"},
-            "POST\nSubreddit: r/tifu\nA\nB\nTL;DR: ",
-        ),
-        ({"post": "A", "subreddit": None, "article": None}, "POST\nA\nTL;DR: "),
-        ({"article": "N", "post": None}, "ARTICLE\nN\nTL;DR: "),
-        ({"article": "N", "subreddit": "news"}, "ARTICLE\nSubreddit: r/news\nN\nTL;DR: "),
-    ],
-)
-def test_tldr_templates(tmp_path, info, prompt):
-    row = only_row(tmp_path, comparison(**info))
-    assert (row.prompt, row.chosen, row.rejected) == (prompt, " second", " first")
-
-
-def test_tldr_choice_and_skipped_rows(tmp_path):
+def test_tldr_rows_without_text_are_skipped_and_counted(tmp_path):
     rows = [comparison(0, post="P"), comparison(1, title="only"), comparison(1, post=None, article=None)]
     source = load_source(write(tmp_path / "c.jsonl", rows))
     assert [(row.chosen, row.rejected) for row in source.train] == [(" first", " second")]
@@ -114,7 +98,7 @@ def test_only_skipped_rows(tmp_path):
 def test_one_file_is_split_by_the_seed(tmp_path):
     path = write(tmp_path / "all.jsonl", [{"prompt": str(i)} for i in range(40)])
     source = load_source(str(path), seed=5)
-    train, held_out = train_eval_indices(40, 5)
+    train, held_out = (split_indices(40, "95,5", part, 5) for part in (0, 1))
     assert len(held_out) == 2
     assert [row.prompt for row in source.train] == [str(i) for i in train]
     assert [row.prompt for row in source.eval] == [str(i) for i in held_out]
@@ -139,7 +123,7 @@ def test_folder_with_evaluation_files(tmp_path):
 def test_folder_without_evaluation_files_is_split(tmp_path):
     write(tmp_path / "train.jsonl", [{"prompt": str(i)} for i in range(40)])
     source = load_source(tmp_path, seed=5)
-    assert [row.prompt for row in source.eval] == [str(i) for i in train_eval_indices(40, 5)[1]]
+    assert [row.prompt for row in source.eval] == [str(i) for i in split_indices(40, "95,5", 1, 5)]
     assert len(source.train) == 38
 
 

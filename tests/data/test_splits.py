@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dschat.data.splits import split_bounds, split_indices, train_eval_indices
+from dschat.data.splits import TRAIN_EVAL_SPLIT, split_bounds, split_indices, split_part
 from dschat.errors import UserError
 
 SIZES = {
@@ -39,16 +39,16 @@ def reference_shuffle(num_rows: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("name", SIZES)
 def test_published_sizes(name):
     num_rows, data_split, expected = SIZES[name]
-    parts = [split_indices(num_rows, data_split, phase, seed=1234) for phase in range(3)]
+    parts = [split_indices(num_rows, data_split, part, seed=1234) for part in range(3)]
     assert tuple(len(part) for part in parts) == expected
     assert all(part.dtype == np.uint32 for part in parts)
     assert sorted(np.concatenate(parts).tolist()) == list(range(num_rows))
 
 
 def test_webgpt_is_split_twice():
-    train, held_out = train_eval_indices(19578, seed=1234)
+    train, held_out = (split_indices(19578, TRAIN_EVAL_SPLIT, part, seed=1234) for part in (0, 1))
     assert (len(train), len(held_out)) == (18599, 979)
-    assert tuple(len(split_indices(len(train), "2,4,4", phase, 1234)) for phase in range(3)) == (3719, 7440, 7440)
+    assert tuple(len(split_indices(len(train), "2,4,4", part, 1234)) for part in range(3)) == (3719, 7440, 7440)
 
 
 @pytest.mark.parametrize(("num_rows", "seed"), [(1, 0), (10, 1234), (1000, 1234), (257, 2**32 - 1)])
@@ -61,6 +61,7 @@ def test_parts_are_slices_of_one_order():
     assert split_indices(1000, "2,4,4", 0, 1234).tolist() == order[:200]
     assert split_indices(1000, "2,4,4", 1, 1234).tolist() == order[200:600]
     assert split_indices(1000, "2,4,4", 2, 1234).tolist() == order[600:]
+    assert split_part(range(1000), "2,4,4", 1, 1234) == order[200:600]
 
 
 def test_excess_and_deficit_by_hand():
@@ -77,7 +78,7 @@ def test_excess_and_deficit_by_hand():
 def test_a_bound_stays_at_zero():
     # 3 rows: 0, 1.5 → 2, 2 is one too many; the first bound would be -1.
     assert split_bounds(3, [0, 1, 1]) == [0, 0, 1, 3]
-    assert [len(split_indices(3, "0,1,1", phase, 7)) for phase in range(3)] == [0, 1, 2]
+    assert [len(split_indices(3, "0,1,1", part, 7)) for part in range(3)] == [0, 1, 2]
 
 
 @settings(max_examples=100, deadline=None)
@@ -88,7 +89,7 @@ def test_a_bound_stays_at_zero():
 )
 def test_parts_cover_every_row_once(num_rows, fractions, seed):
     text = ",".join(map(str, fractions))
-    parts = [split_indices(num_rows, text, phase, seed).tolist() for phase in range(len(fractions))]
+    parts = [split_indices(num_rows, text, part, seed).tolist() for part in range(len(fractions))]
     assert sorted(sum(parts, [])) == list(range(num_rows))
 
 
@@ -98,7 +99,7 @@ def test_bad_split(data_split):
         split_indices(10, data_split, 0, 1234)
 
 
-@pytest.mark.parametrize(("phase", "named"), [(2, "PPO step"), (3, "part 3"), (-1, "part -1")])
-def test_absent_part(phase, named):
+@pytest.mark.parametrize(("part", "named"), [(2, "PPO step"), (3, "part 3"), (-1, "part -1")])
+def test_absent_part(part, named):
     with pytest.raises(UserError, match=f"--data_split 1,1 has 2 parts, none for .*{named}"):
-        split_indices(10, "1,1", phase, 1234)
+        split_indices(10, "1,1", part, 1234)

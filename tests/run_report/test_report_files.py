@@ -8,22 +8,17 @@ import pytest
 from dschat.errors import UserError
 from dschat.run_report.build import build_report
 from dschat.run_report.data import read_run
-from report_runs import make_two_runs
+from report_runs import table_of
 
 
-@pytest.fixture
-def two_runs(tmp_path):
-    return make_two_runs(tmp_path)
-
-
-def test_a_cut_last_line_is_skipped_with_a_warning(two_runs, tmp_path, caplog):
+def test_a_cut_last_line_is_skipped_with_a_warning(two_runs, tmp_path, caplog, no_pictures):
     for path in (two_runs["PPO"] / "metrics.jsonl", two_runs["PPO"] / "samples" / "update-000010.jsonl"):
         path.write_text(path.read_text() + '{"update": 11, "sam')
     with caplog.at_level(logging.WARNING):
-        summary = build_report(two_runs, tmp_path / "out")
-    assert "metrics.jsonl:13 is cut short" in caplog.text
-    assert "update-000010.jsonl:3 is cut short" in caplog.text
-    assert summary.training_rows[0][1] == "10"
+        outcome = build_report(two_runs, tmp_path / "out")
+    for place in ("metrics.jsonl:13", "update-000010.jsonl:3"):
+        assert f"{place}: not valid JSON" in caplog.text and "skipped: the run may still be writing" in caplog.text
+    assert table_of(outcome, "training").rows[0][1] == "10"
 
 
 def test_rows_logged_twice_count_once(two_runs):
@@ -41,29 +36,33 @@ def test_a_missing_file_is_named(two_runs, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-SAMPLE = '{"prompt": "p", "score": 1, "finished": true, "gold_scores": 1, '
+SAMPLE = '{"prompt": "p", "score": 1, "finished": true, "gold_scores": 1, "kl": 0, "length": 1, '
 START = '{"update": 0, "samples": 0, "seconds": 0'
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", "{", "config.json is not valid JSON"),
+        ("config.json", "{", "config.json: not valid JSON"),
         ("config.json", "[]", "config.json does not hold a JSON object"),
         ("metrics.jsonl", "", "metrics.jsonl holds no complete row"),
-        ("metrics.jsonl", "{}x\n{}\n", "metrics.jsonl:1 is not valid JSON"),
+        ("metrics.jsonl", "{}x\n{}\n", "metrics.jsonl:1: not valid JSON"),
         ("metrics.jsonl", "[]\n", "metrics.jsonl:1 does not hold a JSON object"),
-        ("metrics.jsonl", '{"update": 0}\n', "metrics.jsonl:1 has no samples"),
+        ("metrics.jsonl", '{"update": 0}\n', "metrics.jsonl:1: no samples"),
         ("metrics.jsonl", START + ', "lr": "x"}\n', "metrics.jsonl:1: lr is 'x', not a number"),
         ("metrics.jsonl", START + "}\n", "no evaluation of update 0"),
         ("metrics.jsonl", START + ', "eval/scores": 1}\n', "lower --eval_interval"),
-        ("samples/update-000010.jsonl", '{"prompt": "p"}\n', "update-000010.jsonl:1 is not a sample"),
+        ("samples/update-000010.jsonl", '{"prompt": "p"}\n', "update-000010.jsonl:1: not a sample"),
         (
             "samples/update-000010.jsonl",
             SAMPLE + '"tokens": [{"text": "a"}]}\n',
             "'macro_action'. is wrong or missing",
         ),
-        ("samples/update-000010.jsonl", SAMPLE + '"tokens": [{"text": 1, "macro_action": 0}]}\n', "text 1"),
+        (
+            "samples/update-000010.jsonl",
+            SAMPLE + '"tokens": [{"text": "a", "macro_action": "x"}]}\n',
+            "invalid literal",
+        ),
         ("samples/update-000010.jsonl", "\n", "update-000010.jsonl holds no complete row"),
     ],
 )

@@ -9,16 +9,11 @@ import struct
 import numpy as np
 import pytest
 
-from dschat.run_report.build import build_report
-from dschat.run_report.plots import smooth
-from report_runs import Page, edit_rows, make_run, make_two_runs
+from dschat.run_report.build import build_report, read_runs
+from dschat.run_report.plots import draw_all, smooth
+from report_runs import Page, edit_rows, make_run, table_of
 
 SCRIPT = "<script>alert('x')</script>"
-
-
-@pytest.fixture
-def two_runs(tmp_path):
-    return make_two_runs(tmp_path)
 
 
 def png_size(data: bytes) -> tuple[int, int]:
@@ -32,7 +27,7 @@ def read_page(folder) -> Page:
     return Page((folder / "report.html").read_text(encoding="utf-8"))
 
 
-def test_text_of_models_prompts_and_names_is_escaped(tmp_path):
+def test_text_of_models_prompts_and_names_is_escaped(tmp_path, no_pictures):
     name = f"run {SCRIPT}"
     run = make_run(tmp_path / "a", [0.4, 0.6], prompts=(f"p {SCRIPT}", "p1"), text=f" {SCRIPT}\n")
     build_report({name: run}, tmp_path / "out", title=f"title {SCRIPT}", notes=[f"note {SCRIPT}"])
@@ -44,19 +39,18 @@ def test_text_of_models_prompts_and_names_is_escaped(tmp_path):
     assert json.dumps([f" {SCRIPT}\n"]) in page.text  # a flag in the settings
 
 
-def test_page_needs_nothing_from_outside(two_runs, tmp_path):
-    build_report(two_runs, tmp_path / "out")
-    page = read_page(tmp_path / "out")
+def test_page_needs_nothing_from_outside(built):
+    page = built.page
     assert not {"link", "iframe", "object", "script"} & {tag for tag, _ in page.elements}
     assert not any("href" in attrs for _, attrs in page.elements)
     images = [attrs["src"].partition(",") for tag, attrs in page.elements if tag == "img"]
     assert [kind for kind, _, _ in images] == ["data:image/png;base64"] * 5
     assert [png_size(base64.b64decode(data)) for _, _, data in images] == [(1000, 700)] * 5
+    assert png_size((built.folder / "report.png").read_bytes()) == (1800, 1080)
 
 
-def test_page_shows_every_model_with_its_spans(two_runs, tmp_path):
-    build_report(two_runs, tmp_path / "out")
-    page = read_page(tmp_path / "out")
+def test_page_shows_every_model_with_its_spans(built):
+    page = built.page
     # Two prompts: SFT and MA-PPO have macro actions of 2 and 1 tokens, PPO three of 1; the legend has five.
     assert len(page.of_class("ma-panel")) == 6
     assert len(page.of_class("ma")) == 2 * (2 + 3 + 2) + 5
@@ -66,15 +60,14 @@ def test_page_shows_every_model_with_its_spans(two_runs, tmp_path):
     assert len(page.of_class("differs")) == 1  # of the flags only ngram differs
 
 
-def test_page_holds_the_tables_and_sentences(two_runs, tmp_path):
-    summary = build_report(two_runs, tmp_path / "out", notes=["A remark."])
-    text = read_page(tmp_path / "out").text
-    for row in [summary.headers, *summary.rows, summary.training_headers, *summary.training_rows]:
+def test_page_holds_the_tables_and_sentences(built):
+    outcome, text = built.outcome, built.page.text
+    for row in [row for table in outcome.tables for row in (table.headers, *table.rows)]:
         assert "".join(row) in text
-    assert all(sentence in text for sentence in [*summary.findings, *summary.remarks, "A remark."])
+    assert all(sentence in text for sentence in [*outcome.findings, *outcome.remarks, "A remark."])
 
 
-def test_page_says_when_no_prompt_is_common(tmp_path):
+def test_page_says_when_no_prompt_is_common(tmp_path, no_pictures):
     runs = {"a": make_run(tmp_path / "a", [0.4, 0.6]), "b": make_run(tmp_path / "b", [0.4, 0.6], prompts=("x", "y"))}
     build_report(runs, tmp_path / "out")
     page = read_page(tmp_path / "out")
@@ -82,33 +75,32 @@ def test_page_says_when_no_prompt_is_common(tmp_path):
     assert len(page.of_class("ma-panel")) == 0
 
 
-def test_responses_without_tokens_are_counted_but_not_shown(two_runs, tmp_path):
+def test_responses_without_tokens_are_counted_but_not_shown(two_runs, tmp_path, no_pictures):
     path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
     edit_rows(path, lambda index, row: row if index == 0 else {key: row[key] for key in row if key != "tokens"})
-    summary = build_report(two_runs, tmp_path / "out")
-    # Length and KL of the second response are not known: no standard error of them.
-    assert summary.rows[1][1:5] == ["0.500 ± 0.100", "5.000 ± 1.000", "1.500", "3.0"]
-    assert summary.rows[1][-1] == "2"
+    outcome = build_report(two_runs, tmp_path / "out")
+    assert table_of(outcome, "results").rows[1][1:5] == [
+        "0.500 ± 0.100",
+        "5.000 ± 1.000",
+        "1.500 ± 0.000",
+        "3.0 ± 0.0",
+    ]
+    assert table_of(outcome, "results").rows[1][-1] == "2"
     assert len(read_page(tmp_path / "out").of_class("ma-panel")) == 3
 
 
-def test_text_that_is_no_unicode_still_gives_a_page(two_runs, tmp_path):
+def test_text_that_is_no_unicode_still_gives_a_page(two_runs, tmp_path, no_pictures):
     path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
     path.write_text(path.read_text().replace('"text": "good"', '"text": "\\ud800"'))
     build_report(two_runs, tmp_path / "out")
-    assert "???" in read_page(tmp_path / "out").text
+    assert "\ufffd" * 3 in read_page(tmp_path / "out").text
 
 
-def test_picture_has_its_size_and_is_not_blank(two_runs, tmp_path):
-    two_runs["$x_^ odd"] = two_runs["PPO"]  # not mathematics to be typeset
-    build_report(two_runs, tmp_path / "out", title="$\\frac$ {")
-    data = (tmp_path / "out" / "report.png").read_bytes()
-    assert png_size(data) == (1800, 1080)
-    assert len(data) > 50_000
-
-
-def test_run_names_that_begin_with_an_underscore_are_drawn(two_runs, tmp_path, recwarn):
-    build_report({"_hidden": two_runs["PPO"], "_": two_runs["MA-PPO"]}, tmp_path / "out")
+def test_picture_has_its_size_and_is_not_blank(two_runs, recwarn):
+    """Names and titles are no mathematics to be typeset; a name may begin with an underscore."""
+    runs = {"$x_^ odd": two_runs["PPO"], "_hidden": two_runs["PPO"], "_": two_runs["MA-PPO"]}
+    data = draw_all(*read_runs(runs), "$\\frac$ {")
+    assert png_size(data) == (1800, 1080) and len(data) > 50_000
     assert not [warning for warning in recwarn if "label" in str(warning.message)]
 
 

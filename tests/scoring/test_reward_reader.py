@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from dschat.data.formats.formats import Row
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts

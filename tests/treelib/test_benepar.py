@@ -20,6 +20,8 @@ from constituent_treelib.trees import is_sound
 from toy_grammar import ToySentence
 from toy_parser import SIZES, unseen_sentences
 
+pytestmark = pytest.mark.xdist_group("benepar")  # one process trains the model
+
 FOX = "The quick fox chased the lazy dog."
 LONGEST = int(SIZES["encoder_max_len"]) - 2  # words; start and stop of the sentence take two places
 

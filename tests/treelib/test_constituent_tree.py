@@ -9,8 +9,7 @@ import pytest
 
 from constituent_treelib import ConstituentTree, Tree, TreelibError
 from constituent_treelib.draw import arrange, draw_svg
-from constituent_treelib.trees import flat_tree
-from treelib_cases import TEXTS
+from treelib_cases import TEXTS, flat_tree
 
 SENTENCE = "The fox (red) jumped over it."
 SVG = "{http://www.w3.org/2000/svg}"
@@ -101,12 +100,16 @@ def test_a_blank_sentence(sentence):
         ConstituentTree(sentence, "chunker")
 
 
+def svg_of(tree):
+    return draw_svg(tree.tree, tree.sentence)
+
+
 def texts_of(svg):
     return [(element.get("class"), element.text) for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
 def test_svg(tree):
-    found = texts_of(tree.to_svg())
+    found = texts_of(svg_of(tree))
     assert [text for kind, text in found if kind == "word"] == tree.leaves
     assert [text for kind, text in found if kind == "constituent"] == ["S", "NP", "PRN", "VP", "PP", "NP"]
     assert [text for kind, text in found if kind == "tag"] == ["DT", "NN", "JJ"]
@@ -122,7 +125,7 @@ def test_svg_escapes_text():
 @pytest.mark.parametrize("text", [text for text in TEXTS.values() if text.strip()])
 def test_every_text_makes_a_document(text):
     tree = ConstituentTree(text, "chunker")
-    words = [text for kind, text in texts_of(tree.to_svg()) if kind == "word"]
+    words = [text for kind, text in texts_of(svg_of(tree)) if kind == "word"]
     drawn = "".join(words)
     assert len(words) == len(tree.leaves)
     assert all(unicodedata.category(char) not in ("Cc", "Cs") for char in drawn)
@@ -162,7 +165,7 @@ def test_files(tree, tmp_path):
     pytest.importorskip("matplotlib")
     for ending in ("svg", "png", "txt"):
         tree.export_tree(tmp_path / f"tree.{ending}")
-    assert (tmp_path / "tree.svg").read_text(encoding="utf-8") == tree.to_svg()
+    assert (tmp_path / "tree.svg").read_text(encoding="utf-8") == svg_of(tree)
     assert (tmp_path / "tree.txt").read_text(encoding="utf-8") == tree.bracket_string + "\n"
     content = (tmp_path / "tree.png").read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"

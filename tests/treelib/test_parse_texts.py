@@ -5,8 +5,8 @@ import pytest
 
 from constituent_treelib.chunker import Chunker
 from constituent_treelib.parsing import chunk_text, parse_texts
-from constituent_treelib.trees import Tree, flat_tree
-from treelib_cases import TEXTS, check_partition, check_trees
+from constituent_treelib.trees import Tree
+from treelib_cases import TEXTS, check_partition, check_trees, flat_tree
 
 TEXT = "One fox. Two dogs!"
 CHUNKED = ["(S (CLAUSE (CHUNK One fox) .))", "(S (CLAUSE (CHUNK Two dogs) !))"]

@@ -4,7 +4,8 @@
 import pytest
 
 from constituent_treelib.sentences import sentence_spans
-from constituent_treelib.trees import Tree, flat_tree, is_sound
+from constituent_treelib.trees import Tree, is_sound
+from treelib_cases import flat_tree
 
 
 def deep_tree(depth):

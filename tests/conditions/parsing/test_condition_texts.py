@@ -7,9 +7,9 @@ import pytest
 
 from constituent_treelib.backends import NAMES, make_backend
 from constituent_treelib.errors import TreelibError
-from constituent_treelib.trees import flat_tree
 from dschat.conditions.parsing.condition import ParsingCondition
 from tokenizer_families import FAMILIES, TEXTS, unknown_decoder, word_piece
+from treelib_cases import flat_tree
 
 EOS, BOS = 2, 1
 KINDS = {**FAMILIES, "unknown decoder": unknown_decoder, "word pieces": word_piece}
@@ -29,7 +29,12 @@ class Remembering:
         return [self._known[unit] for unit in units]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+BACKENDS = [
+    pytest.param(name, marks=pytest.mark.xdist_group("benepar") if name == "benepar" else ()) for name in NAMES
+]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest):
     model = str(request.getfixturevalue("benepar_model")) if request.param == "benepar" else None
     try:

@@ -99,4 +99,4 @@ def test_a_tree_of_any_depth():
     [("ab", (0, 2), 0), (" ab", (0, 3), 1), ("a \n", (1, 3), 3), ("ab", (1, 1), 1), ("\u00a0x", (0, 2), 1)],
 )
 def test_anchor(text, span, expected):
-    assert anchor(text, span) == expected
+    assert anchor(text, *span) == expected

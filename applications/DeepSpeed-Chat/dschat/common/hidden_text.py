@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model text on a rater's screen: every character is shown, none is obeyed."""
+"""Model text on a screen or page: every character is shown, none is obeyed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def visible(text: str) -> str:
     """
     text = text.replace("\r\n", "\n")
     return "".join(_written_out(char) if is_hidden(char) else char for char in text)
+
+
+def pictures(text: str) -> str:
+    """The text with a character of the same width for each that would steer the screen; line ends and tabs stay.
+
+    Control characters get their pictures, an escape ␛; what has none gets U+FFFD.
+    """
+    return "".join(_picture(char) if is_hidden(char) else char for char in text)
 
 
 def for_reading(text: str) -> str:
@@ -42,3 +50,7 @@ def is_hidden(char: str) -> bool:
 
 def _written_out(char: str) -> str:
     return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+
+
+def _picture(char: str) -> str:
+    return chr(0x2400 + ord(char)) if char < " " else "␡" if char == "\x7f" else "\ufffd"

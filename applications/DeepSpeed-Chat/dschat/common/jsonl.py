@@ -1,39 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON Lines files of responses and verdicts: read with the place of every row, written whole or not at all."""
+"""JSON Lines files: read row by row with the place of each, written whole or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dschat.errors import UserError
 
 
-def read_rows(path: Path, flag: str) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a file, each with its place "file:line".
+class CutLine(UserError):
+    """The last line of a file is no JSON and has no line end: whoever writes the file may not be done."""
 
-    Args:
-        path: a JSON Lines file; blank lines are passed over but counted.
-        flag: the command-line flag that named it, for messages.
+
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """What the lines of a file hold, each with its place "file:line"; reads line by line, so files may be large.
+
+    Blank lines are passed over but counted.
+
+    Raises:
+        OSError: the file cannot be read.
+        UserError: a line is no JSON; names file and line. `CutLine` if it is the last one, without a line end.
+    """
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            origin = f"{path}:{number}"
+            try:
+                value = parse_json(line.rstrip(), origin)
+            except UserError as error:
+                if line.endswith(b"\n"):
+                    raise
+                raise CutLine(str(error)) from error
+            yield origin, value
+
+
+def parse_json(content: bytes, origin: str) -> Any:
+    """What JSON text in UTF-8 holds, with or without a byte-order mark.
+
+    Raises:
+        UserError: it is none; the message begins with `origin`.
+    """
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise UserError(f"{origin}: not valid JSON ({error.msg} at {place}); correct or remove the row.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{origin}: not readable as JSON in UTF-8 ({error}); correct or remove the row.") from error
+
+
+def read_rows(path: Path, flag: str) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a file that a command-line flag named, each with its place "file:line".
 
     Raises:
         UserError: the file is missing, empty or not readable, or a line is no JSON object; names file and line.
     """
     try:
-        text = path.read_bytes()
+        rows = list(json_lines(path))
     except OSError as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         raise UserError(f"{flag} {path}: {reason}. Give a .jsonl file.") from error
-    rows = []
-    for number, line in enumerate(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if line.strip():
-            origin = f"{path}:{number}"
-            rows.append((origin, _parse(line, origin)))
     if not rows:
         raise UserError(f"{flag} {path}: the file is empty; give one with at least one row.")
+    for origin, row in rows:
+        if not isinstance(row, dict):
+            raise UserError(f"{origin}: {type(row).__name__} instead of an object with columns; correct the line.")
     return rows
 
 
@@ -72,14 +108,3 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {error}") from error
-
-
-def _parse(line: bytes, origin: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UserError(f"{origin}: not valid JSON ({reason}); correct or remove the line.") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{origin}: {type(row).__name__} instead of an object with columns; correct the line.")
-    return row

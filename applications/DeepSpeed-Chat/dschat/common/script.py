@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts in evaluation/ share: how flags are spelled, how they speak and how they end."""
+"""What our scripts share: how flags are spelled, how they speak and how they end."""
 
 from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable
 
@@ -49,6 +50,8 @@ def run_script(run: Callable[[], str], say: Callable[[str], object], goes_on: bo
     except UserError as error:
         logger.error("error: %s", error)
         return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader, for instance `head`, has enough
     except KeyboardInterrupt:
         kept = "; what was finished is kept, the same command goes on from there" if goes_on else ""
         logger.error("interrupted%s", kept)

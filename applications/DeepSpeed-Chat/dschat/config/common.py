@@ -104,10 +104,10 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
     """The flags of every step.
 
     Attributes:
-        phase: which part of `data_split` the step uses: 0, 1 or 2.
+        step: of the pipeline: 1, 2 or 3.
     """
 
-    phase: ClassVar[int]
+    step: ClassVar[int]
 
     def __post_init__(self) -> None:
         """Fill in the values that follow from other flags."""
@@ -165,7 +165,7 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
     def _check_common_names(self) -> None:
         keys = ["prompt_key", "chosen_key", "rejected_key", "response_key", "messages_key"]
         rules.check_not_empty(self, ["data_path", "output_dir", "end_of_conversation_token", *keys])
-        rules.check_data_split(self.data_split, self.phase)
+        rules.check_data_split(self.data_split, self.step)
         if self.deepspeed_config is not None:
             rules.check_json_object("deepspeed_config", self.deepspeed_config)
         rules.check_output_dir(self.output_dir, self.overwrite_output_dir, [*self.model_paths, *self.data_path])

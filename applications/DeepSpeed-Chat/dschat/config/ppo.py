@@ -110,7 +110,7 @@ class PPOConfig(
 ):
     """Step 3: PPO over macro actions."""
 
-    phase: ClassVar[int] = 2
+    step: ClassVar[int] = 3
 
     lr_scheduler_type: Schedule = flag(SCHEDULE_HELP, "linear")
 

@@ -12,7 +12,7 @@ from dschat.config.rules import flag
 class RewardConfig(SupervisedConfig):
     """Step 2: a scalar head trained on pairs of chosen and rejected responses."""
 
-    phase: ClassVar[int] = 1
+    step: ClassVar[int] = 2
 
     learning_rate: float = flag("highest learning rate", 1e-5)
     weight_decay: float = flag("weight decay of AdamW", 0.1)

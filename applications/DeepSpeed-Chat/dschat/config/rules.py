@@ -173,12 +173,12 @@ def _holds_run(folder: Path) -> bool:
     return finished or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
-def check_data_split(data_split: str, phase: int) -> None:
+def check_data_split(data_split: str, step: int) -> None:
     """Check that a split has three fractions and leaves rows for this step.
 
     Args:
         data_split: for example "2,4,4"; fractions for steps 1, 2 and 3, of any sum.
-        phase: 0, 1 or 2 for step 1, 2 or 3.
+        step: 1, 2 or 3.
 
     Raises:
         UserError: when there are not three fractions, or the one of this step is zero.
@@ -191,7 +191,5 @@ def check_data_split(data_split: str, phase: int) -> None:
         raise UserError(
             f"--data_split {data_split} is not a split: give three numbers of at least 0, one per step, as in 2,4,4."
         )
-    if fractions[phase] == 0:
-        raise UserError(
-            f"--data_split {data_split} leaves no rows for step {phase + 1}: make number {phase + 1} larger than 0."
-        )
+    if fractions[step - 1] == 0:
+        raise UserError(f"--data_split {data_split} leaves no rows for step {step}: make number {step} larger than 0.")

@@ -13,7 +13,7 @@ class SFTConfig(SupervisedConfig):
     """Step 1: cross-entropy on the response tokens of demonstrations."""
 
     _argument_group_name = "supervised fine-tuning"
-    phase: ClassVar[int] = 0
+    step: ClassVar[int] = 1
 
     learning_rate: float = flag("highest learning rate", 2e-5)
     weight_decay: float = flag("weight decay of AdamW", 0.01)

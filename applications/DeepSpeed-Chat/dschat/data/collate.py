@@ -2,35 +2,32 @@
 """Examples → padded tensors, and the order in which examples are visited.
 
 Layout of every policy batch: prompts left-padded to P, responses right-padded to R, each to the batch's own maximum.
+Ids are long; masks are bool, True = a real token. `pad_id` fills the gaps.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dschat.data.examples import PairExample, PromptExample, SFTExample
 from dschat.errors import UserError
 
 
-def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, torch.Tensor]:
-    """One batch of demonstrations.
+def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:
+    """B demonstrations → input_ids (B, P+R), attention_mask (B, P+R), response_mask (B, R).
 
-    Args:
-        examples: B examples.
-        pad_id: id that fills the gaps.
-        sft_on_prompt: train on every token but the first, which alone is then the prompt (P = 1).
-
-    Returns:
-        input_ids (B, P+R) long, attention_mask (B, P+R) bool, response_mask (B, R) bool; True = a real token.
+    With `sft_on_prompt` every token but the first is trained on, which alone is then the prompt (P = 1).
     """
     prompts = [example.prompt_ids for example in examples]
     responses = [example.response_ids for example in examples]
     if sft_on_prompt:
         responses = [[*prompt[1:], *response] for prompt, response in zip(prompts, responses, strict=True)]
         prompts = [prompt[:1] for prompt in prompts]
-    prompt_ids, prompt_mask = _pad(prompts, pad_id, left=True)
-    response_ids, response_mask = _pad(responses, pad_id, left=False)
+    prompt_ids, prompt_mask = _pad(prompts, pad_id, "left")
+    response_ids, response_mask = _pad(responses, pad_id, "right")
     return {
         "input_ids": torch.cat([prompt_ids, response_ids], dim=1),
         "attention_mask": torch.cat([prompt_mask, response_mask], dim=1),
@@ -38,37 +35,18 @@ def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool
     }
 
 
-def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> dict[str, torch.Tensor]:
-    """One batch of comparisons: B chosen sequences, then B rejected ones, in the same order.
-
-    Args:
-        examples: B examples.
-        pad_id: id that fills the gaps.
-
-    Returns:
-        input_ids (2B, T) long and attention_mask (2B, T) bool, right-padded.
-    """
+def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> dict[str, Tensor]:
+    """B comparisons → input_ids and attention_mask (2B, T), right-padded: B chosen sequences, then B rejected ones."""
     sequences = [example.chosen_ids for example in examples] + [example.rejected_ids for example in examples]
-    input_ids, attention_mask = _pad(sequences, pad_id, left=False)
+    input_ids, attention_mask = _pad(sequences, pad_id, "right")
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def collate_prompts(examples: Sequence[PromptExample], pad_id: int) -> dict[str, torch.Tensor]:
-    """One batch of prompts.
-
-    Args:
-        examples: B examples.
-        pad_id: id that fills the gaps.
-
-    Returns:
-        input_ids (B, P) long and attention_mask (B, P) bool, left-padded; index (B,) long.
-    """
-    input_ids, attention_mask = _pad([example.prompt_ids for example in examples], pad_id, left=True)
-    return {
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "index": torch.tensor([example.index for example in examples], dtype=torch.long),
-    }
+def collate_prompts(examples: Sequence[PromptExample], pad_id: int) -> dict[str, Tensor]:
+    """B prompts → input_ids and attention_mask (B, P), left-padded, and index (B,)."""
+    input_ids, attention_mask = _pad([example.prompt_ids for example in examples], pad_id, "left")
+    index = torch.tensor([example.index for example in examples], dtype=torch.long)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "index": index}
 
 
 def update_batches(
@@ -80,9 +58,11 @@ def update_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[list[list[int]]]:
-    """One epoch of updates. Inside an update, rows of similar length share a micro-batch.
+    """One epoch of updates, each a list of micro-batches, each a list of example numbers.
 
-    Which rows an update holds depends on the seed and the epoch alone, never on `micro_size` or `world_size`.
+    Which rows an update holds depends on the seed and the epoch alone, never on `micro_size` or `world_size`. Inside
+    an update, rows of similar length share a micro-batch. The examples that do not fill an update wait for another
+    epoch.
 
     Args:
         lengths: n example lengths, in tokens.
@@ -92,10 +72,6 @@ def update_batches(
         epoch: number of the epoch, which changes the order.
         rank: this process.
         world_size: number of processes; each gets an equal share of every update, without overlap.
-
-    Returns:
-        n // update_size updates (the rest of the examples waits for another epoch), each a list of micro-batches, each
-        a list of example numbers.
 
     Raises:
         UserError: fewer examples than one update needs.
@@ -118,17 +94,9 @@ def update_batches(
 
 
 def eval_batches(lengths: Sequence[int], batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
-    """Every example once, shortest first.
+    """The numbers of all examples once, shortest first, in batches that the ranks share; the last may hold fewer.
 
-    Args:
-        lengths: n example lengths, in tokens.
-        batch_size: examples per batch; the last may hold fewer.
-        rank: this process.
-        world_size: number of processes, which share the examples.
-
-    Returns:
-        Lists of example numbers, equally many on every rank: where the examples do not suffice, a rank's list ends
-        with an empty one. With one rank none is empty.
+    Every rank gets equally many batches: where the examples do not suffice, a rank's list ends with an empty one.
     """
     order = sorted(range(len(lengths)), key=lambda row: lengths[row])
     batches = _chunks(order[rank::world_size], batch_size)
@@ -140,13 +108,8 @@ def _chunks(rows: list[int], size: int) -> list[list[int]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _pad(sequences: Sequence[Sequence[int]], pad_id: int, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids (B, T) long and mask (B, T) bool of ragged sequences, padded to the longest."""
-    width = max(len(sequence) for sequence in sequences)
-    ids = torch.full((len(sequences), width), pad_id, dtype=torch.long)
-    mask = torch.zeros((len(sequences), width), dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
-        span = slice(width - len(sequence), width) if left else slice(0, len(sequence))
-        ids[row, span] = torch.tensor(sequence, dtype=torch.long)
-        mask[row, span] = True
-    return ids, mask
+def _pad(sequences: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
+    """Ids and mask (B, T) of ragged sequences, padded on one side to the longest."""
+    ids = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
+    mask = [torch.ones_like(sequence, dtype=torch.bool) for sequence in ids]
+    return pad_sequence(ids, True, pad_id, side), pad_sequence(mask, True, False, side)

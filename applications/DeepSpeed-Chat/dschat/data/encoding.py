@@ -5,15 +5,17 @@
 
 Each part is encoded alone, without special tokens: encoding them together would merge tokens across the border.
 Some tokenizers put a space (the dummy prefix) before every text; a response continues a text, so it gets none.
+Tokenizers may be fast or slow.
 """
+
+from __future__ import annotations
 
 import json
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.formats.formats import Row
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,36 +27,10 @@ SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response where the d
 PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # → key of a Sequence
 
 # tokenizer → (its length then, its backend without dummy prefix; None if it has no such prefix)
-_BARE: "weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]]" = weakref.WeakKeyDictionary()
+_BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
 
 
-def open_tokenizer(path: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model, to look at data with.
-
-    Args:
-        path: folder or hub id of the model.
-
-    Raises:
-        UserError: there is none, or it has no EOS.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        is_path = Path(path).is_absolute() or path.startswith(".")
-        absent = is_path and not Path(path).exists()
-        reason = "there is no such folder" if absent else " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"--tokenizer {path}: cannot be opened ({reason}). Give the folder or hub id of a model; download one "
-            "with `hf download ID --local-dir DIR`."
-        ) from error
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"--tokenizer {path}: the tokenizer has no eos token; give the model that is to be trained.")
-    return tokenizer
-
-
-def prompt_text(tokenizer: "PreTrainedTokenizerBase", row: Row) -> str:
+def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     """The prompt as one text: as is, or a conversation put through the chat template, up to the assistant's turn.
 
     Raises:
@@ -78,16 +54,10 @@ def prompt_text(tokenizer: "PreTrainedTokenizerBase", row: Row) -> str:
         ) from error
 
 
-def encode_prompts(tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Row]) -> list[list[int]]:
-    """Prompt ids of several rows.
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[list[int]]:
+    """Prompt ids of n rows: BOS where the tokenizer defines one, then the prompt.
 
-    Args:
-        tokenizer: any tokenizer, fast or slow.
-        rows: n rows.
-
-    Returns:
-        n lists of ids: BOS where the tokenizer defines one, then the prompt. A chat template that writes BOS itself
-        does not get a second one.
+    A chat template that writes BOS itself does not get a second one.
 
     Raises:
         UserError: see `prompt_text`.
@@ -102,47 +72,27 @@ def encode_prompts(tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Row]) ->
     ]
 
 
-def encode_prompt(tokenizer: "PreTrainedTokenizerBase", row: Row) -> list[int]:
-    """Prompt ids of one row, with BOS; see `encode_prompts`."""
-    return encode_prompts(tokenizer, [row])[0]
+def encode_responses(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Response ids of n texts, without BOS, EOS and dummy prefix.
 
-
-def encode_responses(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
-    """Response ids of several texts, without BOS, EOS and dummy prefix.
-
-    Args:
-        tokenizer: any tokenizer, fast or slow.
-        texts: n response texts.
-
-    Returns:
-        n lists of ids. After the ids of a prompt they decode to exactly the response's text, if the tokenizer can
-        represent it.
+    After the ids of a prompt they decode to exactly the response's text, if the tokenizer can represent it.
     """
     if not tokenizer.is_fast:
         return [_encode_slow(tokenizer, text) for text in texts]
     bare = _bare_backend(tokenizer)
     if bare is None:
         return _encode(tokenizer, texts)
-    encoded: list[list[int]] = []
-    for start in range(0, len(texts), CHUNK):
-        chunk = list(texts[start : start + CHUNK])
-        encoded.extend(encoding.ids for encoding in bare.encode_batch_fast(chunk, add_special_tokens=False))
-    return encoded
+    return [
+        encoding.ids
+        for chunk in _chunks(texts)
+        for encoding in bare.encode_batch_fast(chunk, add_special_tokens=False)
+    ]
 
 
-def encode_response(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """Response ids of one text, without BOS, EOS and dummy prefix; see `encode_responses`."""
-    return encode_responses(tokenizer, [text])[0]
-
-
-def decode_response(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
-    """Text of response ids, special tokens left out; the inverse of `encode_response`.
+def decode_response(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """Text of response ids, special tokens left out; the inverse of `encode_responses`.
 
     A plain `tokenizer.decode` of the response alone drops its first space where the tokenizer has a dummy prefix.
-
-    Args:
-        tokenizer: any tokenizer, fast or slow.
-        ids: response ids, with or without EOS and padding.
     """
     bare = _bare_backend(tokenizer) if tokenizer.is_fast else None
     if bare is not None:
@@ -157,19 +107,23 @@ def decode_response(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) ->
     return _decode(tokenizer, ids)
 
 
-def _encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
-    encoded: list[list[int]] = []
-    for start in range(0, len(texts), CHUNK):
-        chunk = list(texts[start : start + CHUNK])
-        encoded.extend(tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"])
-    return encoded
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    return [
+        ids
+        for chunk in _chunks(texts)
+        for ids in tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
+    ]
 
 
-def _decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
+def _chunks(texts: Sequence[str]) -> list[list[str]]:
+    return [list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def _bare_backend(tokenizer: "PreTrainedTokenizerBase") -> "Tokenizer | None":
+def _bare_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer | None:
     """Copy of a fast tokenizer's backend without dummy prefix, made once; None if there is no such prefix."""
     size = len(tokenizer)
     if tokenizer not in _BARE or _BARE[tokenizer][0] != size:
@@ -177,7 +131,7 @@ def _bare_backend(tokenizer: "PreTrainedTokenizerBase") -> "Tokenizer | None":
     return _BARE[tokenizer][1]
 
 
-def _make_bare(backend: "Tokenizer") -> "Tokenizer | None":
+def _make_bare(backend: Tokenizer) -> Tokenizer | None:
     from tokenizers import Tokenizer
 
     state = json.loads(backend.to_str())
@@ -207,13 +161,13 @@ def _without_prefix(node: dict[str, Any] | None, sequence_key: str) -> dict[str,
     return node
 
 
-def _slow_prefix(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def _slow_prefix(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a slow tokenizer puts a dummy prefix before a text."""
     tokens = tokenizer.convert_ids_to_tokens(_encode(tokenizer, ["a"])[0])
     return bool(tokens) and tokens[0].startswith("▁")
 
 
-def _encode_slow(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+def _encode_slow(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Response ids from a slow tokenizer: what follows a sentinel that keeps its own ids before the text."""
     ids = _encode(tokenizer, [text])[0]
     if not text or not _slow_prefix(tokenizer):

@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows → examples: token ids cut to length, with a count of what was dropped and why."""
+"""Rows → examples: token ids cut to length, with a count of what was dropped and why.
+
+The three functions take rows, the tokenizer of the model, the longest example in tokens, and the id that ends a
+response. They return the examples in the order of the rows, and reason → number of rows dropped. If none is left they
+raise UserError, except for `held_out` rows: an evaluation may have none.
+"""
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dschat.data.encoding import encode_prompt, encode_prompts, encode_response, encode_responses, prompt_text
-from dschat.data.formats.formats import Row
+from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = [
-    "PairExample",
-    "PromptExample",
-    "SFTExample",
-    "encode_prompt",
-    "encode_response",
-    "pair_examples",
-    "prompt_examples",
-    "sft_examples",
-]
 
 CUT_TO_NOTHING = "response cut to nothing"
 EQUAL_PAIR = "pair equal after cutting"
@@ -81,23 +77,15 @@ class PromptExample:
 
 
 def sft_examples(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", max_seq_len: int, eos_id: int, held_out: bool = False
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_seq_len: int, eos_id: int, held_out: bool = False
 ) -> tuple[list[SFTExample], Counter[str]]:
     """Demonstrations, each [BOS] + prompt + response + [EOS] cut to its first `max_seq_len` tokens.
 
-    Args:
-        rows: rows with a `chosen` response, or with a reason for having none.
-        tokenizer: the model's tokenizer.
-        max_seq_len: longest example, in tokens.
-        eos_id: id that ends a response.
-        held_out: rows of an evaluation, of which none need be left.
-
-    Returns:
-        The examples in the order of the rows, and reason → number of rows dropped: nothing of the response was left,
-        the prompt has no token (nothing would predict the first response token), or the row's `no_response`.
+    Dropped are rows of whose response nothing is left, rows whose prompt has no token (nothing would predict the first
+    response token), and rows that say in `no_response` why they have none.
 
     Raises:
-        UserError: a row has no response though its format wants one, or every row was dropped.
+        UserError: a row has no response though its format wants one.
     """
     for row in rows:
         if row.chosen is None and row.no_response is None:
@@ -119,29 +107,19 @@ def sft_examples(
             dropped[CUT_TO_NOTHING] += 1
         else:
             examples.append(SFTExample(prompt_ids, response_ids))
-    if not held_out:
-        _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}")
+    _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
     return examples, dropped
 
 
 def pair_examples(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", max_seq_len: int, eos_id: int, held_out: bool = False
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_seq_len: int, eos_id: int, held_out: bool = False
 ) -> tuple[list[PairExample], Counter[str]]:
     """Comparisons; both sequences are [BOS] + prompt + response + [EOS] cut to their first `max_seq_len` tokens.
 
-    Args:
-        rows: rows with a `chosen` and a `rejected` response.
-        tokenizer: the model's tokenizer.
-        max_seq_len: longest sequence, in tokens.
-        eos_id: id that ends a response.
-        held_out: rows of an evaluation, of which none need be left.
-
-    Returns:
-        The examples in the order of the rows, and reason → number of rows dropped: nothing of the responses was left,
-        or both sequences are equal.
+    Dropped are rows of whose responses nothing is left, and rows whose sequences are equal.
 
     Raises:
-        UserError: a row lacks a response, or every row was dropped.
+        UserError: a row lacks a response.
     """
     for row in rows:
         if row.chosen is None or row.rejected is None:
@@ -164,28 +142,14 @@ def pair_examples(
             dropped[EQUAL_PAIR] += 1
         else:
             examples.append(PairExample(chosen_ids, rejected_ids))
-    if not held_out:
-        _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}")
+    _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
     return examples, dropped
 
 
 def prompt_examples(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", max_prompt_seq_len: int, held_out: bool = False
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_prompt_seq_len: int, held_out: bool = False
 ) -> tuple[list[PromptExample], Counter[str]]:
-    """Prompts of at most `max_prompt_seq_len` tokens, BOS included; longer ones are dropped, never cut.
-
-    Args:
-        rows: any rows; their responses are not used.
-        tokenizer: the actor's tokenizer.
-        max_prompt_seq_len: longest prompt, in tokens.
-        held_out: rows of an evaluation, of which none need be left.
-
-    Returns:
-        The examples in the order of the rows, and reason → number of rows dropped.
-
-    Raises:
-        UserError: every row was dropped.
-    """
+    """Prompts of at most `max_prompt_seq_len` tokens, BOS included; longer ones are dropped, never cut."""
     examples: list[PromptExample] = []
     dropped: Counter[str] = Counter()
     for index, (row, ids) in enumerate(zip(rows, encode_prompts(tokenizer, rows), strict=True)):
@@ -195,13 +159,14 @@ def prompt_examples(
             dropped[PROMPT_TOO_LONG] += 1
         else:
             examples.append(PromptExample(ids, prompt_text(tokenizer, row), row, index))
-    if not held_out:
-        _refuse_none_left(rows, examples, dropped, f"--max_prompt_seq_len {max_prompt_seq_len}")
+    _refuse_none_left(rows, examples, dropped, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
     return examples, dropped
 
 
-def _refuse_none_left(rows: Sequence[Row], examples: Sequence[object], dropped: Counter[str], limit: str) -> None:
-    if rows and not examples:
+def _refuse_none_left(
+    rows: Sequence[Row], examples: Sequence[object], dropped: Counter[str], limit: str, held_out: bool
+) -> None:
+    if rows and not examples and not held_out:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.items())
         raise UserError(
             f"{limit}: none of the {len(rows)} rows is left ({reasons}; the first is {rows[0].origin}). Give a larger "

@@ -5,11 +5,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-from dschat.data.formats.formats import DataKeys, Row
+from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.sources import load_source
-from dschat.data.splits import split_indices
+from dschat.data.splits import split_part
+
+
+class ShareFlags(Protocol):
+    """What decides which rows a step reads; every configuration of a step holds these flags."""
+
+    data_path: list[str]
+    data_split: str
+    seed: int
+    step: ClassVar[int]  # of the pipeline, 1, 2 or 3: which part of `data_split` it uses
+    prompt_key: str
+    chosen_key: str
+    rejected_key: str
+    response_key: str
+    messages_key: str
 
 
 @dataclass(frozen=True)
@@ -22,36 +36,25 @@ class Share:
     files: tuple[Path, ...]
 
 
-def load_share(config: Any) -> Share:
+def load_share(flags: ShareFlags) -> Share:
     """Reads every source and takes the step's slice of its training and evaluation rows (``--data_split``).
 
-    Args:
-        config: SFTConfig, RewardConfig or PPOConfig.
-
     Raises:
-        UserError: see :func:`dschat.data.sources.load_source`; or a source has no row for this step.
+        UserError: see :func:`dschat.data.sources.load_source`; or ``--data_split`` has no part for this step.
     """
-    keys = DataKeys(
-        config.prompt_key, config.chosen_key, config.rejected_key, config.response_key, config.messages_key
-    )
+    keys = DataKeys(flags.prompt_key, flags.chosen_key, flags.rejected_key, flags.response_key, flags.messages_key)
     train: list[Row] = []
     held_out: list[Row] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
-    for path in config.data_path:
-        source = load_source(path, keys, config.seed)
-        parts = []
-        for rows in (source.train, source.eval):
-            chosen = split_indices(len(rows), config.data_split, config.phase, config.seed)
-            parts.append([rows[i] for i in chosen])
-        train += parts[0]
-        held_out += parts[1]
-        described = {
-            "name": source.name,
-            "train": len(parts[0]),
-            "eval": len(parts[1]),
-            "dropped": dict(source.dropped),
-        }
+    for path in flags.data_path:
+        source = load_source(path, keys, flags.seed)
+        own, own_eval = (
+            split_part(rows, flags.data_split, flags.step - 1, flags.seed) for rows in (source.train, source.eval)
+        )
+        train += own
+        held_out += own_eval
+        described = {"name": source.name, "train": len(own), "eval": len(own_eval), "dropped": source.dropped}
         sources.append(described | ({"hub": source.hub} if source.hub else {}))
         files += source.files
     return Share(train, held_out, sources, tuple(files))

@@ -3,19 +3,19 @@
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dschat.data.formats.files import FILE_SUFFIXES, TRAIN_PREFIX, find_files, read_file
-from dschat.data.formats.formats import NO_TEXT, DataKeys, Row, parse_row
-from dschat.data.formats.hub import hub_rows, load_hub, warn_of_counts
-from dschat.data.formats.registry import KNOWN_SETS, KnownSet, find_known, local_copy
-from dschat.data.splits import train_eval_indices
+from dschat.data.formats.files import FILE_SUFFIXES, TRAIN_PREFIX, open_files
+from dschat.data.formats.formats import parse_row
+from dschat.data.formats.hub import open_hub
+from dschat.data.formats.published import NO_TEXT
+from dschat.data.formats.registry import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy
+from dschat.data.formats.rows import DataKeys, RawSource, Row
+from dschat.data.splits import TRAIN_EVAL_SPLIT, split_part
 from dschat.errors import UserError
-
-__all__ = ["DataKeys", "Row", "Source", "load_source"]
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -24,22 +24,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Source:
-    """The rows of one `--data_path`.
-
-    Attributes:
-        name: name of the folder, of the file without its suffix, or of the data set on the hub.
-        train: training rows.
-        eval: evaluation rows.
-        files: the local files that were read, in order; none where the rows came from the hub.
-        dropped: reason → number of rows left out.
-        hub: where rows from the hub came from: id, revision, and per split rows and fingerprint.
-    """
+    """The rows of one `--data_path`; name, files and hub as in `RawSource`."""
 
     name: str
     train: list[Row] = field(repr=False)
     eval: list[Row] = field(repr=False)
     files: tuple[Path, ...]
-    dropped: dict[str, int]
+    dropped: dict[str, int]  # reason → number of rows left out
     hub: dict[str, Any] | None = None
 
 
@@ -63,102 +54,58 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
     Raises:
         UserError: nothing to read, a file that cannot be read, or a bad row, named by file and line.
     """
-    keys = keys or DataKeys()
-    root, known = Path(path), find_known(str(path))
-    here = root.exists() and not (known and _is_short_name(path))
-    copy = local_copy(known) if known and not here else None
-    if known and not here:
-        _warn_of_namesake(root, known, copy)
-    if here or copy:
-        source = _read_local(copy or root, keys, seed, known if copy else None)
-    elif known or _is_hub_name(str(path)):
-        source = _read_hub(str(path), known, keys, seed)
-    else:
-        published = ", ".join(f"{known.name} ({known.hub_id})" for known in KNOWN_SETS)
-        raise UserError(
-            f"--data_path {path}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, or a folder"
-            f" with {TRAIN_PREFIX}*.jsonl or {TRAIN_PREFIX}*.parquet, with the columns {keys.prompt}, {keys.chosen},"
-            f" {keys.rejected} (or {keys.prompt}, {keys.response}; or {keys.messages}), or a published data set:"
-            f" {published}."
+    keys, known = keys or DataKeys(), find_known(str(path))
+    copy = local_copy(known) if known and not _is_here(path) else None
+    raw = _open(path, known, copy, keys)
+    train, skipped = _parse(raw.train, keys, raw.name)
+    held_out, skipped_eval = _parse(raw.eval, keys, raw.name) if raw.eval is not None else (None, 0)
+    counts = len(train) + skipped, None if held_out is None else len(held_out) + skipped_eval
+    if known and copy and counts != known.counts:  # no error: people cut their copies on purpose
+        logger.warning(
+            "%s has %s, the published %s has %s: shares will differ from the published ones",
+            *(copy, describe_counts(*counts), known.hub_id, describe_counts(*known.counts)),
         )
-    for reason, count in source.dropped.items():
+    if held_out is None:
+        train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
+    dropped = {NO_TEXT: skipped + skipped_eval} if skipped + skipped_eval else {}
+    for reason, count in dropped.items():
         logger.warning("%s: skipped %d rows (%s)", path, count, reason)
-    return source
+    return Source(raw.name, train, held_out, raw.files, dropped, raw.hub)
 
 
-def _is_short_name(path: str | Path) -> bool:
-    """Whether `path`, a name of a published set, is one of those that could be a folder's here."""
-    return isinstance(path, str) and "/" not in path
+def _is_here(path: str | Path) -> bool:
+    """Whether a path is a file or folder of this machine; the short name of a published set never is."""
+    is_short_name = isinstance(path, str) and "/" not in path and find_known(path) is not None
+    return Path(path).exists() and not is_short_name
 
 
-def _warn_of_namesake(root: Path, known: KnownSet, copy: Path | None) -> None:
-    """Says so where the current folder holds something that is called like a published set."""
-    if root.exists() and not (copy and copy.samefile(root)):
+def _open(path: str | Path, known: KnownSet | None, copy: Path | None, keys: DataKeys) -> RawSource:
+    """What a path names: a file or folder here, the published set of that name, or its local copy."""
+    root = Path(path)
+    if _is_here(path):
+        return open_files(root)
+    if known and root.exists() and not (copy and copy.samefile(root)):
         logger.warning(
             "%s is the published data set %s; for the one in the current folder give ./%s", root, known.hub_id, root
         )
+    if copy:
+        return open_files(copy)
+    looks_like_hub = HUB_NAME.fullmatch(str(path)) and not str(path).startswith(".")
+    if known or (looks_like_hub and root.suffix not in FILE_SUFFIXES):
+        return open_hub(str(path), known)
+    published = ", ".join(f"{known.name} ({known.hub_id})" for known in KNOWN_SETS)
+    raise UserError(
+        f"--data_path {path}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, or a folder"
+        f" with {TRAIN_PREFIX}*.jsonl or {TRAIN_PREFIX}*.parquet, with the columns {keys.prompt}, {keys.chosen},"
+        f" {keys.rejected} (or {keys.prompt}, {keys.response}; or {keys.messages}), or a published data set:"
+        f" {published}."
+    )
 
 
-def _is_hub_name(path: str) -> bool:
-    return bool(HUB_NAME.fullmatch(path)) and not path.startswith(".") and Path(path).suffix not in FILE_SUFFIXES
-
-
-def _read_local(root: Path, keys: DataKeys, seed: int, known: KnownSet | None) -> Source:
-    """A file or folder; `known` is the published set whose local copy it is."""
-    if root.is_dir():
-        name, train_files, eval_files = root.resolve().name, *find_files(root)
-    elif root.suffix in FILE_SUFFIXES:
-        name, train_files, eval_files = root.stem, [root], []
-    else:
-        raise UserError(f"--data_path {root}: not a data file; give a file that ends in {', '.join(FILE_SUFFIXES)}.")
-    train, skipped = _read_files(train_files, keys)
-    held_out, skipped_eval = _read_files(eval_files, keys) if eval_files else (None, 0)
-    if known:
-        warn_of_counts(root, known, len(train) + skipped, None if held_out is None else len(held_out) + skipped_eval)
-    train, held_out = _with_eval(train, held_out, seed)
-    return Source(name, train, held_out, (*train_files, *eval_files), _dropped(skipped + skipped_eval))
-
-
-def _read_hub(path: str, known: KnownSet | None, keys: DataKeys, seed: int) -> Source:
-    loaded = load_hub(path, known)
-    train, skipped = _parse(hub_rows(loaded.train, loaded.hub_id), keys)
-    held_out, skipped_eval = (None, 0) if loaded.eval is None else _parse(hub_rows(loaded.eval, loaded.hub_id), keys)
-    if not train:
-        raise UserError(f"--data_path {path}: no usable row in the data set {loaded.hub_id}; give another one.")
-    train, held_out = _with_eval(train, held_out, seed)
-    return Source(loaded.hub_id, train, held_out, (), _dropped(skipped + skipped_eval), loaded.record)
-
-
-def _read_files(files: Sequence[Path], keys: DataKeys) -> tuple[list[Row], int]:
-    """Rows of several files, and the number of those that were skipped."""
-    rows: list[Row] = []
-    all_skipped = 0
-    for file in files:
-        parsed, skipped = _parse(read_file(file), keys)
-        if not parsed and not skipped:
-            raise UserError(f"--data_path: {file} is empty; give a file with at least one row.")
-        rows += parsed
-        all_skipped += skipped
-    if not rows:
-        names = ", ".join(map(str, files))
-        raise UserError(f"--data_path: no usable row in {names}: every row has {NO_TEXT}; give a file with texts.")
-    return rows, all_skipped
-
-
-def _parse(raws: Iterable[tuple[Any, str]], keys: DataKeys) -> tuple[list[Row], int]:
+def _parse(raws: Iterable[tuple[str, Any]], keys: DataKeys, name: str) -> tuple[list[Row], int]:
     """Rows, and the number of those that were skipped."""
-    parsed = [parse_row(raw, keys, origin) for raw, origin in raws]
+    parsed = [parse_row(raw, keys, origin) for origin, raw in raws]
     rows = [row for row in parsed if row is not None]
+    if not rows:
+        raise UserError(f"--data_path: no usable row in {name}: every row has {NO_TEXT}; give data with texts.")
     return rows, len(parsed) - len(rows)
-
-
-def _with_eval(train: list[Row], held_out: list[Row] | None, seed: int) -> tuple[list[Row], list[Row]]:
-    """Training and evaluation rows; split off where there are none of their own."""
-    if held_out is not None:
-        return train, held_out
-    train_index, eval_index = train_eval_indices(len(train), seed)
-    return [train[i] for i in train_index], [train[i] for i in eval_index]
-
-
-def _dropped(skipped: int) -> dict[str, int]:
-    return {NO_TEXT: skipped} if skipped else {}

@@ -8,64 +8,54 @@ The rule is DeepSpeed-Chat's, index for index, so that runs are comparable with 
 """
 
 import math
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from dschat.errors import UserError
 
-PHASES = ("SFT", "reward model", "PPO")
-TRAIN_EVAL_SPLIT = "95,5"
+STEPS = ("SFT", "reward model", "PPO")
+TRAIN_EVAL_SPLIT = "95,5"  # of a source without evaluation rows
+
+T = TypeVar("T")
 
 
-def split_indices(num_rows: int, data_split: str, phase: int, seed: int) -> np.ndarray:
-    """Rows of one part of a split, in shuffled order.
+def split_indices(num_rows: int, data_split: str, part: int, seed: int) -> np.ndarray:
+    """Rows of one part of a split, in shuffled order: uint32 numbers (n,) from 0 to `num_rows` - 1.
+
+    The parts of one split are disjoint and together hold every row.
 
     Args:
         num_rows: N, the rows of the source.
         data_split: comma-separated fractions, normalised to a sum of 1, for instance "2,4,4".
-        phase: number of the part; in training 0 = SFT, 1 = reward model, 2 = PPO.
+        part: number of the part; in training 0 = SFT, 1 = reward model, 2 = PPO.
         seed: seed of the shuffle, 0 to 2**32 - 1.
 
-    Returns:
-        uint32 array (n,) of row numbers. The parts of one split are disjoint and together hold every row.
-
     Raises:
-        UserError: `data_split` is no list of fractions, or has no part number `phase`.
+        UserError: `data_split` is no list of fractions, or has no part number `part`.
     """
     fractions = _parse_fractions(data_split)
-    if not 0 <= phase < len(fractions):
-        needed = f"the {PHASES[phase]} step" if 0 <= phase < len(PHASES) else f"part {phase}"
+    if not 0 <= part < len(fractions):
+        needed = f"the {STEPS[part]} step" if 0 <= part < len(STEPS) else f"part {part}"
         raise UserError(
             f"--data_split {data_split} has {len(fractions)} parts, none for {needed}: give three, like 2,4,4."
         )
     bounds = split_bounds(num_rows, fractions)
     order = np.arange(num_rows, dtype=np.uint32)
     np.random.RandomState(seed).shuffle(order)
-    return order[bounds[phase] : bounds[phase + 1]]
+    return order[bounds[part] : bounds[part + 1]]
 
 
-def train_eval_indices(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits a source without an evaluation set 95 to 5, by the rule of `split_indices`.
-
-    Args:
-        num_rows: N, the rows of the source.
-        seed: seed of the shuffle.
-
-    Returns:
-        Training rows and evaluation rows, uint32 arrays that together hold 0..N-1 once.
-    """
-    return split_indices(num_rows, TRAIN_EVAL_SPLIT, 0, seed), split_indices(num_rows, TRAIN_EVAL_SPLIT, 1, seed)
+def split_part(rows: Sequence[T], data_split: str, part: int, seed: int) -> list[T]:
+    """The rows of one part of a split, in shuffled order; see `split_indices`."""
+    return [rows[i] for i in split_indices(len(rows), data_split, part, seed)]
 
 
 def split_bounds(num_rows: int, fractions: list[float]) -> list[int]:
-    """Ends of the parts in the shuffled order.
+    """Where K parts begin and end in the shuffled order: K + 1 ascending positions from 0 to N.
 
-    Args:
-        num_rows: N.
-        fractions: K fractions with a sum above 0; they are normalised.
-
-    Returns:
-        K + 1 ascending positions from 0 to N. In tiny sources the correction could push one below 0; it stays at 0.
+    In tiny sources the correction could push one below 0; it stays at 0. The sum of the fractions must be above 0.
     """
     total = sum(fractions)
     bounds = [0]

@@ -7,37 +7,27 @@ minutes because nothing has to be copied from the post. `write_corpus` makes two
 step 1, and comparison pairs from poor to good for steps 2 and 3.
 """
 
-import json
+from __future__ import annotations
+
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from dschat.data.synthetic_words import (
-    COMPLAINTS,
-    DETAILS,
-    NEUTRALS,
-    NOUNS,
-    OPENERS,
-    PEOPLE,
-    PLACES,
-    PRAISES,
-    REQUESTS,
-    SENTENCES,
-    SUBREDDITS,
-    TITLES,
-)
+from dschat.common.jsonl import write_rows
+from dschat.data import synthetic_words as vocabulary
+from dschat.data.formats.published import tldr_prompt
 
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("demonstrations", "comparisons")
+Kind = Literal["demonstrations", "comparisons"]
+
 FULL_SCORE = 12  # points that give a gold score of 1
 LABEL_NOISE = 0.05  # share of comparison pairs whose choice is the worse response
-MAX_RESPONSE_TOKENS = 64  # EOS included; MAX_PIECES leaves room for words of more than one token
-MAX_PIECES = 58  # words and punctuation marks of one response
+MAX_PIECES = 58  # words and punctuation marks of one response; with EOS that is at most 64 tokens
 HALF = 3  # full stops after which praise counts instead of complaints
 DEMO_RATE = 0.2  # probability that an adjective of a demonstration is a complaint, and that it is praise
 MAX_TARGET = 11  # points of the best comparison responses
@@ -48,7 +38,7 @@ REPEATS = (0, 0, 0, 1, 1, 2)  # repeats wanted in a comparison response, drawn e
 WRONG_RATE = 0.4  # highest rate of praise before, and complaints after, the third full stop in a comparison response
 
 _PIECE = re.compile(r"[a-z]+|[.,]")
-_COMPLAINTS, _PRAISES = frozenset(COMPLAINTS), frozenset(PRAISES)
+_COMPLAINTS, _PRAISES = frozenset(vocabulary.COMPLAINTS), frozenset(vocabulary.PRAISES)
 _SLOT = "{a}"
 
 
@@ -58,13 +48,9 @@ def gold_score(response: str) -> float:
     points = distinct complaint words before the third full stop + distinct praise words after it
              - repeats (every further use of a complaint or praise word, anywhere); score = points / 12, kept in 0..1.
 
+    Case does not matter; words are runs of letters.
+
     Example: " It was slow. It was slow. It was dim. It was neat." has the hits slow, dim, neat and one repeat: 2 / 12.
-
-    Args:
-        response: the response text. Case does not matter; words are runs of letters.
-
-    Returns:
-        The gold score, 0.0 to 1.0.
     """
     stops = 0
     hits: set[str] = set()
@@ -79,40 +65,22 @@ def gold_score(response: str) -> float:
     return min(1.0, max(0, len(hits) - repeats) / FULL_SCORE)
 
 
-def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, Any]]) -> "torch.Tensor":
-    """`gold_score` of a batch, with the signature of a reward function (`path/synthetic.py:gold_scores`).
+def gold_scores(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[dict[str, Any]]) -> torch.Tensor:
+    """`gold_score` of B responses, (B,) float32, with the signature of a reward function.
 
-    Args:
-        prompts: B prompt texts, not used.
-        responses: B response texts.
-        rows: B data rows, not used.
-
-    Returns:
-        float32 tensor (B,), 0.0 to 1.0.
+    Named on the command line as `path/synthetic.py:gold_scores`.
     """
     import torch
 
     return torch.tensor([gold_score(response) for response in responses], dtype=torch.float32)
 
 
-def make_row(index: int, seed: int, kind: str, split: str = "train") -> dict[str, Any]:
-    """Makes one row, a function of its arguments alone.
+def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[str, Any]:
+    """Makes row number `index` of a corpus, a function of its arguments alone, in the columns of a TL;DR comparison.
 
-    Args:
-        index: number of the row in its file.
-        seed: seed of the corpus.
-        kind: "demonstrations" (both responses mediocre, choice by a fair coin) or "comparisons" (each response drawn
-            for its own gold score, the choice is the better one but for `LABEL_NOISE`).
-        split: text of the `split` column; rows of different splits differ.
-
-    Returns:
-        A row with the columns info, summaries, choice, worker, batch, split, extra.
-
-    Raises:
-        ValueError: the kind is unknown.
+    Both responses of a demonstration are mediocre and its choice is a fair coin's. Each response of a comparison is
+    drawn for its own gold score; the choice is the better one but for `LABEL_NOISE`. Rows of different splits differ.
     """
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind {kind!r}: use one of {', '.join(KINDS)}")
     rng = random.Random(f"{seed}/{kind}/{split}/{index}")
     info = _make_info(rng)
     if kind == "demonstrations":
@@ -135,65 +103,41 @@ def make_row(index: int, seed: int, kind: str, split: str = "train") -> dict[str
     }
 
 
-def make_rows(num_rows: int, seed: int, kind: str = "comparisons", split: str = "train") -> list[dict[str, Any]]:
+def make_rows(num_rows: int, seed: int, kind: Kind, split: str = "train") -> list[dict[str, Any]]:
     """Makes rows 0..num_rows-1 (see `make_row`); a longer list begins with the shorter one."""
     return [make_row(index, seed, kind, split) for index in range(num_rows)]
 
 
 def row_texts(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Every text of the rows, whole, as the tokenizer will read it: prompt, then both responses, per row."""
-    texts = []
-    for row in rows:
-        info = row["info"]
-        texts.append(f"POST\nSubreddit: r/{info['subreddit']}\n{info['post']}\nTL;DR: ")
-        texts.extend(summary["text"] for summary in row["summaries"])
-    return texts
+    texts = ([tldr_prompt(row["info"]) or "", *(summary["text"] for summary in row["summaries"])] for row in rows)
+    return [text for of_row in texts for text in of_row]
 
 
-def write_corpus(
-    folder: str | Path,
-    num_demonstrations: int = 4000,
-    num_comparisons: int = 12000,
-    num_eval: int = 500,
-    seed: int = 1234,
-) -> dict[str, Path]:
-    """Writes two sources that share one distribution of prompts.
+def write_corpus(folder: Path, num_demonstrations: int, num_comparisons: int, num_eval: int, seed: int) -> None:
+    """Writes two sources that share one distribution of prompts, each as train.jsonl and validation.jsonl.
 
     `demonstrations/` is for step 1 (`--data_split 1,0,0`), `comparisons/` for steps 2 and 3 (`--data_split 0,1,1`).
-    Each holds train.jsonl and validation.jsonl.
-
-    Args:
-        folder: where the two folders go; made if absent, files of the same name are replaced.
-        num_demonstrations: training rows of `demonstrations/`.
-        num_comparisons: training rows of `comparisons/`.
-        num_eval: validation rows of each.
-        seed: seed of the corpus.
-
-    Returns:
-        Kind -> its folder.
+    Both have `num_eval` validation rows. Files that are there are replaced.
     """
-    folders = {}
-    for kind, num_train in zip(KINDS, (num_demonstrations, num_comparisons), strict=True):
-        folders[kind] = Path(folder) / kind
-        folders[kind].mkdir(parents=True, exist_ok=True)
-        for name, num_rows, split in (("train", num_train, "train"), ("validation", num_eval, "valid1")):
-            with open(folders[kind] / f"{name}.jsonl", "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in make_rows(num_rows, seed, kind, split))
-    return folders
+    sizes: dict[Kind, int] = {"demonstrations": num_demonstrations, "comparisons": num_comparisons}
+    for kind, num_train in sizes.items():
+        write_rows(folder / kind / "train.jsonl", make_rows(num_train, seed, kind))
+        write_rows(folder / kind / "validation.jsonl", make_rows(num_eval, seed, kind, "valid1"))
 
 
 def _make_info(rng: random.Random) -> dict[str, Any]:
     """A post: subreddit, text of three lines without full stops, title, and the empty columns."""
-    subreddit = rng.choice(sorted(SUBREDDITS))
-    thing = rng.choice(SUBREDDITS[subreddit])
+    subreddit = rng.choice(sorted(vocabulary.SUBREDDITS))
+    thing = rng.choice(vocabulary.SUBREDDITS[subreddit])
     lines = [
-        rng.choice(templates).format(thing=thing, p=rng.choice(PEOPLE), place=rng.choice(PLACES))
-        for templates in (OPENERS, DETAILS, REQUESTS)
+        rng.choice(templates).format(thing=thing, p=rng.choice(vocabulary.PEOPLE), place=rng.choice(vocabulary.PLACES))
+        for templates in (vocabulary.OPENERS, vocabulary.DETAILS, vocabulary.REQUESTS)
     ]
     return {
         "id": f"syn_{rng.getrandbits(40):010x}",
         "post": "\n".join(lines),
-        "title": rng.choice(TITLES).format(thing=thing),
+        "title": rng.choice(vocabulary.TITLES).format(thing=thing),
         "subreddit": subreddit,
         "site": None,
         "article": None,
@@ -203,7 +147,7 @@ def _make_info(rng: random.Random) -> dict[str, Any]:
 def _templates(rng: random.Random, min_slots: tuple[int, int] = (0, 0)) -> list[str]:
     """Five to eight sentence templates within MAX_PIECES; at least `min_slots` adjectives up to / after the third."""
     while True:
-        chosen = rng.choices(SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
+        chosen = rng.choices(vocabulary.SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
         pieces = 1 + sum(len(_PIECE.findall(sentence.lower())) for sentence in chosen)
         slots = _count_slots(chosen[:HALF]), _count_slots(chosen[HALF:])
         if pieces <= MAX_PIECES and slots[0] >= min_slots[0] and slots[1] >= min_slots[1]:
@@ -225,14 +169,14 @@ def _fill(rng: random.Random, templates: Sequence[str], adjectives: Sequence[str
     for adjective in adjectives:
         text = text.replace(_SLOT, adjective, 1)
     while "{n}" in text or "{p}" in text:
-        text = text.replace("{n}", rng.choice(NOUNS), 1).replace("{p}", rng.choice(PEOPLE), 1)
+        text = text.replace("{n}", rng.choice(vocabulary.NOUNS), 1).replace("{p}", rng.choice(vocabulary.PEOPLE), 1)
     return text
 
 
 def _demonstration(rng: random.Random) -> str:
     """A mediocre response: every adjective is neutral, complaint or praise with the same odds at every position."""
     templates = _templates(rng)
-    pools = (COMPLAINTS, PRAISES, NEUTRALS)
+    pools = (vocabulary.COMPLAINTS, vocabulary.PRAISES, vocabulary.NEUTRALS)
     weights = (DEMO_RATE, DEMO_RATE, 1 - 2 * DEMO_RATE)
     kinds = rng.choices(pools, weights=weights, k=_count_slots(templates))
     return _fill(rng, templates, [rng.choice(words) for words in kinds])
@@ -252,19 +196,18 @@ def _comparison(rng: random.Random) -> str:
     repeats = min(rng.choice(REPEATS), MAX_HITS - target)
     hits = target + repeats
     before = rng.randint(max(0, hits - MAX_HALF), min(hits, MAX_HALF))
-    complaints, praises = rng.sample(COMPLAINTS, before), rng.sample(PRAISES, hits - before)
+    complaints, praises = rng.sample(vocabulary.COMPLAINTS, before), rng.sample(vocabulary.PRAISES, hits - before)
     for copy in rng.choices(complaints + praises, k=repeats) if hits else ():
         half = complaints if len(complaints) <= MAX_HALF and rng.random() < 0.5 else praises
         half.append(copy)
     templates = _templates(rng, (len(complaints), len(praises)))
     wrong_rate = rng.random() * WRONG_RATE
     adjectives: list[str] = []
-    for words, wrong, half in (
-        (complaints, PRAISES, templates[:HALF]),
-        (praises, COMPLAINTS, templates[HALF:]),
-    ):
+    first = (complaints, vocabulary.PRAISES, templates[:HALF])
+    second = (praises, vocabulary.COMPLAINTS, templates[HALF:])
+    for words, wrong, half in (first, second):
         while len(words) < _count_slots(half):
-            words.append(rng.choice(wrong if rng.random() < wrong_rate else NEUTRALS))
+            words.append(rng.choice(wrong if rng.random() < wrong_rate else vocabulary.NEUTRALS))
         rng.shuffle(words)
         adjectives += words
     return _fill(rng, templates, adjectives)

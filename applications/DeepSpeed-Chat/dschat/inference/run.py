@@ -18,7 +18,7 @@ from tqdm import tqdm
 from dschat.common.journal import Journal
 from dschat.data.encoding import encode_responses
 from dschat.data.examples import PromptExample
-from dschat.data.formats.formats import Row
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.options import InferenceOptions, flag_of

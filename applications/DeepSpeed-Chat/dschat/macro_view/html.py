@@ -14,6 +14,8 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from dschat.common.hidden_text import pictures
+
 # Tints of the Okabe-Ito colours (fill, edge). Neighbours differ for every common form of colour blindness, and the
 # edge on the left marks where a macro action begins without any colour.
 PALETTE = (
@@ -31,7 +33,6 @@ _COLOURS = "\n".join(
 STYLE = f"""
 .ma-text {{ white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.75; }}
 .ma {{ color: #1a1a1a; border-left: 2px solid #888; border-radius: 3px; padding: 0.1em 0; unicode-bidi: isolate; }}
-.ma-off {{ background: #ececec; }}
 .tk {{ cursor: help; padding: 0.1em 0; border-radius: 2px; }}
 .tk:hover {{ outline: 1.5px solid #1a1a1a; }}
 .tk-empty::before {{ content: "\\00b7"; color: #555; }}
@@ -51,7 +52,7 @@ class MacroToken:
 
     Attributes:
         text: what the token adds to the text, special tokens by their name.
-        macro_action: number of its macro action in the response, from 0; -1 when it belongs to none.
+        macro_action: number of its macro action in the response, from 0.
         value: the critic's value of the state before the token; None when unknown, like the next two.
         reward: the token's reward, the KL penalty included.
         advantage: the advantage of its macro action.
@@ -66,11 +67,11 @@ class MacroToken:
 
 @dataclass(frozen=True)
 class MacroPanel:
-    """One of several segmented texts to compare: a title, a caption (may be empty) and the tokens."""
+    """One of several segmented texts to compare."""
 
     title: str
     tokens: Sequence[MacroToken]
-    caption: str = ""
+    caption: str
 
 
 def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
@@ -80,7 +81,9 @@ def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
         KeyError: when a row has no `text` or no `macro_action`.
     """
     return [
-        MacroToken(row["text"], int(row["macro_action"]), row.get("value"), row.get("reward"), row.get("advantage"))
+        MacroToken(
+            str(row["text"]), int(row["macro_action"]), row.get("value"), row.get("reward"), row.get("advantage")
+        )
         for row in rows
     ]
 
@@ -88,15 +91,14 @@ def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
 def macro_spans(tokens: Iterable[MacroToken]) -> str:
     """HTML of one response: a span per macro action, in it a span per token.
 
-    Runs of tokens with the same `macro_action` share a span. Spaces and line breaks are kept. The text of the element
-    is the text of the tokens, except that a control character is shown by its picture (U+2400 and up).
+    Runs of tokens with the same `macro_action` share a span. The text of the element is the text of the tokens, with
+    spaces and line breaks, but for characters that would steer the page: see `pictures`.
     """
     spans = []
     for number, group in groupby(tokens, key=lambda token: token.macro_action):
         members = list(group)
-        colour = f"ma{number % len(PALETTE)}" if number >= 0 else "ma-off"
         inner = "".join(_token_span(token, len(members)) for token in members)
-        spans.append(f'<span class="ma {colour}">{inner}</span>')
+        spans.append(f'<span class="ma ma{number % len(PALETTE)}">{inner}</span>')
     return f'<div class="ma-text">{"".join(spans)}</div>'
 
 
@@ -104,9 +106,8 @@ def panels_html(panels: Iterable[MacroPanel]) -> str:
     """HTML of several responses side by side; one below the other where the screen is narrow."""
     cells = []
     for panel in panels:
-        caption = f'<p class="ma-caption">{escape(panel.caption)}</p>' if panel.caption else ""
-        body = macro_spans(panel.tokens)
-        cells.append(f'<section class="ma-panel"><h4>{escape(panel.title)}</h4>{caption}{body}</section>')
+        head = f'<h4>{escape(panel.title)}</h4><p class="ma-caption">{escape(panel.caption)}</p>'
+        cells.append(f'<section class="ma-panel">{head}{macro_spans(panel.tokens)}</section>')
     return f'<div class="ma-panels">{"".join(cells)}</div>'
 
 
@@ -128,27 +129,17 @@ def legend_html(numbers: bool = True) -> str:
 
 
 def _token_span(token: MacroToken, macro_length: int) -> str:
-    facts = [f"token: {_visible(token.text)!r}", _macro_line(token.macro_action, macro_length)]
+    text = pictures(token.text)
+    length = f"{macro_length} token{'' if macro_length == 1 else 's'}"
+    facts = [f"token: {text!r}", f"macro action {token.macro_action + 1} ({length})"]
     numbers = {"value": token.value, "reward": token.reward, "advantage": token.advantage}
     if any(number is not None for number in numbers.values()):
         facts += [f"{name}: {_number(number)}" for name, number in numbers.items()]
     title = "\n".join(facts)
-    lines = [escape(line) for line in _visible(token.text).split("\n")]
-    body = '<span class="nl">\n</span>'.join(lines)
+    body = '<span class="nl">\n</span>'.join(escape(line) for line in text.split("\n"))
     kind = "tk" if token.text else "tk tk-empty"
     return f'<span class="{kind}" title="{escape(title)}">{body}</span>'
 
 
-def _macro_line(number: int, length: int) -> str:
-    if number < 0:
-        return "in no macro action"
-    return f"macro action {number + 1} ({length} token{'' if length == 1 else 's'})"
-
-
 def _number(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:+.4f}".replace("-", "−")
-
-
-def _visible(text: str) -> str:
-    """The text with control characters, which a browser would drop or change, replaced by their pictures."""
-    return "".join(chr(0x2400 + ord(char)) if ord(char) < 0x20 and char not in "\t\n" else char for char in text)

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dschat.common.jsonl import CutLine, json_lines, parse_json
 from dschat.errors import UserError
+from dschat.macro_view.html import MacroToken, macro_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +29,51 @@ class Sample:
     Attributes:
         prompt: the prompt's text.
         values: scores, the metric function where there is one, eos_rate (1 or 0), kl (nats, summed over the
-            response) and length (tokens), by their names in metrics.jsonl. The last two are missing where the
-            samples file gives neither them nor the tokens they follow from.
-        tokens: one mapping per token, as in the samples file; empty where it gives none.
+            response) and length (tokens), by their names in metrics.jsonl; those that are finite numbers.
+        tokens: of the response; none where the samples file gives none.
     """
 
     prompt: str
     values: dict[str, float]
-    tokens: list[dict[str, Any]]
+    tokens: list[MacroToken]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """An evaluation on held-out prompts.
+
+    Attributes:
+        model: what was evaluated: SFT, or the run's name.
+        row: the row of metrics.jsonl with its means.
+        samples: of its samples file, which may hold only some of the responses.
+    """
+
+    model: str
+    row: Mapping[str, float]
+    samples: Sequence[Sample]
+
+    def mean(self, name: str) -> float:
+        """Mean over the held-out prompts; NaN where it was not logged."""
+        return self.row.get(f"eval/{name}", math.nan)
+
+    def values(self, name: str) -> list[float] | None:
+        """The single values behind a mean; None when the samples are not all of them or fewer than two."""
+        values = [sample.values[name] for sample in self.samples if name in sample.values]
+        if len(values) < max(2, len(self.samples)):
+            return None
+        mean = self.mean(name)
+        close = abs(sum(values) / len(values) - mean) <= SAME_MEAN * max(1.0, abs(mean))
+        return values if close else None
+
+    def matches(self, other: HeldOut) -> list[int] | None:
+        """Per sample the number of the other's sample of the same prompt; None when the prompts differ."""
+        prompts, others = ([sample.prompt for sample in side.samples] for side in (self, other))
+        if prompts == others:
+            return list(range(len(prompts)))
+        if len(set(prompts)) < len(prompts) or sorted(prompts) != sorted(others):
+            return None
+        number = {prompt: i for i, prompt in enumerate(others)}
+        return [number[prompt] for prompt in prompts]
 
 
 @dataclass(frozen=True)
@@ -47,9 +85,9 @@ class RunData:
         config: the flags of the run.
         metric: name of the metric function, None without one.
         train: rows of metrics.jsonl with rollout metrics, by update.
-        evals: rows with evaluation metrics, by update: the first is the SFT model, the last the result.
-        first: samples of the first evaluation.
-        last: samples of the last evaluation.
+        evals: rows with evaluation metrics, by update.
+        first: the first evaluation, of the SFT model.
+        last: the last evaluation, of the result.
     """
 
     name: str
@@ -57,18 +95,12 @@ class RunData:
     metric: str | None
     train: list[dict[str, float]]
     evals: list[dict[str, float]]
-    first: list[Sample]
-    last: list[Sample]
+    first: HeldOut
+    last: HeldOut
 
-    @property
-    def updates(self) -> int:
-        """Optimiser updates so far."""
-        return int(max(row["update"] for row in [*self.train, *self.evals]))
-
-    @property
-    def seconds(self) -> float:
-        """Seconds from the start to the last row."""
-        return max(row["seconds"] for row in [*self.train, *self.evals])
+    def largest(self, key: str) -> float:
+        """Of a number that all rows have: update, samples (prompts) or seconds so far."""
+        return max(row[key] for row in [*self.train, *self.evals])
 
     def train_mean(self, key: str, last: float = 1.0) -> float:
         """Mean of a rollout metric over the last part of the run (1.0 = all of it); NaN when it was never logged."""
@@ -88,7 +120,7 @@ def read_run(name: str, folder: Path) -> RunData:
         flags if flags.exists() else folder / "config.json"
     )  # the name that earlier versions gave it
     path = folder / "metrics.jsonl"
-    rows = [_metrics_row(row, path, number) for number, row in _read_lines(path)]
+    rows = [_metrics_row(row, origin) for origin, row in _read_lines(path)]
     train = _by_update(row for row in rows if "objective/scores" in row)
     evals = _by_update(row for row in rows if "eval/scores" in row)
     if not evals or evals[0]["update"] != 0:
@@ -96,38 +128,12 @@ def read_run(name: str, folder: Path) -> RunData:
     if len(evals) < 2:
         raise UserError(f"{path} has no evaluation after update 0: let the run finish, or lower --eval_interval.")
     metric = _metric_name(evals, config)
-    return RunData(
-        name=name,
-        config=config,
-        metric=metric,
-        train=train,
-        evals=evals,
-        first=_read_samples(folder, evals[0]["update"], metric),
-        last=_read_samples(folder, evals[-1]["update"], metric),
-    )
+    first = HeldOut("SFT", evals[0], _read_samples(folder, evals[0]["update"], metric))
+    last = HeldOut(name, evals[-1], _read_samples(folder, evals[-1]["update"], metric))
+    return RunData(name, config, metric, train, evals, first, last)
 
 
-def covering(name: str, mean: float, samples: Sequence[Sample]) -> list[float] | None:
-    """The single values behind an evaluation's mean; None when the samples are not all of them or fewer than two."""
-    values = [sample.values[name] for sample in samples if name in sample.values]
-    if len(values) < max(2, len(samples)):
-        return None
-    close = abs(sum(values) / len(values) - mean) <= SAME_MEAN * max(1.0, abs(mean))
-    return values if close else None
-
-
-def same_prompts(ours: Sequence[Sample], theirs: Sequence[Sample]) -> list[int] | None:
-    """For each of our samples the index of their sample of the same prompt; None when the prompts differ."""
-    prompts, others = [sample.prompt for sample in ours], [sample.prompt for sample in theirs]
-    if prompts == others:
-        return list(range(len(prompts)))
-    if len(set(prompts)) < len(prompts) or sorted(prompts) != sorted(others):
-        return None
-    index = {prompt: i for i, prompt in enumerate(others)}
-    return [index[prompt] for prompt in prompts]
-
-
-def _by_update(rows: Any) -> list[dict[str, float]]:
+def _by_update(rows: Iterable[dict[str, float]]) -> list[dict[str, float]]:
     """Rows in the order of their updates; of two rows of one update the later one."""
     found = {row["update"]: row for row in rows}
     return [found[update] for update in sorted(found)]
@@ -139,90 +145,60 @@ def _metric_name(evals: list[dict[str, float]], config: Mapping[str, Any]) -> st
     return given if given in names else min(names, default=None)
 
 
-def _metrics_row(row: Mapping[str, Any], path: Path, number: int) -> dict[str, float]:
+def _metrics_row(row: Mapping[str, Any], origin: str) -> dict[str, float]:
     numbers = {key: math.nan if value is None else value for key, value in row.items()}
     for key in ("update", "samples", "seconds"):
         if key not in numbers:
-            raise UserError(f"{path}:{number} has no {key}: this is not a metrics file of step 3.")
+            raise UserError(f"{origin}: no {key}; this is not a metrics file of step 3.")
     for key, value in numbers.items():
         if not isinstance(value, int | float):
-            raise UserError(f"{path}:{number}: {key} is {value!r}, not a number.")
+            raise UserError(f"{origin}: {key} is {value!r}, not a number.")
     return numbers
 
 
 def _read_samples(folder: Path, update: float, metric: str | None) -> list[Sample]:
     path = folder / "samples" / f"update-{int(update):06d}.jsonl"
-    return [_sample(row, path, number, metric) for number, row in _read_lines(path)]
+    return [_sample(row, origin, metric) for origin, row in _read_lines(path)]
 
 
-def _sample(row: Mapping[str, Any], path: Path, number: int, metric: str | None) -> Sample:
+def _sample(row: Mapping[str, Any], origin: str, metric: str | None) -> Sample:
+    keys = {"scores": "score", "eos_rate": "finished", "kl": "kl", "length": "length"}
+    keys |= {metric: metric} if metric else {}
     try:
-        tokens = row.get("tokens", [])
-        values = {"scores": row["score"], "eos_rate": row["finished"]} | _from_tokens(tokens)
-        values |= {key: row[key] for key in ("kl", "length") if key in row}
-        if metric is not None:
-            values[metric] = row[metric]
-        return Sample(str(row["prompt"]), _finite(values), tokens)
+        values = {name: float(row[key]) for name, key in keys.items() if row[key] is not None}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        return Sample(str(row["prompt"]), finite, macro_tokens(row.get("tokens", [])))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}:{number} is not a sample of step 3: {error!r} is wrong or missing.") from error
-
-
-def _from_tokens(tokens: list[dict[str, Any]]) -> dict[str, float]:
-    """Length and KL of a response; raises KeyError, TypeError or ValueError where a token lacks what is drawn."""
-    for token in tokens:
-        int(token["macro_action"])
-        if not isinstance(token["text"], str):
-            raise TypeError(f"text {token['text']!r}")
-    if not tokens:
-        return {}
-    values: dict[str, float] = {"length": len(tokens)}
-    if all(token.get("logprob") is not None and token.get("ref_logprob") is not None for token in tokens):
-        values["kl"] = sum(token["logprob"] - token["ref_logprob"] for token in tokens)
-    return values
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, float]:
-    return {key: float(value) for key, value in values.items() if value is not None and math.isfinite(value)}
+        raise UserError(f"{origin}: not a sample of step 3: {error!r} is wrong or missing.") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not valid JSON ({error}): run step 3 again, or give its output_dir.") from error
+        content = parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a JSON object.")
     return content
 
 
-def _read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Objects of a JSONL file with their line numbers.
-
-    A last line that is cut, which a running job leaves, is skipped with a warning; a broken line before it raises.
-    """
-    lines = _read_text(path).split("\n")
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Objects of a JSON Lines file, each with its place; a last line that a running job has cut short is skipped."""
     rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                logger.warning("%s:%d is cut short and skipped: the run may still be writing.", path, number)
-                continue
-            raise UserError(f"{path}:{number} is not valid JSON ({error.msg}).") from error
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{number} does not hold a JSON object.")
-        rows.append((number, row))
+    try:
+        for origin, row in json_lines(path):
+            if not isinstance(row, dict):
+                raise UserError(f"{origin} does not hold a JSON object.")
+            rows.append((origin, row))
+    except CutLine as error:
+        logger.warning("%s The line is skipped: the run may still be writing.", error)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if not rows:
         raise UserError(f"{path} holds no complete row yet: wait for the run, or start it again.")
     return rows
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise UserError(f"{path} {reason}: give the output_dir of a run of step 3.") from error
+def _unreadable(path: Path, error: OSError) -> UserError:
+    reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+    return UserError(f"{path} {reason}: give the output_dir of a run of step 3.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,17 +16,16 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from dschat.run_report.data import RunData
-from dschat.run_report.summary import metric_label, score_label
 
 # Okabe-Ito colours dark enough for thin lines; the markers tell the runs apart without colour.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#7a6f00")
-MARKERS = ("o", "s", "^", "D", "v", "P")
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"}  # matplotlib's name → the page's symbol
 SFT_COLOUR = "#444444"
 SMOOTHED_PART = 0.1  # a smoothed line is the mean over this part of the run, centred
 
 
 @dataclass(frozen=True)
-class Panel:
+class Chart:
     """One chart: its title, the label of the y axis with the unit, and the keys of metrics.jsonl."""
 
     title: str
@@ -35,19 +34,37 @@ class Panel:
     eval_key: str | None
 
 
-def panels(runs: Sequence[RunData], metric: str | None) -> list[Panel]:
-    """The charts of a report, in reading order; the metric function's only where the runs have one."""
-    score = score_label(runs)
+@dataclass(frozen=True)
+class RunStyle:
+    """How a run is drawn: its name, colour, marker of matplotlib and the marker as a character."""
+
+    name: str
+    colour: str
+    marker: str
+    symbol: str
+
+
+def run_charts(labels: Mapping[str, str]) -> list[Chart]:
+    """The charts of a report, in reading order; the metric function's only where the runs have one.
+
+    Args:
+        labels: what the runs are compared by, the metric function or the scores first.
+    """
     charts = [
-        Panel(score.capitalize(), "score", "objective/scores", "eval/scores"),
-        Panel("KL to SFT per sequence", "KL (nats per response)", "objective/kl", "eval/kl"),
-        Panel("Response length", "length (tokens)", "response/length", "eval/length"),
-        Panel("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", None),
+        Chart(labels["scores"].capitalize(), "score", "objective/scores", "eval/scores"),
+        Chart("KL to SFT per sequence", "KL (nats per response)", "objective/kl", "eval/kl"),
+        Chart("Response length", "length (tokens)", "response/length", "eval/length"),
+        Chart("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", None),
     ]
-    if metric is None:
-        return charts
-    label = metric_label(metric)
-    return [Panel(label.capitalize(), label, f"objective/{metric}", f"eval/{metric}"), *charts]
+    name, label = next(iter(labels.items()))
+    own = [] if name == "scores" else [Chart(label.capitalize(), label, f"objective/{name}", f"eval/{name}")]
+    return [*own, *charts]
+
+
+def run_styles(runs: Sequence[RunData]) -> list[RunStyle]:
+    """A colour and a marker per run; they repeat after six."""
+    markers = list(MARKERS.items())
+    return [RunStyle(run.name, COLOURS[i % len(COLOURS)], *markers[i % len(markers)]) for i, run in enumerate(runs)]
 
 
 def smooth(values: Sequence[float]) -> np.ndarray:
@@ -61,66 +78,52 @@ def smooth(values: Sequence[float]) -> np.ndarray:
     """
     numbers = np.asarray(values, dtype=np.float64)
     half = max(1, round(len(numbers) * SMOOTHED_PART / 2))
-    smoothed = np.full(len(numbers), math.nan)
-    for index in range(len(numbers)):
-        window = numbers[max(0, index - half) : index + half + 1]
-        window = window[np.isfinite(window)]
-        if window.size:
-            smoothed[index] = window.mean()
-    return smoothed
+    windows = [numbers[max(0, i - half) : i + half + 1] for i in range(len(numbers))]
+    finite = [window[np.isfinite(window)] for window in windows]
+    return np.array([window.mean() if window.size else math.nan for window in finite])
 
 
-def draw_all(runs: Sequence[RunData], metric: str | None, title: str) -> bytes:
+def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> bytes:
     """All charts and one legend in one PNG of 1800 × 1080 pixels."""
     figure = Figure(figsize=(15, 9), dpi=120, layout="constrained")
     figure.suptitle(title, fontsize=15, parse_math=False)
     axes = figure.subplots(2, 3).flatten()
-    charts = panels(runs, metric)
+    charts = run_charts(labels)
     for chart, ax in zip(charts, axes, strict=False):
         _draw(ax, runs, chart)
     for ax in axes[len(charts) :]:
         ax.set_axis_off()
-    handles = _handles(runs)
-    legend = axes[-1].legend(
-        handles, [str(handle.get_label()) for handle in handles], loc="center", frameon=False, fontsize=12
-    )
+    legend = axes[-1].legend(handles=_handles(runs), loc="center", frameon=False, fontsize=12)
     for text in legend.get_texts():
         text.set_parse_math(False)
     return _png(figure)
 
 
-def draw_panel(runs: Sequence[RunData], panel: Panel) -> bytes:
+def draw_chart(runs: Sequence[RunData], chart: Chart) -> bytes:
     """One chart without a legend, as a PNG of 1000 × 700 pixels."""
     figure = Figure(figsize=(5, 3.5), dpi=200, layout="constrained")
-    _draw(figure.subplots(), runs, panel)
+    _draw(figure.subplots(), runs, chart)
     return _png(figure)
 
 
-def _draw(ax: Axes, runs: Sequence[RunData], panel: Panel) -> None:
-    for index, run in enumerate(runs):
-        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+def _draw(ax: Axes, runs: Sequence[RunData], chart: Chart) -> None:
+    for run, style in zip(runs, run_styles(runs), strict=True):
         updates = [row["update"] for row in run.train]
-        numbers = [row.get(panel.train_key, math.nan) for row in run.train]
-        ax.plot(updates, numbers, color=colour, alpha=0.22, linewidth=0.8)
-        ax.plot(updates, smooth(numbers), color=colour, linewidth=2)
-        if panel.eval_key is not None:
-            ax.plot(
-                [row["update"] for row in run.evals],
-                [row.get(panel.eval_key, math.nan) for row in run.evals],
-                linestyle="none",
-                marker=marker,
-                markersize=7,
-                color=colour,
-                markeredgecolor="white",
-                zorder=3,
-            )
-    if panel.eval_key is not None:
-        for level in sorted({run.evals[0].get(panel.eval_key, math.nan) for run in runs}):
+        numbers = [row.get(chart.train_key, math.nan) for row in run.train]
+        ax.plot(updates, numbers, color=style.colour, alpha=0.22, linewidth=0.8)
+        ax.plot(updates, smooth(numbers), color=style.colour, linewidth=2)
+        if chart.eval_key is not None:
+            updates = [row["update"] for row in run.evals]
+            numbers = [row.get(chart.eval_key, math.nan) for row in run.evals]
+            marks = ax.plot(updates, numbers, color=style.colour, linestyle="none", marker=style.marker, markersize=7)
+            marks[0].set(markeredgecolor="white", zorder=3)
+    if chart.eval_key is not None:
+        for level in sorted({run.first.row.get(chart.eval_key, math.nan) for run in runs}):
             if math.isfinite(level):
                 ax.axhline(level, color=SFT_COLOUR, linestyle="--", linewidth=1.2, zorder=1)
-    ax.set_title(panel.title, fontsize=12, fontweight="bold", parse_math=False)
+    ax.set_title(chart.title, fontsize=12, fontweight="bold", parse_math=False)
     ax.set_xlabel("optimiser updates")
-    ax.set_ylabel(panel.axis, parse_math=False)
+    ax.set_ylabel(chart.axis, parse_math=False)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="#e3e3e3", linewidth=0.8)
     ax.set_axisbelow(True)
@@ -129,11 +132,13 @@ def _draw(ax: Axes, runs: Sequence[RunData], panel: Panel) -> None:
 
 def _handles(runs: Sequence[RunData]) -> list[Line2D]:
     handles = []
-    for index, run in enumerate(runs):
-        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    for style in run_styles(runs):
         # matplotlib leaves out a label that begins with an underscore.
-        label = run.name.lstrip("_") or run.name.replace("_", "-")
-        handles.append(Line2D([], [], color=colour, linewidth=2, marker=marker, markeredgecolor="white", label=label))
+        label = style.name.lstrip("_") or style.name.replace("_", "-")
+        line = Line2D(
+            [], [], color=style.colour, linewidth=2, marker=style.marker, markeredgecolor="white", label=label
+        )
+        handles.append(line)
     return [
         *handles,
         Line2D([], [], color=SFT_COLOUR, linestyle="--", linewidth=1.2, label="SFT, before the first update"),

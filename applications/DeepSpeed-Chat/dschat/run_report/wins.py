@@ -5,21 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from dschat.common.statistics import Rate, WinRates, score_verdict, win_rates
-from dschat.run_report.data import RunData, Sample, covering, same_prompts
+from dschat.run_report.data import HeldOut, RunData
 
 HEADERS = ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "prompts"]
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """A model's name with one of its evaluations: the means and the samples."""
-
-    model: str
-    means: Mapping[str, float]
-    samples: Sequence[Sample]
 
 
 def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[str]]:
@@ -33,35 +23,24 @@ def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[st
         runs: at least one.
         judges: names of scores in the samples, and how to call them.
     """
-    first = next(iter(judges))
-    ends = [_Answers(run.name, run.evals[-1], run.last) for run in runs]
-    ends.sort(key=lambda end: (-_finite(end.means.get(f"eval/{first}", math.nan)), end.model))
-    couples = [(ends[0], other) for other in ends[1:]]
-    couples += [
-        (_Answers(run.name, run.evals[-1], run.last), _Answers("SFT", run.evals[0], run.first)) for run in runs
-    ]
+    judge = next(iter(judges))
+    best, *others = sorted((run.last for run in runs), key=lambda end: (-_finite(end.mean(judge)), end.model))
     rows = []
-    for one, other in couples:
+    for one, other in [*((best, other) for other in others), *((run.last, run.first) for run in runs)]:
         for name, label in judges.items():
             rates = _rates(name, one, other)
             if rates is not None:
                 tie = None if rates.tie is None else Rate(rates.tie.value)
-                shares = map(_text, (rates.win, tie, rates.loss, rates.half))
+                shares = ["–" if rate is None else rate.text() for rate in (rates.win, tie, rates.loss, rates.half)]
                 rows.append([f"{one.model} against {other.model}", label, *shares, str(rates.tally.counted)])
     return rows
 
 
-def _rates(name: str, one: _Answers, other: _Answers) -> WinRates | None:
-    scores = [covering(name, side.means.get(f"eval/{name}", math.nan), side.samples) for side in (one, other)]
-    order = same_prompts(one.samples, other.samples)
-    if scores[0] is None or scores[1] is None or order is None:
+def _rates(name: str, one: HeldOut, other: HeldOut) -> WinRates | None:
+    ours, theirs, matches = one.values(name), other.values(name), one.matches(other)
+    if ours is None or theirs is None or matches is None:
         return None
-    ours, theirs = scores[0], scores[1]
-    return win_rates([score_verdict(ours[index], theirs[match]) for index, match in enumerate(order)])
-
-
-def _text(rate: Rate | None) -> str:
-    return "–" if rate is None else rate.text()
+    return win_rates([score_verdict(our, theirs[match]) for our, match in zip(ours, matches, strict=True)])
 
 
 def _finite(number: float) -> float:

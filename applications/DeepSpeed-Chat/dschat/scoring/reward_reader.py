@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
-from dschat.data.formats.formats import Row
+from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 from dschat.models.limits import position_limit
 from dschat.models.load import explain_missing, load_classifier

@@ -40,7 +40,7 @@ def load_backend(parser: str, model: str | None, device: str = "cpu") -> Backend
         raise UserError(f"{flags}: {error}") from error
 
 
-def _checked(backend: Any, parser: str) -> Backend:
+def _checked(backend: Any, parser: str) -> Backend:  # type: ignore[explicit-any]  # whatever the user returned
     missing = [name for name in ("name", "version", "unit", "parse") if not hasattr(backend, name)]
     if missing or backend.unit not in ("sentence", "text"):
         lacks = f"lacks {', '.join(missing)}" if missing else f"has the unit {backend.unit!r}"

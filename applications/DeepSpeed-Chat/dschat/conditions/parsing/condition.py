@@ -23,13 +23,13 @@ MANY = 20  # sentences from which on a share says something
 
 
 @dataclass(frozen=True)
-class Segmentation:
-    """How a rollout was cut.
+class ParsedLengths:
+    """Where the responses of a rollout were cut, and how well their text was parsed.
 
     Attributes:
         lengths: per row the lengths of its macro actions in tokens.
-        counts: of sentences.
-        seconds: that it took.
+        counts: how many sentences there were, were parsed and fell back to the chunker.
+        seconds: wall time of it all.
     """
 
     lengths: list[list[int]]
@@ -60,7 +60,7 @@ class ParsingCondition:
         self._warned = False
         self._ending = frozenset(self._read.special_ids) | frozenset(end_ids)
 
-    def __call__(self, rows: Sequence[Sequence[int]]) -> Segmentation:
+    def __call__(self, rows: Sequence[Sequence[int]]) -> ParsedLengths:
         """Cuts the responses of a rollout.
 
         Args:
@@ -77,7 +77,7 @@ class ParsingCondition:
             for sentences, item, count in zip(trees, read, trailing, strict=True)
         ]
         self._warn_once(counts)
-        return Segmentation(lengths, counts, time.perf_counter() - start)
+        return ParsedLengths(lengths, counts, time.perf_counter() - start)
 
     def _warn_once(self, counts: ParseCounts) -> None:
         """Says it when the parser is of little use: most macro actions are the chunker's then."""
@@ -91,7 +91,4 @@ class ParsingCondition:
 
     def _num_trailing(self, row: Sequence[int]) -> int:
         """Special tokens at the end of a row."""
-        count = 0
-        while count < len(row) and row[len(row) - 1 - count] in self._ending:
-            count += 1
-        return count
+        return next((count for count, token in enumerate(reversed(row)) if token not in self._ending), len(row))

@@ -13,7 +13,7 @@ character of the token before belongs where that one does. Cuts stand between se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Protocol
 
@@ -47,94 +47,83 @@ def macro_action_lengths(
     Returns:
         Lengths in tokens, each at least 1, with sum n + trailing.
     """
-    n = len(spans)
-    cuts = {0, n, n + trailing}
-    flat = [_flattened(sentence) for sentence in sentences]
-    ends = accumulate((node.end for nodes, _ in flat for node in nodes if not node.children), max)
-    counts = _tokens_per_word(text, spans, list(ends))
-    base = first = 0
-    for nodes, num_words in flat:
-        below = num_words[0]
-        total = [0, *accumulate(counts[first : first + below])]
-        cuts.add(base)
-        cuts.update(base + end for end in _ends(nodes, num_words, total, cutoff))
-        base, first = base + total[below], first + below
-        cuts.add(base)
+    nodes = [_nodes(sentence) for sentence in sentences]
+    word_ends = [node.end for sentence in nodes for node in sentence if not node.children]
+    before = [0, *accumulate(_tokens_per_word(text, spans, word_ends))]  # tokens before each word, and in all
+    cuts = {0, len(spans), len(spans) + trailing}
+    word = 0
+    for sentence in nodes:
+        ends, next_word = _visit(sentence[0], word, _words_under(sentence), before, cutoff)
+        cuts.update([before[word], *ends, before[next_word]])
+        word = next_word
     return [end - start for start, end in pairwise(sorted(cuts))]
 
 
-def anchor(text: str, span: tuple[int, int]) -> int:
-    """The position that decides to which word a token belongs: its first visible character; else its end."""
-    position, end = span
-    while position < end and text[position].isspace():
-        position += 1
-    return position
-
-
-def _flattened(sentence: Node) -> tuple[list[Node], list[int]]:
-    """Every node, each before its children, from left to right, and how many words are under it.
-
-    Without recursion: trees may be deep.
-    """
-    nodes, stack = [], [sentence]
-    while stack:
-        node = stack.pop()
+def _nodes(root: Node) -> list[Node]:
+    """Every node, each before its children, from left to right."""
+    nodes, waiting = [], [root]
+    while waiting:
+        node = waiting.pop()
         nodes.append(node)
-        if node.children:
-            stack.extend(reversed(node.children))
-    num_words = [1] * len(nodes)
-    waiting: list[int] = []  # words under the nodes that have no parent yet, from right to left
-    for index in range(len(nodes) - 1, -1, -1):
-        children = len(nodes[index].children)
-        if children:
-            num_words[index] = sum(waiting[-children:])
-            del waiting[-children:]
-        waiting.append(num_words[index])
-    return nodes, num_words
+        waiting.extend(reversed(node.children))
+    return nodes
 
 
-def _tokens_per_word(text: str, spans: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
-    """How many tokens belong to each word; without words, none.
-
-    Args:
-        ends: per word the character after its last.
-    """
-    counts = [0] * len(ends)
-    if not counts:
-        return counts
-    word, last, covered = 0, len(ends) - 1, 0
-    for span in spans:
-        if span[0] >= covered:
-            position = anchor(text, span)
-            while word < last and ends[word] <= position:
-                word += 1
-        counts[word] += 1
-        if span[1] > covered:
-            covered = span[1]
+def _words_under(nodes: Sequence[Node]) -> dict[int, int]:
+    """How many words are under each node of a tree, by the node's id."""
+    counts: dict[int, int] = {}
+    for node in reversed(nodes):  # children before parents
+        counts[id(node)] = sum([counts[id(child)] for child in node.children]) or 1
     return counts
 
 
-def _ends(nodes: Sequence[Node], num_words: Sequence[int], total: Sequence[int], cutoff: int) -> list[int]:
-    """Where the macro actions of a sentence end, in tokens from its start.
+def _visit(
+    root: Node, word: int, words_under: Mapping[int, int], before: Sequence[int], cutoff: int
+) -> tuple[list[int], int]:
+    """`visit(root)` of the rule above, with a list of waiting nodes in place of the recursion: trees may be deep.
 
     Args:
-        nodes: each before its children, from left to right.
-        num_words: words under each.
-        total: tokens before each word, and all of them at the end.
+        root: of a sentence.
+        word: number of the sentence's first word in the response.
+        words_under: see `_words_under`.
+        before: tokens before each word of the response, and after the last.
         cutoff: C.
+
+    Returns:
+        Where the macro actions end, in tokens, and the number of the word after the sentence.
     """
     ends: list[int] = []
-    word = done = 0  # the next word, and how many words to come are in a macro action already
-    for node, below in zip(nodes, num_words, strict=True):
-        if done:
-            done -= not node.children
-            continue
-        if below == 1:
-            ends[-1:] = [total[word + 1]]  # appends where there is none yet
-        elif total[word + below] - total[word] < cutoff:
-            ends.append(total[word + below])
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        next_word = word + words_under[id(node)]
+        if next_word == word + 1:
+            ends[-1:] = [before[next_word]]  # in place of the last end; the first one where there is none yet
+        elif before[next_word] - before[word] < cutoff:
+            ends.append(before[next_word])
         else:
+            waiting.extend(reversed(node.children))
             continue
-        word += below
-        done = below if node.children else 0
-    return ends
+        word = next_word
+    return ends, word
+
+
+def _tokens_per_word(text: str, spans: Sequence[tuple[int, int]], word_ends: Sequence[int]) -> list[int]:
+    """How many tokens belong to each word, given the character after its last; without words, none."""
+    counts = [0] * len(word_ends)
+    word, last_word, covered = 0, len(counts) - 1, 0
+    for start, end in spans if counts else ():
+        if start >= covered:  # else the token goes on with a character of the one before and belongs where that does
+            position = anchor(text, start, end)
+            while word < last_word and word_ends[word] <= position:
+                word += 1
+        covered = max(covered, end)
+        counts[word] += 1
+    return counts
+
+
+def anchor(text: str, start: int, end: int) -> int:
+    """The position that decides to which word a token belongs: its first visible character; else its end."""
+    while start < end and text[start].isspace():
+        start += 1
+    return start

@@ -107,7 +107,9 @@ def _piece_reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes] 
     parts = _decoder_parts(json.loads(tokenizer.backend_tokenizer.to_str()).get("decoder"))
     kinds = {part["type"] for part in parts}
     if kinds == {"ByteLevel"}:
-        table = _byte_letters()
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        table = {letter: byte for byte, letter in bytes_to_unicode().items()}
         return lambda piece: _byte_level(piece, table)
     blanks = [part for part in parts if part["type"] in ("Metaspace", "Replace")]
     if not kinds or not kinds <= _SENTENCE_PIECE or len(blanks) != 1 or _replaced(blanks[0]) is None:
@@ -117,7 +119,10 @@ def _piece_reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes] 
     return lambda piece: _sentence_piece(piece, blank, has_bytes)
 
 
-def _decoder_parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+Json = dict[str, Any]  # type: ignore[explicit-any]  # an object of a tokenizer's JSON
+
+
+def _decoder_parts(decoder: Json | None) -> list[Json]:
     if decoder is None:
         return []
     if decoder["type"] == "Sequence":
@@ -125,7 +130,7 @@ def _decoder_parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [decoder]
 
 
-def _replaced(part: dict[str, Any]) -> str | None:
+def _replaced(part: Json) -> str | None:
     """The letter that stands for a blank; None if the part replaces something else."""
     if part["type"] == "Metaspace":
         return str(part["replacement"])
@@ -133,6 +138,7 @@ def _replaced(part: dict[str, Any]) -> str | None:
 
 
 def _byte_level(piece: str, table: dict[str, int]) -> bytes:
+    """GPT-2's way: each letter of a piece stands for a byte."""
     if all(letter in table for letter in piece):
         return bytes(table[letter] for letter in piece)
     return piece.encode("utf-8")  # an added token stands for itself
@@ -141,13 +147,6 @@ def _byte_level(piece: str, table: dict[str, int]) -> bytes:
 def _sentence_piece(piece: str, blank: str, has_bytes: bool) -> bytes:
     found = _BYTE.fullmatch(piece) if has_bytes else None
     return bytes([int(found[1], 16)]) if found else piece.replace(blank, " ").encode("utf-8")
-
-
-def _byte_letters() -> dict[str, int]:
-    """GPT-2's table: printable bytes are their own letters, the other 68 follow from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _decode_step_by_step(

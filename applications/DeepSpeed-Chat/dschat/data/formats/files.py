@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data files and folders → parsed rows, each with its place. Nothing but .jsonl, .json and .parquet is opened."""
+"""Data files and folders → rows as they stand there. Nothing but .jsonl, .json and .parquet is opened."""
 
-import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dschat.common.jsonl import json_lines, parse_json
+from dschat.data.formats.rows import RawSource
 from dschat.errors import UserError
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -14,6 +16,22 @@ TRAIN_PREFIX = "train"
 EVAL_PREFIXES = ("valid", "eval", "test")  # the first that has files is used; "valid" includes "validation"
 # Where the files of a data set downloaded from the hub lie, below the folder that it was downloaded to.
 DOWNLOAD_FOLDERS = ("comparisons", "default", "data", "all")
+
+
+def open_files(root: Path) -> RawSource:
+    """A file or folder; files are read one row at a time, when their rows are asked for.
+
+    Raises:
+        UserError: not a data file, or see `find_files`; while reading: see `read_file`.
+    """
+    if root.is_dir():
+        name, (train, held_out) = root.resolve().name, find_files(root)
+    elif root.suffix in FILE_SUFFIXES:
+        name, train, held_out = root.stem, [root], []
+    else:
+        raise UserError(f"--data_path {root}: not a data file; give a file that ends in {', '.join(FILE_SUFFIXES)}.")
+    eval_rows = chain.from_iterable(map(read_file, held_out)) if held_out else None
+    return RawSource(name, chain.from_iterable(map(read_file, train)), eval_rows, (*train, *held_out))
 
 
 def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
@@ -29,7 +47,7 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
         train = _matching(place, TRAIN_PREFIX)
         if train:
             held_out = (_matching(place, prefix) for prefix in EVAL_PREFIXES)
-            return train, next((files for files in held_out if files), [])
+            return train, next(filter(None, held_out), [])
     patterns = ", ".join(f"{TRAIN_PREFIX}*{suffix}" for suffix in FOLDER_SUFFIXES)
     found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
     raise UserError(
@@ -40,77 +58,55 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _matching(folder: Path, prefix: str) -> list[Path]:
-    """Files of a folder with this prefix, or else in its sub-folders with it; all of one suffix, by name."""
-    if not folder.is_dir():
-        return []
-    entries = [entry for entry in sorted(folder.iterdir()) if entry.name.startswith(prefix)]
-    files = [entry for entry in entries if entry.is_file() and entry.suffix in FOLDER_SUFFIXES]
-    if not files:
-        inside = (file for entry in entries if entry.is_dir() for file in sorted(entry.iterdir()))
-        files = [file for file in inside if file.is_file() and file.suffix in FOLDER_SUFFIXES]
-    if len({file.suffix for file in files}) > 1:
-        raise UserError(
-            f"--data_path {folder}: {prefix}* exists both as .jsonl and as .parquet ("
-            f"{', '.join(file.name for file in files)}); keep one of the two, or give one file instead of the folder."
-        )
-    return files
+    """Files of a folder with this prefix, or else those in its sub-folders with it; all of one suffix, by name."""
+    for pattern in (f"{prefix}*", f"{prefix}*/*"):
+        files = sorted(file for file in folder.glob(pattern) if file.is_file() and file.suffix in FOLDER_SUFFIXES)
+        if len({file.suffix for file in files}) > 1:
+            raise UserError(
+                f"--data_path {folder}: {prefix}* exists both as .jsonl and as .parquet ("
+                f"{', '.join(file.name for file in files)}); keep one of the two, or give one file instead of the "
+                "folder."
+            )
+        if files:
+            return files
+    return []
 
 
-def read_file(file: Path) -> Iterator[tuple[Any, str]]:
-    """Parsed rows of one file, each with its origin.
+def read_file(file: Path) -> Iterator[tuple[str, Any]]:
+    """What the rows of a file hold, each with its origin.
 
     Raises:
-        UserError: the file or a row of it cannot be read; the message names the file and, where it can, the line.
+        UserError: the file is empty, or it or a row cannot be read; the message names the file and, where it can, the
+            line.
     """
+    is_empty = True
     try:
-        if file.suffix == ".parquet":
-            yield from _read_parquet(file)
-        elif file.suffix == ".json" and _is_array(file):
-            yield from _read_array(file)
-        else:
-            yield from _read_lines(file)
+        for row in _rows(file):
+            is_empty = False
+            yield row
     except OSError as error:
         raise UserError(f"--data_path: cannot read {file} ({error}); check the file and its permissions.") from error
+    if is_empty:
+        raise UserError(f"--data_path: {file} is empty; give a file with at least one row.")
 
 
-def _read_lines(file: Path) -> Iterator[tuple[Any, str]]:
-    """JSON Lines; blank lines are passed over but counted."""
-    with open(file, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                origin = f"{file}:{number}"
-                yield _parse_json(line, origin), origin
+def _rows(file: Path) -> Iterator[tuple[str, Any]]:
+    if file.suffix == ".parquet":
+        yield from _parquet_rows(file)
+    elif file.suffix == ".json" and _is_array(file):
+        for number, raw in enumerate(parse_json(file.read_bytes(), str(file)), start=1):
+            yield f"{file} row {number}", raw
+    else:
+        yield from json_lines(file)
 
 
 def _is_array(file: Path) -> bool:
-    """Whether the first character of a .json file opens a list."""
-    with open(file, "rb") as opened:
-        for line in opened:
-            text = line.removeprefix(b"\xef\xbb\xbf").strip()
-            if text:
-                return text.startswith(b"[")
-    return False
+    """Whether a .json file holds a list, by its first character; otherwise it holds JSON Lines."""
+    with open(file, encoding="utf-8-sig", errors="replace") as lines:
+        return next(filter(str.strip, lines), "").lstrip().startswith("[")
 
 
-def _read_array(file: Path) -> Iterator[tuple[Any, str]]:
-    content = _parse_json(file.read_bytes().removeprefix(b"\xef\xbb\xbf"), str(file))
-    for number, raw in enumerate(content, start=1):
-        yield raw, f"{file} row {number}"
-
-
-def _parse_json(text: bytes, origin: str) -> Any:
-    try:
-        return json.loads(text.decode("utf-8"))
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise UserError(f"{origin}: not valid JSON ({error.msg} at {place}); correct or remove the row.") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{origin}: not readable as JSON in UTF-8 ({error}); correct or remove the row.") from error
-
-
-def _read_parquet(file: Path) -> Iterator[tuple[Any, str]]:
+def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow
     from pyarrow import parquet
 
@@ -120,6 +116,6 @@ def _read_parquet(file: Path) -> Iterator[tuple[Any, str]]:
             for batch in opened.iter_batches():
                 for raw in batch.to_pylist():
                     number += 1
-                    yield raw, f"{file} row {number}"
+                    yield f"{file} row {number}", raw
     except (pyarrow.ArrowException, ValueError) as error:
         raise UserError(f"--data_path: {file} is not a readable parquet file ({error}); replace it.") from error

@@ -3,31 +3,25 @@
 
 from typing import Any
 
-from dschat.data.formats.published import APPS_COLUMNS, TLDR_COLUMNS, WEBGPT_COLUMNS, apps_row, tldr_row, webgpt_row
+from dschat.data.formats.published import PUBLISHED_FORMATS
 from dschat.data.formats.rows import DataKeys, Row, check_text, kind_of
 from dschat.errors import UserError
 
-__all__ = ["DataKeys", "Row", "format_of", "parse_row"]
-
-NO_TEXT = "neither post nor article"  # why a TL;DR row is skipped
+CONVERSATION, TEXTS = "conversation", "prompt and responses"
 
 
 def format_of(raw: dict[str, Any], keys: DataKeys) -> str:
-    """Name of a row's format, by its columns; a column that holds null counts as absent in the last three.
+    """Name of a row's format, by its columns: the first of PUBLISHED_FORMATS, conversation, prompt and responses.
 
-    In this order: "TL;DR comparison", "WebGPT comparison", "APPS problem", "conversation", "prompt and responses".
+    In the last two a column that holds null counts as absent.
     """
-    for columns, name in (
-        (TLDR_COLUMNS, "TL;DR comparison"),
-        (WEBGPT_COLUMNS, "WebGPT comparison"),
-        (APPS_COLUMNS, "APPS problem"),
-    ):
+    for name, (columns, _) in PUBLISHED_FORMATS.items():
         if all(column in raw for column in columns):
             return name
     has_response = raw.get(keys.chosen) is not None or raw.get(keys.response) is not None
     if raw.get(keys.messages) is not None and not (raw.get(keys.prompt) is not None and has_response):
-        return "conversation"
-    return "prompt and responses"
+        return CONVERSATION
+    return TEXTS
 
 
 def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
@@ -47,21 +41,18 @@ def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
     """
     if not isinstance(raw, dict):
         raise UserError(f"{origin}: {kind_of(raw)} instead of an object with columns; correct the row.")
-    published = {"TL;DR comparison": tldr_row, "WebGPT comparison": webgpt_row, "APPS problem": apps_row}
     name = format_of(raw, keys)
-    if name in published:
-        return published[name](raw, origin)
-    prompt = _column(raw, keys.prompt, "prompt_key", origin)
-    chosen = _column(raw, keys.chosen, "chosen_key", origin)
+    if name in PUBLISHED_FORMATS:
+        return PUBLISHED_FORMATS[name][1](raw, origin)
+    prompt, chosen, rejected = (_column(raw, keys, column, origin) for column in ("prompt", "chosen", "rejected"))
     if chosen is None:
-        chosen = _column(raw, keys.response, "response_key", origin)
-    rejected = _column(raw, keys.rejected, "rejected_key", origin)
-    if name == "conversation":
+        chosen = _column(raw, keys, "response", origin)
+    if name == CONVERSATION:
         return _messages_row(raw, keys, chosen, rejected, origin)
     if prompt is None:
         raise UserError(
-            f"{origin}: no column {keys.prompt!r} among {_names(raw)}; name the prompt's column with --prompt_key, "
-            "or a conversation's with --messages_key."
+            f"{origin}: no column {keys.prompt!r} among {', '.join(map(repr, raw)) or 'none'}; name the prompt's "
+            "column with --prompt_key, or a conversation's with --messages_key."
         )
     return Row(prompt, None, chosen, rejected, raw, origin)
 
@@ -80,9 +71,7 @@ def _messages_row(raw: dict[str, Any], keys: DataKeys, chosen: str | None, rejec
                 f"{origin}: message {number} of {keys.messages!r} must be an object with role and content."
             )
         for name in ("role", "content"):
-            check_text(
-                message.get(name), f"{name} of message {number} in {keys.messages!r}", "correct the row", origin
-            )
+            check_text(message.get(name), f"{name} of message {number} in {keys.messages!r}", origin)
     if messages[-1]["role"] != "assistant":
         return Row(None, messages, chosen, rejected, raw, origin)
     if chosen is not None:
@@ -95,13 +84,11 @@ def _messages_row(raw: dict[str, Any], keys: DataKeys, chosen: str | None, rejec
     return Row(None, messages[:-1], messages[-1]["content"], rejected, raw, origin)
 
 
-def _column(raw: dict[str, Any], key: str, flag: str, origin: str) -> str | None:
-    """Text of a column; None where it is absent or null."""
-    value = raw.get(key)
+def _column(raw: dict[str, Any], keys: DataKeys, name: str, origin: str) -> str | None:
+    """Text of the column that `keys` gives this name; None where it is absent or null."""
+    column = getattr(keys, name)
+    value = raw.get(column)
     if value is not None:
-        check_text(value, f"column {key!r}", f"correct the row, or name another column with --{flag}", origin)
+        remedy = f"correct the row, or name another column with --{name}_key"
+        check_text(value, f"column {column!r}", origin, remedy)
     return value
-
-
-def _names(raw: dict[str, Any]) -> str:
-    return ", ".join(map(repr, raw)) or "none"

@@ -2,13 +2,13 @@
 """Data sets of the Hugging Face hub, through the `datasets` library. Code in a repository is never executed."""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dschat.data.formats.files import EVAL_PREFIXES, TRAIN_PREFIX, find_files
-from dschat.data.formats.registry import DATA_VARIABLE, KnownSet, data_folder, fetch_command
+from dschat.data.formats.registry import DATA_VARIABLE, KnownSet, data_folder, describe_counts, fetch_command
+from dschat.data.formats.rows import RawSource
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,25 +19,8 @@ DEFAULT_FOLDER = "data"  # in messages, where MA_RLHF_DATA is not set
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class HubData:
-    """What a data set of the hub holds.
-
-    Attributes:
-        hub_id: owner/name.
-        train: training rows.
-        eval: evaluation rows; None where the data set has no such split.
-        record: where the rows came from: id, revision, and per split rows and fingerprint.
-    """
-
-    hub_id: str
-    train: "Dataset" = field(repr=False)
-    eval: "Dataset | None" = field(repr=False)
-    record: dict[str, Any]
-
-
-def load_hub(path: str, known: KnownSet | None) -> HubData:
-    """Loads a data set of the hub: a published one in its working form, another one plainly.
+def open_hub(path: str, known: KnownSet | None) -> RawSource:
+    """A data set of the hub: a published one in its working form, another one plainly.
 
     Args:
         path: what `--data_path` said.
@@ -48,37 +31,43 @@ def load_hub(path: str, known: KnownSet | None) -> HubData:
             should; the message names the data set, where a local copy was looked for and the command that fetches it.
     """
     hub_id = known.hub_id if known else path
-    try:
-        splits = _load_splits(path, known)
-    except Exception as error:  # the library lets through whatever the libraries below it raise
-        cached = _load_cached(known, error) if known else None
-        if cached is None:
-            raise UserError(explain_unavailable(path, known, error)) from error
-        splits = cached
-    train_name = _split_with(splits, TRAIN_PREFIX)
-    if train_name is None:
+    splits = _load_splits(path, known)
+    train = _split_with(splits, [TRAIN_PREFIX])
+    if train is None:
         raise UserError(
             f"--data_path {path}: the data set {hub_id} has no training split, only {', '.join(splits)}. Download it "
             f"with `{fetch_command(hub_id, 'DIR')}` and give one of its files."
         )
-    eval_name = next(filter(None, (_split_with(splits, prefix) for prefix in EVAL_PREFIXES)), None)
-    train, held_out = splits[train_name], None if eval_name is None else splits[eval_name]
-    if known:
-        check_counts(path, known, len(train), None if held_out is None else len(held_out))
+    held_out = _split_with(splits, EVAL_PREFIXES)
+    used = [train] if held_out is None else [train, held_out]
+    counts = len(splits[train]), None if held_out is None else len(splits[held_out])
+    if known and counts != known.counts:  # shares, and scores on them, could not be compared with published ones
+        raise UserError(
+            f"--data_path {path}: {hub_id} should have {describe_counts(*known.counts)}, but "
+            f"{describe_counts(*counts)} came from the hub: it was loaded in part, or has changed since. Remove it "
+            "from the cache of the datasets library (HF_DATASETS_CACHE) and try again, or give a local copy, whose "
+            f"rows are not counted: `{known.fetch_command(_target(known))}`."
+        )
     record = {
         "id": hub_id,
         "revision": known.revision if known else "main",
-        "splits": {name: _describe(splits[name]) for name in (train_name, eval_name) if name is not None},
+        # The fingerprint depends on the files of a split and their versions.
+        "splits": {n: {"rows": len(splits[n]), "fingerprint": splits[n]._fingerprint} for n in used},
     }
-    return HubData(hub_id, train, held_out, record)
+    rows = [_rows(splits[name], hub_id) for name in used]
+    return RawSource(hub_id, rows[0], rows[1] if held_out else None, hub=record)
 
 
 def _load_splits(path: str, known: KnownSet | None) -> "DatasetDict":
     import datasets
 
-    if known is None:
-        return datasets.load_dataset(path)
-    return datasets.load_dataset(known.load, **known.load_options)
+    try:
+        return datasets.load_dataset(known.load, **known.load_options) if known else datasets.load_dataset(path)
+    except Exception as error:  # the library lets through whatever the libraries below it raise
+        cached = _load_cached(known, error) if known else None
+        if cached is None:
+            raise UserError(_explain_unavailable(path, known, error)) from error
+        return cached
 
 
 def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
@@ -102,47 +91,19 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
     return splits
 
 
-def hub_rows(dataset: "Dataset", hub_id: str) -> Iterator[tuple[Any, str]]:
-    """Rows of one split, each with its origin."""
+def _split_with(splits: "DatasetDict", prefixes: Iterable[str]) -> str | None:
+    """The first split whose name begins with one of the prefixes; an earlier prefix comes first."""
+    return next((str(name) for prefix in prefixes for name in splits if str(name).startswith(prefix)), None)
+
+
+def _rows(dataset: "Dataset", hub_id: str) -> Iterator[tuple[str, Any]]:
+    """What the rows of a split hold, each with its origin."""
     for number, raw in enumerate(dataset, start=1):
-        yield raw, f"{hub_id} {dataset.split or 'rows'} row {number}"
+        yield f"{hub_id} {dataset.split or 'rows'} row {number}", raw
 
 
-def check_counts(path: str, known: KnownSet, train_rows: int, eval_rows: int | None) -> None:
-    """Compares the row counts of a published set that came from the hub with what they should be.
-
-    Raises:
-        UserError: they differ, so shares and scores could not be compared with published ones.
-    """
-    if (train_rows, eval_rows) != (known.train_rows, known.eval_rows):
-        raise UserError(
-            f"--data_path {path}: {known.hub_id} should have {_counts(known.train_rows, known.eval_rows)}, but "
-            f"{_counts(train_rows, eval_rows)} came from the hub: it was loaded in part, or has changed since. Remove "
-            "it from the cache of the datasets library (HF_DATASETS_CACHE) and try again, or give a local copy, whose "
-            f"rows are not counted: `{known.fetch_command(_target(known))}`."
-        )
-
-
-def warn_of_counts(copy: Path, known: KnownSet, train_rows: int, eval_rows: int | None) -> None:
-    """Says where a local copy of a published set has other row counts: people cut their copies on purpose."""
-    if (train_rows, eval_rows) != (known.train_rows, known.eval_rows):
-        logger.warning(
-            "%s has %s, the published %s has %s: shares will differ from the published ones",
-            copy,
-            _counts(train_rows, eval_rows),
-            known.hub_id,
-            _counts(known.train_rows, known.eval_rows),
-        )
-
-
-def explain_unavailable(path: str, known: KnownSet | None, error: Exception) -> str:
-    """One message for a data set that is neither here nor to be had from the hub.
-
-    Args:
-        path: what `--data_path` said.
-        known: the published set that it names, if any.
-        error: what loading it raised.
-    """
+def _explain_unavailable(path: str, known: KnownSet | None, error: Exception) -> str:
+    """One message for a data set that is neither here nor to be had from the hub."""
     reason = _reason(error)
     if known is None:
         return (
@@ -169,23 +130,9 @@ def _target(known: KnownSet) -> str:
     return str((data_folder() or Path(DEFAULT_FOLDER)) / known.name)
 
 
-def _counts(train_rows: int, eval_rows: int | None) -> str:
-    return f"{train_rows:,} training and {'no' if eval_rows is None else format(eval_rows, ',')} evaluation rows"
-
-
 def _reason(error: Exception) -> str:
     """First line of what went wrong, with its kind; what lies below an error that only says where it happened."""
     if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
-
-
-def _split_with(splits: Any, prefix: str) -> str | None:
-    """The first split whose name begins with a prefix."""
-    return next((str(name) for name in splits if str(name).startswith(prefix)), None)
-
-
-def _describe(dataset: "Dataset") -> dict[str, Any]:
-    """Rows and fingerprint of a split; the latter depends on its files and their versions."""
-    return {"rows": len(dataset), "fingerprint": dataset._fingerprint}

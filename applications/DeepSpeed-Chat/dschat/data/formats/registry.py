@@ -14,7 +14,7 @@ from typing import Any
 
 DATA_VARIABLE = "MA_RLHF_DATA"  # folder with local copies, one folder or file per short name
 PARQUET_BRANCH = "refs/convert/parquet"
-COPY_SUFFIXES = (".jsonl", ".parquet", ".json")
+COPY_SUFFIXES = ("", ".jsonl", ".parquet", ".json")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class KnownSet:
     load_options: Mapping[str, Any] = field(default_factory=dict)
     revision: str = "main"
     include: str = "*"
+
+    @property
+    def counts(self) -> tuple[int, int | None]:
+        """Rows of its training and evaluation splits."""
+        return self.train_rows, self.eval_rows
 
     def names(self) -> tuple[str, ...]:
         """Everything that `--data_path` calls it, in lower case."""
@@ -95,10 +100,7 @@ KNOWN_SETS = (
         # The parquet branch holds each problem twice: under `all` and under its difficulty.
         load="json",
         load_options={
-            "data_files": {
-                "train": "hf://datasets/codeparrot/apps/train.jsonl",
-                "test": "hf://datasets/codeparrot/apps/test.jsonl",
-            }
+            "data_files": {part: f"hf://datasets/codeparrot/apps/{part}.jsonl" for part in ("train", "test")}
         },
         include="*.jsonl",
     ),
@@ -107,10 +109,7 @@ KNOWN_SETS = (
 
 def find_known(path: str) -> KnownSet | None:
     """The published set that a `--data_path` names, by hub id or short name in any case; None if it names none."""
-    for known in KNOWN_SETS:
-        if path.lower() in known.names():
-            return known
-    return None
+    return next((known for known in KNOWN_SETS if path.lower() in known.names()), None)
 
 
 def data_folder() -> Path | None:
@@ -124,10 +123,15 @@ def local_copy(known: KnownSet) -> Path | None:
     folder = data_folder()
     if folder is None:
         return None
-    candidates = [folder / known.name, *(folder / f"{known.name}{suffix}" for suffix in COPY_SUFFIXES)]
+    candidates = (folder / f"{known.name}{suffix}" for suffix in COPY_SUFFIXES)
     return next((path for path in candidates if path.exists()), None)
 
 
 def fetch_command(hub_id: str, folder: str | Path, options: tuple[str, ...] = ()) -> str:
     """Shell command that downloads a data set of the hub into `folder`."""
     return shlex.join(["hf", "download", hub_id, "--repo-type", "dataset", *options, "--local-dir", os.fspath(folder)])
+
+
+def describe_counts(train_rows: int, eval_rows: int | None) -> str:
+    """Row counts in words; no evaluation rows where they are None."""
+    return f"{train_rows:,} training and {'no' if eval_rows is None else format(eval_rows, ',')} evaluation rows"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One row of data, whatever format it came in, and the checks that every format shares."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dschat.errors import UserError
@@ -42,7 +44,26 @@ class Row:
     no_response: str | None = None
 
 
-def check_text(value: Any, what: str, remedy: str, origin: str) -> None:
+@dataclass(frozen=True)
+class RawSource:
+    """A source whose rows are not parsed yet: pairs of an origin and what stands there.
+
+    Attributes:
+        name: name of the folder, of the file without its suffix, or of the data set on the hub.
+        train: training rows.
+        eval: evaluation rows; None where the source has none of its own.
+        files: the local files, in order; none where the rows come from the hub.
+        hub: where rows of the hub come from: id, revision, and per split rows and fingerprint.
+    """
+
+    name: str
+    train: Iterable[tuple[str, Any]]
+    eval: Iterable[tuple[str, Any]] | None
+    files: tuple[Path, ...] = ()
+    hub: dict[str, Any] | None = None
+
+
+def check_text(value: Any, what: str, origin: str, remedy: str = "correct the row") -> None:
     """Raises UserError, which names the row, unless a value is text that UTF-8 can express."""
     if not isinstance(value, str):
         raise UserError(f"{origin}: {what} must be text, not {kind_of(value)}; {remedy}.")

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers as a bar chart of text."""
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 
 MAX_BINS = 12
 BAR_WIDTH = 40  # characters of the longest bar
@@ -9,34 +11,25 @@ BAR_WIDTH = 40  # characters of the longest bar
 
 def bin_width(largest: int) -> int:
     """Width of the bins: the smallest of 1, 2, 5, 10, 20, 50, ... that needs at most MAX_BINS from 0 to `largest`."""
-    unit = 1
-    while True:
-        for factor in (1, 2, 5):
-            if largest // (factor * unit) < MAX_BINS:
-                return factor * unit
-        unit *= 10
+    widths = (factor * 10**zeros for zeros in count() for factor in (1, 2, 5))
+    return next(width for width in widths if largest // width < MAX_BINS)
 
 
 def text_histogram(lengths: Sequence[int]) -> list[str]:
-    """Bars of how many numbers fall into bins of equal width.
+    """Bars of how many numbers, each 0 or more, fall into bins of equal width.
 
-    Args:
-        lengths: at least one number, 0 or more.
-
-    Returns:
-        Lines, one per bin, from the one of the smallest number to the one of the largest:
-        "20 - 29  12 ##########". A bar of a bin that is not empty has at least one mark.
+    One line per bin, from the one of the smallest number to the one of the largest: "20 - 29  12 ##########". A bar of
+    a bin that is not empty has at least one mark.
     """
     width = bin_width(max(lengths))
-    counts = [0] * (max(lengths) // width + 1)
-    for length in lengths:
-        counts[length // width] += 1
-    digits = len(str(len(counts) * width - 1))
+    counts = Counter(length // width for length in lengths)
+    most, last = max(counts.values()), max(counts)
+    digits = len(str((last + 1) * width - 1))
     lines = []
-    for number in range(min(lengths) // width, len(counts)):
-        bar = "#" * -(-counts[number] * BAR_WIDTH // max(counts))  # rounded up
+    for number in range(min(counts), last + 1):
+        bar = "#" * -(-counts[number] * BAR_WIDTH // most)  # rounded up
         bounds = f"{number * width:{digits}d} - {(number + 1) * width - 1:{digits}d}"
-        lines.append(f"{bounds}  {counts[number]:{len(str(max(counts)))}d} {bar}".rstrip())
+        lines.append(f"{bounds}  {counts[number]:{len(str(most))}d} {bar}".rstrip())
     return lines
 
 

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m dschat.data preview`: rows as training sees them, encoded, collated and decoded again, part by part."""
 
+from __future__ import annotations
+
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from dschat.data.collate import collate_pairs, collate_prompts, collate_sft
-from dschat.data.encoding import decode_response, encode_prompt
-from dschat.data.examples import pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.formats import DataKeys, Row
-from dschat.data.inspect.check import Limits
+from dschat.data.encoding import decode_response, encode_prompts
+from dschat.data.formats.rows import Row
+from dschat.data.inspect.steps import Settings, examples_of
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 
@@ -23,17 +26,19 @@ NOTES = {
     2: "step 2: the score is read at the last token before the padding; padding is masked",
     3: "step 3: the response is sampled after the prompt; padding is masked",
 }
+RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # that a step reads
+PROMPT_USE, RESPONSE_USE = {1: "masked", 2: "read", 3: "read"}, {1: "trained", 2: "scored"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of one encoded row.
+    """A stretch of one row.
 
     Attributes:
         kind: a key of COLOURS.
         note: what training does with it, for instance "masked".
-        tokens: its number of tokens.
-        text: its tokens decoded, special ones shown; empty for padding.
+        tokens: its number of tokens; 0 where the row is not encoded.
+        text: what it says, special tokens shown; empty for padding.
     """
 
     kind: str
@@ -42,41 +47,29 @@ class Part:
     text: str
 
 
-def preview_report(
-    path: str,
-    keys: DataKeys,
-    count: int = 3,
-    tokenizer: "PreTrainedTokenizerBase | None" = None,
-    step: int | None = None,
-    limits: Limits | None = None,
-    colour: bool = False,
-    seed: int = 1234,
-) -> str:
-    """The first training rows of a source with their parts marked.
+def preview_report(path: str, count: int, step: int | None, colour: bool, settings: Settings) -> str:
+    """The first training rows of a source with their parts marked; without a tokenizer, the texts as they are read.
 
     Args:
         path: what `--data_path` takes.
-        keys: column names.
         count: number of rows, 1 or more.
-        tokenizer: of the model to train; without one the texts are shown as they are read.
         step: 1, 2 or 3; if None, the first of 2, 1, 3 for which the first row has the responses.
-        limits: the longest texts.
         colour: mark parts by colours of a terminal, beside their names.
-        seed: seed of the 95 to 5 split of a source without evaluation rows.
+        settings: what training would be told.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`; or a row lacks the responses that the step needs.
     """
-    rows = load_source(path, keys, seed).train[:count]
+    rows = load_source(path, settings.keys, settings.seed).train[:count]
     if step is None:
         step = 2 if rows[0].rejected is not None else 1 if rows[0].chosen is not None else 3
     lines = [f"{path}: {NOTES[step]}"]
-    if tokenizer is None:
-        shown: Iterable[tuple[Row, list[Part] | str]] = [(row, _text_parts(row, step)) for row in rows]
+    if settings.tokenizer is None:
         lines.append("texts as they are read; --tokenizer MODEL shows tokens, padding and what is cut")
+        shown = [_text_parts(row, step) for row in rows]
     else:
-        shown = _encoded_parts(rows, tokenizer, step, limits or Limits())
-    for row, parts in shown:
+        shown = _encoded_parts(rows, settings.tokenizer, step, settings)
+    for row, parts in zip(rows, shown, strict=True):
         if isinstance(parts, str):
             lines += ["", f"{row.origin}: dropped ({parts})"]
         else:
@@ -98,104 +91,67 @@ def _text_parts(row: Row, step: int) -> list[Part] | str:
         prompt = row.prompt
     else:
         prompt = "\n".join(f"{message['role']}: {message['content']}" for message in row.messages or [])
-    parts = [Part("prompt", "masked" if step == 1 else "read", 0, prompt)]
-    wanted = {1: [("response", row.chosen)], 2: [("chosen", row.chosen), ("rejected", row.rejected)], 3: []}[step]
-    for kind, text in wanted:
+    parts = [Part("prompt", PROMPT_USE[step], 0, prompt)]
+    for kind in RESPONSES[step]:
+        text = row.rejected if kind == "rejected" else row.chosen
         if text is None and row.no_response is not None and step == 1:
             return row.no_response
         if text is None:
             raise UserError(f"{row.origin}: the row has no {kind} text, which step {step} needs; give another --step.")
-        parts.append(Part(kind, "trained" if step == 1 else "scored", 0, text))
+        parts.append(Part(kind, RESPONSE_USE[step], 0, text))
     return parts
 
 
 def _encoded_parts(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", step: int, limits: Limits
-) -> list[tuple[Row, list[Part] | str]]:
-    """Each row with its parts, read off one batch of all rows, or with the reason for which it is dropped."""
-    examples = [_example(row, tokenizer, step, limits) for row in rows]
-    kept: list[Any] = [example for example in examples if not isinstance(example, str)]
-    parts: list[list[Part]] = []
-    if kept:
-        kept_rows = [row for row, example in zip(rows, examples, strict=True) if not isinstance(example, str)]
-        pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        if step == 1:
-            parts = _sft_parts(collate_sft(kept, pad_id), tokenizer)
-        elif step == 2:
-            lengths = [len(encode_prompt(tokenizer, row)) for row in kept_rows]
-            parts = _pair_parts(collate_pairs(kept, pad_id), lengths, tokenizer)
-        else:
-            parts = _prompt_parts(collate_prompts(kept, pad_id), tokenizer)
-    rest = iter(parts)
-    return [
-        (row, example if isinstance(example, str) else next(rest)) for row, example in zip(rows, examples, strict=True)
-    ]
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, step: int, settings: Settings
+) -> list[list[Part] | str]:
+    """Per row its parts, read off one batch of all rows, or the reason for which it is dropped."""
+    made = [examples_of(step, [row], tokenizer, settings) for row in rows]
+    kept_rows = [row for row, (examples, _) in zip(rows, made, strict=True) if examples]
+    kept = [examples[0] for examples, _ in made if examples]
+    parts = iter(_batch_parts(kept_rows, kept, tokenizer, step) if kept else ())
+    return [next(parts) if examples else next(iter(dropped)) for examples, dropped in made]
 
 
-def _example(row: Row, tokenizer: "PreTrainedTokenizerBase", step: int, limits: Limits) -> Any:
-    """The example that training makes of a row, or why it makes none."""
-    if step == 3:
-        made, dropped = prompt_examples([row], tokenizer, limits.max_prompt_seq_len, held_out=True)
-    else:
-        make: Any = sft_examples if step == 1 else pair_examples
-        made, dropped = make([row], tokenizer, limits.max_seq_len, tokenizer.eos_token_id, held_out=True)
-    return made[0] if made else next(iter(dropped))
-
-
-def _sft_parts(batch: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> list[list[Part]]:
-    prompt_width = batch["input_ids"].shape[1] - batch["response_mask"].shape[1]
-    rows = []
-    for ids, mask, trained in zip(batch["input_ids"], batch["attention_mask"], batch["response_mask"], strict=True):
-        prompt = ids[:prompt_width][mask[:prompt_width]].tolist()
-        response = ids[prompt_width:][trained].tolist()
-        rows.append(
-            [
-                *_padding(prompt_width - len(prompt)),
-                Part("prompt", "masked", len(prompt), _decode(tokenizer, prompt)),
-                _response("response", "trained", response, tokenizer),
-                *_padding(len(trained) - len(response)),
-            ]
-        )
-    return rows
-
-
-def _pair_parts(
-    batch: dict[str, Any], prompt_lengths: Sequence[int], tokenizer: "PreTrainedTokenizerBase"
+def _batch_parts(
+    rows: Sequence[Row], examples: Sequence[Any], tokenizer: PreTrainedTokenizerBase, step: int
 ) -> list[list[Part]]:
-    rows = []
-    half = len(prompt_lengths)
-    for number, prompt_length in enumerate(prompt_lengths):
-        parts: list[Part] = []
-        for kind, place in (("chosen", number), ("rejected", half + number)):
-            ids, mask = batch["input_ids"][place], batch["attention_mask"][place]
-            real = ids[mask].tolist()
-            if not parts:
-                parts.append(Part("prompt", "read", prompt_length, _decode(tokenizer, real[:prompt_length])))
-            parts.append(_response(kind, "scored", real[prompt_length:], tokenizer))
-            parts += _padding(len(ids) - len(real))
-        rows.append(parts)
-    return rows
+    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    collate: Any = {1: collate_sft, 2: collate_pairs, 3: collate_prompts}[step]
+    batch = collate(examples, pad_id)
+    prompt_lengths = [len(ids) for ids in encode_prompts(tokenizer, rows)]
+    # The batch of step 2 holds the chosen sequences, then the rejected ones.
+    order = itertools.product(RESPONSES[step] or ("none",), prompt_lengths)
+    parts = [
+        _parts(ids, mask, prompt_length, kind, tokenizer, step)
+        for ids, mask, (kind, prompt_length) in zip(batch["input_ids"], batch["attention_mask"], order, strict=True)
+    ]
+    if step != 2:
+        return parts
+    pairs = zip(parts[: len(rows)], parts[len(rows) :], strict=True)
+    return [chosen + rejected[1:] for chosen, rejected in pairs]  # the prompt is shown once
 
 
-def _prompt_parts(batch: dict[str, Any], tokenizer: "PreTrainedTokenizerBase") -> list[list[Part]]:
-    rows = []
-    for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
-        prompt = ids[mask].tolist()
-        text = _decode(tokenizer, prompt)
-        rows.append([*_padding(len(ids) - len(prompt)), Part("prompt", "read", len(prompt), text)])
-    return rows
-
-
-def _response(kind: str, note: str, ids: Sequence[int], tokenizer: "PreTrainedTokenizerBase") -> Part:
-    cut = "" if list(ids[-1:]) == [tokenizer.eos_token_id] else ", cut, without EOS"
-    return Part(kind, note + cut, len(ids), _decode(tokenizer, ids, response=True))
+def _parts(
+    ids: Tensor, mask: Tensor, prompt_length: int, kind: str, tokenizer: PreTrainedTokenizerBase, step: int
+) -> list[Part]:
+    """One sequence of a batch: padding, prompt, response (not in step 3), padding."""
+    real = ids[mask].tolist()
+    prompt, response = real[:prompt_length], real[prompt_length:]
+    left = int(mask.int().argmax())
+    parts = [*_padding(left), Part("prompt", PROMPT_USE[step], len(prompt), _decode(tokenizer, prompt))]
+    if step != 3:
+        cut = "" if response[-1:] == [tokenizer.eos_token_id] else ", cut, without EOS"
+        text = _decode(tokenizer, response, response=True)
+        parts.append(Part(kind, RESPONSE_USE[step] + cut, len(response), text))
+    return [*parts, *_padding(len(ids) - left - len(real))]
 
 
 def _padding(tokens: int) -> list[Part]:
     return [Part("padding", "masked", tokens, "")] if tokens else []
 
 
-def _decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], response: bool = False) -> str:
+def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bool = False) -> str:
     """Text of ids, special tokens by their names."""
     special = set(tokenizer.all_special_ids)
     texts = []

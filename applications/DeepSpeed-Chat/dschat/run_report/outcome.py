@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the runs of a report came to: means with standard errors in tables, and what they say in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dschat.common.statistics import Estimate, paired_difference, standard_error, unpaired_error
+from dschat.common.tables import text_table
+from dschat.run_report.data import HeldOut, RunData
+from dschat.run_report.wins import HEADERS as WIN_HEADERS
+from dschat.run_report.wins import win_rows
+
+TRAINING_HEADERS = [
+    *("run", "updates", "prompts", "seconds"),
+    *("macro length (tokens)", "λ_eff per token", "explained variance"),
+]
+WIN_REMARK = (
+    "Win rates: of two responses to a held-out prompt the one with the higher score wins. [ ] holds 95 %: Wilson's"
+    " interval for win and loss, a bootstrap over prompts for the rate with ties as half."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text, and the kind of table: results, wins or training."""
+
+    kind: str
+    headers: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the runs came to.
+
+    Attributes:
+        title: the report's title.
+        tables: results of SFT and the runs; win rates, where the samples files give them; training.
+        findings: sentences: which run ended higher and by how much, and each run against SFT.
+        remarks: how to read the numbers.
+        notes: the caller's remarks.
+    """
+
+    title: str
+    tables: list[Table]
+    findings: list[str]
+    remarks: list[str]
+    notes: list[str]
+
+    def text(self) -> str:
+        """Tables and sentences as plain text for a terminal."""
+        tables = [text_table(table.headers, table.rows) for table in self.tables]
+        prose = ["\n".join(lines) for lines in (self.findings, self.remarks, self.notes) if lines]
+        return "\n\n".join([self.title, *tables, *prose]) + "\n"
+
+
+@dataclass(frozen=True)
+class _Model:
+    """SFT or a run on the held-out prompts, whose number is None when the samples file holds only some of them."""
+
+    name: str
+    estimates: dict[str, Estimate]
+    prompts: int | None
+
+
+def metric_label(name: str) -> str:
+    """A metric's name as words: gold_scores → gold score."""
+    words = name.replace("_", " ").strip()
+    return words[:-1] if words.endswith("scores") else words
+
+
+def labels_of(runs: Sequence[RunData], metric: str | None) -> dict[str, str]:
+    """What runs are compared by → how it is called: the metric function that all have, if any, then the rest.
+
+    `scores` are of the reward model, unless all runs were scored by a function.
+    """
+    by_function = all(run.config.get("reward_function") for run in runs)
+    return ({metric: metric_label(metric)} if metric else {}) | {
+        "scores": "reward-function score" if by_function else "reward-model score",
+        "kl": "KL to SFT (nats)",
+        "length": "length (tokens)",
+        "eos_rate": "ended by EOS (%)",
+    }
+
+
+def judges_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """The metric function and the scores, of the labels: what says which response is better."""
+    return {name: label for name, label in labels.items() if name not in ("kl", "length", "eos_rate")}
+
+
+def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str, notes: Sequence[str]) -> Outcome:
+    """Work out the tables and sentences of a report.
+
+    Args:
+        runs: at least one run.
+        labels: see `labels_of`.
+        title: the report's title.
+        notes: remarks to add at the end.
+    """
+    models = [*_sft_models(runs, labels), *[_model(run.name, run.last, labels) for run in runs]]
+    wins = win_rows(runs, judges_of(labels))
+    headers = ["model", *labels.values(), "held-out prompts"]
+    tables = [Table("results", headers, [_cells(model) for model in models])]
+    if wins:
+        tables.append(Table("wins", WIN_HEADERS, wins))
+    tables.append(Table("training", TRAINING_HEADERS, [_training_cells(run) for run in runs]))
+    name, label = next(iter(labels.items()))
+    findings = [*(_against_sft(run, name, label) for run in runs), *_ranking(runs, name, label)]
+    remarks = [*_remarks(models, len(runs)), *([WIN_REMARK] if wins else [])]
+    return Outcome(title, tables, findings, remarks, list(notes))
+
+
+def _estimate(evaluation: HeldOut, name: str) -> Estimate:
+    """The evaluation's mean, with the standard error sd / √n of the samples where they are all of the evaluation."""
+    values = evaluation.values(name)
+    return Estimate(evaluation.mean(name), None if values is None else standard_error(values))
+
+
+def _difference(name: str, higher: HeldOut, lower: HeldOut) -> tuple[Estimate, str]:
+    """`higher` minus `lower`, and how the error was worked out.
+
+    Where both answered the same prompts the error is that of the differences prompt by prompt (paired); else the two
+    errors are added in squares.
+    """
+    gap = higher.mean(name) - lower.mean(name)
+    ours, theirs, matches = higher.values(name), lower.values(name), higher.matches(lower)
+    if ours is None or theirs is None:
+        return Estimate(gap), "no standard error: the samples files do not hold every response"
+    if matches is None:
+        error = unpaired_error(ours, theirs)
+        return Estimate(gap, error), f"± one standard error, {len(ours)} and {len(theirs)} held-out prompts, unpaired"
+    paired = paired_difference(ours, [theirs[match] for match in matches])
+    return Estimate(gap, paired.error), f"± one standard error, {len(ours)} held-out prompts, paired"
+
+
+def _model(name: str, evaluation: HeldOut, labels: Mapping[str, str]) -> _Model:
+    is_covered = evaluation.values("scores") is not None
+    estimates = {metric: _estimate(evaluation, metric) for metric in labels}
+    return _Model(name, estimates, len(evaluation.samples) if is_covered else None)
+
+
+def _sft_models(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[_Model]:
+    """One for SFT, or one per run where their first evaluations differ."""
+    models = [_model("SFT", run.first, labels) for run in runs]
+    if all(model.estimates == models[0].estimates for model in models):
+        return models[:1]
+    return [_model(f"SFT, start of {run.name}", run.first, labels) for run in runs]
+
+
+def _cells(model: _Model) -> list[str]:
+    formats = {"length": (1, 1.0), "eos_rate": (1, 100.0)}
+    cells = [estimate.text(*formats.get(name, (3, 1.0))) for name, estimate in model.estimates.items()]
+    return [model.name, *cells, "–" if model.prompts is None else str(model.prompts)]
+
+
+def _training_cells(run: RunData) -> list[str]:
+    return [
+        *(run.name, *(f"{run.largest(key):.0f}" for key in ("update", "samples", "seconds"))),
+        Estimate(run.train_mean("macro/length")).text(2),
+        Estimate(run.train_mean("macro/lambda_eff")).text(3),
+        Estimate(run.train_mean("val/explained_variance", last=0.1)).text(2),
+    ]
+
+
+def _against_sft(run: RunData, name: str, label: str) -> str:
+    start, end = run.first.mean(name), run.last.mean(name)
+    ratio = f", {end / start:.2f} times" if start > 0 and end > 0 else ""
+    return f"{run.name}: {label} from {start:.3f} (SFT) to {end:.3f}{ratio}."
+
+
+def _ranking(runs: Sequence[RunData], name: str, label: str) -> list[str]:
+    """The run that ended highest against each other one, whatever the order they were given in."""
+    ends = [run.last for run in runs if math.isfinite(run.last.mean(name))]
+    ends.sort(key=lambda end: (-end.mean(name), end.model))
+    sentences = []
+    for best, other in ((ends[0], other) for other in ends[1:]):
+        highest, mean = best.mean(name), other.mean(name)
+        if highest == mean:
+            sentences.append(f"{best.model} and {other.model} ended with the same {label}, {highest:.3f}.")
+            continue
+        gap, how = _difference(name, best, other)
+        sentence = (
+            f"{best.model} ended higher than {other.model} in {label}: {highest:.3f} against {mean:.3f},"
+            f" a difference of {gap.text()} ({how})."
+        )
+        if gap.error is not None:
+            within = "within" if gap.mean <= 2 * gap.error else "more than"
+            sentence += f" That is {within} two standard errors."
+        sentences.append(sentence)
+    return sentences
+
+
+def _remarks(models: Sequence[_Model], num_runs: int) -> list[str]:
+    errors = [estimate.error for model in models for estimate in model.estimates.values()]
+    remarks = ["SFT is the model before the first update; the runs are at their last evaluation."]
+    if any(error is not None for error in errors):
+        more = ": runs of other seeds may differ by more." if num_runs > 1 else "."
+        remarks.append(f"± is one standard error over held-out prompts, not over seeds{more}")
+    if None in errors:
+        remarks.append("No ± where the samples file does not give the number for every response.")
+    if any(model.prompts is None for model in models):
+        remarks.append("No number of prompts where the samples file does not hold every response evaluated.")
+    remarks.append(
+        "Macro length and λ_eff = λ^(1/macro length) are means over the run; the critic's explained variance is the"
+        " mean of its last tenth."
+    )
+    return remarks
