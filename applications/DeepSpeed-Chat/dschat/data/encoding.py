@@ -55,21 +55,24 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[list[int]]:
-    """Prompt ids of n rows: BOS where the tokenizer defines one, then the prompt.
+    """Prompt ids of n rows: BOS where the tokenizer itself puts one before a text, then the prompt.
 
-    A chat template that writes BOS itself does not get a second one.
+    So a saved model reads a text the same way in plain transformers. A prompt or chat template that begins with BOS
+    does not get a second one.
 
     Raises:
         UserError: see `prompt_text`.
     """
     encoded = _encode(tokenizer, [prompt_text(tokenizer, row) for row in rows])
-    bos = tokenizer.bos_token_id
-    if bos is None:
+    if not _puts_bos(tokenizer):
         return encoded
-    return [
-        ids if row.messages is not None and ids[:1] == [bos] else [bos, *ids]
-        for row, ids in zip(rows, encoded, strict=True)
-    ]
+    bos = tokenizer.bos_token_id
+    return [ids if ids[:1] == [bos] else [bos, *ids] for ids in encoded]
+
+
+def _puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer puts BOS before a plain text: Llama's does; GPT-2's has a BOS token, but does not."""
+    return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
 def encode_responses(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
