@@ -5,14 +5,7 @@ import pytest
 
 from cli_runs import write_jsonl
 from dschat.errors import UserError
-from judges import GOOD_B, judge_server, judged, rows_of, two_files
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with judge_server() as judge:
-        yield judge
+from judges import GOOD_B, judged, rows_of, two_files
 
 
 @pytest.mark.parametrize(
@@ -26,8 +19,9 @@ def server(monkeypatch):
         (["--price-in", "nan"], "--price-in must be a number"),
         (["--base-url", "127.0.0.1:8000"], "--base-url 127.0.0.1:8000: an address such as"),
         (["--base-url", "http://me:secret@127.0.0.1/v1"], "--base-url holds a password"),
-        (["--judge-model", "mine", "--max-cost", "1"], "no price is known for mine; give --price-in"),
-        (["--judge-model", "mine", "--price-in", "1"], "--price-in and --price-out: give both"),
+        (["--max-cost", "1"], "--max-cost needs the prices of the model: give --price-in and --price-out"),
+        (["--max-cost", "1", "--price-in", "1"], "--max-cost needs the prices"),
+        (["--price-in", "1"], "--price-in and --price-out: give both"),
         (["--sk", "sk-with a space"], "--sk holds characters"),
     ],
 )

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
-import threading
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from dschat.errors import UserError
+from dschat.common.jsonl import write_rows
+from dschat.evaluation.judge.question import Reply
 
 
 class ReplyCache:
@@ -23,49 +19,19 @@ class ReplyCache:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Makes nothing on the disk yet."""
         self.folder = folder
 
-    def prepare(self) -> None:
-        """Makes the folder, so that nothing is asked whose answer cannot be kept.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder):
-                pass
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def get(self, digest: str) -> dict[str, Any] | None:
+    def get(self, digest: str) -> Reply | None:
         """The answer to a question; None if there is none."""
         try:
-            value = json.loads(self._file(digest).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            kept = json.loads(self._file(digest).read_text(encoding="utf-8"))
+            return Reply(kept["text"], kept["refusal"], kept["model"])
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        return value if isinstance(value, dict) else None
 
-    def put(self, digest: str, reply: Mapping[str, Any]) -> None:
-        """Keeps an answer.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
-        file = self._file(digest)
-        partial = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(dict(reply)), encoding="utf-8")
-            partial.replace(file)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> UserError:
-        return UserError(f"--cache {self.folder}: cannot be written: {error}")
+    def put(self, digest: str, reply: Reply) -> None:
+        """Keeps an answer; raises UserError where the folder cannot be written."""
+        write_rows(self._file(digest), [asdict(reply)])
 
     def _file(self, digest: str) -> Path:
         return self.folder / digest[:2] / f"{digest}.json"

@@ -4,56 +4,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from dschat.evaluation.judge.server import Endpoint, Question
-
-STRUCTURES = ("json_schema", "json_object", "")  # ways to ask for JSON, from strict to none
+from dschat.evaluation.judge.question import Endpoint, Question
 
 
 @dataclass(frozen=True)
 class Form:
-    """The form of a request that the server takes; see `other_form`.
+    """How a question is put to the server; the first to be tried has the defaults."""
 
-    Attributes:
-        structure: json_schema, json_object, or empty for no response_format.
-        limit: the field that bounds the answer.
-        temperature: whether temperature 0 is asked for.
-    """
+    structure: str = "json_schema"  # or json_object; empty for no response_format
+    limit: str = "max_tokens"  # the field that bounds the answer
+    temperature: bool = True  # whether temperature 0 is asked for
 
-    structure: str = STRUCTURES[0]
-    limit: str = "max_tokens"
-    temperature: bool = True
-
-    def arguments(self, endpoint: Endpoint, question: Question) -> dict[str, Any]:
-        """Arguments of `chat.completions.create`."""
-        fields: dict[str, Any] = {
-            "model": endpoint.model,
-            "messages": [dict(message) for message in question.messages],
-            self.limit: endpoint.max_tokens,
-        }
+    def body(self, endpoint: Endpoint, question: Question) -> dict[str, Any]:
+        """The request: arguments of `chat.completions.create`."""
+        body: dict[str, Any] = {"model": endpoint.model, "messages": list(question.messages)}
+        body[self.limit] = endpoint.max_tokens
         if self.temperature:
-            fields["temperature"] = 0
+            body["temperature"] = 0
+        if self.structure:
+            body["response_format"] = {"type": self.structure}
         if self.structure == "json_schema":
             schema = {"name": "verdict", "strict": True, "schema": question.schema}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-        elif self.structure:
-            fields["response_format"] = {"type": self.structure}
-        return fields
+            body["response_format"]["json_schema"] = schema
+        return body
 
-
-def other_form(form: Form, complaint: str) -> Form | None:
-    """The form to try after a refusal; None if there is none left.
-
-    Args:
-        form: the one that was refused.
-        complaint: the server's message.
-    """
-    if form.limit in complaint and "max_completion_tokens" in complaint and form.limit == "max_tokens":
-        return replace(form, limit="max_completion_tokens")
-    if form.temperature and "temperature" in complaint:
-        return replace(form, temperature=False)
-    if form.structure:
-        return replace(form, structure=STRUCTURES[STRUCTURES.index(form.structure) + 1])
-    return None
+    def after(self, complaint: str) -> Form | None:
+        """The form to try when the server refuses this one with a complaint; None if there is none left."""
+        if self.limit == "max_tokens" and "max_tokens" in complaint and "max_completion_tokens" in complaint:
+            return replace(self, limit="max_completion_tokens")
+        if self.temperature and "temperature" in complaint:
+            return replace(self, temperature=False)
+        if self.structure:
+            return replace(self, structure="json_object" if self.structure == "json_schema" else "")
+        return None

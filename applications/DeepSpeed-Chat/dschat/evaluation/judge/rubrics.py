@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 PLACES = ("first", "second", "tie")
@@ -14,69 +15,55 @@ PLACES = ("first", "second", "tie")
 
 @dataclass(frozen=True)
 class Rubric:
-    """How two responses to a prompt of one data set are compared.
-
-    Attributes:
-        dataset: summarize, hh-rlhf or webgpt.
-        prompt_name: tag of the prompt's text.
-        response_name: what a response is called.
-        task: what is compared, and which is to be preferred.
-        criteria: name → the question to ask of each response; empty where the task says all.
-        separate: every criterion has a verdict of its own, before the overall one.
-        output_tokens: length of a usual answer, for estimates.
-    """
+    """How two responses to a prompt of one data set are compared."""
 
     dataset: str
-    prompt_name: str
-    response_name: str
-    task: str
-    criteria: dict[str, str]
-    separate: bool
-    output_tokens: int
+    prompt_name: str  # of the tag around the prompt's text
+    response_name: str  # what a response is called
+    task: str  # what is compared, and which is to be preferred
+    output_tokens: int  # of a usual answer, for estimates
+    criteria: Mapping[str, str] = field(default_factory=dict)  # name → question; empty where the task says all
+    separate: bool = False  # every criterion has a verdict of its own, before the overall one
 
 
-RUBRICS = {
-    "summarize": Rubric(
-        dataset="summarize",
-        prompt_name="text",
-        response_name="summary",
-        task="You compare two summaries of one text. Prefer the one that serves a reader better who has not seen the "
-        "text and wants to know what it says.",
-        criteria={
-            "relevance": "Does it carry what matters in the text and leave side issues out?",
-            "coherence": "Do its sentences follow from one another and make one ordered whole?",
-            "consistency": "Does the text bear out every statement, with nothing made up or turned around?",
-            "fluency": "Is it written in correct language that reads without effort?",
-        },
-        separate=False,
-        output_tokens=90,
-    ),
-    "hh-rlhf": Rubric(
-        dataset="hh-rlhf",
-        prompt_name="conversation",
-        response_name="reply",
-        task="You compare two replies with which an assistant could go on in a conversation. Prefer the one that "
-        "helps the person more: it takes up what they want, is right, and says what they need, harming nobody. "
-        "Say in one sentence how the two differ in that.",
-        criteria={},
-        separate=False,
-        output_tokens=60,
-    ),
-    "webgpt": Rubric(
-        dataset="webgpt",
-        prompt_name="question",
-        response_name="answer",
-        task="You compare two long answers to a question. Judge each criterion by itself first; then say which answer "
-        "is better on the whole.",
-        criteria={
-            "factual_accuracy": "Are its statements true and free of misleading claims, as far as you know?",
-            "coherence": "Is it well ordered, without gaps, repetitions or contradictions?",
-            "usefulness": "Does it answer what was asked, in the breadth and depth the asker can use?",
-        },
-        separate=True,
-        output_tokens=190,
-    ),
-}
+SUMMARIES = Rubric(
+    dataset="summarize",
+    prompt_name="text",
+    response_name="summary",
+    task="You compare two summaries of one text. Prefer the one that serves a reader better who has not seen the "
+    "text and wants to know what it says.",
+    output_tokens=90,
+    criteria={
+        "relevance": "Does it carry what matters in the text and leave side issues out?",
+        "coherence": "Do its sentences follow from one another and make one ordered whole?",
+        "consistency": "Does the text bear out every statement, with nothing made up or turned around?",
+        "fluency": "Is it written in correct language that reads without effort?",
+    },
+)
+REPLIES = Rubric(
+    dataset="hh-rlhf",
+    prompt_name="conversation",
+    response_name="reply",
+    task="You compare two replies with which an assistant could go on in a conversation. Prefer the one that "
+    "helps the person more: it takes up what they want, is right, and says what they need, harming nobody. "
+    "Say in one sentence how the two differ in that.",
+    output_tokens=60,
+)
+ANSWERS = Rubric(
+    dataset="webgpt",
+    prompt_name="question",
+    response_name="answer",
+    task="You compare two long answers to a question. Judge each criterion by itself first; then say which answer "
+    "is better on the whole.",
+    output_tokens=190,
+    criteria={
+        "factual_accuracy": "Are its statements true and free of misleading claims, as far as you know?",
+        "coherence": "Is it well ordered, without gaps, repetitions or contradictions?",
+        "usefulness": "Does it answer what was asked, in the breadth and depth the asker can use?",
+    },
+    separate=True,
+)
+RUBRICS = {rubric.dataset: rubric for rubric in (SUMMARIES, REPLIES, ANSWERS)}
 
 FAIRNESS = (
     "The order in which the two are shown is chance and says nothing. Length by itself is neither good nor bad. If "
@@ -91,16 +78,10 @@ MATERIAL = (
 
 
 def messages_of(rubric: Rubric, prompt: str, first: str, second: str) -> list[dict[str, str]]:
-    """The two messages that ask for a verdict.
+    """The two messages that ask for a verdict on a prompt's responses, shown in this order.
 
     The tags around the material carry a code that follows from the three texts, so that no text can hold it, and the
     texts are escaped, so that none can hold a tag, or a control token of a chat format written with angle brackets.
-
-    Args:
-        rubric: how to compare.
-        prompt: the prompt's text.
-        first: the response shown first.
-        second: the response shown second.
     """
     code = _code(prompt, first, second)
     parts = [rubric.task]
@@ -137,12 +118,8 @@ def answer_schema(rubric: Rubric) -> dict[str, Any]:
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    closed = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **closed}
 
 
 def _code(*texts: str) -> str:
