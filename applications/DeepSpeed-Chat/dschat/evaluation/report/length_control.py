@@ -15,17 +15,11 @@ FEWEST = 5  # points that either model must have for the regression: below, its 
 
 @dataclass(frozen=True)
 class LengthControlled:
-    """A length-controlled win rate.
+    """A length-controlled win rate; None where it cannot be estimated."""
 
-    Attributes:
-        rate: probability that the first model wins at equal length, ties as half; None where it cannot be estimated.
-        slope: coefficient of the length term: positive where longer responses win more often; None likewise.
-        remark: why there is no rate, or what to know about it; may be empty.
-    """
-
-    rate: Rate | None
-    slope: float | None
-    remark: str = ""
+    rate: Rate | None  # probability that the first model wins at equal length, ties as half
+    slope: float | None  # coefficient of the length term: positive where longer responses win more often
+    remark: str = ""  # why there is no rate, or what to know about it
 
 
 def length_controlled(

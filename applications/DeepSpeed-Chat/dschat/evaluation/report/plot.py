@@ -61,7 +61,7 @@ def _draw(ax: Axes, section: SectionResult) -> None:
     ax.set_xlabel("% of the verdicts counted")
     first, second = (_short(name) for name in section.names)
     dataset = f" · {section.dataset}" if section.dataset else ""
-    title = f"{first} against {second}{dataset} · {section.characters.items} items"
+    title = f"{first} against {second}{dataset} · {section.items} items"
     ax.set_title(title, fontsize=12, fontweight="bold", loc="left", pad=10, parse_math=False)
     ax.spines[["top", "right", "left"]].set_visible(False)
 
@@ -82,8 +82,8 @@ def _bar(ax: Axes, row: int, rater: RaterResult) -> None:
             text.set(fontsize=9, path_effects=[withStroke(linewidth=3, foreground=colour)])
         left += width
     _whisker(ax, rates.half, row - 0.12, "D", "white")
-    if rater.length.rate is not None:
-        _whisker(ax, rater.length.rate, row + 0.42, "o", INK)
+    if rater.length_controlled.rate is not None:
+        _whisker(ax, rater.length_controlled.rate, row + 0.42, "o", INK)
 
 
 def _whisker(ax: Axes, rate: Rate, y: float, marker: str, face: str) -> None:
@@ -98,7 +98,7 @@ def _whisker(ax: Axes, rate: Rate, y: float, marker: str, face: str) -> None:
 def _label(rater: RaterResult) -> str:
     tally = rater.rates.tally
     aside = [f"{number} {word}" for number, word in ((tally.invalid, "invalid"), (tally.skipped, "skipped")) if number]
-    return "\n".join([_short(rater.label), ", ".join([f"n = {tally.counted}", *aside])])
+    return "\n".join([_short(rater.rater), ", ".join([f"n = {tally.counted}", *aside])])
 
 
 def _short(name: str) -> str:
