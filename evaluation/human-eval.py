@@ -11,26 +11,30 @@ import threading
 from pathlib import Path
 
 from dschat.common.script import both_spellings, run_script
+from dschat.data.formats.registry import compared_set
 from dschat.evaluation.human.session import Study
 from dschat.evaluation.human.terminal import TerminalRating
 from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.dataset_names import dataset_name
 from dschat.evaluation.pairs.responses import model_names, read_pairs
 
 
 def run() -> str:
-    """Parses the flags and asks; returns what is left to say."""
-    args = parse()
-    study = open_study(args)
-    if args.web:
-        return rate_in_browser(study, args.rater or "", args.port)
+    """Asks; returns what is left to say."""
+    flags = parse()
+    pairs = read_pairs(flags.model_name_a, "--model_name_a", flags.model_name_b, "--model_name_b")
+    first, second = model_names([flags.model_name_a, flags.model_name_b])
+    dataset = compared_set(flags.dataset) if flags.dataset else ""
+    study = Study(pairs, VoteFile(flags.output), (first, second), dataset, flags.seed)
+    if flags.web:
+        return rate_in_browser(study, flags.rater or "", flags.port)
     sys.stdin.reconfigure(errors="replace")
-    TerminalRating(study.session(login_name() if args.rater is None else args.rater), input, print).run()
+    rater = login_name() if flags.rater is None else flags.rater
+    TerminalRating(study.session(rater), input, print).run()
     return ""
 
 
 def parse() -> argparse.Namespace:
-    """The flags."""
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for letter, which in (("a", "first"), ("b", "second")):
         spellings = both_spellings(f"--model_name_{letter}", f"--model_{letter}")
@@ -42,14 +46,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--web", action="store_true", help="vote in a browser on this machine (needs the extra ui)")
     parser.add_argument("--port", type=int, help="of --web (default: the first free one from 7860)")
     return parser.parse_args()
-
-
-def open_study(args: argparse.Namespace) -> Study:
-    """The pairs, and the votes there are."""
-    pairs = read_pairs(args.model_name_a, "--model_name_a", args.model_name_b, "--model_name_b")
-    names = model_names([args.model_name_a, args.model_name_b])
-    dataset = dataset_name(args.dataset) if args.dataset else ""
-    return Study(pairs, VoteFile(args.output), *names, dataset=dataset, seed=args.seed)
 
 
 def login_name() -> str:

@@ -9,18 +9,8 @@ from cli_runs import write_jsonl
 from dschat.errors import UserError
 from dschat.evaluation.human.screens import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens
 from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.comparisons import read_comparisons
+from dschat.evaluation.pairs.comparisons import comparison_of
 from human_runs import make_study, places, votes
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def vote_all(session, choices):
@@ -28,11 +18,11 @@ def vote_all(session, choices):
         assert session.vote(session.view().item.pair.id, choice)
 
 
-def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path):
-    study, clock = make_study(tmp_path, 3), Clock()
-    session = study.session("Anna", clock)
+def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path, monkeypatch):
+    session = make_study(tmp_path, 3).session("Anna")
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
     item = session.view().item
-    clock.now += 12.34
+    monkeypatch.setattr("time.monotonic", lambda: 112.34)
     assert session.vote(item.pair.id, "1", " clear, and \n short ")
     row = votes(tmp_path)[0]
     assert row == {
@@ -50,8 +40,8 @@ def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path):
         "comment": "clear, and \n short",
         "seconds": 12.3,
     }
-    read = read_comparisons(tmp_path / "votes.jsonl", "--input")
-    assert [(vote.kind, vote.details["first"]) for vote in read] == [("human", item.first)]
+    vote = comparison_of(row, "votes.jsonl:1")
+    assert (vote.kind, vote.details["first"]) == ("human", item.first)
 
 
 def test_items_come_in_order_until_all_have_a_vote(tmp_path):

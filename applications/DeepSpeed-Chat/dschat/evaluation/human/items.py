@@ -6,60 +6,47 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from dschat.errors import UserError
-from dschat.evaluation.pairs.comparisons import Verdict, mirrored
+from dschat.evaluation.pairs.comparisons import Side, Verdict, mirrored
 from dschat.evaluation.pairs.responses import Pair
 
 LONGEST_NAME = 60  # characters
-CHOICES: dict[str, Verdict] = {"1": "A", "2": "B", "3": "tie", "4": "skip"}  # A and B are places here
+# What a rater types → the verdict, where the first model's response stands at the first place.
+CHOICES: dict[str, Verdict] = {"1": "A", "2": "B", "3": "tie", "4": "skip"}
 
 
 @dataclass(frozen=True)
-class Item:
-    """A pair as one rater sees it.
-
-    Attributes:
-        pair: prompt and responses, a of the first model and b of the second.
-        first: the model whose response stands at the first place.
-    """
+class ShownPair:
+    """A pair as one rater sees it: `first` is the model whose response stands at the first place."""
 
     pair: Pair
-    first: Literal["A", "B"]
+    first: Side
 
     @property
     def responses(self) -> tuple[str, str]:
         """The texts at the first and the second place."""
-        texts = (self.pair.a.response, self.pair.b.response)
-        return texts if self.first == "A" else texts[::-1]
+        a, b = self.pair.a.response, self.pair.b.response
+        return (a, b) if self.first == "A" else (b, a)
 
     def verdict(self, choice: str) -> Verdict:
-        """What a choice says about the models.
-
-        Args:
-            choice: 1, the first place is better; 2, the second; 3, equal; 4, the rater passes.
-        """
+        """What a choice, one of CHOICES, says about the models."""
         verdict = CHOICES[choice]
-        return verdict if self.first == "A" else mirrored(verdict)  # type: ignore[return-value]
+        return verdict if self.first == "A" else mirrored(verdict)
 
 
-def items_for(pairs: Sequence[Pair], rater: str, seed: int) -> list[Item]:
-    """The items of one rater, in the order of the pairs; a pair of the same texts is asked once.
+def items_for(pairs: Sequence[Pair], rater: str, seed: int) -> list[ShownPair]:
+    """What one rater is shown, in the order of the pairs; a pair of the same texts is asked once.
 
-    Half of the items (to one) have the first model at the first place. Which half follows from seed, rater and the
-    texts alone, not from the order of the files.
-
-    Args:
-        pairs: the pairs.
-        rater: name of the rater; upper and lower case are the same.
-        seed: of the shuffling.
+    Every second pair in an order drawn from seed, rater and texts has the first model at the first place; whether
+    that begins with the first or the second pair is drawn as well. The order of the files and the case of the
+    rater's name change nothing.
     """
     once = {pair.id: pair for pair in pairs}
-    offset = int(_draw(seed, rater, "")[-1], 16) % 2
-    ranked = sorted(once, key=lambda name: _draw(seed, rater, name))
-    ahead = set(ranked[offset::2])
-    return [Item(pair, "A" if name in ahead else "B") for name, pair in once.items()]
+    start = int(_draw(seed, rater, "")[-1], 16) % 2
+    drawn = sorted(once, key=lambda pair_id: _draw(seed, rater, pair_id))
+    ahead = set(drawn[start::2])
+    return [ShownPair(pair, "A" if pair_id in ahead else "B") for pair_id, pair in once.items()]
 
 
 def rater_name(text: str) -> str:
@@ -74,5 +61,6 @@ def rater_name(text: str) -> str:
     return name
 
 
-def _draw(seed: int, rater: str, name: str) -> str:
-    return hashlib.sha256(f"{seed}\0{rater.casefold()}\0{name}".encode("utf-8", "replace")).hexdigest()
+def _draw(seed: int, rater: str, text: str) -> str:
+    """A hash to sort by; the same on every machine."""
+    return hashlib.sha256(f"{seed}\0{rater.casefold()}\0{text}".encode("utf-8", "replace")).hexdigest()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dschat.common.hidden_text import for_reading, wrapped
 from dschat.evaluation.human.guidelines import guidelines
-from dschat.evaluation.human.items import CHOICES
+from dschat.evaluation.human.items import CHOICES, ShownPair
 from dschat.evaluation.human.session import HumanSession, View
 
 KEYS = "1 A is better   2 B is better   3 equal   4 pass   |   u undo   c comment   ? guidelines   q quit"
@@ -36,61 +36,46 @@ class TerminalRating:
             UserError: the votes cannot be written.
         """
         self._say(self._guidelines())
-        view = self._session.view()
+        view: View | None = self._session.view()
         try:
-            while view.item is not None:
-                self._show(view)
-                after = self._answer(view)
-                if after is None:
-                    break
-                view = after
+            while view is not None and view.item is not None:
+                self._show(view, view.item)
+                view = self._answer(view, view.item)
         except (EOFError, KeyboardInterrupt):
             self._say("")
         self._say(self._session.summary())
 
-    def _answer(self, view: View) -> View | None:
-        """Asks until something is to be shown; None to quit."""
+    def _answer(self, view: View, item: ShownPair) -> View | None:
+        """Asks until something else is to be shown; None to quit."""
         while True:
             word, _, rest = self._ask("> ").strip().partition(" ")
             key = word.lower()
-            if key in CHOICES and not rest and view.item is not None:
-                if not self._session.vote(view.item.pair.id, key, self._comment):
+            if key in CHOICES and not rest:
+                if not self._session.vote(item.pair.id, key, self._comment):
                     self._say("You have voted on this one already, elsewhere; that vote stays.")
                 self._comment = ""
                 return self._session.view()
-            if key == "u":
-                after = self._undo(view)
-                if after is not None:
-                    return after
-            elif key == "c":
-                self._take_comment(rest)
-            elif key == "?":
-                self._say(self._guidelines())
-            elif key == "q":
+            if key == "q":
                 return None
+            if key == "u":
+                taken = self._session.undo(view.last) if view.last is not None else None
+                if taken is not None:
+                    self._comment = str(taken.details.get("comment") or "")
+                    self._say("Taken back; this was your last vote:")
+                    return self._session.view(taken.id)
+                self._say("There is no vote to take back.")
+            elif key == "c":
+                asked = "Comment (kept with your vote; empty removes it): "
+                self._comment = rest.strip() or self._ask(asked).strip()
+                self._say("Comment noted; now vote." if self._comment else "No comment.")
             else:
-                self._say(f"Type one of the keys, then Enter. {KEYS}")
+                self._say(self._guidelines() if key == "?" else f"Type one of the keys, then Enter. {KEYS}")
 
-    def _undo(self, view: View) -> View | None:
-        taken = self._session.undo(view.last) if view.last is not None else None
-        if taken is None:
-            self._say("There is no vote to take back.")
-            return None
-        self._comment = str(taken.details.get("comment") or "")
-        self._say("Taken back; this was your last vote:")
-        return self._session.view(taken.id)
-
-    def _take_comment(self, text: str) -> None:
-        self._comment = text.strip() or self._ask("Comment (kept with your vote; empty removes it): ").strip()
-        self._say("Comment noted; now vote." if self._comment else "No comment.")
-
-    def _show(self, view: View) -> None:
-        if view.item is None:
-            return
-        first, second = view.item.responses
+    def _show(self, view: View, item: ShownPair) -> None:
+        first, second = item.responses
         width = self._width()
         self._say(f"\n{f'== Item {view.voted + 1} of {view.total} '.ljust(width, '=')}")
-        for title, text in (("PROMPT", view.item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
+        for title, text in (("PROMPT", item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
             self._say(f"{f'-- {title} '.ljust(width, '-')}\n{wrapped(for_reading(text), width)}\n")
         if self._comment:
             self._say(f"Comment: {for_reading(self._comment)}")
