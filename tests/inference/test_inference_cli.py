@@ -39,11 +39,10 @@ def test_the_documented_command(project):
     assert "24/24" in result.stderr  # the progress bar
 
 
-def test_killed_half_way_and_started_again_gives_the_same_file(project, options, tmp_path):
+def test_killed_half_way_and_started_again_gives_the_same_file(project, run, tmp_path):
     flags = {"dataset": "hh-rlhf", "max_new_tokens": 60, "batch_size": 1, "top_k": 0, "seed": 7}
-    from dschat.inference.run import run_inference
 
-    uninterrupted = run_inference(options(proj_path=tmp_path / "uninterrupted", **flags)).path.read_bytes()
+    uninterrupted = run(proj_path=tmp_path / "uninterrupted", **flags).read_bytes()
     words = [f"--{name}={value}" for name, value in flags.items()]
     words += [f"--proj-path={tmp_path}", f"--model={project / 'run'}", f"--reward-model={project / 'rm'}"]
     command = [sys.executable, SCRIPT, "--device=cpu", *words]
