@@ -7,12 +7,9 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from cli_runs import environment, message_of, run_command, write_jsonl
 from dschat.common.script import both_spellings, run_script
 from dschat.errors import UserError
-from dschat.evaluation.pairs.dataset_names import dataset_name
 from judges import EVALUATION, rows_of
 
 
@@ -41,12 +38,6 @@ def test_how_scripts_end(caplog):
     bad, stopped, kept = caplog.messages
     assert (bad, stopped) == ("error: --x: bad", "interrupted")
     assert kept.startswith("interrupted; ") and kept.endswith("the same command goes on from there")
-
-
-@pytest.mark.parametrize("text", ["", "apps", "summarise"])
-def test_no_data_set(text):
-    with pytest.raises(UserError, match=f"--dataset {text}: unknown; give summarize, hh-rlhf, webgpt"):
-        dataset_name(text)
 
 
 def test_the_sampler_knows_all_names_of_a_data_set(tmp_path):

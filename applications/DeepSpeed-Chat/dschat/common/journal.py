@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,13 @@ class Journal:
                 )
         self._file.truncate(len(whole))
         return rows[1:]
+
+
+def make_writable(folder: Path, what: str) -> None:
+    """Makes a folder where it is missing; raises UserError, which begins with `what`, if no file can be put there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{what}: cannot be written: {error}") from error

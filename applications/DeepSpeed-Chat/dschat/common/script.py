@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts in evaluation/ share: how flags are spelled, how they speak and how they end."""
+"""What scripts share: how flags are spelled, how they speak and how they end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-TALKATIVE = ("httpx", "httpx2", "httpcore", "httpcore2", "openai")
 
 
 def both_spellings(*flags: str) -> list[str]:
@@ -37,9 +35,8 @@ def run_script(run: Callable[[], str], say: Callable[[str], object], goes_on: bo
     Returns:
         The exit status: 0; 2 after a UserError; 130 after Ctrl-C.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.basicConfig(format="%(message)s")  # libraries' warnings
+    logging.getLogger("dschat").setLevel(logging.INFO)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

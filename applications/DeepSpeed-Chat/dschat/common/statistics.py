@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 RESAMPLES = 9999  # of a bootstrap
 SEED = 1234  # of a bootstrap: the same file gives the same interval
@@ -92,7 +92,7 @@ class WinRates:
     half: Rate | None
 
 
-def score_verdict(first: float, second: float, margin: float = 0.0) -> str:
+def score_verdict(first: float, second: float, margin: float = 0.0) -> Literal["A", "tie", "B"]:
     """The higher of two scores as a verdict: A or B; tie where they differ by no more than the margin."""
     if abs(first - second) <= margin:
         return "tie"
