@@ -16,18 +16,13 @@ def run() -> str:
     """Answers and scores; returns the line that sums it up."""
     options = parse_flags(sys.argv[1:], str(__doc__))
     os.environ.setdefault("MA_RLHF_DATA", str(options.proj_path / "data"))
-    quieten_libraries()
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
+    transformers.utils.logging.set_verbosity_error()
     from dschat.inference.run import run_inference
 
     return run_inference(options)
-
-
-def quieten_libraries() -> None:
-    """Leaves the screen to the progress bar and our own messages."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
 
 
 if __name__ == "__main__":

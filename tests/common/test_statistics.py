@@ -15,7 +15,6 @@ from dschat.common.statistics import (
     paired_difference,
     score_verdict,
     standard_error,
-    tally_of,
     unpaired_error,
     wilson,
     win_rates,
@@ -64,7 +63,7 @@ def test_verdicts_are_counted_and_only_some_are_the_denominator():
     assert rates.tally == Tally(wins=3, ties=2, losses=1, invalid=4, skipped=5)
     assert (rates.win.value, rates.tie.value, rates.loss.value) == (3 / 6, 2 / 6, 1 / 6)
     assert rates.half.value == 4 / 6
-    assert tally_of([]) == Tally(0, 0, 0)
+    assert win_rates([]).tally == Tally(0, 0, 0)
 
 
 def test_bootstrap_interval_is_that_of_the_exact_distribution():

@@ -10,8 +10,8 @@ import pytest
 from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
 from dschat.evaluation.human.guidelines import guidelines
-from dschat.evaluation.human.items import items_for, rater_name
 from dschat.evaluation.human.markup import escaped
+from dschat.evaluation.human.session import items_for, rater_name
 from dschat.evaluation.pairs.responses import read_pairs
 from human_runs import write_responses
 
@@ -82,7 +82,7 @@ def test_a_rater_needs_a_name(name):
 
 def test_guidelines_are_of_the_data_set():
     def words(dataset):
-        return " ".join(text for point in guidelines(dataset) for text in (point.text, *point.parts))
+        return " ".join(text for first, parts in guidelines(dataset) for text in (first, *parts))
 
     for dataset, criteria in {
         "summarize": ("relevance", "coherence", "consistency", "fluency"),

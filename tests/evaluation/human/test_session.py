@@ -175,16 +175,16 @@ def test_nothing_else_is_left_beside_the_votes(tmp_path):
 
 def test_a_screen_asks_for_the_name_first(tmp_path):
     screens = Screens(make_study(tmp_path, 2))
-    assert (screens.enter("", asked=False).rater, screens.enter("", asked=False).note) == ("", "")
-    assert screens.enter(" ", asked=True).note == NAME_NEEDED
-    assert screens.enter("x" * 61, asked=True).view is None
-    screen = screens.enter(" Anna ", asked=True)
+    assert (screens.enter(False, "").rater, screens.enter(False, "").note) == ("", "")
+    assert screens.enter(True, " ").note == NAME_NEEDED
+    assert screens.enter(True, "x" * 61).view is None
+    screen = screens.enter(True, " Anna ")
     assert (screen.rater, screen.view.voted, screen.note) == ("Anna", 0, "")
 
 
 def test_a_screen_after_a_vote_shows_the_next_item_and_an_empty_box(tmp_path):
     screens = Screens(make_study(tmp_path, 2))
-    item = screens.enter("Anna", asked=True).view.item
+    item = screens.enter(True, "Anna").view.item
     screen = screens.vote("1", "Anna", item.pair.id, "why")
     assert (screen.view.item.pair.prompt, screen.comment, screen.note) == ("prompt 1", "", "")
     again = screens.vote("2", "Anna", item.pair.id, "")
@@ -194,8 +194,8 @@ def test_a_screen_after_a_vote_shows_the_next_item_and_an_empty_box(tmp_path):
 
 def test_one_person_stays_one_however_the_name_is_written(tmp_path):
     screens = Screens(make_study(tmp_path, 2))
-    item = screens.enter("Ann", asked=True).view.item
-    screens.enter("ann", asked=True)
+    item = screens.enter(True, "Ann").view.item
+    screens.enter(True, "ann")
     screens.vote("1", "Ann", item.pair.id, "")
     assert screens.vote("2", " ANN", item.pair.id, "").note == NOT_COUNTED
     assert [vote["rater"] for vote in votes(tmp_path)] == ["Ann"]
@@ -203,7 +203,7 @@ def test_one_person_stays_one_however_the_name_is_written(tmp_path):
 
 def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path):
     screens = Screens(make_study(tmp_path, 2))
-    screen = screens.enter("Anna", asked=True)
+    screen = screens.enter(True, "Anna")
     screen = screens.vote("1", "Anna", screen.view.item.pair.id, "why")
     last = screen.view.last
     screens.vote("1", "Anna", screen.view.item.pair.id, "")
@@ -216,7 +216,7 @@ def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path):
 
 def test_a_full_disk_is_said_and_the_item_stays(tmp_path, monkeypatch):
     screens = Screens(make_study(tmp_path, 2))
-    item = screens.enter("Anna", asked=True).view.item
+    item = screens.enter(True, "Anna").view.item
 
     def fails(*_):
         raise UserError("votes.jsonl: cannot be written: no space")

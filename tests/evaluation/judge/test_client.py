@@ -6,8 +6,7 @@ import json
 import pytest
 
 from dschat.errors import UserError
-from dschat.evaluation.judge.forms import Form
-from dschat.evaluation.judge.question import Endpoint, TextRefused, Unanswered
+from dschat.evaluation.judge.question import Endpoint, Form, TextRefused, Unanswered
 from dschat.evaluation.judge.rubrics import RUBRICS, answer_schema
 from judges import KEY, client_of, judge_server, question
 

@@ -411,22 +411,24 @@ def test_a_bad_line_is_named(tmp_path, line, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_files_that_fit_to_nothing_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "prompts"),
+    [(None, []), ("short", ["prompt 0"]), ("other", ["prompt 0", "other"]), ("ma-sampled", ["prompt 0", "prompt 1"])],
+)
+def test_a_file_of_responses_needs_one_of_another_model_with_the_same_prompts(tmp_path, name, prompts):
+    """Alone, with fewer prompts, with others, with those of the same model."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])[:1]
+    rows = [{"prompt": prompt, "response": "r", "reward": 1} for prompt in prompts]
+    files += [write_jsonl(tmp_path / f"{name}.jsonl", rows)] if name else []
+    with pytest.raises(UserError, match=r"FILE .*ma\.jsonl: no file of another model answers the same prompts"):
+        build_evaluation_report(files, tmp_path)
+
+
+def test_what_cannot_be_reported_is_named(tmp_path):
     a, b = response_files(tmp_path, [(2, 1), (1, 2)])
-    with pytest.raises(UserError, match=r"ma\.jsonl: responses of one model alone"):
-        build_evaluation_report([a], tmp_path)
-    short = write_jsonl(tmp_path / "short.jsonl", [{"prompt": "prompt 0", "response": "r", "reward": 1}])
-    with pytest.raises(UserError, match=r"FILE .*ma\.jsonl has 2 rows and FILE .*short\.jsonl has 1"):
-        build_evaluation_report([a, short], tmp_path)
-    rows = [{"prompt": name, "response": "r", "reward": 1} for name in ("prompt 0", "other")]
-    with pytest.raises(UserError, match=r"ma\.jsonl:2: no row of FILE .*other\.jsonl answers this prompt"):
-        build_evaluation_report([a, write_jsonl(tmp_path / "other.jsonl", rows)], tmp_path)
     bare = write_jsonl(tmp_path / "bare.jsonl", [{"prompt": f"prompt {i}", "response": "r"} for i in range(2)])
     with pytest.raises(UserError, match=r"bare\.jsonl:1: no reward to compare by"):
         build_evaluation_report([a, bare], tmp_path)
-    twin = write_jsonl(tmp_path / "ma-sampled.jsonl", [json.loads(line) for line in a.read_text().splitlines()])
-    with pytest.raises(UserError, match="are responses of the same model"):
-        build_evaluation_report([a, twin], tmp_path)
     with pytest.raises(UserError, match=r"x\.jsonl:1: neither a verdict .* nor a response .* columns are 'text'"):
         build_evaluation_report([write_jsonl(tmp_path / "x.jsonl", [{"text": "t"}])], tmp_path)
     with pytest.raises(UserError, match="at least one file"):

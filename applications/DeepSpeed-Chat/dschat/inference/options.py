@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flags of an inference run, checked before anything slow is imported, and where its file goes."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
 
-from dschat.common.script import both_spellings
+from dschat.common.script import add_flags, flag
 from dschat.data.formats.registry import COMPARED_SETS
 from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
@@ -21,46 +17,40 @@ DTYPES = ("fp32", "bf16", "fp16")
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
 REFERENCE = "reference"  # name of the file of --ref-scores
-LARGEST_SEED = 2**32 - 1
-
-
-def _flag(help: str, default: Any = MISSING) -> Any:
-    """A field that is a flag; without a default it must be given."""
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
 class InferenceOptions:
     """What a run is told. A field is a flag: its name, type, default and help line. `temperature` names a folder."""
 
-    proj_path: Path = _flag(
+    proj_path: Path = flag(
         "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set ($PROJ_PATH)"
     )
-    dataset: str = _flag(f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}")
-    reward_model: str = _flag("folder or hub id of a sequence classifier with one label")
-    model: str | None = _flag("policy: folder or hub id, with or without /actor (not needed with --ref-scores)", None)
-    temperature: str = _flag("of sampling; 0 = greedy (%(default)s)", "0.8")
-    gpu: int | None = _flag("number of the GPU (0 where there is one)", None)
-    device: str | None = _flag("cpu, cuda or cuda:N; decides over --gpu", None)
-    dtype: str | None = _flag("of both models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
-    batch_size: int = _flag("prompts answered and scored at once (%(default)s)", 16)
-    ref_scores: bool = _flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
-    num_samples: int | None = _flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
-    num_return: int = _flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
-    top_k: int = _flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
-    top_p: float = _flag("draw from the likeliest tokens of this share, 1 = all (%(default)s)", 1.0)
-    max_new_tokens: int = _flag("longest response in tokens (%(default)s)", 512)
-    max_prompt_len: int | None = _flag("leave out prompts of more tokens, BOS included (no limit)", None)
-    seed: int = _flag("of the draws (%(default)s); the choice of prompts does not depend on it", 1234)
-    rm_template: bool = _flag("put prompt and response through the reward model's chat template", False)
-    data_path: str | None = _flag("where to read the data set: file, folder or hub id (--dataset's own place)", None)
-    prompt_key: str = _flag("column of the prompt (%(default)s)", DataKeys.prompt)
-    chosen_key: str = _flag("column of the preferred response (%(default)s)", DataKeys.chosen)
-    rejected_key: str = _flag("column of the other response (%(default)s)", DataKeys.rejected)
-    response_key: str = _flag("column of the response in data without preferences (%(default)s)", DataKeys.response)
-    messages_key: str = _flag("column of a conversation (%(default)s)", DataKeys.messages)
-    name: str | None = _flag("name of the result file, without .jsonl (the model's, or reference)", None)
-    overwrite: bool = _flag("start anew, dropping a finished file or a run begun without this flag", False)
+    dataset: str = flag(f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}")
+    reward_model: str = flag("folder or hub id of a sequence classifier with one label")
+    model: str | None = flag("policy: folder or hub id, with or without /actor (not needed with --ref-scores)", None)
+    temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "0.8")
+    gpu: int | None = flag("number of the GPU (0 where there is one)", None)
+    device: str | None = flag("cpu, cuda or cuda:N; decides over --gpu", None)
+    dtype: str | None = flag("of both models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
+    batch_size: int = flag("prompts answered and scored at once (%(default)s)", 16)
+    ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
+    num_samples: int | None = flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
+    num_return: int = flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
+    top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
+    top_p: float = flag("draw from the likeliest tokens of this share, 1 = all (%(default)s)", 1.0)
+    max_new_tokens: int = flag("longest response in tokens (%(default)s)", 512)
+    max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included (no limit)", None)
+    seed: int = flag("of the draws (%(default)s); the choice of prompts does not depend on it", 1234)
+    rm_template: bool = flag("put prompt and response through the reward model's chat template", False)
+    data_path: str | None = flag("where to read the data set: file, folder or hub id (--dataset's own place)", None)
+    prompt_key: str = flag("column of the prompt (%(default)s)", DataKeys.prompt)
+    chosen_key: str = flag("column of the preferred response (%(default)s)", DataKeys.chosen)
+    rejected_key: str = flag("column of the other response (%(default)s)", DataKeys.rejected)
+    response_key: str = flag("column of the response in data without preferences (%(default)s)", DataKeys.response)
+    messages_key: str = flag("column of a conversation (%(default)s)", DataKeys.messages)
+    name: str | None = flag("name of the result file, without .jsonl (the model's, or reference)", None)
+    overwrite: bool = flag("start anew, dropping a finished file or a run begun without this flag", False)
 
     def __post_init__(self) -> None:
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
@@ -74,14 +64,15 @@ class InferenceOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{flag_of(name)} {value}: must be at least 1.")
-        if self.name is not None and not _is_file_stem(self.name):
+        stem = self.name
+        if stem is not None and (stem in ("", "..") or Path(stem).name != stem or stem.endswith(".jsonl")):
             raise UserError(f"--name {self.name}: give the file's name without a folder and without .jsonl.")
         if self.top_k < 0:
             raise UserError(f"--top-k {self.top_k}: must be 0 (all tokens) or more.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"--top-p {self.top_p}: must be above 0 and at most 1 (all tokens).")
-        if not 0 <= self.seed <= LARGEST_SEED:
-            raise UserError(f"--seed {self.seed}: must be between 0 and {LARGEST_SEED}.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed {self.seed}: must be between 0 and {2**32 - 1}.")
         if self.gpu is not None and self.gpu < 0:
             raise UserError(f"--gpu {self.gpu}: must be the number of a GPU, from 0; for the CPU give --device cpu.")
         greedy = self.temperature_value == 0
@@ -121,27 +112,10 @@ class InferenceOptions:
 
 
 def parse_flags(words: Sequence[str], description: str) -> InferenceOptions:
-    """The options of a command line; --proj-path may come from $PROJ_PATH.
-
-    Args:
-        words: the command line without the program.
-        description: first lines of --help.
-
-    Raises:
-        UserError: a value makes no sense.
-    """
+    """The options of a command line; --proj-path may come from $PROJ_PATH. Raises UserError, see InferenceOptions."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
-    hints = get_type_hints(InferenceOptions)
     project = os.environ.get("PROJ_PATH")
-    for option in fields(InferenceOptions):
-        default = project if project and option.name == "proj_path" else option.default
-        (kind,) = set(get_args(hints[option.name]) or [hints[option.name]]) - {NoneType}
-        details: dict[str, Any] = {"type": kind, "required": True}
-        if kind is bool:
-            details = {"action": "store_true"}
-        elif default is not MISSING:
-            details = {"type": kind, "default": default}
-        parser.add_argument(*both_spellings(flag_of(option.name)), help=option.metadata["help"], **details)
+    add_flags(parser, InferenceOptions, **({"proj_path": project} if project else {}))
     return InferenceOptions(**vars(parser.parse_args(words)))
 
 
@@ -151,13 +125,10 @@ def flag_of(field: str) -> str:
 
 
 def model_name(path: str) -> str:
-    """Name of a model in result paths: its folder's, or the parent's where the folder is called `actor`.
+    """Name of a model, a folder or hub id, in result paths: the folder's, or that above `actor`.
 
     The training scripts' presets write into PRESET/sft, PRESET/reward, PRESET/ppo and PRESET/ppo-VARIANT. There the
     folder alone does not tell models apart, and the one above joins it: `tldr-gemma-2b-ppo`.
-
-    Args:
-        path: folder or hub id.
     """
     folder = Path(os.path.abspath(path))
     if folder.name == "actor":
@@ -165,7 +136,3 @@ def model_name(path: str) -> str:
     if folder.parent.name and (folder.name in ("sft", "reward", "ppo") or folder.name.startswith("ppo-")):
         return f"{folder.parent.name}-{folder.name}"
     return folder.name
-
-
-def _is_file_stem(name: str) -> bool:
-    return name not in ("", "..") and Path(name).name == name and not name.endswith(".jsonl")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policy: where its model lies, and its responses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,31 +91,25 @@ def locate_policy(path: str) -> str:
     if folder.is_dir():
         is_output = (folder / BELOW).is_dir() and not any(folder.glob("*.safetensors"))
         return str(folder / BELOW) if is_output else path
-    repository = path.removesuffix(f"/{BELOW}")
-    if not HUB_NAME.fullmatch(repository):
-        repository = path  # somebody's repository may be called `actor` itself
-    if not HUB_NAME.fullmatch(repository) or (repository == path and _opens(path)):
+    above = path.removesuffix(f"/{BELOW}")
+    repository = above if HUB_NAME.fullmatch(above) else path  # somebody's repository may be called so itself
+    if not HUB_NAME.fullmatch(repository) or (repository == path and _is_model(path)):
         return path
-    return _actor_of_repository(repository) or path
+    from huggingface_hub import snapshot_download
+
+    try:  # the hub, or what an earlier download left in the cache
+        folder = Path(snapshot_download(repository, allow_patterns=[f"{BELOW}/*"])) / BELOW
+    except (OSError, ValueError):
+        return path
+    return str(folder) if folder.is_dir() else path
 
 
-def _opens(name: str) -> bool:
+def _is_model(repository: str) -> bool:
     try:
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
+        AutoConfig.from_pretrained(repository, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
         return False
     return True
-
-
-def _actor_of_repository(repository: str) -> str | None:
-    """Fetches the folder `actor` of a hub repository, or finds it in the cache; None where there is none."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(repository, allow_patterns=[f"{BELOW}/*"])) / BELOW
-    except (OSError, ValueError):
-        return None
-    return str(folder) if folder.is_dir() else None
 
 
 def _own_end_ids(path: str) -> list[int]:

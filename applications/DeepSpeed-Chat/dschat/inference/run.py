@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run: batches of prompts → responses and rewards → a file, which an interruption does not lose."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -37,14 +35,13 @@ RECORDED = (
 )
 
 Entry = dict[str, Any]  # of the journal: number of the row, "row" as it will stand in the file, "tokens"
-Work = Callable[[int, list[PromptExample], list[Row]], list[Entry]]  # a batch: its number, prompts and rows
+Work = Callable[[int, list[PromptExample], list[Row]], list[Entry]]  # on a batch: its number, prompts and rows
 
 
 def run_inference(options: InferenceOptions) -> str:
     """Generates and scores, or with `ref_scores` only scores; writes `options.result_path` and returns the last line.
 
-    Raises:
-        UserError: bad models or data; a finished file; an interrupted run with other settings.
+    Raises UserError for bad models or data, a finished file, or an interrupted run with other settings.
     """
     path = options.result_path
     if path.exists() and not options.overwrite:  # before the data set is read
@@ -57,8 +54,6 @@ def run_inference(options: InferenceOptions) -> str:
     policy_path = None if options.model is None else locate_policy(options.model)
     tokenizer = load_tokenizer(policy_path, "--model", may_add_pad=True) if policy_path else reward_tokenizer
     selection = select_prompts(options, tokenizer)
-    if options.ref_scores:
-        _require_pairs(selection)
 
     def prepare() -> Work:
         reader = load_reward_model(options.reward_model, reward_tokenizer, options.rm_template, device, dtype)
@@ -68,12 +63,11 @@ def run_inference(options: InferenceOptions) -> str:
         policy.check_lengths(max(map(len, selection.examples)))
         return partial(respond_and_score, policy, reader, options.num_return)
 
-    journal = Journal(path, _settings(options, policy_path, selection, device, dtype), options.overwrite)
-    try:
-        entries = _do_batches(journal, selection, _batches(selection, options, tokenizer), prepare)
+    batches = _batches(selection, options, tokenizer)
+    settings = _settings(options, policy_path, selection, device, dtype)
+    with closing(Journal(path, settings, options.overwrite)) as journal:
+        entries = _do_batches(journal, selection, batches, prepare)
         journal.finish(entry["row"] for entry in entries)
-    finally:
-        journal.close()
     left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
     return f"mean {_means(entries)}, {len(entries)} rows{left_out}: {path}"
 
@@ -110,6 +104,32 @@ def score_references(reader: RewardReader, batch: int, examples: list[PromptExam
     return entries
 
 
+def _rewards(
+    reader: RewardReader, examples: list[PromptExample], responses: list[str], rows: list[Row]
+) -> list[float]:
+    return reader(None, ResponseTexts([example.prompt_text for example in examples], responses, rows)).tolist()
+
+
+def _references(rows: list[Row]) -> tuple[list[str], list[str]]:
+    """The data set's chosen and rejected responses."""
+    for row in rows:
+        if row.chosen is None or row.rejected is None:
+            missing = "chosen" if row.chosen is None else "rejected"
+            raise UserError(f"--ref-scores: {row.origin} has no {missing} response; use a data set that has both.")
+    return [row.chosen or "" for row in rows], [row.rejected or "" for row in rows]
+
+
+def _batches(selection: Selection, options: InferenceOptions, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Places of the examples in each batch, longest first: what does not fit into memory fails at once."""
+    lengths = [len(example) for example in selection.examples]
+    if options.ref_scores:
+        texts = _references(selection.rows)
+        longer = map(max, *(map(len, encode_responses(tokenizer, some)) for some in texts))
+        lengths = [length + more for length, more in zip(lengths, longer, strict=True)]
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    return [order[start : start + options.batch_size] for start in range(0, len(order), options.batch_size)]
+
+
 def _do_batches(
     journal: Journal, selection: Selection, batches: list[list[int]], prepare: Callable[[], Work]
 ) -> list[Entry]:
@@ -118,43 +138,36 @@ def _do_batches(
     A batch that a kill left incomplete is done again as a whole: its draws depend on all of its rows.
     """
     done = {entry["number"]: entry for entry in journal.rows}
-    numbers = [[selection.examples[i].index for i in batch] for batch in batches]
-    pending = [k for k, batch in enumerate(numbers) if not done.keys() >= set(batch)]
-    if not pending:
-        return [done[number] for number in sorted(done)]
-    with _enough_memory(
-        "--model, --reward-model: the GPU's memory does not hold both. Give --dtype bf16 or a larger GPU."
-    ):
-        work = prepare()
+    pending = [k for k, batch in enumerate(batches) if any(selection.examples[i].index not in done for i in batch)]
+    if pending:
+        with _enough_memory(
+            "--model, --reward-model: the GPU's memory does not hold both", "--dtype bf16 or a larger GPU"
+        ):
+            work = prepare()
     total = len(selection.examples)
     with tqdm(total=total, initial=total - sum(len(batches[k]) for k in pending), unit="prompt") as bar:
         for k in pending:
             examples = [selection.examples[i] for i in batches[k]]
-            with _enough_memory(
+            problem = (
                 f"--batch-size: the GPU's memory does not suffice for {len(examples)} prompts of up to "
-                f"{max(map(len, examples))} tokens. Give a smaller --batch-size, or --max-new-tokens."
-            ):
-                entries = work(k, examples, [selection.rows[number] for number in numbers[k]])
+                f"{max(map(len, examples))} tokens"
+            )
+            with _enough_memory(problem, "a smaller --batch-size, or --max-new-tokens"):
+                entries = work(k, examples, [selection.rows[i] for i in batches[k]])
             new = [entry for entry in entries if entry["number"] not in done]
             journal.append(new)
             done.update((entry["number"], entry) for entry in new)
             bar.update(len(examples))
-            bar.set_postfix(reward=f"{sum(entry['row']['reward'] for entry in done.values()) / len(done):.3f}")
+            bar.set_postfix(reward=f"{fmean(entry['row']['reward'] for entry in done.values()):.3f}")
     return [done[number] for number in sorted(done)]
 
 
 @contextmanager
-def _enough_memory(otherwise: str) -> Iterator[None]:
+def _enough_memory(problem: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise UserError(otherwise) from error
-
-
-def _rewards(
-    reader: RewardReader, examples: list[PromptExample], responses: list[str], rows: list[Row]
-) -> list[float]:
-    return reader(None, ResponseTexts([example.prompt_text for example in examples], responses, rows)).tolist()
+        raise UserError(f"{problem}. Give {remedy}.") from error
 
 
 def _means(entries: list[Entry]) -> str:
@@ -167,29 +180,6 @@ def _means(entries: list[Entry]) -> str:
         return f"{reward}, rejected {rejected}, chosen above rejected {higher:.1%}"
     length = fmean(entry["tokens"] for entry in entries)
     return f"{reward}, length {length:.1f} tokens, EOS rate {fmean(row['finished'] for row in rows):.1%}"
-
-
-def _references(rows: list[Row]) -> tuple[list[str], list[str]]:
-    """The data set's chosen and rejected responses."""
-    return [row.chosen or "" for row in rows], [row.rejected or "" for row in rows]
-
-
-def _batches(selection: Selection, options: InferenceOptions, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Numbers of the examples in each batch, longest first: what does not fit into memory fails at once."""
-    lengths = [len(example) for example in selection.examples]
-    if options.ref_scores:
-        texts = _references([selection.rows[example.index] for example in selection.examples])
-        longer = map(max, *(map(len, encode_responses(tokenizer, some)) for some in texts))
-        lengths = [length + more for length, more in zip(lengths, longer, strict=True)]
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    return [order[start : start + options.batch_size] for start in range(0, len(order), options.batch_size)]
-
-
-def _require_pairs(selection: Selection) -> None:
-    for row in selection.rows:
-        if row.chosen is None or row.rejected is None:
-            missing = "chosen" if row.chosen is None else "rejected"
-            raise UserError(f"--ref-scores: {row.origin} has no {missing} response; use a data set that has both.")
 
 
 def _settings(

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes in a browser: a page of Gradio on this machine's loopback address, which asks no other host for anything."""
 
-from __future__ import annotations
-
 import os
 import socket
+from collections.abc import Callable
 from functools import partial
 from importlib import resources
 from typing import Any
 
 from dschat.errors import UserError
-from dschat.evaluation.human.items import LONGEST_NAME
 from dschat.evaluation.human.markup import done_html, guidelines_html, item_html, note_html, progress_html
 from dschat.evaluation.human.screens import Screen, Screens
-from dschat.evaluation.human.session import Study
+from dschat.evaluation.human.session import LONGEST_NAME, Study
 
 HOST = "127.0.0.1"
 TITLE = "Which response is better?"
@@ -35,18 +33,10 @@ Parts = dict[str, Component]  # the components that a screen changes, by name; `
 
 
 def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
-    """Opens the page and returns; the server ends with the process or with `close()`.
+    """Opens the page; returns Gradio's object, whose server ends with the process or with `close()`, and the address.
 
-    Args:
-        study: what is asked.
-        rater: the name that the form starts with.
-        port: to listen on; None for the first free one from 7860.
-
-    Returns:
-        Gradio's page and its address.
-
-    Raises:
-        UserError: Gradio is not installed or the port is taken.
+    The form starts with the rater's name; without a port the first free one from 7860 is taken. Raises UserError where
+    Gradio is not installed or the port is taken.
     """
     if port is not None:
         _check_port(port)
@@ -56,10 +46,8 @@ def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
         _, address, _ = page.launch(
             server_name=HOST,
             server_port=port,
-            share=False,
             prevent_thread_lock=True,
             quiet=True,
-            inbrowser=False,
             footer_links=[],
             run_history=False,
             enable_monitoring=False,
@@ -95,7 +83,14 @@ def build(study: Study, rater: str) -> Any:
                 html(guidelines_html(study.dataset))
             parts["item_text"] = html()
             with gr.Column(elem_id="human-bar"):
-                parts["comment"] = _comment_box(gr)
+                parts["comment"] = gr.Textbox(
+                    placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
+                    show_label=False,
+                    container=False,
+                    max_lines=4,
+                    max_length=LONGEST_COMMENT,
+                    elem_id="human-comment",
+                )
                 with gr.Row(elem_id="human-keys"):
                     keys = [(key, _button(gr, key, label)) for key, label in BUTTONS]
         with gr.Column(visible=False, elem_id="human-end") as parts["end"]:
@@ -105,17 +100,6 @@ def build(study: Study, rater: str) -> Any:
             parts[kind] = gr.Textbox(visible="hidden", elem_id=f"human-{kind}")
         _connect(gr, blocks, parts, Screens(study), (name, start), keys)
     return blocks
-
-
-def _comment_box(gr: Any) -> Component:
-    return gr.Textbox(
-        placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
-        show_label=False,
-        container=False,
-        max_lines=4,
-        max_length=LONGEST_COMMENT,
-        elem_id="human-comment",
-    )
 
 
 def _button(gr: Any, key: str, label: str) -> Component:
@@ -140,22 +124,16 @@ def _connect(
         "api_visibility": "private",
     }
 
-    def enter(asked: bool, rater: str) -> dict[Component, Any]:
-        return _updates(gr, parts, screens.enter(rater, asked))
-
-    def vote(choice: str, rater: str, item_id: str, comment: str) -> dict[Component, Any]:
-        return _updates(gr, parts, screens.vote(choice, rater, item_id, comment))
-
-    def undo(rater: str, last: str) -> dict[Component, Any]:
-        return _updates(gr, parts, screens.undo(rater, last))
+    def shown(answer: Callable[..., Screen]) -> Callable[..., dict[Component, Any]]:
+        return lambda *sent: _updates(gr, parts, answer(*sent))
 
     name, start = form
-    blocks.load(partial(enter, False), inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
+    blocks.load(shown(partial(screens.enter, False)), inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
     for event in (start.click, name.submit):
-        event(partial(enter, True), inputs=name, js=RATER_INTO_ADDRESS, **common)
+        event(shown(partial(screens.enter, True)), inputs=name, js=RATER_INTO_ADDRESS, **common)
     for key, button in keys:
-        function, sent = (undo, ["last"]) if key == "u" else (partial(vote, key), ["item", "comment"])
-        pressed = button.click(function, inputs=[parts[kind] for kind in ("rater", *sent)], **common)
+        answer, sent = (screens.undo, ["last"]) if key == "u" else (partial(screens.vote, key), ["item", "comment"])
+        pressed = button.click(shown(answer), inputs=[parts[kind] for kind in ("rater", *sent)], **common)
         pressed.then(None, js=TO_THE_TOP)
 
 

@@ -6,14 +6,11 @@ with the vote that was the last; the session decides whether that still holds. S
 and a new server on the same port do no harm.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 
 from dschat.errors import UserError
-from dschat.evaluation.human.items import LONGEST_NAME, rater_name
-from dschat.evaluation.human.session import HumanSession, Study, View
+from dschat.evaluation.human.session import LONGEST_NAME, HumanSession, Study, View, rater_name
 
 NAME_NEEDED = f"Give a name of 1 to {LONGEST_NAME} characters."
 NOT_COUNTED = "That vote did not count: the item had your vote already, from another tab or a second click."
@@ -39,7 +36,7 @@ class Screens:
         self._sessions: dict[str, HumanSession] = {}
         self._lock = threading.Lock()
 
-    def enter(self, rater: str, asked: bool) -> Screen:
+    def enter(self, asked: bool, rater: str) -> Screen:
         """A rater comes, or comes back; `asked` if the name was typed, so that a bad one is worth a note."""
         try:
             rater_name(rater)

@@ -1,17 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rater's session: what is shown next, votes, undo. The terminal and the page ask through the same one."""
+"""A rater's session: which response stands at which place, what is shown next, votes, undo.
 
-from __future__ import annotations
+The terminal and the page ask through the same one.
+"""
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dschat.evaluation.human.items import ShownPair, items_for, rater_name
+from dschat.errors import UserError
 from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.comparisons import Comparison
+from dschat.evaluation.pairs.comparisons import Comparison, Side, Verdict, compared, mirrored
 from dschat.evaluation.pairs.responses import Pair
+
+LONGEST_NAME = 60  # characters
+# What a rater types → the verdict, where the first model's response stands at the first place.
+CHOICES: dict[str, Verdict] = {"1": "A", "2": "B", "3": "tie", "4": "skip"}
+
+
+@dataclass(frozen=True)
+class ShownPair:
+    """A pair as one rater sees it: `first` is the model whose response stands at the first place."""
+
+    pair: Pair
+    first: Side
+
+    @property
+    def responses(self) -> tuple[str, str]:
+        """The texts at the first and the second place."""
+        a, b = self.pair.a.response, self.pair.b.response
+        return (a, b) if self.first == "A" else (b, a)
+
+    def verdict(self, choice: str) -> Verdict:
+        """What a choice, one of CHOICES, says about the models."""
+        verdict = CHOICES[choice]
+        return verdict if self.first == "A" else mirrored(verdict)
+
+
+def items_for(pairs: Sequence[Pair], rater: str, seed: int) -> list[ShownPair]:
+    """What one rater is shown, in the order of the pairs; a pair of the same texts is asked once.
+
+    Every second pair in an order drawn from seed, rater and texts has the first model at the first place; whether
+    that begins with the first or the second pair is drawn as well. The order of the files and the case of the
+    rater's name change nothing.
+    """
+    once = {pair.id: pair for pair in pairs}
+    start = int(_draw(seed, rater, "")[-1], 16) % 2
+    drawn = sorted(once, key=lambda pair_id: _draw(seed, rater, pair_id))
+    ahead = set(drawn[start::2])
+    return [ShownPair(pair, "A" if pair_id in ahead else "B") for pair_id, pair in once.items()]
+
+
+def rater_name(text: str) -> str:
+    """A rater's name, with single spaces; raises UserError if it is empty, too long or not all of it can be shown."""
+    name = " ".join(text.split())
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise UserError(f"--rater {name!r}: a name of 1 to {LONGEST_NAME} visible characters is needed.")
+    return name
 
 
 @dataclass(frozen=True)
@@ -28,7 +75,7 @@ class Study:
         """Refuses a file with votes on something else."""
         self.votes.check(self.pairs, self.models)
 
-    def session(self, rater: str) -> HumanSession:
+    def session(self, rater: str) -> "HumanSession":
         """The session of a rater, as far as it went; raises UserError where the name cannot be used.
 
         A name that differs in case alone from an earlier rater's is that rater.
@@ -83,7 +130,9 @@ class HumanSession:
             if any(vote.id == item_id for vote in self._own(votes)):
                 return False
             seconds = None if shown is None else round(time.monotonic() - shown, 1)
-            votes.append(self._comparison(item, choice, comment.strip(), seconds))
+            details = {"first": item.first, "comment": comment.strip(), "seconds": seconds}
+            who = (self.rater, self.study.models, self.study.dataset)
+            votes.append(compared(item.pair, item.verdict(choice), "human", *who, details))
         return True
 
     def undo(self, item_id: str) -> Comparison | None:
@@ -109,17 +158,7 @@ class HumanSession:
     def _own(self, votes: Sequence[Comparison]) -> list[Comparison]:
         return [vote for vote in votes if vote.rater == self.rater]
 
-    def _comparison(self, item: ShownPair, choice: str, comment: str, seconds: float | None) -> Comparison:
-        return Comparison(
-            id=item.pair.id,
-            prompt=item.pair.prompt,
-            response_a=item.pair.a.response,
-            response_b=item.pair.b.response,
-            verdict=item.verdict(choice),
-            kind="human",
-            rater=self.rater,
-            model_a=self.study.models[0],
-            model_b=self.study.models[1],
-            dataset=self.study.dataset,
-            details={"first": item.first, "comment": comment, "seconds": seconds},
-        )
+
+def _draw(seed: int, rater: str, text: str) -> str:
+    """A hash to sort by; the same on every machine."""
+    return hashlib.sha256(f"{seed}\0{rater.casefold()}\0{text}".encode("utf-8", "replace")).hexdigest()

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes in a terminal."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 
 from dschat.common.hidden_text import for_reading, wrapped
 from dschat.evaluation.human.guidelines import guidelines
-from dschat.evaluation.human.items import CHOICES, ShownPair
-from dschat.evaluation.human.session import HumanSession, View
+from dschat.evaluation.human.session import CHOICES, HumanSession, ShownPair, View
 
 KEYS = "1 A is better   2 B is better   3 equal   4 pass   |   u undo   c comment   ? guidelines   q quit"
 WIDEST = 100  # characters
@@ -19,22 +16,12 @@ class TerminalRating:
     """Asks one rater until everything has a vote, the rater quits or the input ends."""
 
     def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
-        """Takes the session and the two ends of a terminal.
-
-        Args:
-            session: of the rater.
-            ask: shows a prompt and returns a line; EOFError or KeyboardInterrupt ends the session.
-            say: shows text.
-        """
+        """Takes the rater's session and the two ends of a terminal; EOFError of `ask`, or Ctrl-C, ends the session."""
         self._session, self._ask, self._say = session, ask, say
         self._comment = ""
 
     def run(self) -> None:
-        """Asks item after item. Every vote is saved before the next question.
-
-        Raises:
-            UserError: the votes cannot be written.
-        """
+        """Asks item after item; every vote is saved before the next. Raises UserError where that is not possible."""
         self._say(self._guidelines())
         view: View | None = self._session.view()
         try:
@@ -83,8 +70,8 @@ class TerminalRating:
 
     def _guidelines(self) -> str:
         lines = []
-        for point in guidelines(self._session.study.dataset):
-            lines += [f"* {point.text}", *(f"  - {part}" for part in point.parts)]
+        for text, parts in guidelines(self._session.study.dataset):
+            lines += [f"* {text}", *(f"  - {part}" for part in parts)]
         return "\n".join(wrapped(line, self._width()) for line in lines)
 
     def _width(self) -> int:

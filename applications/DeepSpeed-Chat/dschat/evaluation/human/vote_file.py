@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of votes: every vote is on the disk before the next question, and several raters may write at a time."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
@@ -36,11 +34,7 @@ class VoteFile:
 
     @contextmanager
     def changed(self) -> Iterator[list[Comparison]]:
-        """The votes, which nobody else can change meanwhile; what was done to the list is written at the end.
-
-        Raises:
-            UserError: the file cannot be written or holds something else than votes.
-        """
+        """The votes, which nobody else can change meanwhile; what was done to the list is written at the end."""
         with self._locked():
             votes = self.votes()
             before = list(votes)
@@ -49,11 +43,7 @@ class VoteFile:
                 write_rows(self.path, [vote.to_row() for vote in votes])
 
     def check(self, pairs: Sequence[Pair], models: tuple[str, str]) -> None:
-        """Makes sure that votes given before are people's votes on these pairs of these models.
-
-        Raises:
-            UserError: a row is something else; names file and line.
-        """
+        """Raises UserError, with file and line, unless all rows are people's votes on these pairs of these models."""
         known = {pair.id for pair in pairs}
         for origin, vote in self._read():
             problem = None
@@ -67,10 +57,7 @@ class VoteFile:
                 raise UserError(f"{origin}: {problem}. Give another {FLAG}, or the files that these votes are on.")
 
     def _read(self) -> list[tuple[str, Comparison]]:
-        try:
-            if self.path.stat().st_size == 0:
-                return []
-        except FileNotFoundError:
+        if not self.path.exists() or self.path.stat().st_size == 0:
             return []
         return [(origin, comparison_of(row, origin)) for origin, row in read_rows(self.path, FLAG)]
 
@@ -84,14 +71,8 @@ class VoteFile:
                 raise UserError(f"{FLAG} {self.path}: cannot be written: {error}") from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if self._is_at_path(descriptor):
+                if self.path.exists() and os.path.samestat(os.fstat(descriptor), self.path.stat()):
                     yield
                     return
             finally:
                 os.close(descriptor)
-
-    def _is_at_path(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
-        except FileNotFoundError:
-            return False

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions to a judge model: answered from the cache, or asked in a form that the server takes, and never twice."""
 
-from __future__ import annotations
-
 import logging
 import threading
 
 from dschat.common.journal import make_writable
 from dschat.errors import UserError
-from dschat.evaluation.judge.cache import ReplyCache
 from dschat.evaluation.judge.costs import Spending
-from dschat.evaluation.judge.forms import Form
-from dschat.evaluation.judge.question import Endpoint, Question, Reply, TextRefused, Unanswered
+from dschat.evaluation.judge.question import Endpoint, Form, Question, Reply, ReplyCache, TextRefused, Unanswered
 from dschat.evaluation.judge.server import FormRefused, new_client, send
 
 logger = logging.getLogger(__name__)
@@ -21,17 +17,10 @@ class JudgeClient:
     """Asks a judge model from several threads at once."""
 
     def __init__(self, endpoint: Endpoint, cache: ReplyCache, spending: Spending, control: Question) -> None:
-        """Opens the client; nothing is sent.
+        """Opens the client; nothing is sent. Raises UserError where cache or address cannot be used.
 
-        Args:
-            endpoint: whom to ask.
-            cache: answers of earlier runs, and where new ones go.
-            spending: counts, and holds the limit.
-            control: a harmless question. Asked where one question fails before any other has been answered: is it
-                that text, or the server?
-
-        Raises:
-            UserError: the cache cannot be written, or the address cannot be used.
+        `control` is a harmless question. It is asked where one question fails before any other has been answered: is
+        it that text, or the server?
         """
         make_writable(cache.folder, f"--cache {cache.folder}")
         self.stop = threading.Event()  # set once nothing more may be sent
@@ -45,11 +34,8 @@ class JudgeClient:
         """The answer to a question.
 
         Raises:
-            Stopped: the run is being ended.
-            TextRefused: the server does not take this text.
-            Unanswered: all tries failed for this text.
-            UserError: the key, model or address is wrong, the limit is reached, or the server answers nothing; ends
-                the run.
+            Stopped, TextRefused, Unanswered: this question has no answer.
+            UserError: no question gets one: key, model, address, limit or server; ends the run.
         """
         digest = question.digest(self._endpoint)
         known = self._cache.get(digest)
@@ -90,9 +76,7 @@ class JudgeClient:
     def _in_a_form(self, question: Question, repeat: bool = True) -> Reply:
         """Sends in the form that was answered before; before the first answer, in one after the other.
 
-        Raises:
-            TextRefused: another question was answered in this form.
-            FormRefused: nothing was answered yet, and no form is left.
+        A refusal is a TextRefused once a question was answered in the form, and a FormRefused after the last form.
         """
         client = self._client if repeat else self._client.with_options(max_retries=0)
         form = self._form or Form()

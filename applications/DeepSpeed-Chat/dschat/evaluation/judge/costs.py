@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What judging costs: estimates before a run, and a limit that a run does not exceed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,10 +49,7 @@ class Spending:
     def reserve(self, input_tokens: int, output_tokens: int) -> Iterator[None]:
         """Keeps money for one request on its way that can have so many tokens at the most.
 
-        Where the money is not enough, waits for other requests to come back.
-
-        Raises:
-            UserError: the limit could be exceeded, and no request is on its way that might leave enough.
+        Where it is not enough, waits for others to come back; raises UserError if none is on its way.
         """
         most = self.prices.cost(input_tokens, output_tokens)
         with self._changed:

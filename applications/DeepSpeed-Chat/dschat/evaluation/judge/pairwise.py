@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judging pairs of responses by a language model, in both orders and several at a time."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,7 +12,7 @@ from dschat.errors import UserError
 from dschat.evaluation.judge.question import Question, Reply, Stopped, TextRefused, Unanswered
 from dschat.evaluation.judge.rubrics import Rubric, answer_form, answer_schema, messages_of
 from dschat.evaluation.judge.verdicts import Reading, UnreadableAnswer, in_terms_of_models, read_answer
-from dschat.evaluation.pairs.comparisons import Comparison, Side, combined
+from dschat.evaluation.pairs.comparisons import Comparison, Side, combined, compared
 from dschat.evaluation.pairs.responses import Pair
 
 if TYPE_CHECKING:
@@ -72,41 +70,22 @@ def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
         details["aspects"] = {name: combined([order["aspects"][name] for order in orders]) for name in shared}
     if pair.a.reward is not None and pair.b.reward is not None:
         details |= {"reward_a": pair.a.reward, "reward_b": pair.b.reward}
-    return Comparison(
-        id=pair.id,
-        prompt=pair.prompt,
-        response_a=pair.a.response,
-        response_b=pair.b.response,
-        verdict=combined([order["verdict"] for order in orders]) if orders else "tie",
-        kind="judge",
-        rater=setup.rater,
-        model_a=setup.models[0],
-        model_b=setup.models[1],
-        dataset=rubric.dataset,
-        details=details,
-    )
+    verdict = combined([order["verdict"] for order in orders]) if orders else "tie"
+    return compared(pair, verdict, "judge", setup.rater, setup.models, rubric.dataset, details)
 
 
 def judge_pairs(
     pairs: Sequence[Pair],
     setup: Setup,
-    client: JudgeClient,
+    client: "JudgeClient",
     journal: Journal,
     concurrency: int,
     progress: Callable[[int], object],
 ) -> list[dict[str, Any]]:
-    """Judges all pairs that the journal does not hold yet and writes the file, in the order of the pairs.
+    """Judges the pairs that the journal does not hold yet, several at a time; writes and returns the rows of all.
 
-    Args:
-        pairs: what to judge.
-        setup: of the run.
-        client: the judge.
-        journal: of the file to write; every verdict is kept in it as soon as it is there.
-        concurrency: pairs judged at the same time.
-        progress: called with the number of pairs that got their verdicts.
-
-    Raises:
-        UserError: the judge cannot go on, or gives no answer on some of the pairs; the message says what is kept.
+    A verdict is in the journal as soon as it is there; `progress` is called with the number of new ones. Raises
+    UserError, which says what is kept, where the judge cannot go on or gives no answer on some of the pairs.
     """
     wanted = {pair.id: pair for pair in pairs}
     rows = {row["id"]: row for row in journal.rows if row.get("id") in wanted}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a judge model is asked: three rubrics, and the messages that show it two responses as mere material."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import re
@@ -83,18 +81,17 @@ def messages_of(rubric: Rubric, prompt: str, first: str, second: str) -> list[di
     The tags around the material carry a code that follows from the three texts, so that no text can hold it, and the
     texts are escaped, so that none can hold a tag, or a control token of a chat format written with angle brackets.
     """
-    code = _code(prompt, first, second)
+    framed = "".join(f"{len(text)}:{text}" for text in (prompt, first, second))
+    code = hashlib.sha256(framed.encode("utf-8", "replace")).hexdigest()[:16]
     parts = [rubric.task]
     if rubric.criteria:
         parts.append("\n".join(["Criteria:", *(f"- {name}: {text}" for name, text in rubric.criteria.items())]))
     parts += [FAIRNESS, MATERIAL.format(code=code, response=rubric.response_name)]
     parts.append(f"Answer with one JSON object and nothing before or after it: {answer_form(rubric)}")
-    blocks = [
-        _block(rubric.prompt_name, code, prompt),
-        _block(f"first-{rubric.response_name}", code, first),
-        _block(f"second-{rubric.response_name}", code, second),
-        "That was all the material. Give your verdict as the JSON object described.",
-    ]
+    names = (rubric.prompt_name, f"first-{rubric.response_name}", f"second-{rubric.response_name}")
+    texts = zip(names, map(_escaped, (prompt, first, second)), strict=True)
+    blocks = [f"<{name}-{code}>\n{text}\n</{name}-{code}>" for name, text in texts]
+    blocks.append("That was all the material. Give your verdict as the JSON object described.")
     return [{"role": "system", "content": "\n\n".join(parts)}, {"role": "user", "content": "\n\n".join(blocks)}]
 
 
@@ -120,15 +117,6 @@ def answer_schema(rubric: Rubric) -> dict[str, Any]:
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
     closed = {"required": list(properties), "additionalProperties": False}
     return {"type": "object", "properties": properties, **closed}
-
-
-def _code(*texts: str) -> str:
-    framed = "".join(f"{len(text)}:{text}" for text in texts)
-    return hashlib.sha256(framed.encode("utf-8", "replace")).hexdigest()[:16]
-
-
-def _block(name: str, code: str, text: str) -> str:
-    return f"<{name}-{code}>\n{_escaped(text)}\n</{name}-{code}>"
 
 
 def _escaped(text: str) -> str:

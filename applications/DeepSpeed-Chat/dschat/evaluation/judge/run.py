@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run of the judge from its flags to the line that sums it up."""
 
-from __future__ import annotations
-
-import argparse
 import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dschat.common.journal import Journal
 from dschat.errors import UserError
-from dschat.evaluation.judge.cache import ReplyCache
 from dschat.evaluation.judge.costs import Prices, Spending, estimated_tokens
-from dschat.evaluation.judge.flags import endpoint_of, key_of, parse_flags, prices_of
-from dschat.evaluation.judge.forms import Form
+from dschat.evaluation.judge.flags import JudgeOptions, parse_flags
 from dschat.evaluation.judge.pairwise import Setup, control_question, judge_pairs, questions_of
-from dschat.evaluation.judge.question import Endpoint
+from dschat.evaluation.judge.question import Endpoint, Form, ReplyCache
 from dschat.evaluation.judge.rubrics import RUBRICS
 from dschat.evaluation.pairs.responses import Pair, model_names, read_pairs
 
@@ -28,61 +24,48 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def run_judge(words: list[str], description: str, dataset: str | None = None) -> str:
+def run_judge(words: Sequence[str], description: str, dataset: str | None = None) -> str:
     """Judges two files of responses; returns one line with counts, tokens, cost and file, or a dry run's estimate.
 
     Args:
         words: the command line without the program.
         description: first lines of --help.
         dataset: the rubric to use whatever --dataset says; None to follow --dataset.
-
-    Raises:
-        UserError: bad flags or files, or the judge cannot go on.
     """
-    known = "rubric: summarize, hh-rlhf or webgpt; default: %(default)s"
-    flags = parse_flags(words, description, known if dataset is None else f"taken, but always {dataset} here")
-    if dataset not in (None, flags.dataset):
-        logger.info("--dataset %s: judged by the %s rubric, and recorded as %s", flags.dataset, dataset, dataset)
-    prices, endpoint = prices_of(flags), endpoint_of(flags)
-    files = (flags.model_name_a, flags.model_name_b)
-    pairs = read_pairs(files[0], "--model_name_a", files[1], "--model_name_b")
-    rubric = RUBRICS[dataset or flags.dataset]
-    first, second = model_names(files)
-    setup = Setup(rubric, flags.judge_model, (first, second), flags.single_order, flags.seed)
-    cache = ReplyCache(flags.cache or flags.output.parent / ".judge-cache")
-    if flags.dry_run:
+    options = parse_flags(words, description)
+    if dataset not in (None, options.dataset):
+        logger.info("--dataset %s: judged by the %s rubric, and recorded as %s", options.dataset, dataset, dataset)
+    prices, endpoint = options.prices(), options.endpoint()
+    pairs = read_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
+    first, second = model_names([options.model_name_a, options.model_name_b])
+    rubric = RUBRICS[dataset or options.dataset]
+    setup = Setup(rubric, options.judge_model, (first, second), options.single_order, options.seed)
+    cache = ReplyCache(options.cache or options.output.parent / ".judge-cache")
+    if options.dry_run:
         return _estimate(pairs, setup, endpoint, cache, prices)
-    spending = Spending(prices, flags.max_cost)
-    client = _client(setup, endpoint, cache, spending, flags)
-    rows = _judge(pairs, setup, endpoint, client, flags)
-    counts = Counter(row["verdict"] for row in rows)
-    lost = f" and {spending.lost} whose answers did not arrive, by estimate" if spending.lost else ""
-    return (
-        f"{first} against {second} on {rubric.dataset}, {flags.judge_model}, "
-        f"{'one order' if flags.single_order else 'both orders'}: {counts['A']} wins, {counts['tie']} ties, "
-        f"{counts['B']} losses, {counts['invalid']} invalid of {len(rows)}; {spending.requests} requests{lost} "
-        f"({client.cached} more from the cache), {spending.input_tokens} + {spending.output_tokens} tokens"
-        f"{f', ${spending.cost:.4f}' if prices else ''}; {flags.output}"
-    )
-
-
-def _client(
-    setup: Setup, endpoint: Endpoint, cache: ReplyCache, spending: Spending, flags: argparse.Namespace
-) -> JudgeClient:
-    if flags.sk:
+    if options.sk:
         logger.warning("--sk shows the key to everybody on this machine; better set OPENAI_API_KEY")
     if endpoint.base_url.startswith("http://") and not endpoint.is_local:
         logger.warning("%s is not encrypted: the key and the texts can be read on the way", endpoint.base_url)
-    endpoint = replace(endpoint, key=key_of(flags, endpoint))
+    endpoint, spending = replace(endpoint, key=options.key(endpoint)), Spending(prices, options.max_cost)
     try:
         from dschat.evaluation.judge.client import JudgeClient
     except ImportError as error:
         raise UserError("The judge needs the openai library: pip install 'ma-rlhf[judge]'.") from error
-    return JudgeClient(endpoint, cache, spending, control_question(setup.rubric))
+    client = JudgeClient(endpoint, cache, spending, control_question(rubric))
+    counts = Counter(row["verdict"] for row in _judge(pairs, setup, endpoint, client, options))
+    lost = f" and {spending.lost} whose answers did not arrive, by estimate" if spending.lost else ""
+    return (
+        f"{first} against {second} on {rubric.dataset}, {setup.rater}, "
+        f"{'one order' if setup.single_order else 'both orders'}: {counts['A']} wins, {counts['tie']} ties, "
+        f"{counts['B']} losses, {counts['invalid']} invalid of {counts.total()}; {spending.requests} requests{lost} "
+        f"({client.cached} more from the cache), {spending.input_tokens} + {spending.output_tokens} tokens"
+        f"{f', ${spending.cost:.4f}' if prices else ''}; {options.output}"
+    )
 
 
 def _judge(
-    pairs: Sequence[Pair], setup: Setup, endpoint: Endpoint, client: JudgeClient, flags: argparse.Namespace
+    pairs: Sequence[Pair], setup: Setup, endpoint: Endpoint, client: "JudgeClient", options: JudgeOptions
 ) -> list[dict[str, Any]]:
     """Judges with a bar on the screen; an interrupted run goes on only with the settings that the verdicts hang on."""
     from tqdm import tqdm
@@ -97,12 +80,9 @@ def _judge(
         "model_name_a": setup.models[0],
         "model_name_b": setup.models[1],
     }
-    journal = Journal(flags.output, settings, flags.overwrite)
-    try:
-        with tqdm(total=len({pair.id for pair in pairs}), desc="judged", unit="pair", disable=None) as bar:
-            return judge_pairs(pairs, setup, client, journal, flags.concurrency, bar.update)
-    finally:
-        journal.close()
+    bar = tqdm(total=len({pair.id for pair in pairs}), desc="judged", unit="pair", disable=None)
+    with closing(Journal(options.output, settings, options.overwrite)) as journal, bar:
+        return judge_pairs(pairs, setup, client, journal, options.concurrency, bar.update)
 
 
 def _estimate(

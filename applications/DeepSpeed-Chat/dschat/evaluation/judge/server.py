@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests to an OpenAI-compatible server: the official client sends and repeats them, here every try is counted."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
@@ -14,8 +12,7 @@ import openai
 
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Spending, estimated_tokens
-from dschat.evaluation.judge.forms import Form
-from dschat.evaluation.judge.question import Endpoint, Question, Reply, Stopped, Unanswered
+from dschat.evaluation.judge.question import Endpoint, Form, Question, Reply, Stopped, Unanswered
 
 # What fails before a request is sent.
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
@@ -40,12 +37,9 @@ class CountingHttpClient(openai.DefaultHttpxClient):
         self._endpoint, self._spending, self._stop = endpoint, spending, stop
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """One try.
+        """One try. After an httpx2.RequestError (no answer came, or something else) the official client tries again.
 
-        Raises:
-            Stopped: the run is being ended.
-            UserError: the limit on the cost is reached.
-            httpx2.RequestError: no answer came, or something else than an answer: the official client tries again.
+        Raises Stopped where the run is being ended, UserError where the limit on the cost is reached.
         """
         size, longest = len(request.content), self._endpoint.max_tokens
         with self._spending.reserve(size, longest):  # no token is shorter than a byte
@@ -104,8 +98,7 @@ def send(client: openai.OpenAI, endpoint: Endpoint, question: Question, form: Fo
 def _tokens_used(response: httpx2.Response, size: int) -> tuple[int, int]:
     """Tokens sent and answered as the server counts them, or by estimate.
 
-    Raises:
-        httpx2.RemoteProtocolError: there is no answer: servers and proxies send other things with status 200, too.
+    Raises httpx2.RemoteProtocolError where there is no answer: servers and proxies send other things as well.
     """
     try:
         answer = response.json()

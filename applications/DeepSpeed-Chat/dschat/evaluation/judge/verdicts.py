@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a judge's answers to verdicts: JSON as asked for, JSON inside other text, or one clear line."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -42,37 +40,34 @@ class Reading:
 
 
 def read_answer(text: str, criteria: Iterable[str]) -> Reading:
-    """Reads a judge's answer.
+    """Reads a judge's answer, with the verdicts on some criteria where it gives them.
 
-    Args:
-        text: the answer: the JSON object asked for, alone, fenced or inside other text; or text with one line such as
-            "Verdict: first"; or the verdict alone.
-        criteria: names of the criteria that have verdicts of their own.
+    The answer is the JSON object asked for, alone, fenced or inside other text; or text with one line such as
+    "Verdict: first"; or the verdict alone.
 
     Raises:
         UnreadableAnswer: there is no verdict, the JSON is broken, or several verdicts contradict each other.
     """
     text = _without_thoughts(text)
-    if not text.strip():
-        raise UnreadableAnswer("it is empty")
     objects = list(_objects(text))
     found = [(place, row) for row in objects if (place := _verdict_of(row)) is not None]
-    if len({place for place, _ in found}) > 1:
-        raise UnreadableAnswer("it gives several verdicts that contradict each other")
     if found:
+        if len({place for place, _ in found}) > 1:
+            raise UnreadableAnswer("it gives several verdicts that contradict each other")
         return _reading(*found[-1], criteria)
-    if objects:
-        raise UnreadableAnswer("its JSON has no verdict")
     places = {place_of(line) for line in VERDICT_LINE.findall(text)} - {None}
     if not places and any(place in text.lower() for place in PLACES):
         places = {place_of(text)} - {None}
-    if len(places) != 1:
-        raise UnreadableAnswer("it gives several verdicts" if places else "it gives no verdict")
+    if objects or len(places) != 1:
+        empty = "" if text.strip() else "is empty and "
+        raise UnreadableAnswer("it gives several verdicts" if places else f"it {empty}gives no verdict")
     return Reading(str(places.pop()))
 
 
 def place_of(value: object) -> str | None:
-    """first, second or tie, however it is spelled; None for anything else."""
+    """first, second or tie, however it is spelled, also in an object that holds it; None for anything else."""
+    if isinstance(value, dict):
+        value = value.get("verdict")
     if isinstance(value, bool) or not isinstance(value, str | int) or len(str(value)) > 60:
         return None
     words = re.sub(r"[^a-z0-9]+", " ", str(value).lower()).split()
@@ -116,26 +111,20 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _own_verdict(value: Any) -> str | None:
-    """The place that a value names, or the verdict in it where it is an object."""
-    return place_of(value.get("verdict") if isinstance(value, dict) else value)
-
-
 def _verdict_of(row: dict[str, Any]) -> str | None:
     keys = {key.lower().replace(" ", "_"): value for key, value in row.items()}
-    found = (_own_verdict(keys.get(name)) for name in VERDICT_KEYS)
+    found = (place_of(keys.get(name)) for name in VERDICT_KEYS)
     return next((place for place in found if place is not None), None)
 
 
 def _reading(place: str, row: dict[str, Any], criteria: Iterable[str]) -> Reading:
-    given = {name: row[name] for name in criteria if name in row}
-    verdicts = {name: _own_verdict(value) for name, value in given.items()}
-    reasons = [f"{name}: {value['comparison']}" for name, value in given.items() if _has_comparison(value)]
-    if _has_comparison(row):
+    aspects, reasons = {}, []
+    for name in criteria:
+        aspect, part = place_of(row.get(name)), row.get(name)
+        if aspect is not None:
+            aspects[name] = aspect
+        if isinstance(part, dict) and isinstance(part.get("comparison"), str):
+            reasons.append(f"{name}: {part['comparison']}")
+    if isinstance(row.get("comparison"), str):
         reasons.append(row["comparison"])
-    aspects = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
     return Reading(place, aspects, "\n".join(reasons))
-
-
-def _has_comparison(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("comparison"), str)

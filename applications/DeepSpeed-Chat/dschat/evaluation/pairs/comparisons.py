@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts on pairs of responses: the rows that judges and people write and the report reads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from dschat.common.jsonl import text_of
 from dschat.errors import UserError
-from dschat.evaluation.pairs.responses import pair_id
+from dschat.evaluation.pairs.responses import Pair, pair_id
 
 Side = Literal["A", "B"]  # one of the two models
 Verdict = Literal["A", "B", "tie", "invalid", "skip"]  # invalid: not readable; skip: the person passed
 Kind = Literal["judge", "human", "reward"]  # a language model, a person, the reward model
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Details = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,29 @@ class Comparison:
     model_a: str
     model_b: str
     dataset: str  # summarize, hh-rlhf, webgpt, or empty
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Details
 
     def to_row(self) -> dict[str, Any]:
         """The row of the file: the fields in order, then the details."""
         return {**{k: v for k, v in vars(self).items() if k != "details"}, **self.details}
 
 
-def comparison_of(row: Mapping[str, Any], origin: str) -> Comparison:
-    """One row as a Comparison; the id is worked out where it is missing.
+def compared(
+    pair: Pair,
+    verdict: Verdict,
+    kind: Kind,
+    rater: str,
+    models: tuple[str, str],
+    dataset: str,
+    details: dict[str, Any],
+) -> Comparison:
+    """A verdict on a pair of responses."""
+    texts = (pair.prompt, pair.a.response, pair.b.response)
+    return Comparison(pair.id, *texts, verdict, kind, rater, *models, dataset, details)
 
-    Raises:
-        UserError: a column is missing or holds something else than it should.
-    """
+
+def comparison_of(row: Mapping[str, Any], origin: str) -> Comparison:
+    """One row as a Comparison, with an id in any case; raises UserError where a column is missing or wrong."""
     prompt, a, b = (text_of(row, column, origin) for column in ("prompt", "response_a", "response_b"))
     for column, allowed in (("verdict", VERDICTS), ("kind", KINDS)):
         if row.get(column) not in allowed:

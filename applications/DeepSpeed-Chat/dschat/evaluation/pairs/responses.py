@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of responses, as inference writes them, and the pairs that two of them make."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -40,11 +38,7 @@ class Pair:
 
 
 def read_responses(path: Path, flag: str) -> list[Response]:
-    """Reads a file of responses: rows with prompt, response and, optionally, reward. Messages name the flag.
-
-    Raises:
-        UserError: see `read_rows`; or a row lacks one of the texts or holds a reward that is no number.
-    """
+    """Reads a file of rows with prompt, response and, optionally, reward; raises UserError for anything else."""
     responses = []
     for origin, row in read_rows(path, flag):
         prompt, response = text_of(row, "prompt", origin), text_of(row, "response", origin)
@@ -65,10 +59,8 @@ def number_of(row: dict[str, Any], column: str, origin: str) -> float | None:
 def read_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pair]:
     """Pairs the rows of two files by their prompts, in the order of the first; the order of the second is free.
 
-    A prompt that occurs several times is paired in the order of its occurrences.
-
-    Raises:
-        UserError: the files have different numbers of rows or different prompts; names flag, file and line.
+    A prompt that occurs several times is paired in the order of its occurrences. Raises UserError, with flag, file and
+    line, where the files have different numbers of rows or different prompts.
     """
     first, second = read_responses(path_a, flag_a), read_responses(path_b, flag_b)
     if len(first) != len(second):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples a file of responses for judges and people: by subreddit for TL;DR, uniformly otherwise."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import defaultdict
@@ -20,11 +18,7 @@ RowKey = tuple[str, int]  # a prompt, and how often it occurred before in the fi
 
 
 def sample_file(source: Path, target: Path, dataset: str, number: int, seed: int) -> str:
-    """Writes a sample of a file of responses with all columns, see `sample_responses`; says what was drawn.
-
-    Raises:
-        UserError: the number is not positive, or a file cannot be read or written; names flag, file and line.
-    """
+    """Writes a sample of a file of responses with all columns, see `sample_responses`; says what was drawn."""
     if number < 1:
         raise UserError(f"--num must be at least 1, not {number}.")
     if source.resolve() == target.resolve():
@@ -52,7 +46,8 @@ def sample_responses(responses: Sequence[Response], dataset: str, number: int, s
         occurred[response.prompt] += 1
 
     def shuffled(keys: Iterable[RowKey], purpose: str) -> list[RowKey]:
-        return sorted(keys, key=lambda key: _place(seed, purpose, key))
+        texts = {key: f"{seed}\n{purpose}\n{key[1]}\n{key[0]}".encode("utf-8", "replace") for key in keys}
+        return sorted(texts, key=lambda key: hashlib.sha256(texts[key]).digest())
 
     if dataset != "summarize":
         return [rows[key] for key in shuffled(rows, "uniform")[:number]]
@@ -74,10 +69,3 @@ def group_of(prompt: str) -> str:
     if match[1] == "ARTICLE":
         return ARTICLES
     return f"r/{match[2]}" if match[2] else POSTS
-
-
-def _place(seed: int, purpose: str, key: RowKey) -> bytes:
-    """A row's place in a shuffle: a hash to sort by."""
-    prompt, occurrence = key
-    framed = f"{seed}\n{purpose}\n{occurrence}\n{prompt}"
-    return hashlib.sha256(framed.encode("utf-8", "replace")).digest()

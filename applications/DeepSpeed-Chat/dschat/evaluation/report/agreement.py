@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far raters agree on the same items: raw agreement, Cohen's kappa for two, Fleiss' for more."""
 
-from __future__ import annotations
-
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from dschat.common.statistics import POINTS, Rate, wilson
-from dschat.evaluation.pairs.comparisons import Verdict
-from dschat.evaluation.report.votes import JudgedItem
+from dschat.evaluation.pairs.comparisons import Kind, Verdict
+from dschat.evaluation.report.votes import JudgedItem, Vote
 
 CATEGORIES: tuple[Verdict, ...] = ("A", "tie", "B")  # verdicts that count
-
+MAJORITY = "humans' majority"
 Verdicts = Mapping[JudgedItem, Verdict]  # of one rater
+VotesByRater = Mapping[str, Sequence[Vote]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,28 @@ class GroupAgreement:
     items: int  # that all have in common
     same: float | None  # share of equal pairs of verdicts on an item, mean over items; None without an item
     kappa: float | None  # Fleiss'; None where it is not defined: everybody gave one and the same verdict always
+
+
+def agreements(raters: VotesByRater) -> list[Agreement]:
+    """Of each two raters; with several people also of their majority with judges and the reward model, first."""
+    people, verdicts = _of_kind("human", raters), _verdicts(raters)
+    couples = list(combinations(verdicts, 2))
+    if len(people) > 1:
+        given: dict[JudgedItem, list[Verdict]] = defaultdict(list)
+        for votes in people.values():
+            for vote in votes:
+                given[vote.item].append(vote.verdict)
+        verdicts[MAJORITY] = majority(given)
+        couples = [(rater, MAJORITY) for rater in raters if rater not in people] + couples
+    return [agreement((one, other), verdicts[one], verdicts[other]) for one, other in couples]
+
+
+def group_agreements(raters: VotesByRater) -> list[GroupAgreement]:
+    """Of three or more people, judges, or raters of any kind."""
+    groups = {"humans": _of_kind("human", raters), "judges": _of_kind("judge", raters)}
+    if len(raters) not in map(len, groups.values()):
+        groups["all raters"] = raters
+    return [group_agreement(name, _verdicts(members)) for name, members in groups.items() if len(members) > 2]
 
 
 def agreement(names: tuple[str, str], first: Verdicts, second: Verdicts) -> Agreement:
@@ -73,6 +96,14 @@ def majority(votes: Mapping[JudgedItem, Iterable[Verdict]]) -> dict[JudgedItem, 
         if most:
             verdicts[item] = leaders[0] if len(leaders) == 1 else "tie"
     return verdicts
+
+
+def _of_kind(kind: Kind, raters: VotesByRater) -> VotesByRater:
+    return {rater: votes for rater, votes in raters.items() if votes[0].kind == kind}
+
+
+def _verdicts(raters: VotesByRater) -> dict[str, Verdicts]:
+    return {rater: {vote.item: vote.verdict for vote in votes} for rater, votes in raters.items()}
 
 
 def _common(raters: Sequence[Verdicts]) -> list[list[Verdict]]:

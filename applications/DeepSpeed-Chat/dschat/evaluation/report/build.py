@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report on verdicts and rewards: which of two models is better, by whom, how surely, and how far they agree."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -51,9 +49,6 @@ def build_evaluation_report(
         output_dir: folder of the two files; made where it is missing.
         reward_margin: rewards that differ by no more are a tie.
         dataset: of the files that name none.
-
-    Raises:
-        UserError: a file is missing, bad or fits to no other; names file and line. Or the folder cannot be written.
     """
     from dschat.evaluation.report.plot import draw_report
 

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers of one section: each rater's rates, position, length, and how far raters agree."""
 
-from __future__ import annotations
-
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from dschat.common.statistics import (
+    POINTS,
     Estimate,
     Rate,
     WinRates,
@@ -18,22 +15,11 @@ from dschat.common.statistics import (
     wilson,
     win_rates,
 )
-from dschat.evaluation.pairs.comparisons import Kind, Verdict
-from dschat.evaluation.report.agreement import (
-    Agreement,
-    GroupAgreement,
-    Verdicts,
-    agreement,
-    group_agreement,
-    majority,
-)
+from dschat.evaluation.pairs.comparisons import Kind
+from dschat.evaluation.report.agreement import Agreement, GroupAgreement, agreements, group_agreements
 from dschat.evaluation.report.length_control import LengthControlled, length_controlled
-from dschat.evaluation.report.sections import Rater, Section
+from dschat.evaluation.report.sections import Section
 from dschat.evaluation.report.votes import JudgedItem, Vote
-
-MAJORITY = "humans' majority"
-
-VotesByRater = Mapping[Rater, Sequence[Vote]]
 
 
 @dataclass(frozen=True)
@@ -91,12 +77,12 @@ class SectionResult:
 
 def section_result(section: Section) -> SectionResult:
     """Works out the numbers of a section."""
-    people = {rater: votes for rater, votes in section.votes.items() if rater.kind == "human"}
-    raters = [_rater_result(rater.label, rater.kind, votes) for rater, votes in section.votes.items()]
+    people = {rater: votes for rater, votes in section.votes.items() if votes[0].kind == "human"}
+    raters = [_rater_result(rater, votes) for rater, votes in section.votes.items()]
     if len(people) > 1:
         everyone = [vote for votes in people.values() for vote in votes]
         first_person = [result.kind for result in raters].index("human")
-        raters.insert(first_person, _rater_result(f"all {len(people)} humans", "human", everyone, pooled=True))
+        raters.insert(first_person, _rater_result(f"all {len(people)} humans", everyone, pooled=True))
     everything = [vote for votes in section.votes.values() for vote in votes]
     items = dict.fromkeys(vote.item for vote in everything)
     scores = [vote.rewards for vote in everything if vote.kind == "reward" and vote.rewards is not None]
@@ -110,30 +96,27 @@ def section_result(section: Section) -> SectionResult:
             "reward": _means(scores) if scores else None,
         },
         raters=raters,
-        agreement=_agreements(section.votes, people),
-        group_agreement=_groups(section.votes, people),
+        agreement=agreements(section.votes),
+        group_agreement=group_agreements(section.votes),
     )
 
 
-def _rater_result(label: str, kind: Kind, votes: Sequence[Vote], pooled: bool = False) -> RaterResult:
+def _rater_result(rater: str, votes: Sequence[Vote], pooled: bool = False) -> RaterResult:
     verdicts, items = [vote.verdict for vote in votes], [vote.item for vote in votes]
     gaps = [len(item.response_a) - len(item.response_b) for item in items]
-    by_aspect: dict[str, list[Vote]] = defaultdict(list)
-    for vote in votes:
-        for name in vote.aspects:
-            by_aspect[name].append(vote)
+    aspects = {}
+    for name in dict.fromkeys(name for vote in votes for name in vote.aspects):
+        rated = [vote for vote in votes if name in vote.aspects]
+        aspects[name] = win_rates([vote.aspects[name] for vote in rated], [vote.item for vote in rated])
     return RaterResult(
-        rater=label,
-        kind=kind,
+        rater=rater,
+        kind=votes[0].kind,
         pooled=pooled,
         items=len(set(items)),
         rates=win_rates(verdicts, items),
         length_controlled=length_controlled(verdicts, gaps, items),
         position=_position(votes) if any(vote.showings for vote in votes) else None,
-        aspects={
-            name: win_rates([vote.aspects[name] for vote in rated], [vote.item for vote in rated])
-            for name, rated in by_aspect.items()
-        },
+        aspects=aspects,
     )
 
 
@@ -141,11 +124,11 @@ def _position(votes: Sequence[Vote]) -> Position:
     both = same = 0
     decided: dict[JudgedItem, tuple[float, int]] = {}  # item → wins of the first place, of how many
     for vote in votes:
-        read = [shown for shown in vote.showings if shown.verdict in ("A", "B", "tie")]
-        if len(read) == len(vote.showings) and len({shown.first for shown in read}) == 2:
+        read = [(first, verdict) for first, verdict in vote.showings if verdict in POINTS]
+        if len(read) == len(vote.showings) and len({first for first, _ in read}) == 2:
             both += 1
-            same += len({shown.verdict for shown in read}) == 1
-        preferred = [shown.verdict == shown.first for shown in read if shown.verdict != "tie"]
+            same += len({verdict for _, verdict in read}) == 1
+        preferred = [verdict == first for first, verdict in read if verdict != "tie"]
         if preferred:
             wins, number = decided.get(vote.item, (0.0, 0))
             decided[vote.item] = (wins + sum(preferred), number + len(preferred))
@@ -155,29 +138,3 @@ def _position(votes: Sequence[Vote]) -> Position:
 def _means(numbers: Sequence[tuple[float, float]]) -> ModelMeans:
     first, second = zip(*numbers, strict=True)
     return ModelMeans(mean_estimate(first), mean_estimate(second), paired_difference(first, second), len(numbers))
-
-
-def _agreements(raters: VotesByRater, people: VotesByRater) -> list[Agreement]:
-    verdicts = _verdicts(raters)
-    couples = list(combinations(verdicts, 2))
-    if len(people) > 1:
-        given: dict[JudgedItem, list[Verdict]] = defaultdict(list)
-        for votes in people.values():
-            for vote in votes:
-                given[vote.item].append(vote.verdict)
-        verdicts[MAJORITY] = majority(given)
-        couples = [(rater.label, MAJORITY) for rater in raters if rater not in people] + couples
-    return [agreement((one, other), verdicts[one], verdicts[other]) for one, other in couples]
-
-
-def _groups(raters: VotesByRater, people: VotesByRater) -> list[GroupAgreement]:
-    judges = {rater: votes for rater, votes in raters.items() if rater.kind == "judge"}
-    groups = {"humans": people, "judges": judges}
-    if len(raters) not in (len(people), len(judges)):
-        groups["all raters"] = raters
-    return [group_agreement(name, _verdicts(members)) for name, members in groups.items() if len(members) > 2]
-
-
-def _verdicts(raters: VotesByRater) -> dict[str, Verdicts]:
-    """Label of each rater → item → verdict."""
-    return {rater.label: {vote.item: vote.verdict for vote in votes} for rater, votes in raters.items()}

@@ -1,29 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes sorted into sections, one per pair of models and data set, and in each by rater, one vote per item."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dschat.errors import UserError
-from dschat.evaluation.pairs.comparisons import KINDS, Kind, combined
+from dschat.evaluation.pairs.comparisons import KINDS, combined
 from dschat.evaluation.report.votes import FLAG, JudgedItem, Vote, reward_vote
-
-
-@dataclass(frozen=True)
-class Rater:
-    """Who voted: a judge model, a person, the reward model."""
-
-    kind: Kind
-    name: str
-
-    @property
-    def label(self) -> str:
-        """`judge NAME`, `human NAME`, or the reward model's name."""
-        name = " ".join(self.name.split())
-        return name if self.kind == "reward" or name == self.kind else f"{self.kind} {name}"
 
 
 @dataclass(frozen=True)
@@ -32,7 +16,7 @@ class Section:
 
     models: tuple[str, str]  # names of the first and the second
     dataset: str  # its name, or empty
-    votes: dict[Rater, list[Vote]]  # one per item; judges first, then people, then the reward model
+    votes: dict[str, list[Vote]]  # rater → one per item; judges first, then people, then the reward model
 
 
 def sections_of(votes: Sequence[Vote], margin: float, dataset: str = "") -> list[Section]:
@@ -44,10 +28,7 @@ def sections_of(votes: Sequence[Vote], margin: float, dataset: str = "") -> list
     Args:
         votes: see `read_votes`. Where the reward model has none in a section, the rewards beside verdicts are taken.
         margin: rewards that differ by no more are a tie.
-        dataset: of the votes that name none.
-
-    Raises:
-        UserError: votes name no data set, and others on the same models name several.
+        dataset: of the votes that name none; without it a UserError is raised where it could be one of several.
     """
     named: dict[frozenset[str], list[str]] = defaultdict(list)
     for vote in votes:
@@ -72,14 +53,15 @@ def _section(dataset: str, votes: Sequence[Vote], margin: float) -> Section:
     if not any(vote.kind == "reward" for vote in oriented):
         scored = {vote.item: (vote.rewards, vote.file) for vote in oriented if vote.rewards is not None}
         oriented += [reward_vote(item, pair, models, file, margin) for item, (pair, file) in scored.items()]
-    raters: dict[Rater, list[Vote]] = defaultdict(list)
+    raters: dict[str, list[Vote]] = defaultdict(list)
     for vote in sorted(oriented, key=lambda vote: KINDS.index(vote.kind)):
-        raters[Rater(vote.kind, vote.rater)].append(vote)
+        name = " ".join(vote.rater.split())
+        raters[name if vote.kind == "reward" or name == vote.kind else f"{vote.kind} {name}"].append(vote)
     parts = [part for rater, given in raters.items() for part in _by_file(rater, given)]
     return Section(models, dataset, {rater: _one_per_item(given) for rater, given in parts})
 
 
-def _by_file(rater: Rater, votes: list[Vote]) -> list[tuple[Rater, list[Vote]]]:
+def _by_file(rater: str, votes: list[Vote]) -> list[tuple[str, list[Vote]]]:
     """A rater's votes; by file, with its name in the rater's, where files hold verdicts on the same item and order.
 
     These are two people of one name, or a judge asked twice; counted together they would pass for more items.
@@ -92,7 +74,7 @@ def _by_file(rater: Rater, votes: list[Vote]) -> list[tuple[Rater, list[Vote]]]:
     files: dict[str, list[Vote]] = defaultdict(list)
     for vote in votes:
         files[vote.file.stem if unique else str(vote.file)].append(vote)
-    return [(Rater(rater.kind, f"{rater.name} ({name})"), given) for name, given in files.items()]
+    return [(f"{rater} ({name})", given) for name, given in files.items()]
 
 
 def _one_per_item(votes: Sequence[Vote]) -> list[Vote]:
@@ -100,14 +82,16 @@ def _one_per_item(votes: Sequence[Vote]) -> list[Vote]:
     items: dict[JudgedItem, list[Vote]] = defaultdict(list)
     for vote in votes:
         items[vote.item].append(vote)
-    return [given[0] if len(given) == 1 else _joined(given) for given in items.values()]
-
-
-def _joined(votes: Sequence[Vote]) -> Vote:
-    shared = [name for name in votes[0].aspects if all(name in vote.aspects for vote in votes)]
-    return replace(
-        votes[0],
-        verdict=combined([vote.verdict for vote in votes]),
-        showings=tuple(shown for vote in votes for shown in vote.showings),
-        aspects={name: combined([vote.aspects[name] for vote in votes]) for name in shared},
-    )
+    return [
+        replace(
+            given[0],
+            verdict=combined([vote.verdict for vote in given]),
+            showings=tuple(shown for vote in given for shown in vote.showings),
+            aspects={
+                name: combined([vote.aspects[name] for vote in given])
+                for name in given[0].aspects
+                if all(name in vote.aspects for vote in given)
+            },
+        )
+        for given in items.values()
+    ]

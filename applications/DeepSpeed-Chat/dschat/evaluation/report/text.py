@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An evaluation report as tables for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from dschat.common.statistics import Rate, WinRates
+from dschat.common.statistics import Rate, Tally, WinRates
 from dschat.common.tables import text_table, text_width
-from dschat.evaluation.report.results import RaterResult, SectionResult
+from dschat.evaluation.report.results import SectionResult
 
 NONE = "–"
 REMARKS = (
@@ -20,12 +18,7 @@ POOLED = "All humans: every vote counts, and all intervals are bootstraps over i
 
 
 def report_text(sections: Sequence[SectionResult], margin: float) -> str:
-    """The tables of all sections and how to read them.
-
-    Args:
-        sections: at least one.
-        margin: rewards that differ by no more were a tie.
-    """
+    """The tables of all sections and how to read them; rewards that differ by no more than the margin were a tie."""
     remarks = list(REMARKS)
     if any(rater.pooled for section in sections for rater in section.raters):
         remarks.append(POOLED)
@@ -40,57 +33,32 @@ def _section_text(section: SectionResult) -> str:
     title = f"{first} against {second}{dataset}: {section.items} items"
     raters = section.raters
     remarks = [(rater.rater, rater.length_controlled.remark) for rater in raters]
+    aspects = [(f"{rater.rater}: {name}", rates) for rater in raters for name, rates in rater.aspects.items()]
+    places = [(rater.rater, rater.position) for rater in raters if rater.position is not None]
     parts = [
         f"{title}\n{'=' * text_width(title)}\nwin: {first} is better; loss: {second} is better",
-        _counts(raters),
-        _rates(raters),
-        "\n".join(f"At equal length, {name}: {remark}." for name, remark in remarks if remark),
+        _table(
+            ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],
+            [[rater.rater, rater.items, *_counts(rater.rates.tally)] for rater in raters],
+        ),
+        _table(
+            ["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"],
+            [[rater.rater, *_shares(rater.rates), _rate(rater.length_controlled.rate)] for rater in raters],
+        ),
+        "\n".join(f"At equal length, {rater}: {remark}." for rater, remark in remarks if remark),
         _means(section),
-        _aspects(raters),
-        _positions(raters),
+        _table(
+            ["by criterion, in %", "counted", "win", "tie", "loss", "win + ½ tie"],
+            [[name, rates.tally.counted, *_shares(rates)] for name, rates in aspects],
+        ),
+        _table(
+            ["place, in %", "items in both orders", "same verdict in both", "wins by place", "of first place"],
+            [[name, p.both_orders, _rate(p.consistent), p.decided, _rate(p.first_place)] for name, p in places],
+        ),
         _agreements(section),
         _groups(section),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; nothing where there are no rows."""
-    return text_table(headers, [list(map(str, row)) for row in rows]) if rows else ""
-
-
-def _counts(raters: Sequence[RaterResult]) -> str:
-    rows = []
-    for rater in raters:
-        tally = rater.rates.tally
-        numbers = (rater.items, tally.given, tally.counted, tally.wins, tally.ties, tally.losses)
-        rows.append([rater.rater, *numbers, tally.invalid, tally.skipped])
-    return _table(["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"], rows)
-
-
-def _rates(raters: Sequence[RaterResult]) -> str:
-    rows = [[rater.rater, *_shares(rater.rates), _rate(rater.length_controlled.rate)] for rater in raters]
-    return _table(["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"], rows)
-
-
-def _aspects(raters: Sequence[RaterResult]) -> str:
-    rows = [
-        [f"{rater.rater}: {name}", rates.tally.counted, *_shares(rates)]
-        for rater in raters
-        for name, rates in rater.aspects.items()
-    ]
-    return _table(["by criterion, in %", "counted", "win", "tie", "loss", "win + ½ tie"], rows)
-
-
-def _positions(raters: Sequence[RaterResult]) -> str:
-    found = [(rater.rater, rater.position) for rater in raters if rater.position is not None]
-    rows = [
-        [name, place.both_orders, _rate(place.consistent), place.decided, _rate(place.first_place)]
-        for name, place in found
-    ]
-    return _table(
-        ["place, in %", "items in both orders", "same verdict in both", "wins by place", "of first place"], rows
-    )
 
 
 def _agreements(section: SectionResult) -> str:
@@ -124,6 +92,15 @@ def _means(section: SectionResult) -> str:
             estimates = (means.first, means.second, means.difference)
             rows.append([name, *(estimate.text(digits) for estimate in estimates), means.items])
     return _table(["mean ± standard error", *section.names, "difference", "items"], rows)
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; nothing where there are no rows."""
+    return text_table(headers, [list(map(str, row)) for row in rows]) if rows else ""
+
+
+def _counts(tally: Tally) -> list[int]:
+    return [tally.given, tally.counted, tally.wins, tally.ties, tally.losses, tally.invalid, tally.skipped]
 
 
 def _shares(rates: WinRates) -> list[str]:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a report counts: votes, one per row of a file of verdicts or per pair of scored responses."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +12,12 @@ from dschat.common.jsonl import read_rows
 from dschat.common.statistics import score_verdict
 from dschat.errors import UserError
 from dschat.evaluation.pairs.comparisons import VERDICTS, Kind, Side, Verdict, comparison_of, mirrored
-from dschat.evaluation.pairs.responses import Pair, model_names, number_of, read_pairs, read_responses
+from dschat.evaluation.pairs.responses import Response, model_names, number_of, read_pairs, read_responses
 
 FLAG = "FILE"  # how messages name the files, which come without a flag
 REWARD_MODEL = "reward model"
+
+Showing = tuple[Side, Verdict]  # whose response was shown first, and the verdict in this order
 
 
 class JudgedItem(NamedTuple):
@@ -27,13 +27,6 @@ class JudgedItem(NamedTuple):
     response_a: str
     response_b: str
     occurrence: int = 0
-
-
-class Showing(NamedTuple):
-    """One order in which the responses were shown: whose stood first, and the verdict in terms of the models."""
-
-    first: Side
-    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -52,15 +45,15 @@ class Vote:
     aspects: Mapping[str, Verdict] = field(default_factory=dict)  # criterion → verdict, where the judge gave one
     turned: bool = False  # whether the models stand here the other way round than in the file
 
-    def mirrored(self) -> Vote:
+    def mirrored(self) -> "Vote":
         """The same vote with the models exchanged."""
-        showings = (Showing("B" if shown.first == "A" else "A", mirrored(shown.verdict)) for shown in self.showings)
+        sides: dict[Side, Side] = {"A": "B", "B": "A"}
         return replace(
             self,
             item=self.item._replace(response_a=self.item.response_b, response_b=self.item.response_a),
             verdict=mirrored(self.verdict),
             models=(self.models[1], self.models[0]),
-            showings=tuple(showings),
+            showings=tuple((sides[first], mirrored(verdict)) for first, verdict in self.showings),
             rewards=None if self.rewards is None else (self.rewards[1], self.rewards[0]),
             aspects={name: mirrored(verdict) for name, verdict in self.aspects.items()},
             turned=not self.turned,
@@ -71,10 +64,8 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
     """Reads files of verdicts and of responses, told apart by their columns; one given twice counts once.
 
     The votes of judges and people come first, in the order of the files; then the reward model's on each two files of
-    responses to the same prompts. Rewards that differ by no more than the margin are a tie.
-
-    Raises:
-        UserError: a file is missing, of neither kind, or bad; files of responses do not fit together or lack rewards.
+    responses to the same prompts. Rewards that differ by no more than the margin are a tie. Raises UserError for a bad
+    file, and for files of responses that do not fit together or lack rewards.
     """
     votes: list[Vote] = []
     responses: list[Path] = []
@@ -129,17 +120,14 @@ def _showings(row: Mapping[str, Any], verdict: Verdict, origin: str) -> tuple[Sh
     """Judges write a list of orders, people the model that was shown first."""
     orders = row.get("orders")
     if orders is None:
-        return (Showing(row["first"], verdict),) if row.get("first") in ("A", "B") else ()
-    if not isinstance(orders, list) or not all(_is_order(order) for order in orders):
-        raise UserError(
-            f"{origin}: orders must be a list of objects with first (A or B) and verdict ({', '.join(VERDICTS)}); "
-            "correct or remove the column."
-        )
-    return tuple(Showing(order["first"], order["verdict"]) for order in orders)
-
-
-def _is_order(order: Any) -> bool:
-    return isinstance(order, dict) and order.get("first") in ("A", "B") and order.get("verdict") in VERDICTS
+        return ((row["first"], verdict),) if row.get("first") in ("A", "B") else ()
+    if not isinstance(orders, list) or not all(
+        isinstance(order, dict) and order.get("first") in ("A", "B") and order.get("verdict") in VERDICTS
+        for order in orders
+    ):
+        form = f"a list of objects with first (A or B) and verdict ({', '.join(VERDICTS)})"
+        raise UserError(f"{origin}: orders must be {form}; correct or remove the column.")
+    return tuple((order["first"], order["verdict"]) for order in orders)
 
 
 def _aspects(row: Mapping[str, Any], origin: str) -> dict[str, Verdict]:
@@ -154,17 +142,18 @@ def _scored(files: Sequence[Path], margin: float) -> list[Vote]:
 
     An item counts once for two models, also where a sample of their files is given beside the whole ones.
     """
-    if len(files) == 1:
-        raise UserError(f"{FLAG} {files[0]}: responses of one model alone; give the file of the other model as well.")
     names = dict(zip(files, model_names(files), strict=True))
     prompts = {file: Counter(response.prompt for response in read_responses(file, FLAG)) for file in files}
     models = list(dict.fromkeys(names.values()))
-    by_model = sorted(files, key=lambda file: models.index(names[file]))
-    different = [couple for couple in combinations(by_model, 2) if names[couple[0]] != names[couple[1]]]
-    couples = [couple for couple in different if prompts[couple[0]] == prompts[couple[1]]]
+    couples = [
+        (one, other)
+        for one, other in combinations(sorted(files, key=lambda file: models.index(names[file])), 2)
+        if names[one] != names[other] and prompts[one] == prompts[other]
+    ]
     for file in files:
         if not any(file in couple for couple in couples):
-            _explain_lone(file, prompts)
+            remedy = "Give one, sampled with the same command and seed"
+            raise UserError(f"{FLAG} {file}: no file of another model answers the same prompts. {remedy}.")
     votes: dict[tuple[tuple[str, str], JudgedItem], Vote] = {}
     for first, second in couples:
         both = (names[first], names[second])
@@ -173,20 +162,12 @@ def _scored(files: Sequence[Path], margin: float) -> list[Vote]:
             texts = (pair.prompt, pair.a.response, pair.b.response)
             item = JudgedItem(*texts, occurred[texts])
             occurred[texts] += 1
-            votes.setdefault((both, item), reward_vote(item, _rewards(pair), both, first, margin))
+            rewards = (_reward(pair.a), _reward(pair.b))
+            votes.setdefault((both, item), reward_vote(item, rewards, both, first, margin))
     return list(votes.values())
 
 
-def _explain_lone(file: Path, prompts: Mapping[Path, Counter[str]]) -> None:
-    """Raises the error that names what keeps a file of responses from being compared with another."""
-    others = [other for other in prompts if other != file]
-    nearest = max(others, key=lambda other: (prompts[other] & prompts[file]).total())
-    read_pairs(file, FLAG, nearest, FLAG)
-    raise UserError(f"{FLAG} {file} and {nearest} are responses of the same model; give the other model's as well.")
-
-
-def _rewards(pair: Pair) -> tuple[float, float]:
-    for response in (pair.a, pair.b):
-        if response.reward is None:
-            raise UserError(f"{response.origin}: no reward to compare by; score the responses with a reward model.")
-    return pair.a.reward or 0.0, pair.b.reward or 0.0
+def _reward(response: Response) -> float:
+    if response.reward is None:
+        raise UserError(f"{response.origin}: no reward to compare by; score the responses with a reward model.")
+    return response.reward
