@@ -22,6 +22,18 @@ from factories import make_tokenizer
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps an xdist_group in one process: pytest-xdist 3.8 writes its name where pytest 9.2 does not look."""
+    if not getattr(config.option, "loadgroup", False) or any(hasattr(item, "_nodeid") for item in items[:1]):
+        return
+    from _pytest.nodeid import coerce_node_id
+
+    for item in items:
+        for mark in item.iter_markers("xdist_group"):
+            item._id = coerce_node_id(f"{item.nodeid}@{mark.args[0]}")
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     """A byte-level BPE tokenizer of 100 ids: 0 <pad>, 1 <bos>, 2 <eos>."""

@@ -98,15 +98,15 @@ def test_the_order_of_rows_does_not_matter(server, tmp_path, words):
 def test_a_single_order_shows_each_pair_once_with_sides_by_chance(server, tmp_path):
     """A judge that always takes the first shows who was first: by the seed, by text and not by file."""
     server.answer = lambda messages: '{"comparison": "", "verdict": "first"}'
-    a, b = two_files(tmp_path, [f"a{i}" for i in range(60)], [f"b{i}" for i in range(60)])
+    a, b = two_files(tmp_path, [f"a{i}" for i in range(30)], [f"b{i}" for i in range(30)])
     line = judged(server, a, b, tmp_path / "o.jsonl", "--single-order")
-    assert len(server.bodies) == 60 and "one order" in line
+    assert len(server.bodies) == 30 and "one order" in line
     found = verdicts(tmp_path / "o.jsonl")
     assert [row["orders"][0]["first"] for row in read_jsonl(tmp_path / "o.jsonl")] == found
-    assert 15 < found.count("A") < 45  # 60 fair coins leave this range once in 10,000 times
+    assert 5 < found.count("A") < 25  # 30 fair coins leave this range once in 3,000 times
     judged(server, b, a, tmp_path / "m.jsonl", "--single-order")
     assert verdicts(tmp_path / "m.jsonl") == [{"A": "B", "B": "A"}[v] for v in found]
-    assert len(server.bodies) == 60
+    assert len(server.bodies) == 30
     judged(server, a, b, tmp_path / "s.jsonl", "--single-order", "--seed", "7")
     assert verdicts(tmp_path / "s.jsonl") != found
 
@@ -284,7 +284,7 @@ def six_files(folder, bad):
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("bad", [0, 3])
-@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("status", [400, 422])
 def test_one_text_that_the_server_rejects_spoils_its_own_pair_only(server, tmp_path, status, bad, concurrency):
     server.fail_on("POISON", (status, STRANGE, {}))
     a, b = six_files(tmp_path, bad)
@@ -315,9 +315,9 @@ def test_a_server_that_rejects_everything_ends_the_run(server, tmp_path, concurr
     assert len(server.bodies) <= 3 * (concurrency + 1)  # three forms of what is on its way, and of the harmless one
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
-@pytest.mark.parametrize("bad", [0, 3])
-@pytest.mark.parametrize("way", ["500", "timeout"])
+@pytest.mark.parametrize(
+    ("way", "bad", "concurrency"), [("500", 0, 1), ("500", 0, 8), ("500", 3, 1), ("500", 3, 8), ("timeout", 3, 8)]
+)
 def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path, way, bad, concurrency):
     server.fail_on("POISON", (500, {"error": {"message": "oops"}}, {}) if way == "500" else "timeout")
     a, b = six_files(tmp_path, bad)
