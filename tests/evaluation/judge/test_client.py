@@ -84,6 +84,15 @@ def test_what_does_not_pass_ends_the_run_at_once(server, tmp_path, status):
     assert KEY not in str(error.value)
 
 
+@pytest.mark.parametrize("status", [200, 422, 500])
+def test_a_message_that_is_cut_does_not_show_a_part_of_the_key(server, tmp_path, caplog, status):
+    caplog.set_level("INFO")
+    server.fail_on("", (status, {"message": "x" * 277 + KEY}, {}))
+    with pytest.raises(UserError) as error:
+        client_of(server, tmp_path, tries=2).ask(question())
+    assert "xxx" in str(error.value) and KEY[:4] not in str(error.value) + caplog.text
+
+
 def test_an_empty_account_is_called_so(server, tmp_path):
     server.plan.extend([(429, {"error": {"message": "quota", "code": "insufficient_quota"}}, {})] * 8)
     with pytest.raises(UserError, match="out of money"):

@@ -95,6 +95,11 @@ def test_exchanging_the_models_mirrors_the_rate():
         (["A"] * 10 + ["B"] * 10, range(20), "length tells wins from losses without exception"),
         (["A"] * 10 + ["tie"] * 9 + ["B"] * 10, range(29), "length tells wins from losses without exception"),
         (["A"] * 20 + ["tie"] * 10, range(30), "length tells wins from losses without exception"),
+        (
+            ["A"] * 12 + ["B"] * 11,
+            [*range(1, 11), -1, 10**9, 1, *range(-10, 0)],
+            "from losses almost without exception",
+        ),
     ],
 )
 def test_what_cannot_be_estimated_is_said(verdicts, gaps, words):

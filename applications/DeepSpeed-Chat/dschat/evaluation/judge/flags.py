@@ -4,7 +4,6 @@
 import argparse
 import os
 import re
-import urllib.parse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +72,9 @@ class JudgeOptions:
     def endpoint(self) -> Endpoint:
         """Whom to ask, at --base-url, OPENAI_BASE_URL or OpenAI's; raises UserError where that is no bare address."""
         url = (self.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_SERVER).rstrip("/")
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not re.match(r"https?://[^/]", url):
             raise UserError(f"--base-url {url}: an address such as http://127.0.0.1:8000/v1 is needed.")
-        if parts.username or parts.password or parts.query:
+        if re.match(r"https?://[^/]*@", url) or "?" in url:
             remedy = "give the key in OPENAI_API_KEY and the bare address"
             raise UserError(f"--base-url holds a password or a query; {remedy}.")
         return Endpoint(self.judge_model, url, self.max_tokens, self.timeout, self.max_tries)

@@ -4,7 +4,6 @@
 import hashlib
 import json
 import re
-import urllib.parse
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -39,8 +38,7 @@ class Endpoint:
     @property
     def is_local(self) -> bool:
         """Whether the address is a loopback one."""
-        host = urllib.parse.urlsplit(self.base_url).hostname or ""
-        return re.fullmatch(r"localhost|127(\.\d+){3}|::1", host) is not None
+        return re.match(r"https?://(localhost|127(\.\d+){3}|\[::1\])(:\d+)?(/|$)", self.base_url) is not None
 
     def hide_key(self, text: str) -> str:
         """A text without the key: servers may repeat it in errors and answers."""

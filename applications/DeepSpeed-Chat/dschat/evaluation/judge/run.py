@@ -92,7 +92,8 @@ def _estimate(
     asked = [question for pair in pairs for question in questions_of(pair, setup).values()]
     questions = {question.digest(endpoint): question for question in asked}
     new = [question for digest, question in questions.items() if cache.get(digest) is None]
-    sent = sum(estimated_tokens(len(json.dumps(Form().body(endpoint, question)))) for question in new)
+    bodies = [json.dumps(Form().body(endpoint, question), ensure_ascii=False) for question in new]
+    sent = sum(estimated_tokens(len(body.encode("utf-8", "replace"))) for body in bodies)
     answered = len(new) * setup.rubric.output_tokens
     return (
         f"dry run, nothing sent: {len(pairs)} pairs, {len(new)} requests to {endpoint.model} at {endpoint.base_url} "

@@ -48,7 +48,7 @@ class CountingHttpClient(openai.DefaultHttpxClient):
             try:
                 response = super().send(request, **options)
                 if response.is_success:
-                    self._spending.add(*_tokens_used(response, size))
+                    self._spending.add(*_tokens_used(response, size, self._endpoint))
                 elif response.status_code == 429 or response.is_server_error:
                     logger.info("%s answers %d", self._endpoint.base_url, response.status_code)
             except httpx2.RequestError as error:
@@ -95,7 +95,7 @@ def send(client: openai.OpenAI, endpoint: Endpoint, question: Question, form: Fo
     return Reply(*(endpoint.hide_key(str(text)) for text in said))
 
 
-def _tokens_used(response: httpx2.Response, size: int) -> tuple[int, int]:
+def _tokens_used(response: httpx2.Response, size: int, endpoint: Endpoint) -> tuple[int, int]:
     """Tokens sent and answered as the server counts them, or by estimate.
 
     Raises httpx2.RemoteProtocolError where there is no answer: servers and proxies send other things as well.
@@ -104,7 +104,7 @@ def _tokens_used(response: httpx2.Response, size: int) -> tuple[int, int]:
         answer = response.json()
         text = answer["choices"][0]["message"].get("content") or ""
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        problem = f"its answer is no chat completion: {_short(response.text)}"
+        problem = f"its answer is no chat completion: {_short(endpoint.hide_key(response.text))}"
         raise httpx2.RemoteProtocolError(problem, request=response.request) from error
     usage = answer.get("usage") or {}
     sent, answered = usage.get("prompt_tokens"), usage.get("completion_tokens")
