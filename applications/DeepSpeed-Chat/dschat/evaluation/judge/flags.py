@@ -92,7 +92,7 @@ class JudgeOptions:
         return key
 
 
-class _Parser(argparse.ArgumentParser):
+class _DiscreetParser(argparse.ArgumentParser):
     """Says what is wrong without repeating words: one of them may be a key at the wrong place."""
 
     def error(self, message: str) -> NoReturn:
@@ -101,7 +101,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parse_flags(words: Sequence[str], description: str) -> JudgeOptions:
     """The options of a command line without its program. Raises UserError, see JudgeOptions."""
-    parser = _Parser(description=description, allow_abbrev=False)
+    parser = _DiscreetParser(description=description, allow_abbrev=False)
     add_flags(parser, JudgeOptions)
     flags, unknown = parser.parse_known_args(words)
     if unknown:

@@ -101,8 +101,8 @@ def judge_pairs(
                     row = done.result().to_row()
                 except Stopped:
                     continue
-                except Unanswered as trouble:
-                    unanswered.append((waiting[done], trouble))
+                except Unanswered as error:
+                    unanswered.append((waiting[done], error))
                 except UserError as error:  # the client sends nothing after it
                     failures.append(error)
                 else:
@@ -117,11 +117,9 @@ def judge_pairs(
     if failures:
         raise UserError(f"{str(failures[0]).rstrip('.')}. {kept}; the same command goes on from there.")
     if unanswered:
-        pair, reason = unanswered[0]
-        raise UserError(
-            f"{len(unanswered)} pairs got no answer, among them {pair.a.origin}: {reason}. {kept}; the same command "
-            f"asks only for the {len(unanswered)} that are left."
-        )
+        pair, trouble = unanswered[0]
+        reason = f"{len(unanswered)} pairs got no answer, among them {pair.a.origin}: {str(trouble).rstrip('.')}"
+        raise UserError(f"{reason}. {kept}; the same command asks only for the {len(unanswered)} that are left.")
     journal.finish(ordered := [rows[pair.id] for pair in pairs])
     return ordered
 
