@@ -219,7 +219,7 @@ def test_all_failures_in_turn_lose_nothing(server, tmp_path):
         ]
     )
     a, b = two_files(tmp_path)
-    judged(server, a, b, tmp_path / "o.jsonl", "--timeout", 0.4, "--concurrency", 1)
+    judged(server, a, b, tmp_path / "o.jsonl", "--timeout", 0.9, "--concurrency", 1)
     server.plan.clear()
     judged(server, a, b, tmp_path / "plain.jsonl", "--cache", tmp_path / "other")
     # the sixth and the seventh request are one question and its repair: invalid; all others as without failures
@@ -321,7 +321,7 @@ def test_a_server_that_rejects_everything_ends_the_run(server, tmp_path, concurr
 def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path, way, bad, concurrency):
     server.fail_on("POISON", (500, {"error": {"message": "oops"}}, {}) if way == "500" else "timeout")
     a, b = six_files(tmp_path, bad)
-    words = ["--concurrency", concurrency, "--max-tries", 2, "--timeout", 0.4]
+    words = ["--concurrency", concurrency, "--max-tries", 2, "--timeout", 0.8 if way == "timeout" else 5]
     with pytest.raises(UserError) as error:
         judged(server, a, b, tmp_path / "o.jsonl", *words)
     assert f"1 pairs got no answer, among them {a}:{bad + 1}: no answer with --max-tries 2: " in str(error.value)
