@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file of results that takes long to make: rows are kept as they come, and a killed run goes on where it stood."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts share: flags from the fields of a dataclass, how they speak and how they end."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import logging

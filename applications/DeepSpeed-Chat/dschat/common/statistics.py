@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Means with standard errors; rates with 95 % intervals, by the formulas of statsmodels and scipy."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

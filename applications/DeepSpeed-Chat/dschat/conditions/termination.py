@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From flags to a termination condition: Trajectory → where its macro actions end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

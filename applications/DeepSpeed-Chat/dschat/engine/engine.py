@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model under DeepSpeed, for training or frozen, with DeepSpeed's own method names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,11 +60,6 @@ class Engine(Generic[M]):
     def learning_rate(self) -> float:
         """That of the next update."""
         return self._engine.get_lr()[0]
-
-    @property
-    def updates(self) -> int:
-        """Optimiser updates so far."""
-        return self._engine.global_steps
 
     def train(self) -> None:
         """Training mode: gradient checkpointing acts. There is no dropout to switch on."""

@@ -5,8 +5,6 @@ Gathering alone is not enough for generation: DeepSpeed's forward hooks release 
 first use. So the hooks are taken off, the weights gathered once, and afterwards everything is put back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows where termination conditions cut responses: `python -m dschat.show_macro_actions --help`."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

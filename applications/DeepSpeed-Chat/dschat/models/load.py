@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening Hugging Face models, from folders or the hub."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

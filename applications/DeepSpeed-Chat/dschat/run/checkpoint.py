@@ -9,8 +9,6 @@ A model's folder holds safetensors, config.json, tokenizer, README.md (the model
 adapter/.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

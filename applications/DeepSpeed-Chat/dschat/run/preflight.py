@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looks at every process before anything is loaded: what would fail after minutes fails at once and names the rank."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import socket

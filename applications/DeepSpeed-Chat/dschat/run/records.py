@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands beside a saved model: run.json (where it came from) and a model card (README.md)."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seeds that follow from the run's seed, what they are for, and when."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report on runs of step 3 that start from the same models: one HTML page, one PNG, one table for the terminal."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

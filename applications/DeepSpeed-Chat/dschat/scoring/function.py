@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores from a user's Python function, which reads text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reward model that reads texts: with its own tokenizer, of any architecture that has one label."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a source of scores is: it maps a rollout and its texts to one number per response."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks before the first update: a few forward passes that catch what would otherwise train silently wrong."""
 
-from __future__ import annotations
-
 import inspect
 
 import torch

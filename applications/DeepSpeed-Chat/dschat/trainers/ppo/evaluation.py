@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 3's evaluation: responses to held-out prompts, their scores, and a file of samples."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path

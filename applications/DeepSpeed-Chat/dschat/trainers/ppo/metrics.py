@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is logged of a rollout, and how a response is written down token by token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exponential moving average of the actor's weights (``--enable_ema``)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from dschat.models.engines import TrainedPolicy
