@@ -91,7 +91,7 @@ def test_greedy_responses_are_the_models_own(project, options, bytes_tokenizer):
     examples = examples_of([9, 4, 2])
     responses = policy.respond(examples, 0, 0)
     for example, response in zip(examples, responses, strict=True):
-        expected = greedy_by_hand(policy.inner, example.prompt_ids, 10)
+        expected = greedy_by_hand(policy.causal_lm, example.prompt_ids, 10)
         assert response.text == bytes_tokenizer.decode(expected, skip_special_tokens=True)
         assert response.tokens == len(expected)
         assert response.finished is (expected[-1] == EOS)

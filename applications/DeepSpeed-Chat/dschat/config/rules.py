@@ -88,16 +88,18 @@ def check_function_path(name: str, value: str) -> None:
         )
 
 
-def _bound_names(tree: ast.Module) -> set[str]:
-    """Names that a module binds anywhere; "*" stands for a star import."""
+def _bound_names(tree: ast.AST) -> set[str]:
+    """Names that a module binds at its top level, blocks included; "*" stands for a star import."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
+        else:
+            names |= _bound_names(node)
     return names
 
 

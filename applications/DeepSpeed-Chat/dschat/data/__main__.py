@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m dschat.data check PATH` and `python -m dschat.data preview PATH`: look at data before training on it."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from collections.abc import Sequence
