@@ -25,7 +25,7 @@ M = TypeVar("M", PolicyModel, ScalarModel)
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Optimiser and schedule of one model. Steps are optimiser updates."""
+    """Optimiser and schedule of one model."""
 
     learning_rate: float
     weight_decay: float
@@ -36,7 +36,7 @@ class OptimizerSettings:
 
 
 class Engine(Generic[M]):
-    """DeepSpeed's engine, with losses that are shares of the update's global mean.
+    """DeepSpeed's engine, where the losses of an update's micro-batches on all ranks add up to the update's mean loss.
 
     A trainer divides each micro-batch's sum by the count of the whole update (all micro-batches, all ranks); DeepSpeed
     would divide again by the accumulation steps and average over ranks. ``backward`` undoes both, so that the update's

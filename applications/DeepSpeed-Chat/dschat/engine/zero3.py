@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def parameter_offload(engine: Any) -> Any | None:
-    """DeepSpeed's owner of the stage-3 hooks; None below stage 3.
+    """The object of DeepSpeed that holds the stage-3 hooks; None below stage 3.
 
     Args:
         engine: DeepSpeed's engine, with an optimiser or without.

@@ -124,7 +124,7 @@ class RunOutput:
             self.record.save(self.folder)
 
     def _remove_earlier_run(self) -> None:
-        """Deletes what an earlier run of this program left, and nothing else."""
+        """Deletes what an earlier run wrote, and nothing else."""
         for name in ("actor", "actor_ema", "critic", "adapter", "checkpoints", "samples", "tensorboard"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
         for pattern in ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json"):

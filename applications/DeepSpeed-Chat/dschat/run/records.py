@@ -22,7 +22,7 @@ PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "data
 
 @dataclass
 class RunRecord:
-    """Everything known of a run; ``finished`` turns True with the last line of a main."""
+    """Everything known of a run; ``finished`` is True once its main has reached the end."""
 
     step: str  # sft, reward or ppo
     started: str

@@ -24,10 +24,7 @@ SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
 
 
 def build_report(
-    runs: Mapping[str, Path],
-    output_dir: Path,
-    title: str = "PPO with macro actions",
-    notes: Sequence[str] = (),
+    runs: Mapping[str, Path], output_dir: Path, title: str = "PPO with macro actions", notes: Sequence[str] = ()
 ) -> Outcome:
     """Write `report.html` and `report.png` about runs of step 3.
 

@@ -17,7 +17,7 @@ RewardFn = Callable[[list[str], list[str], list[dict[str, object]]], Tensor]
 class FunctionScores:
     """A :data:`RewardFn`; what it returns is checked."""
 
-    model: None = None
+    model: None = None  # no model, so that the self-check has nothing to compare
 
     def __init__(self, function: RewardFn, flag: str) -> None:
         self.name = getattr(function, "__name__", "function")

@@ -24,7 +24,7 @@ class ScoreSource(Protocol):
     """Scores a rollout: float32 (B,).
 
     Attributes:
-        model: engine of the scalar model that the step-0 check compares with plain transformers, if there is one.
+        model: engine of the scalar model that the self-check compares with plain transformers, if there is one.
     """
 
     @property
