@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a judge model compare two models' answers to questions: factual accuracy, coherence and usefulness."""
+"""Lets a judge model compare two models' answers: by accuracy, coherence and usefulness, whatever --dataset says."""
 
 import sys
 

@@ -8,48 +8,46 @@ import argparse
 import getpass
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.common.script import both_spellings, run_script
+from dschat.common.script import add_flags, flag, run_script
+from dschat.data.formats.registry import compared_set
 from dschat.evaluation.human.session import Study
 from dschat.evaluation.human.terminal import TerminalRating
 from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.dataset_names import dataset_name
 from dschat.evaluation.pairs.responses import model_names, read_pairs
 
 
+@dataclass
+class Flags:
+    """The command line."""
+
+    model_name_a: Path = flag("responses of the first model (.jsonl)", also="model_a")
+    model_name_b: Path = flag("responses of the second model (.jsonl)", also="model_b")
+    output: Path = flag("file of the votes (.jsonl); votes in it are kept")
+    dataset: str = flag("summarize, hh-rlhf or webgpt: its guidelines are shown", "")
+    rater: str | None = flag("name of the person who votes (default: the login name; --web asks)", None)
+    seed: int = flag("of the shuffling of sides (default %(default)s)", 42)
+    web: bool = flag("vote in a browser on this machine (needs the extra ui)", False)
+    port: int | None = flag("of --web (default: the first free one from 7860)", None)
+
+
 def run() -> str:
-    """Parses the flags and asks; returns what is left to say."""
-    args = parse()
-    study = open_study(args)
-    if args.web:
-        return rate_in_browser(study, args.rater or "", args.port)
-    sys.stdin.reconfigure(errors="replace")
-    TerminalRating(study.session(login_name() if args.rater is None else args.rater), input, print).run()
-    return ""
-
-
-def parse() -> argparse.Namespace:
-    """The flags."""
+    """Asks; returns what is left to say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for letter, which in (("a", "first"), ("b", "second")):
-        spellings = both_spellings(f"--model_name_{letter}", f"--model_{letter}")
-        parser.add_argument(*spellings, type=Path, required=True, help=f"responses of the {which} model (.jsonl)")
-    parser.add_argument("--output", type=Path, required=True, help="file of the votes (.jsonl); votes in it are kept")
-    parser.add_argument("--dataset", default="", help="summarize, hh-rlhf or webgpt: its guidelines are shown")
-    parser.add_argument("--rater", help="name of the person who votes (default: the login name; --web asks)")
-    parser.add_argument("--seed", type=int, default=42, help="of the shuffling of sides (default 42)")
-    parser.add_argument("--web", action="store_true", help="vote in a browser on this machine (needs the extra ui)")
-    parser.add_argument("--port", type=int, help="of --web (default: the first free one from 7860)")
-    return parser.parse_args()
-
-
-def open_study(args: argparse.Namespace) -> Study:
-    """The pairs, and the votes there are."""
-    pairs = read_pairs(args.model_name_a, "--model_name_a", args.model_name_b, "--model_name_b")
-    names = model_names([args.model_name_a, args.model_name_b])
-    dataset = dataset_name(args.dataset) if args.dataset else ""
-    return Study(pairs, VoteFile(args.output), *names, dataset=dataset, seed=args.seed)
+    add_flags(parser, Flags)
+    flags = Flags(**vars(parser.parse_args()))
+    pairs = read_pairs(flags.model_name_a, "--model_name_a", flags.model_name_b, "--model_name_b")
+    first, second = model_names([flags.model_name_a, flags.model_name_b])
+    dataset = compared_set(flags.dataset) if flags.dataset else ""
+    study = Study(pairs, VoteFile(flags.output), (first, second), dataset, flags.seed)
+    if flags.web:
+        return rate_in_browser(study, flags.rater or "", flags.port)
+    sys.stdin.reconfigure(errors="replace")
+    rater = login_name() if flags.rater is None else flags.rater
+    TerminalRating(study.session(rater), input, print).run()
+    return ""
 
 
 def login_name() -> str:

@@ -31,7 +31,7 @@ def write_responses(folder: Path, count: int, **changes: str) -> tuple[Path, Pat
 def make_study(folder: Path, count: int, **changes: str) -> Study:
     """A study of `count` pairs with the votes in votes.jsonl."""
     files = write_responses(folder, count, **changes)
-    return Study(read_pairs(files[0], "--model_a", files[1], "--model_b"), VoteFile(folder / "votes.jsonl"), *MODELS)
+    return Study(read_pairs(files[0], "--model_a", files[1], "--model_b"), VoteFile(folder / "votes.jsonl"), MODELS)
 
 
 def command(folder: Path, *flags: str) -> list[str]:

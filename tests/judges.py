@@ -57,8 +57,9 @@ class FakeJudge:
     Attributes:
         answer: messages → the text of the answer.
         plan: what becomes of the next requests, in turn; "ok" of all that follow. A word names a way of failing, a
-            triple (status, body, headers) is sent as it is.
+            triple (status, body, headers) is sent as it is, and asks to come back at once unless it says otherwise.
         bodies: of all requests.
+        sizes: of the same in bytes.
         keys: their Authorization headers.
         answered: how often each conversation got an answer.
         busiest: most requests at the same time.
@@ -69,6 +70,7 @@ class FakeJudge:
         self.answer: Callable[[list[dict[str, str]]], str] = more_good
         self.plan: deque[Any] = deque()
         self.bodies: list[dict[str, Any]] = []
+        self.sizes: list[int] = []
         self.keys: list[str] = []
         self.answered: Counter[str] = Counter()
         self.usage: dict[str, int] | None = USAGE
@@ -94,8 +96,8 @@ class FakeJudge:
         return None
 
     def words(self) -> list[str]:
-        """Arguments of the scripts that lead here, with quick repeats."""
-        return ["--base-url", self.url, "--retry-wait", "0.01", "--timeout", "5"]
+        """Arguments of the scripts that lead here."""
+        return ["--base-url", self.url, "--timeout", "5"]
 
     def handle(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         """Answers one request."""
@@ -122,7 +124,7 @@ class FakeJudge:
         refusal = self._refused(body)
         if isinstance(step, tuple):
             status, content, headers = step
-            _send(handler, status, json.dumps(content).encode(), **headers)
+            _send(handler, status, json.dumps(content).encode(), **({"retry-after-ms": "1"} | headers))
         elif step == "timeout":
             self.over.wait(2)
         elif step == "slow":
@@ -167,7 +169,9 @@ def judge_server() -> Iterator[FakeJudge]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            size = int(self.headers["Content-Length"])
+            body = json.loads(self.rfile.read(size))
+            judge.sizes.append(size)
             try:
                 judge.handle(self, body)
             except (BrokenPipeError, ConnectionResetError):
@@ -206,19 +210,19 @@ def verdicts(file: Path) -> list[str]:
 
 def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any:
     """A question about two summaries."""
+    from dschat.evaluation.judge.question import Question
     from dschat.evaluation.judge.rubrics import RUBRICS, answer_schema, messages_of
-    from dschat.evaluation.judge.server import Question
 
     rubric = RUBRICS["summarize"]
     return Question(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
 
 
-def client_of(server: FakeJudge, folder: Path, spending: Any = None, tries: int = 8, **endpoint: Any) -> Any:
+def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint: Any) -> Any:
     """A client of the server with the key KEY; its cache lies in the folder."""
-    from dschat.evaluation.judge.cache import ReplyCache
     from dschat.evaluation.judge.client import JudgeClient
     from dschat.evaluation.judge.costs import Spending
-    from dschat.evaluation.judge.server import Endpoint
+    from dschat.evaluation.judge.question import Endpoint, ReplyCache
 
-    settings = {"model": "gpt-test", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "key": KEY} | endpoint
-    return JudgeClient(Endpoint(**settings), ReplyCache(folder / "cache"), spending or Spending(), tries, 0.01)
+    settings = {"model": "gpt-test", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "tries": 8, "key": KEY}
+    whom = Endpoint(**(settings | endpoint))
+    return JudgeClient(whom, ReplyCache(folder / "cache"), spending or Spending(None), question("harmless"))

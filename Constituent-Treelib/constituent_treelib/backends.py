@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backends by name. Whoever asks for one gets it, or a message that says what is missing; never another one."""
 
-from __future__ import annotations
-
 from constituent_treelib.chunker import Chunker
 from constituent_treelib.errors import TreelibError
 from constituent_treelib.parsing import Backend

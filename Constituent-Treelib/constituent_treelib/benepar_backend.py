@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Berkeley neural parser, the paper's. Words are spaCy's, with the characters they stand at."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

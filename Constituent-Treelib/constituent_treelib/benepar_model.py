@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """benepar checkpoints: finding one, reading it without running its code, and loading it under transformers 5."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.metadata

@@ -8,8 +8,6 @@ What begins with a function word goes on at least to the next word: "over the la
 end a clause stand in the clause, behind its last chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

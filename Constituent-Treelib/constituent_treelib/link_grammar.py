@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """English sentences with link-grammar, a parser of Debian's, in a process of its own."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts → trees, one call for many texts; what a backend cannot parse the built-in chunker does."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Sequence

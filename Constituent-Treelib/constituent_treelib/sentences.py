@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the sentences of a text are."""
 
-from __future__ import annotations
-
 import re
 
 # A sentence ends after . ! or ? (with closing quotes and brackets) where blanks follow, and at every line break.

@@ -6,8 +6,6 @@ A simple statement is one node of the grammar. A compound one is taken apart: wh
 such as "else:", a closing brace) comes last. What the parser could not read is cut into its lines.
 """
 
-from __future__ import annotations
-
 from constituent_treelib.trees import Tree
 
 ERROR = "ERROR"  # label of what the parser could not read

@@ -5,8 +5,6 @@ The tree of a program has its statements as children, see `statements`. Below st
 Strings and comments of several words, and what the parser had to skip, have the trees of the chunker in them.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import re

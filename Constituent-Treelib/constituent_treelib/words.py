@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the words of a text are, in any script."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from functools import cache

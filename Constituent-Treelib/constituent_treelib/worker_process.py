@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A child process that answers JSON lines with JSON lines, each before a deadline, or is killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,31 +3,31 @@
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.common.script import both_spellings, run_script
-from dschat.evaluation.pairs.dataset_names import dataset_name
+from dschat.common.script import add_flags, flag, run_script
+from dschat.data.formats.registry import compared_set
 from dschat.evaluation.pairs.sampling import sample_file
 
 
-def parse() -> argparse.Namespace:
+@dataclass
+class Flags:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    for what, help in (("data", "responses"), ("save", "where they go")):
-        flags = both_spellings(f"--{what}-path", f"--{what}-file")
-        parser.add_argument(*flags, type=Path, required=True, metavar="FILE", help=help)
-    parser.add_argument(
-        "--dataset", default="summarize", metavar="NAME", help="summarize (by subreddit), hh-rlhf or webgpt"
-    )
-    parser.add_argument("--num", type=int, default=50, metavar="N", help="rows to draw; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=42, help="default: %(default)s")
-    return parser.parse_args()
+
+    data_path: Path = flag("responses", also="data_file")
+    save_path: Path = flag("where they go", also="save_file")
+    dataset: str = flag("summarize (by subreddit), hh-rlhf or webgpt; default: %(default)s", "summarize")
+    num: int = flag("rows to draw; default: %(default)s", 50)
+    seed: int = flag("default: %(default)s", 42)
 
 
 def run() -> str:
     """Draws; returns what was drawn."""
-    flags = parse()
-    return sample_file(flags.data_path, flags.save_path, dataset_name(flags.dataset), flags.num, flags.seed)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    add_flags(parser, Flags)
+    flags = Flags(**vars(parser.parse_args()))
+    return sample_file(flags.data_path, flags.save_path, compared_set(flags.dataset), flags.num, flags.seed)
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
         ("--lam -0.1", ["--lam -0.1", "from 0 to 1"]),
         ("--top_p 0", ["--top_p 0", "above 0 and at most 1"]),
         ("--top_p 1.5", ["--top_p 1.5", "above 0 and at most 1"]),
-        ("--parsing_cutoff 2", ["--parsing_cutoff 2", "at least 3", "a whole sentence melts into one macro action"]),
+        ("--parsing_cutoff 2", ["--parsing_cutoff 2", "at least 3", "each sentence becomes one macro action"]),
         ("--parser_cutoff 2", ["--parsing_cutoff 2", "at least 3"]),
         ("--ngram 0", ["--ngram 0", "at least 1", "inf"]),
         ("--ngram -5", ["--ngram -5", "at least 1", "inf"]),

@@ -360,6 +360,8 @@ def test_command_with_bad_input(tmp_path, capsys, caplog, offline):
         (["preview", str(tmp_path / "no.jsonl")], ["--data_path", "no.jsonl", "there is no such file"]),
         (["check", bad, "--tokenizer", str(tmp_path / "none")], ["--tokenizer", "there is no such folder"]),
         (["check", bad, "--tokenizer", "nobody/nothing-at-all"], ["--tokenizer nobody/nothing-at-all", "hf download"]),
+        (["preview", bad, "-n", "0"], ["--rows 0", "at least 1"]),
+        (["check", bad, "--seed", "-1"], ["--seed -1", "from 0 to 4294967295"]),
         (["preview", "tldr"], ["openai/summarize_from_feedback is not here", "hf download"]),
         (["check", str(write_set(tmp_path / "hh", "hh", 4)), "--data_split", "x"], ["--data_split x"]),
     ):
@@ -374,9 +376,7 @@ def test_command_with_bad_input(tmp_path, capsys, caplog, offline):
         [],
         ["look", "x"],
         ["check"],
-        ["preview", "x", "-n", "0"],
         ["preview", "x", "--step", "4"],
-        ["check", "x", "--seed", "-1"],
     ],
 )
 def test_command_usage(arguments, capsys):

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from data_fixtures import make_rows, write_all, write_rows, write_set
-from dschat.data.formats.registry import KNOWN_SETS, data_folder, fetch_command, find_known, local_copy
+from dschat.data.formats.registry import (
+    KNOWN_SETS,
+    compared_set,
+    data_folder,
+    fetch_command,
+    find_known,
+    local_copy,
+)
 from dschat.data.sources import load_source
 from dschat.data.splits import TRAIN_EVAL_SPLIT, split_indices
 from dschat.errors import UserError
@@ -251,3 +258,24 @@ def test_a_file_of_its_own_comes_before_a_sub_folder(tmp_path):
     write_rows(tmp_path / "test/a.jsonl", make_rows("hh", 2, "test"))
     source = load_source(tmp_path)
     assert [str(file.relative_to(tmp_path)) for file in source.files] == ["train.jsonl", "test/a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("summarize", "summarize"),
+        ("TLDR", "summarize"),
+        ("openai/summarize_from_feedback", "summarize"),
+        ("hh", "hh-rlhf"),
+        ("Dahoas/full-hh-rlhf", "hh-rlhf"),
+        ("webgpt", "webgpt"),
+    ],
+)
+def test_names_under_which_responses_are_compared(given, expected):
+    assert compared_set(given) == expected
+
+
+@pytest.mark.parametrize("given", ["", "apps", "summarise"])
+def test_sets_whose_responses_nobody_compares(given):
+    with pytest.raises(UserError, match=f"--dataset {given}: unknown; give summarize, hh-rlhf, webgpt"):
+        compared_set(given)

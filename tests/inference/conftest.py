@@ -16,12 +16,12 @@ EVAL_ROWS = 24  # of summarize and hh-rlhf; more than one batch of 16
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory, bytes_tokenizer: Any) -> Path:
-    """data/{tldr,hh,webgpt,apps}, run/actor (with step 3's flags in run/config.json) and rm."""
+    """data/{tldr,hh,webgpt,apps}, run/actor (with step 3's flags in run/train_config.json) and rm."""
     folder = tmp_path_factory.mktemp("project")
     write_all(folder / "data", 40, EVAL_ROWS)
     size = {"vocab_size": len(bytes_tokenizer)}
     save_folder(folder / "run" / "actor", make_causal_lm("gemma", **size), bytes_tokenizer)
-    (folder / "run" / "config.json").write_text(json.dumps({"seed": 1, "ngram": 5}))
+    (folder / "run" / "train_config.json").write_text(json.dumps({"seed": 1, "ngram": 5}))
     save_folder(folder / "rm", make_classifier("gemma", seed=1, **size), bytes_tokenizer)
     return folder
 
@@ -45,3 +45,16 @@ def options(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
         return InferenceOptions(**(plain | changes))
 
     return make
+
+
+@pytest.fixture
+def run(options: Callable[..., Any]) -> Callable[..., Path]:
+    """run(**changes): does the run of `options(**changes)`; its file."""
+    from dschat.inference.run import run_inference
+
+    def go(**changes: Any) -> Path:
+        chosen = options(**changes)
+        run_inference(chosen)
+        return chosen.result_path
+
+    return go

@@ -125,7 +125,9 @@ def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
     )
     assert total_updates(34, trainer.config, trainer.run.plan) == 8
     result = trainer.fit()
-    assert trainer.update == 8 == trainer.models.actor.updates == trainer.models.critic.updates
+    assert (
+        trainer.update == 8 == trainer.models.actor._engine.global_steps == trainer.models.critic._engine.global_steps
+    )
     rows = read_lines(tmp_path / "metrics.jsonl")
     train = [row for row in rows if "objective/scores" in row]
     evaluations = [row for row in rows if "eval/scores" in row]

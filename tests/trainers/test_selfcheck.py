@@ -74,7 +74,7 @@ def test_numbers_that_are_not_finite_are_found(group):
     engine = frozen_engine_of(make_causal_lm())
     with torch.no_grad():
         engine.module.inner.get_input_embeddings().weight.fill_(float("nan"))
-    with pytest.raises(UserError, match="step-0 check"):
+    with pytest.raises(UserError, match="self-check"):
         check(engine)
 
 
@@ -170,10 +170,10 @@ def test_the_tasks_of_steps_1_and_2_check_their_models(group):
     sft.self_check(engine, sft.train[:2])
     pairs.self_check(scalar, pairs.train[:2])
     engine.module.to_logits = engine.module.inner.lm_head
-    with pytest.raises(UserError, match="step-0 check"):
+    with pytest.raises(UserError, match="self-check"):
         sft.self_check(engine, sft.train[:2])
     scalar.module.inner.config.pad_token_id = ROWS[0][1][-1]
-    with pytest.raises(UserError, match="step-0 check"):
+    with pytest.raises(UserError, match="self-check"):
         pairs.self_check(scalar, pairs.train[:2])
 
 

@@ -97,7 +97,7 @@ def test_fit_learns_and_keeps_its_appointments(group, tmp_path):
     assert train[-1]["loss/sft"] < train[0]["loss/sft"] - 1
     assert trainer.folders.saves == [5, 10, "final", "described"]
     assert result["eval/loss"] == rows[-1]["eval/loss"] and trainer.run.record.metrics == result
-    assert trainer.engine.updates == 12
+    assert trainer.engine._engine.global_steps == 12
 
 
 def test_without_held_out_rows_there_is_no_evaluation(group, tmp_path):

@@ -16,8 +16,6 @@ made (random numbers touch every page), free heap goes back to the system, and t
     python logprob_memory.py
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import gc

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every benchmark says of the machine it ran on."""
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

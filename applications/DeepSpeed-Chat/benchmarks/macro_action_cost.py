@@ -15,8 +15,6 @@ small warm-up; the machinery runs ``--repeats`` times and its mean counts.
     python macro_action_cost.py
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -14,8 +14,6 @@ the machine does. A parser that is not there is named with what is missing. A re
     python ../../../tests/toy_parser.py runs/toy && python parsing_cost.py --benepar_model runs/toy/toy.pt
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -10,8 +10,6 @@ that of the medians. Each process generates its own batch greedily, and no token
     deepspeed --num_gpus 2 zero3_generation.py
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a run's flags to engines and score sources."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase

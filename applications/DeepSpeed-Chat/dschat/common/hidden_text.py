@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model text on a screen or page: every character is shown, none is obeyed."""
 
-from __future__ import annotations
-
 import textwrap
 import unicodedata
 

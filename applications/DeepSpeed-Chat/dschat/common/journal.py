@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file of results that takes long to make: rows are kept as they come, and a killed run goes on where it stood."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,7 @@ class Journal:
     They lie in ``<file>.partial``, after a first line with the settings of the run, in the order they came. `finish`
     writes the file itself, at once, and removes the journal. A file that is there is finished. The same command goes
     on after a kill, also one that overwrites: the first line tells whether the journal was begun by such a run.
-
-    Attributes:
-        rows: what an interrupted run had kept, in the order it came.
+    `rows` are what an interrupted run had kept.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], overwrite: bool = False) -> None:
@@ -47,8 +44,8 @@ class Journal:
         known: dict[str, Any] = json.loads(json.dumps(dict(settings)))
         if path.exists() and not overwrite:
             raise UserError(f"{path} exists, finished. Remove it or give --overwrite to make it again.")
+        make_writable(path.parent, str(self.partial))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.partial, "a+b")  # noqa: SIM115
         except OSError as error:
             raise UserError(f"{self.partial}: cannot be written: {error}") from error
@@ -64,14 +61,19 @@ class Journal:
             raise
         if not self.rows:
             self._file.truncate(0)
-            self._write([{"settings": known} | ({OVERWRITES: True} if overwrite else {})])
+            self.append([{"settings": known} | ({OVERWRITES: True} if overwrite else {})])
         else:
             again = f"; to start anew remove {self.partial}" if overwrite else ""
             logger.info("%s: going on after %d rows of an interrupted run%s", path, len(self.rows), again)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Keeps rows; when this returns they are on the disk."""
-        self._write(rows)
+        """Keeps rows; when this returns they are on the disk. Raises UserError where that is not possible."""
+        try:
+            self._file.write("".join(map(dump_row, rows)).encode("utf-8"))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise UserError(f"{self.partial}: cannot be written: {error}") from error
 
     def finish(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes the file with these rows, in this order, and removes the journal."""
@@ -83,22 +85,12 @@ class Journal:
         """Leaves the journal for a later run."""
         self._file.close()
 
-    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        try:
-            self._file.write("".join(map(dump_row, rows)).encode("utf-8"))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise UserError(f"{self.partial}: cannot be written: {error}") from error
-
     def _recover_overwriting(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
         """The rows of an interrupted run that was begun with overwrite and these settings; else none."""
         self._file.seek(0)
         try:
-            begun = json.loads(self._file.readline())
-            overwrites = isinstance(begun, dict) and begun.get(OVERWRITES) is True
-            return self._recover(settings) if overwrites else []
-        except (ValueError, UserError):
+            return self._recover(settings) if json.loads(self._file.readline()).get(OVERWRITES) else []
+        except (ValueError, AttributeError, UserError):
             return []
 
     def _recover(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -123,3 +115,13 @@ class Journal:
                 )
         self._file.truncate(len(whole))
         return rows[1:]
+
+
+def make_writable(folder: Path, what: str) -> None:
+    """Makes a folder where it is missing; raises UserError, which begins with `what`, if no file can be put there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"{what}: cannot be written: {error}") from error

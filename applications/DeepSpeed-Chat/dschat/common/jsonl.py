@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON Lines files: read row by row with the place of each, written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,30 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What our scripts share: how flags are spelled, how they speak and how they end."""
+"""What scripts share: flags from the fields of a dataclass, how they speak and how they end."""
 
-from __future__ import annotations
-
+import argparse
 import io
 import logging
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import MISSING, field, fields
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-TALKATIVE = ("httpx", "httpx2", "httpcore", "httpcore2", "openai")
 
-
-def both_spellings(*flags: str) -> list[str]:
-    """Long flags, and all of them with dashes and with underscores; those given come first.
+def flag(help: str, default: Any = MISSING, also: str = "", **details: Any) -> Any:
+    """A field of a dataclass that is a flag.
 
     Args:
-        flags: such as "--model_name_a".
+        help: its line in --help.
+        default: its value where it is not given; without a default it must be given.
+        also: a second name; one of a single letter gets a single dash.
+        details: more for `ArgumentParser.add_argument`.
     """
-    words = [flag.removeprefix("--") for flag in flags]
-    dashed, underscored = (["--" + w.replace(*pair) for w in words] for pair in (("_", "-"), ("-", "_")))
-    return list(dict.fromkeys([*flags, *dashed, *underscored]))
+    return field(default=default, metadata={"also": also, "help": help, **details})
+
+
+def add_flags(parser: argparse.ArgumentParser, options: type, **defaults: Any) -> None:
+    """Adds the flags of a dataclass, each spelled with dashes and with underscores; `defaults` go before its own."""
+    hints = get_type_hints(options)
+    for option in fields(options):
+        details = dict(option.metadata)
+        names = filter(None, (option.name, details.pop("also")))
+        default = defaults.get(option.name, option.default)
+        (kind,) = set(get_args(hints[option.name]) or [hints[option.name]]) - {NoneType}
+        if kind is bool:
+            details["action"] = "store_true"
+        else:
+            details |= {"type": kind, "metavar": kind.__name__.upper(), "required": default is MISSING}
+            details["default"] = None if default is MISSING else default
+        words = [word for name in names for word in (name.replace("_", "-"), name)]
+        spellings = [f"-{word}" if len(word) == 1 else f"--{word}" for word in words]
+        parser.add_argument(*dict.fromkeys(spellings), **details)
 
 
 def run_script(run: Callable[[], str], say: Callable[[str], object], goes_on: bool = False) -> int:
@@ -38,9 +57,8 @@ def run_script(run: Callable[[], str], say: Callable[[str], object], goes_on: bo
     Returns:
         The exit status: 0; 2 after a UserError; 130 after Ctrl-C.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for name in TALKATIVE:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.basicConfig(format="%(message)s")  # libraries' warnings
+    logging.getLogger("dschat").setLevel(logging.INFO)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Means with standard errors; rates with 95 % intervals, by the formulas of statsmodels and scipy."""
 
-from __future__ import annotations
-
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, Literal
 
 RESAMPLES = 9999  # of a bootstrap
 SEED = 1234  # of a bootstrap: the same file gives the same interval
@@ -46,21 +46,13 @@ class Rate:
 
 @dataclass(frozen=True)
 class Tally:
-    """How often each verdict was given.
+    """How often each verdict was given."""
 
-    Attributes:
-        wins: of the first model.
-        ties: neither was better.
-        losses: wins of the second model.
-        invalid: answers of a judge that could not be read.
-        skipped: passes of a person.
-    """
-
-    wins: int
-    ties: int
-    losses: int
-    invalid: int = 0
-    skipped: int = 0
+    wins: int  # of the first model
+    ties: int  # neither was better
+    losses: int  # wins of the second model
+    invalid: int = 0  # answers of a judge that could not be read
+    skipped: int = 0  # passes of a person
 
     @property
     def counted(self) -> int:
@@ -75,36 +67,20 @@ class Tally:
 
 @dataclass(frozen=True)
 class WinRates:
-    """A tally as shares of its counted verdicts.
-
-    Attributes:
-        tally: the numbers.
-        win: of the first model, with Wilson's interval (see `win_rates`); None without a counted verdict, as below.
-        tie: the same for ties.
-        loss: the same for wins of the second model.
-        half: wins plus half of the ties, with a bootstrap interval over items.
-    """
+    """A tally as shares of its counted verdicts; None where there is none. For their intervals see `win_rates`."""
 
     tally: Tally
-    win: Rate | None
+    win: Rate | None  # of the first model
     tie: Rate | None
-    loss: Rate | None
-    half: Rate | None
+    loss: Rate | None  # wins of the second model
+    half: Rate | None  # wins plus half of the ties, with a bootstrap interval over items
 
 
-def score_verdict(first: float, second: float, margin: float = 0.0) -> str:
+def score_verdict(first: float, second: float, margin: float = 0.0) -> Literal["A", "tie", "B"]:
     """The higher of two scores as a verdict: A or B; tie where they differ by no more than the margin."""
     if abs(first - second) <= margin:
         return "tie"
     return "A" if first > second else "B"
-
-
-def tally_of(verdicts: Iterable[str]) -> Tally:
-    """Counts verdicts: A, B, tie, invalid and skip."""
-    count = dict.fromkeys(("A", "tie", "B", "invalid", "skip"), 0)
-    for verdict in verdicts:
-        count[verdict] += 1
-    return Tally(*count.values())
 
 
 def win_rates(verdicts: Sequence[str], items: Sequence[Any] | None = None) -> WinRates:
@@ -115,7 +91,8 @@ def win_rates(verdicts: Sequence[str], items: Sequence[Any] | None = None) -> Wi
         items: (N,) what each verdict is about. Where an item has several, which are not independent of each other,
             all intervals come from a bootstrap that draws items, with all their verdicts.
     """
-    tally = tally_of(verdicts)
+    number = Counter(verdicts)
+    tally = Tally(*(number[verdict] for verdict in ("A", "tie", "B", "invalid", "skip")))
     places = list(range(len(verdicts)) if items is None else items)
     counted = [(place, verdict) for place, verdict in zip(places, verdicts, strict=True) if verdict in POINTS]
     half = bootstrap_ratio(_by_item(counted, POINTS))
@@ -148,12 +125,11 @@ def wilson(count: int, total: int) -> Rate | None:
 def bootstrap_ratio(parts: Mapping[Any, tuple[float, int]]) -> Rate | None:
     """Sum of the first numbers over sum of the second, with a percentile bootstrap interval over items.
 
+    None without an item; a rate without interval where there is one item, or where all items agree: resampling them
+    says nothing then.
+
     Args:
         parts: item → (numerator, denominator); the denominators are positive.
-
-    Returns:
-        None without an item; a rate without interval where there is one item, or where all items agree: resampling
-        them says nothing then.
     """
     import numpy as np
     from scipy.stats import bootstrap
@@ -182,15 +158,12 @@ def bootstrap_ratio(parts: Mapping[Any, tuple[float, int]]) -> Rate | None:
 
 def standard_error(values: Sequence[float]) -> float:
     """Of the mean of at least two values: their standard deviation / √n."""
-    count = len(values)
-    mean = sum(values) / count
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
+    return stdev(values) / math.sqrt(len(values))
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
     """The mean of at least one value, with its standard error where there are two."""
-    mean = sum(values) / len(values)
-    return Estimate(mean, standard_error(values) if len(values) > 1 else None)
+    return Estimate(fmean(values), standard_error(values) if len(values) > 1 else None)
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:

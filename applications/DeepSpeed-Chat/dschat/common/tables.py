@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables as plain text."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 

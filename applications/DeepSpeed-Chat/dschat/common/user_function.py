@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's own Python function, named on the command line as ``module.py:function``."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import traceback

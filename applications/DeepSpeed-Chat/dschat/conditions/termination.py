@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From flags to a termination condition: Trajectory → where its macro actions end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,10 +24,10 @@ from dschat.rl.types import Trajectory
 
 @dataclass(frozen=True)
 class Ends:
-    """Where the macro actions of a rollout end, and what is to be logged of finding that out."""
+    """Where the macro actions of a rollout end."""
 
     ends: Tensor  # (B, R) bool: True on the last token of each
-    totals: Mapping[str, float] = field(default_factory=dict)  # metric → sum over the rows
+    totals: Mapping[str, float] = field(default_factory=dict)  # what the parser reports: metric → sum over the rows
 
 
 class TerminationCondition:
@@ -86,6 +84,8 @@ class TerminationCondition:
         elif flags.termination_condition == "randomized":
             seeds = make_row_seeds(self._seed, trajectory.rollout.prompt_index, epoch)
             ends = randomized_ngram_ends(mask, flags.repeat_times, flags.ngram_lengths, seeds)
-        else:
+        elif flags.termination_condition == "fixed":
             ends = fixed_ngram_ends(mask, flags.ngram)
+        else:
+            raise ValueError(f"termination condition {flags.termination_condition} has no branch here")
         return Ends(isolate_last_token(ends, mask) if flags.isolate_last_token else ends, totals)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A termination condition of the user's own: ``module.py:function``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase

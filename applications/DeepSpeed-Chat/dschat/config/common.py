@@ -233,17 +233,17 @@ class SupervisedConfig(CommonConfig):
 
     @property
     def zero_stages(self) -> list[int]:
-        """Of the one model."""
+        """The model's ZeRO stage."""
         return [self.zero_stage]
 
     @property
     def lora_ranks(self) -> list[int]:
-        """Of the one model."""
+        """The model's LoRA rank."""
         return [self.lora_dim]
 
     @property
     def model_paths(self) -> list[str]:
-        """The one model."""
+        """What the model is loaded from."""
         return [self.model_name_or_path]
 
     def plan_batches(self, world_size: int) -> BatchPlan:

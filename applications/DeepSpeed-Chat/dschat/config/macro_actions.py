@@ -13,9 +13,13 @@ from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-TERMINATION_CONDITIONS = ("fixed", "randomized", "parsing", "ppl")
+FLAGS_OF = {  # termination condition → the flags that it reads
+    "fixed": ("ngram",),
+    "randomized": ("repeat_times", "ngram_lengths"),
+    "parsing": ("parsing_cutoff", "parser", "parser_model", "parser_device"),
+    "ppl": ("ppl_mode",),
+}
 PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
-PARSER_FLAGS = ("parsing_cutoff", "parser", "parser_model", "parser_device")
 
 
 def parse_ngram(text: str) -> float:
@@ -68,7 +72,7 @@ class TerminationFlags:
         if not self.ngram >= 1 or (not math.isinf(self.ngram) and self.ngram != int(self.ngram)):
             raise UserError(_wrong_ngram(f"{self.ngram:g}"))
         rules.check_numbers(self, ["repeat_times", "ngram_lengths"], rules.AT_LEAST_1)
-        cutoff = "a whole number of at least 3: below it a whole sentence melts into one macro action"
+        cutoff = "a whole number of at least 3: below it, each sentence becomes one macro action"
         rules.check_numbers(self, ["parsing_cutoff"], (lambda tokens: tokens >= 3, cutoff))
         rules.check_not_empty(self, ["parser_model", "parser_device"])
         self._check_condition()
@@ -78,8 +82,8 @@ class TerminationFlags:
         condition = self.termination_condition
         if ":" in condition:
             rules.check_function_path("termination_condition", condition)
-        elif condition not in TERMINATION_CONDITIONS:
-            known = ", ".join(TERMINATION_CONDITIONS)
+        elif condition not in FLAGS_OF:
+            known = ", ".join(FLAGS_OF)
             raise UserError(f"--termination_condition {condition} is unknown: use {known} or module.py:function.")
 
     def _check_parser(self) -> None:
@@ -89,7 +93,7 @@ class TerminationFlags:
             raise UserError(f"--parser {self.parser} is unknown: use {', '.join(PARSERS)} or module.py:function.")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.parser_device):
             raise UserError(f"--parser_device {self.parser_device}: give cpu, cuda or cuda:0 and the like.")
-        given = [name for name in PARSER_FLAGS if getattr(self, name) != default_of(TerminationFlags, name)]
+        given = [name for name in FLAGS_OF["parsing"] if getattr(self, name) != default_of(TerminationFlags, name)]
         if self.termination_condition != "parsing" and given:
             names = ", ".join(f"--{name}" for name in given)
             logger.warning("%s: of no effect without --termination_condition parsing.", names)

@@ -64,7 +64,7 @@ class _Parser(HfArgumentParser):
     """HfArgumentParser with one help group per section, and errors of one line."""
 
     def _add_dataclass_arguments(self, dtype: Any) -> None:
-        """Put each field into the group of the class that declares it first, the step's own groups before others."""
+        """Make a help group of each class; a field stands in that of the base class that declares it."""
         hints = get_type_hints(dtype, include_extras=True)
         sections = [section for section in dtype.__mro__ if section is not object]
         groups: dict[type, Any] = {}

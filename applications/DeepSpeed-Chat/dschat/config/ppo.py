@@ -33,7 +33,9 @@ class PPOModelFlags:
         " zero value head",
         None,
     )
-    reward_model_name_or_path: str | None = flag("reward model; the critic's if not given", None)
+    reward_model_name_or_path: str | None = flag(
+        "reward model; if not given, that of --critic_model_name_or_path", None
+    )
     reward_function: str | None = flag(
         "module.py:function, called with (prompts, responses, rows), that returns one score per row, instead of a"
         " reward model",
@@ -203,17 +205,17 @@ class PPOConfig(
 
     @property
     def zero_stages(self) -> list[int]:
-        """Of actor and critic."""
+        """The ZeRO stages of actor and critic."""
         return [self.actor_zero_stage or 0, self.critic_zero_stage or 0]
 
     @property
     def lora_ranks(self) -> list[int]:
-        """Of actor and critic."""
+        """The LoRA ranks of actor and critic."""
         return [self.actor_lora_dim or 0, self.critic_lora_dim or 0]
 
     @property
     def model_paths(self) -> list[str]:
-        """Of actor, critic and reward model."""
+        """What actor, critic and reward model are loaded from."""
         paths = [self.actor_model_name_or_path, self.critic_model_name_or_path, self.reward_model_name_or_path]
         return [path for path in paths if path]
 

@@ -82,7 +82,7 @@ def check_function_path(name: str, value: str) -> None:
     if not path.is_file():
         raise UserError(f"--{name} {value}: there is no file {file_name}; give its path from {Path.cwd()}.")
     try:
-        names = _bound_names(ast.parse(path.read_bytes(), filename=file_name).body)
+        names = _bound_names(ast.parse(path.read_bytes(), filename=file_name))
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"--{name} {value}: cannot read {file_name} as Python ({error}); correct the file.") from error
     if function not in names and "*" not in names:
@@ -92,23 +92,18 @@ def check_function_path(name: str, value: str) -> None:
         )
 
 
-def _bound_names(statements: list[ast.stmt]) -> set[str]:
+def _bound_names(tree: ast.AST) -> set[str]:
     """Names that a module binds at its top level, blocks included; "*" stands for a star import."""
     names: set[str] = set()
-    for statement in statements:
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            names.add(statement.name)
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            names.update(alias.asname or alias.name for alias in statement.names)
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            names.update(target.id for target in targets if isinstance(target, ast.Name))
-        elif isinstance(statement, ast.If | ast.Try | ast.With):
-            inner = [
-                node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.stmt | ast.ExceptHandler)
-            ]
-            for node in inner:
-                names |= _bound_names(node.body if isinstance(node, ast.ExceptHandler) else [node])
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        else:
+            names |= _bound_names(node)
     return names
 
 

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dschat.common.script import both_spellings, run_script
+from dschat.common.script import add_flags, flag, run_script
 from dschat.data.formats.registry import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.formats.rows import DataKeys
 from dschat.data.inspect.steps import Settings
@@ -26,6 +26,37 @@ PATH_HELP = (
 )
 
 
+@dataclass(frozen=True)
+class Options:
+    """The flags of both commands."""
+
+    tokenizer: str | None = flag("folder or hub id of the model, for lengths in tokens", None)
+    max_seq_len: int = flag("longest prompt and response (steps 1, 2)", Settings.max_seq_len)
+    max_prompt_seq_len: int = flag("longest prompt (step 3)", Settings.max_prompt_seq_len)
+    seed: int = flag("seed of the splits", Settings.seed)
+    prompt_key: str = flag("for 'prompt'", DataKeys.prompt)
+    chosen_key: str = flag("for 'chosen'", DataKeys.chosen)
+    rejected_key: str = flag("for 'rejected'", DataKeys.rejected)
+    response_key: str = flag("for 'response'", DataKeys.response)
+    messages_key: str = flag("for 'messages'", DataKeys.messages)
+
+
+@dataclass(frozen=True)
+class CheckOptions(Options):
+    """Those of check."""
+
+    data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
+
+
+@dataclass(frozen=True)
+class PreviewOptions(Options):
+    """Those of preview."""
+
+    rows: int = flag("number of rows", 3, also="n")
+    step: int | None = flag("training step; the first that the rows suit if not given", None, choices=(1, 2, 3))
+    colour: str = flag("mark parts", "auto", also="color", choices=("auto", "always", "never"))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the two commands; returns the exit status. The arguments are the process's if `argv` is None."""
     arguments = _parser().parse_args(argv)
@@ -39,7 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(path: str, arguments: argparse.Namespace) -> str:
-    keys = DataKeys(**{field.name: getattr(arguments, f"{field.name}_key") for field in dataclasses.fields(DataKeys)})
+    for name in ("max_seq_len", "max_prompt_seq_len", "rows"):
+        if getattr(arguments, name, 1) < 1:
+            raise UserError(f"--{name} {getattr(arguments, name)}: give a whole number of at least 1.")
+    if not 0 <= arguments.seed < 2**32:
+        raise UserError(f"--seed {arguments.seed}: give a whole number from 0 to {2**32 - 1}.")
+    keys = DataKeys(**{field.name: getattr(arguments, f"{field.name}_key") for field in fields(DataKeys)})
     tokenizer = _open_tokenizer(arguments.tokenizer) if arguments.tokenizer else None
     settings = Settings(keys, arguments.seed, tokenizer, arguments.max_seq_len, arguments.max_prompt_seq_len)
     if arguments.command == "check":
@@ -80,39 +116,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="{check,preview}")
     check_help = "columns, counts, what is dropped and why, shares, duplicates, lengths"
     preview_help = "the first rows as training sees them, with prompt, response and padding"
-    check = commands.add_parser("check", allow_abbrev=False, help=check_help)
-    preview = commands.add_parser("preview", allow_abbrev=False, help=preview_help)
-    for command in (check, preview):
+    for name, help, options in (("check", check_help, CheckOptions), ("preview", preview_help, PreviewOptions)):
+        command = commands.add_parser(name, allow_abbrev=False, help=help)
         command.add_argument("paths", nargs="+", metavar="PATH", help=PATH_HELP)
-        _flag(command, "tokenizer", metavar="MODEL", help="folder or hub id of the model, for lengths in tokens")
-        longest, longest_prompt = Settings.max_seq_len, Settings.max_prompt_seq_len
-        _flag(command, "max_seq_len", type=_count, default=longest, help="longest prompt and response (steps 1, 2)")
-        _flag(command, "max_prompt_seq_len", type=_count, default=longest_prompt, help="longest prompt (step 3)")
-        _flag(command, "seed", type=_seed, default=Settings.seed, help="seed of the splits")
-        for field in dataclasses.fields(DataKeys):
-            _flag(command, f"{field.name}_key", default=field.default, metavar="COLUMN", help=f"for {field.name!r}")
-    _flag(check, "data_split", default="2,4,4", help="fractions of the rows that steps 1, 2 and 3 use")
-    preview.add_argument("-n", "--rows", type=_count, default=3, help="number of rows")
-    step_help = "training step; the first that the rows suit if not given"
-    _flag(preview, "step", type=int, choices=(1, 2, 3), help=step_help)
-    preview.add_argument("--colour", "--color", choices=("auto", "always", "never"), default="auto", help="mark parts")
+        add_flags(command, options)
     return parser
-
-
-def _flag(parser: argparse.ArgumentParser, name: str, **options: Any) -> None:
-    parser.add_argument(*both_spellings(f"--{name}"), **options)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to 4294967295")
-    return int(text)
 
 
 if __name__ == "__main__":

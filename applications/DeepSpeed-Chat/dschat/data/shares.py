@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The share of every ``--data_path`` that belongs to one training step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only place that knows DeepSpeed. Everything above receives engines and a process group it does not look into."""
+"""The only importer of DeepSpeed. All other code uses the engines of `dschat.models.engines`, which are protocols."""

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reference of a LoRA run."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

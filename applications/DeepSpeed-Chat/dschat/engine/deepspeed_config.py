@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSpeed's configuration from a run's settings and the user's own file."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model under DeepSpeed, for training or frozen, with DeepSpeed's own method names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +26,7 @@ M = TypeVar("M", PolicyModel, ScalarModel)
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Optimiser and schedule of one model. Steps are optimiser updates."""
+    """Optimiser and schedule of one model."""
 
     learning_rate: float
     weight_decay: float
@@ -39,7 +37,7 @@ class OptimizerSettings:
 
 
 class Engine(Generic[M]):
-    """DeepSpeed's engine, with losses that are shares of the update's global mean.
+    """DeepSpeed's engine, where the losses of an update's micro-batches on all ranks add up to the update's mean loss.
 
     A trainer divides each micro-batch's sum by the count of the whole update (all micro-batches, all ranks); DeepSpeed
     would divide again by the accumulation steps and average over ranks. ``backward`` undoes both, so that the update's
@@ -63,11 +61,6 @@ class Engine(Generic[M]):
     def learning_rate(self) -> float:
         """That of the next update."""
         return self._engine.get_lr()[0]
-
-    @property
-    def updates(self) -> int:
-        """Optimiser updates so far."""
-        return self._engine.global_steps
 
     def train(self) -> None:
         """Training mode: gradient checkpointing acts. There is no dropout to switch on."""

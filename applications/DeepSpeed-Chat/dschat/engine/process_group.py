@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group's beginning and end, and the data type of a run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

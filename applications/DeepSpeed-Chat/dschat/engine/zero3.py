@@ -5,8 +5,6 @@ Gathering alone is not enough for generation: DeepSpeed's forward hooks release 
 first use. So the hooks are taken off, the weights gathered once, and afterwards everything is put back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +14,7 @@ from torch import Tensor
 
 
 def parameter_offload(engine: Any) -> Any | None:
-    """DeepSpeed's owner of the stage-3 hooks; None below stage 3.
+    """The object of DeepSpeed that holds the stage-3 hooks; None below stage 3.
 
     Args:
         engine: DeepSpeed's engine, with an optimiser or without.

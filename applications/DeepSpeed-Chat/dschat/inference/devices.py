@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where to compute, and in which number format."""
 
-from __future__ import annotations
-
 import logging
+import re
 
 import torch
 
@@ -15,23 +14,27 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(gpu: int | None = None, device: str | None = None) -> torch.device:
-    """The device that the flags ask for.
+    """The device that the flags ask for; with neither flag the first GPU, or else the CPU.
 
     Args:
         gpu: --gpu. Number 0 falls back to the CPU, with a warning, where there is no GPU at all.
         device: --device, which decides over `gpu`: "cpu", "cuda" or "cuda:N".
-
-    Returns:
-        That device; with neither flag the first GPU, or else the CPU.
-
-    Raises:
-        UserError: there is no such device.
     """
-    if device is not None:
-        return _named(device)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = f"PyTorch finds {count or 'no'} GPU{'s' if count > 1 else ''} here{', numbered from 0' if count else ''}"
+    if device == "cpu":
+        return torch.device("cpu")
+    if device is not None:
+        named = re.fullmatch(r"cuda(?::(\d+))?", device)
+        if named is None:
+            raise UserError(f"--device {device}: must be cpu, cuda or cuda:N with the number of a GPU.")
+        number = int(named[1] or 0)
+        if number >= count:
+            remedy = "check the driver, CUDA_VISIBLE_DEVICES and that PyTorch was installed with CUDA"
+            raise UserError(f"--device {device}: {found}. Give --device cpu, or {remedy}.")
+        return torch.device("cuda", number)
     if gpu is not None and gpu >= max(1, count):
-        raise UserError(f"--gpu {gpu}: {_existing(count)}. Give one that exists, or --device cpu.")
+        raise UserError(f"--gpu {gpu}: {found}. Give one that exists, or --device cpu.")
     if count:
         return torch.device("cuda", gpu or 0)
     if gpu is not None:
@@ -42,27 +45,3 @@ def choose_device(gpu: int | None = None, device: str | None = None) -> torch.de
 def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
     """The number format called fp32, bf16 or fp16; without a name bf16 on CUDA and fp32 on a CPU."""
     return _DTYPES[name or ("bf16" if device.type == "cuda" else "fp32")]
-
-
-def _named(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name}: must be cpu, cuda or cuda:N with the number of a GPU.")
-    if device.type == "cpu":
-        return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (device.index or 0) >= count:
-        raise UserError(
-            f"--device {name}: {_existing(count)}. Give --device cpu, or check the driver, CUDA_VISIBLE_DEVICES and "
-            "that PyTorch was installed with CUDA."
-        )
-    return torch.device("cuda", device.index or 0)
-
-
-def _existing(count: int) -> str:
-    if not count:
-        return "PyTorch finds no GPU here"
-    return f"PyTorch finds {count} GPU{'s' if count > 1 else ''} here, numbered from 0"

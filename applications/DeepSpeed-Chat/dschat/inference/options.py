@@ -1,109 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an inference run is told, checked before anything slow is imported, and where its file goes."""
+"""The flags of an inference run, checked before anything slow is imported, and where its file goes."""
 
-from __future__ import annotations
-
+import argparse
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dschat.common.script import add_flags, flag
+from dschat.data.formats.registry import COMPARED_SETS
 from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
-from dschat.evaluation.pairs.dataset_names import DATASETS
 
 DTYPES = ("fp32", "bf16", "fp16")
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
 REFERENCE = "reference"  # name of the file of --ref-scores
-STAGES = ("sft", "reward", "ppo")  # what the training scripts call a model's folder, in one with the preset's name
-PPO_VARIANT = "ppo-"
-LARGEST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """The flags of inference_with_rewards.py, by the same names.
+    """What a run is told. A field is a flag: its name, type, default and help line. `temperature` names a folder."""
 
-    Attributes:
-        proj_path: folder that the results go below.
-        dataset: one of DATASETS.
-        reward_model: folder or hub id of a sequence classifier with one label.
-        model: folder or hub id of the policy, with or without `actor` below it; may be None with `ref_scores`.
-        temperature: as it was typed, since it names a folder; 0 = greedy.
-        gpu: number of the CUDA device.
-        device: "cpu", "cuda" or "cuda:N"; decides over `gpu`.
-        dtype: one of DTYPES; None = bf16 on CUDA, fp32 on a CPU.
-        batch_size: prompts that are answered, and texts that are scored, at once.
-        ref_scores: score the data set's own responses instead of generating.
-        num_samples: prompts; None = PROTOCOL_SAMPLES, or all of webgpt.
-        num_return: responses per prompt, of which the one with the highest reward is kept.
-        top_k: 0 = all.
-        top_p: 1 = all.
-        max_new_tokens: longest response.
-        max_prompt_len: longest prompt in tokens, BOS included; longer ones are left out; None = no limit.
-        seed: of the draws.
-        rm_template: the reward model reads its own chat template.
-        data_path: where the data set is read instead.
-        prompt_key: column of the prompt; this and the next four as in `DataKeys`.
-        chosen_key: column of the preferred response.
-        rejected_key: column of the other response.
-        response_key: column of the response in data without preferences.
-        messages_key: column of a conversation.
-        name: what the file is called, without its suffix; None = after the model.
-        overwrite: drop a finished file or an interrupted run.
-    """
+    proj_path: Path = flag(
+        "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set ($PROJ_PATH)"
+    )
+    dataset: str = flag(f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}")
+    reward_model: str = flag("folder or hub id of a sequence classifier with one label")
+    model: str | None = flag("policy: folder or hub id, with or without /actor (not needed with --ref-scores)", None)
+    temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "0.8")
+    gpu: int | None = flag("number of the GPU (0 where there is one)", None)
+    device: str | None = flag("cpu, cuda or cuda:N; decides over --gpu", None)
+    dtype: str | None = flag("of both models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
+    batch_size: int = flag("prompts answered and scored at once (%(default)s)", 16)
+    ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
+    num_samples: int | None = flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
+    num_return: int = flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
+    top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
+    top_p: float = flag("draw from the likeliest tokens of this share, 1 = all (%(default)s)", 1.0)
+    max_new_tokens: int = flag("longest response in tokens (%(default)s)", 512)
+    max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included (no limit)", None)
+    seed: int = flag("of the draws (%(default)s); the choice of prompts does not depend on it", 1234)
+    rm_template: bool = flag("put prompt and response through the reward model's chat template", False)
+    data_path: str | None = flag("where to read the data set: file, folder or hub id (--dataset's own place)", None)
+    prompt_key: str = flag("column of the prompt (%(default)s)", DataKeys.prompt)
+    chosen_key: str = flag("column of the preferred response (%(default)s)", DataKeys.chosen)
+    rejected_key: str = flag("column of the other response (%(default)s)", DataKeys.rejected)
+    response_key: str = flag("column of the response in data without preferences (%(default)s)", DataKeys.response)
+    messages_key: str = flag("column of a conversation (%(default)s)", DataKeys.messages)
+    name: str | None = flag("name of the result file, without .jsonl (the model's, or reference)", None)
+    overwrite: bool = flag("start anew, dropping a finished file or a run begun without this flag", False)
 
-    proj_path: Path
-    dataset: str
-    reward_model: str
-    model: str | None = None
-    temperature: str = "0.8"
-    gpu: int | None = None
-    device: str | None = None
-    dtype: str | None = None
-    batch_size: int = 16
-    ref_scores: bool = False
-    num_samples: int | None = None
-    num_return: int = 1
-    top_k: int = 50
-    top_p: float = 1.0
-    max_new_tokens: int = 512
-    max_prompt_len: int | None = None
-    seed: int = 1234
-    rm_template: bool = False
-    data_path: str | None = None
-    prompt_key: str = DataKeys.prompt
-    chosen_key: str = DataKeys.chosen
-    rejected_key: str = DataKeys.rejected
-    response_key: str = DataKeys.response
-    messages_key: str = DataKeys.messages
-    name: str | None = None
-    overwrite: bool = False
-
-    def check(self) -> None:
-        """Refuses values that make no sense.
-
-        Raises:
-            UserError: names the flag and what to change.
-        """
-        _check_choice("--dataset", self.dataset, DATASETS)
-        if self.dtype is not None:
-            _check_choice("--dtype", self.dtype, DTYPES)
+    def __post_init__(self) -> None:
+        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        for name, known in (("dataset", COMPARED_SETS), ("dtype", (None, *DTYPES))):
+            value = getattr(self, name)
+            if value not in known:
+                raise UserError(f"{flag_of(name)} {value}: must be one of {', '.join(filter(None, known))}.")
         if self.model is None and not self.ref_scores:
             raise UserError("--model is missing: give the policy's folder, or --ref-scores to score the data set.")
         for name in ("batch_size", "num_return", "max_new_tokens", "num_samples", "max_prompt_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{flag_of(name)} {value}: must be at least 1.")
-        if self.name is not None and not _is_file_stem(self.name):
+        stem = self.name
+        if stem is not None and (stem in ("", "..") or Path(stem).name != stem or stem.endswith(".jsonl")):
             raise UserError(f"--name {self.name}: give the file's name without a folder and without .jsonl.")
         if self.top_k < 0:
             raise UserError(f"--top-k {self.top_k}: must be 0 (all tokens) or more.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"--top-p {self.top_p}: must be above 0 and at most 1 (all tokens).")
-        if not 0 <= self.seed <= LARGEST_SEED:
-            raise UserError(f"--seed {self.seed}: must be between 0 and {LARGEST_SEED}.")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed {self.seed}: must be between 0 and {2**32 - 1}.")
         if self.gpu is not None and self.gpu < 0:
             raise UserError(f"--gpu {self.gpu}: must be the number of a GPU, from 0; for the CPU give --device cpu.")
         greedy = self.temperature_value == 0
@@ -113,11 +82,7 @@ class InferenceOptions:
 
     @property
     def temperature_value(self) -> float:
-        """The temperature as a number.
-
-        Raises:
-            UserError: it is none, or negative.
-        """
+        """The temperature as a number; raises UserError where it is none, or negative."""
         try:
             value = float(self.temperature)
         except ValueError:
@@ -146,32 +111,28 @@ class InferenceOptions:
         return folder / f"{name}.jsonl"
 
 
+def parse_flags(words: Sequence[str], description: str) -> InferenceOptions:
+    """The options of a command line; --proj-path may come from $PROJ_PATH. Raises UserError, see InferenceOptions."""
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    project = os.environ.get("PROJ_PATH")
+    add_flags(parser, InferenceOptions, **({"proj_path": project} if project else {}))
+    return InferenceOptions(**vars(parser.parse_args(words)))
+
+
 def flag_of(field: str) -> str:
     """`num_return` → `--num-return`."""
     return "--" + field.replace("_", "-")
 
 
 def model_name(path: str) -> str:
-    """Name of a model in result paths: its folder's, or the parent's where the folder is called `actor`.
+    """Name of a model, a folder or hub id, in result paths: the folder's, or that above `actor`.
 
-    A folder that is called as the presets call theirs (STAGES, PPO_VARIANT) says little: the one above joins it, as in
-    `tldr-gemma-2b-ppo`.
-
-    Args:
-        path: folder or hub id.
+    The training scripts' presets write into PRESET/sft, PRESET/reward, PRESET/ppo and PRESET/ppo-VARIANT. There the
+    folder alone does not tell models apart, and the one above joins it: `tldr-gemma-2b-ppo`.
     """
     folder = Path(os.path.abspath(path))
     if folder.name == "actor":
         folder = folder.parent
-    if folder.parent.name and (folder.name in STAGES or folder.name.startswith(PPO_VARIANT)):
+    if folder.parent.name and (folder.name in ("sft", "reward", "ppo") or folder.name.startswith("ppo-")):
         return f"{folder.parent.name}-{folder.name}"
     return folder.name
-
-
-def _is_file_stem(name: str) -> bool:
-    return name not in ("", "..") and Path(name).name == name and not name.endswith(".jsonl")
-
-
-def _check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"{flag} {value}: must be one of {', '.join(choices)}.")

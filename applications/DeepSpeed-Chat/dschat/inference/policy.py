@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policy: where its model lies, and its responses."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from dschat.data.collate import collate_prompts
 from dschat.data.encoding import decode_response
@@ -28,34 +25,22 @@ BELOW = "actor"  # folder of the policy below a step-3 output folder
 
 
 @dataclass(frozen=True)
-class Response:
-    """One response.
+class SampledResponse:
+    """What the policy drew."""
 
-    Attributes:
-        text: without special tokens.
-        tokens: its length as it was drawn, the end token included.
-        finished: whether it ended by itself; else it was cut at --max-new-tokens.
-    """
-
-    text: str
-    tokens: int
-    finished: bool
+    text: str  # without special tokens
+    tokens: int  # its length as it was drawn, the end token included
+    finished: bool  # whether it ended by itself; else it was cut at --max-new-tokens
 
 
 class Policy:
     """A causal LM with its tokenizer and way of sampling."""
 
-    def __init__(self, causal_lm: Any, tokenizer: Any, sampling: Sampling, seed: int) -> None:
+    def __init__(self, causal_lm: Any, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, seed: int) -> None:
         self.causal_lm, self._tokenizer, self._sampling, self._seed = causal_lm, tokenizer, sampling, seed
 
-    def respond(self, examples: Sequence[PromptExample], batch: int, draw: int) -> list[Response]:
-        """Draws one response to each prompt.
-
-        Args:
-            examples: the prompts of a batch.
-            batch: its number.
-            draw: number of the draw; the same batch and draw give the same responses.
-        """
+    def respond(self, examples: Sequence[PromptExample], batch: int, draw: int) -> list[SampledResponse]:
+        """One response to each prompt of a batch; the same numbers of batch and draw give the same responses."""
         prompts = collate_prompts(examples, self._tokenizer.pad_token_id)
         prompts = {name: x.to(self.causal_lm.device) for name, x in prompts.items()}
         seed = int(np.random.SeedSequence((self._seed, batch, draw)).generate_state(1)[0])
@@ -65,33 +50,24 @@ class Policy:
         for row_ids, mask, done in zip(*(part.cpu() for part in parts), strict=True):
             ids, finished = row_ids[mask].tolist(), bool(done)
             text = decode_response(self._tokenizer, ids[:-1] if finished else ids)
-            responses.append(Response(text, len(ids), finished))
+            responses.append(SampledResponse(text, len(ids), finished))
         return responses
 
     def check_lengths(self, longest_prompt: int) -> None:
         """Raises UserError where the longest prompt and response together are longer than the model can read."""
-        limit, wanted = position_limit(self.causal_lm), longest_prompt + self._sampling.max_new_tokens
-        if limit is not None and wanted > limit:
+        limit, longest_response = position_limit(self.causal_lm), self._sampling.max_new_tokens
+        if limit is not None and longest_prompt + longest_response > limit:
             raise UserError(
                 f"--model: it reads at most {limit} tokens, but the longest prompt has {longest_prompt} and "
-                f"--max-new-tokens is {self._sampling.max_new_tokens}. Lower --max-new-tokens, or leave long prompts "
-                f"out with --max-prompt-len {max(1, limit - self._sampling.max_new_tokens)}."
+                f"--max-new-tokens is {longest_response}. Lower --max-new-tokens, or leave long prompts out with "
+                f"--max-prompt-len {max(1, limit - longest_response)}."
             )
 
 
-def load_policy(path: str, tokenizer: Any, options: InferenceOptions, device: Any, dtype: torch.dtype) -> Policy:
-    """Opens the policy.
-
-    Args:
-        path: from `locate_policy`.
-        tokenizer: the policy's.
-        options: of the run.
-        device: where to compute.
-        dtype: of the parameters.
-
-    Raises:
-        UserError: there is no such model.
-    """
+def load_policy(
+    path: str, tokenizer: PreTrainedTokenizerBase, options: InferenceOptions, device: torch.device, dtype: torch.dtype
+) -> Policy:
+    """Opens the policy at a path from `locate_policy`; raises UserError where there is no such model."""
     causal_lm = load_causal_lm(path, "--model", dtype, tokenizer).to(device).eval()
     sampling = Sampling(
         max_new_tokens=options.max_new_tokens,
@@ -106,49 +82,33 @@ def load_policy(path: str, tokenizer: Any, options: InferenceOptions, device: An
 
 
 def locate_policy(path: str) -> str:
-    """The model itself, or the `actor` below a folder or hub repository that holds no model at its top.
+    """What transformers can open: `path`, a folder or hub id, or the `actor` below it where there is no model.
 
-    Args:
-        path: folder or hub id, with or without `/actor`.
-
-    Returns:
-        What transformers can open; `path` unchanged where nothing better is found, for the loader to refuse.
+    `path` comes back unchanged where nothing better is found, for the loader to refuse.
     """
     folder = Path(path)
     if folder.is_dir():
-        return str(folder / BELOW) if (folder / BELOW).is_dir() and not _holds_model(folder) else path
+        is_output = (folder / BELOW).is_dir() and not any(folder.glob("*.safetensors"))
+        return str(folder / BELOW) if is_output else path
     above = path.removesuffix(f"/{BELOW}")
     repository = above if HUB_NAME.fullmatch(above) else path  # somebody's repository may be called so itself
-    if not HUB_NAME.fullmatch(repository) or (repository == path and _opens(path)):
+    if not HUB_NAME.fullmatch(repository) or (repository == path and _is_model(path)):
         return path
-    return _actor_of_repository(repository) or path
+    from huggingface_hub import snapshot_download
 
-
-def _holds_model(folder: Path) -> bool:
-    """Whether the folder's config.json is a model's; step 3 writes its flags to a file of that name."""
-    try:
-        return "model_type" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:  # the hub, or what an earlier download left in the cache
+        folder = Path(snapshot_download(repository, allow_patterns=[f"{BELOW}/*"])) / BELOW
     except (OSError, ValueError):
-        return False
+        return path
+    return str(folder) if folder.is_dir() else path
 
 
-def _opens(name: str) -> bool:
+def _is_model(repository: str) -> bool:
     try:
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
+        AutoConfig.from_pretrained(repository, trust_remote_code=False)
     except (OSError, ValueError, KeyError):
         return False
     return True
-
-
-def _actor_of_repository(repository: str) -> str | None:
-    """Fetches the folder `actor` of a hub repository, or finds it in the cache; None where there is none."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(repository, allow_patterns=[f"{BELOW}/*"])) / BELOW
-    except (OSError, ValueError):
-        return None
-    return str(folder) if folder.is_dir() else None
 
 
 def _own_end_ids(path: str) -> list[int]:

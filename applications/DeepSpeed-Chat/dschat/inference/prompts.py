@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rows of a data set are used, and in which order."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.formats.registry import find_known
@@ -25,35 +23,23 @@ PROTOCOL_SEED = 1234  # of the shuffle and of a split that has to be made; --see
 
 @dataclass(frozen=True)
 class Selection:
-    """The prompts of a run, in the order of the file.
+    """The prompts of a run, in the order of the file."""
 
-    Attributes:
-        rows: the rows that were taken.
-        examples: their prompts as token ids; `examples[i].index` is the number of a row.
-        dropped: number of rows left out, whose prompt was too long or empty.
-        digest: 12 hexadecimal digits that follow from the texts of all rows.
-    """
-
-    rows: list[Row]
-    examples: list[PromptExample]
-    dropped: int
-    digest: str
+    examples: list[PromptExample]  # prompts as token ids; `index` is the number in the data set's order
+    rows: list[Row]  # of the examples
+    dropped: int  # rows left out, whose prompt was too long or empty
+    digest: str  # 12 hexadecimal digits that follow from the texts of all rows, also of those left out
 
 
-def select_prompts(options: InferenceOptions, tokenizer: Any) -> Selection:
+def select_prompts(options: InferenceOptions, tokenizer: PreTrainedTokenizerBase) -> Selection:
     """Reads the data set and takes the prompts of the protocol.
 
     The held-out rows, shuffled as `datasets` shuffles them with seed 1234, first `options.samples` (webgpt: not
-    shuffled). Prompts that are too long are left out afterwards, so that a limit never brings other prompts in.
-
-    Args:
-        options: of the run.
-        tokenizer: which measures the prompts.
-
-    Raises:
-        UserError: the data set cannot be read, or no prompt is left.
+    shuffled). Prompts that are too long are left out afterwards, so that a limit never brings other prompts in. Raises
+    UserError where the data set cannot be read or no prompt is left.
     """
-    path = options.data_path or _published(options.dataset)
+    known = find_known(options.dataset)  # read by hub id: results lie in folders that are called like `dataset`
+    path = options.data_path or (known.hub_id if known else options.dataset)
     held_out = load_source(path, options.keys, PROTOCOL_SEED).eval
     order = range(len(held_out)) if options.dataset == UNSHUFFLED else shuffled(len(held_out))
     rows = [held_out[number] for number in order][: options.samples]
@@ -67,13 +53,9 @@ def select_prompts(options: InferenceOptions, tokenizer: Any) -> Selection:
         )
     if dropped:
         logger.warning("%s: %d of %d prompts left out (%s)", path, dropped.total(), len(rows), reasons)
-    return Selection(rows, examples, dropped.total(), _digest(rows))
-
-
-def _published(dataset: str) -> str:
-    """Hub id of a data set; results lie in folders that are called like `dataset`."""
-    known = find_known(dataset)
-    return known.hub_id if known else dataset
+    texts = [[row.prompt, row.messages, row.chosen, row.rejected] for row in rows]
+    digest = hashlib.sha256(json.dumps(texts, default=str).encode("utf-8")).hexdigest()[:12]
+    return Selection(examples, [rows[example.index] for example in examples], dropped.total(), digest)
 
 
 def shuffled(count: int) -> list[int]:
@@ -81,8 +63,3 @@ def shuffled(count: int) -> list[int]:
     from datasets import Dataset
 
     return Dataset.from_dict({"number": range(count)}).shuffle(seed=PROTOCOL_SEED)[:]["number"]
-
-
-def _digest(rows: Sequence[Row]) -> str:
-    texts = [[row.prompt, row.messages, row.chosen, row.rejected] for row in rows]
-    return hashlib.sha256(json.dumps(texts, default=str).encode("utf-8")).hexdigest()[:12]

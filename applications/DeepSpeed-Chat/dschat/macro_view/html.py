@@ -5,8 +5,6 @@ One colour per macro action, from a short palette that repeats; hovering over a 
 escaped, so a model may write whatever it likes. Put `STYLE` into the page once and `legend_html()` near the spans.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

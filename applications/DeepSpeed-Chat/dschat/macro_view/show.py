@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows where termination conditions cut responses: `python -m dschat.show_macro_actions --help`."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys
@@ -14,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.macro_actions import TerminationFlags, parse_ngram
+from dschat.config.macro_actions import FLAGS_OF, TerminationFlags, parse_ngram
 from dschat.config.rules import default_of
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.formats.rows import Row
@@ -31,11 +29,10 @@ from dschat.trainers.ppo.metrics import token_texts
 
 SEVERAL = ("termination_condition", "ngram", "parser")  # flags whose every value gets a panel
 CONVERT: dict[str, Callable[[str], object]] = {"ngram": parse_ngram, "ngram_lengths": int}  # where it is not the type
-# What each condition reads beside those.
+# What each condition reads beside those; --parser_model is given once for each parser.
 READ = {
-    "randomized": ("repeat_times", "ngram_lengths"),
-    "ppl": ("ppl_mode",),
-    "parsing": ("parsing_cutoff", "parser_device"),
+    condition: [name for name in names if name not in (*SEVERAL, "parser_model")]
+    for condition, names in FLAGS_OF.items()
 }
 
 

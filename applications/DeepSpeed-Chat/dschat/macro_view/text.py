@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Macro actions in a terminal: coloured stretches, or, where there are no colours, bars between them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What trainers, scores and checkpoints need of a model under an engine; `dschat.engine` fulfils it."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from typing import Protocol
 

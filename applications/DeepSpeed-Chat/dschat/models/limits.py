@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a text a model can read."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

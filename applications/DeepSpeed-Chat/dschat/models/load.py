@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening Hugging Face models, from folders or the hub. Weights that a folder lacks are an error, not new numbers."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Positions counted over real tokens, so that padding on either side changes nothing."""
 
-from __future__ import annotations
-
 import inspect
 
 from torch import Tensor, nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing Hugging Face folders from whole weights, without touching the live model."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from pathlib import Path

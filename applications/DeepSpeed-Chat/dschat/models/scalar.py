@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sequence classifier with one label whose forward gives a number at every position: reward model and critic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tokenizer, its pad and end tokens decided once for the whole run."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

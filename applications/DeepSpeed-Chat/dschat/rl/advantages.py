@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generalised advantage estimation over macro steps (Schulman et al. 2016)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

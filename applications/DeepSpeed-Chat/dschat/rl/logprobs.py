@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probabilities and entropy of tokens from hidden states, in chunks, so that B×R×V logits never exist at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

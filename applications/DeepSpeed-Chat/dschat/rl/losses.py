@@ -5,8 +5,6 @@ The count is that of the whole optimiser update, over all micro-batches and rank
 on how rows are split. Statistics are divided by the same count: adding them up over the parts gives the update's mean.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

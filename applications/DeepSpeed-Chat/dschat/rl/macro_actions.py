@@ -5,8 +5,6 @@ Pooling adds up the tokens of each macro action directly (never by differences o
 actions of one token give back the token's own number bit for bit.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

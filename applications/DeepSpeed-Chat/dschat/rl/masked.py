@@ -4,8 +4,6 @@
 A mask is True on what counts; values off the mask may be anything, NaN included.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ Where macro actions end is decided before, once per rollout: the termination con
 name.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from dschat.rl.advantages import gae

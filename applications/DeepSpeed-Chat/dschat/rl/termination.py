@@ -5,8 +5,6 @@ Every function is pure and vectorised over rows, sets ``ends`` only on the respo
 the last token of a row, so that lengths are at least 1 and add up to the row's response length.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

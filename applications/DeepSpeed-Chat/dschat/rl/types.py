@@ -4,8 +4,6 @@
 Each object holds the one before it; nothing writes into an earlier one. B rows, P prompt and R response positions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar
 

@@ -46,12 +46,7 @@ class Sampling:
         """The same for transformers, every field that could leak in from a checkpoint given explicitly."""
         options: dict[str, bool | int | float] = {"do_sample": False}
         if self.temperature > 0:
-            options = {
-                "do_sample": True,
-                "temperature": self.temperature,
-                "top_k": self.top_k,
-                "top_p": self.top_p,
-            }
+            options = {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         return GenerationConfig(
             max_new_tokens=self.max_new_tokens,
             eos_token_id=list(self.end_ids),

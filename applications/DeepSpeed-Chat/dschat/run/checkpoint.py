@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run saves: its models, each as a Hugging Face folder.
 
-    output_dir/                      the final models, and run.json, train_config.json, metrics.jsonl
-    output_dir/checkpoints/step-N/   those after N updates (--save_steps)
+    output_dir/                      the final models, written here; run.json, train_config.json and metrics.jsonl by
+                                     run/output.py
+    output_dir/checkpoints/step-N/   the models after N updates (--save_steps), written here
+    output_dir/samples/              responses of step 3's evaluations, by trainers/ppo/evaluation.py
+    tensorboard/                     with --enable_tensorboard, by run/metrics.py
 
 Steps 1 and 2 save their one model in that folder itself, step 3 in actor/, critic/ and, with --enable_ema, actor_ema/.
 A model's folder holds safetensors, config.json, tokenizer, README.md (the model card) and run.json; with LoRA also
-adapter/. Folders and files are whole or not there: see `whole_files`.
+adapter/. Folders and files are whole or not there: see `whole_files`. The states of optimisers and schedules are not
+saved.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import logging
@@ -62,7 +64,7 @@ def evaluation_after_saving(folder: str) -> Iterator[None]:
 
 
 class ModelFolders:
-    """Writes the models of a run. Every rank must call it."""
+    """Writes the models of a run. Every rank must call its methods: weights that are sharded are gathered."""
 
     def __init__(
         self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
@@ -83,7 +85,7 @@ class ModelFolders:
         self._save(self._place)
 
     def save_after(self, updates: int) -> None:
-        """Writes the models of this moment beside the final ones."""
+        """Writes the models as they are after that many updates."""
         self._save(self._place / "checkpoints" / f"step-{updates}")
 
     def describe_final(self) -> None:
@@ -111,7 +113,7 @@ class ModelFolders:
         self._run.record.save(folder)
 
     def _settings(self) -> dict[str, object]:
-        """The flags that differ from what they would be if only the required ones were given."""
+        """The required flags, and those that differ from their defaults."""
         fields = dataclasses.fields(self._config)
         required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
         plain = type(self._config)(**{name: getattr(self._config, name) for name in required})

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process may ask about its group without knowing DeepSpeed: rank, size, device, sums over ranks."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import TypeVar
 

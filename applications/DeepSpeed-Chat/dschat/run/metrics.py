@@ -29,7 +29,7 @@ class Means:
 
     def __init__(self) -> None:
         self._sums: dict[str, Number] = {}
-        self._weights: dict[str, Number] = {}  # of the means; the others are sums
+        self._weights: dict[str, Number] = {}  # a metric without a weight is a sum
 
     def add(self, name: str, total: Number, weight: Number = 1) -> None:
         """Adds ``total``, a sum over ``weight`` items, to the metric ``name``."""

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output folder of a run: its flags (train_config.json), its record (run.json) and its metrics."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import shutil

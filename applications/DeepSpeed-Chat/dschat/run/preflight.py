@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at every process before anything is loaded: what would fail after minutes fails at once and names the rank."""
-
-from __future__ import annotations
+"""Compares all processes before anything is loaded, so that what would fail after minutes fails at once."""
 
 import importlib.metadata
 import os
@@ -30,7 +28,7 @@ class ProcessReport:
     versions: tuple[tuple[str, str], ...]
     folder_problem: str | None  # why output_dir cannot be used
     free_memory: int  # bytes of main memory
-    needed_memory: int  # bytes of the weights that it holds there at a time
+    needed_memory: int  # bytes of weights that it holds in main memory at the same time
 
 
 def preflight(output_dir: Path, models: Iterable[str | None]) -> None:
@@ -45,7 +43,7 @@ def preflight(output_dir: Path, models: Iterable[str | None]) -> None:
     """
     problem = _folder_problem(output_dir)
     sizes = [_weights_size(Path(path)) for path in models if path]
-    # With GPUs, models pass through main memory one after another.
+    # With GPUs, a model is moved to its GPU before the next is loaded.
     needed = max(sizes, default=0) if torch.cuda.is_available() else sum(sizes)
     report = ProcessReport(
         rank=rank(),

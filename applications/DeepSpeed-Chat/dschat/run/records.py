@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands beside a saved model: run.json (where it came from) and a model card (README.md)."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json
@@ -26,7 +24,7 @@ PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "data
 
 @dataclass
 class RunRecord:
-    """Everything known of a run; ``finished`` turns True with the last line of a main."""
+    """Everything known of a run; ``finished`` is True once its main has reached the end."""
 
     step: str  # sft, reward or ppo
     started: str

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds that follow from the run's seed, what they are for, and when."""
-
-from __future__ import annotations
+"""Seeds made from the run's seed, what they are for, and when they are used."""
 
 from enum import IntEnum
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report on runs of step 3 that start from the same models: one HTML page, one PNG, one table for the terminal."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging
@@ -26,10 +24,7 @@ SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
 
 
 def build_report(
-    runs: Mapping[str, Path],
-    output_dir: Path,
-    title: str = "PPO with macro actions",
-    notes: Sequence[str] = (),
+    runs: Mapping[str, Path], output_dir: Path, title: str = "PPO with macro actions", notes: Sequence[str] = ()
 ) -> Outcome:
     """Write `report.html` and `report.png` about runs of step 3.
 

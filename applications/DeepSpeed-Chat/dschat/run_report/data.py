@@ -115,10 +115,8 @@ def read_run(name: str, folder: Path) -> RunData:
     Raises:
         UserError: when a file is missing, empty or malformed, or the run has no evaluation after its first.
     """
-    flags = folder / "train_config.json"
-    config = _read_object(
-        flags if flags.exists() else folder / "config.json"
-    )  # the name that earlier versions gave it
+    flags, flags_before = folder / "train_config.json", folder / "config.json"  # the latter of earlier versions
+    config = _read_object(flags if flags.exists() else flags_before)
     path = folder / "metrics.jsonl"
     rows = [_metrics_row(row, origin) for origin, row in _read_lines(path)]
     train = _by_update(row for row in rows if "objective/scores" in row)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the runs of a report came to: means with standard errors in tables, and what they say in words."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The learning curves of a report, as PNG bytes. Drawn without a display and without matplotlib's global state."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Win rates between models on the held-out prompts, with the reward model and the metric function as judges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores from a user's Python function, which reads text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -19,7 +17,7 @@ RewardFn = Callable[[list[str], list[str], list[dict[str, object]]], Tensor]
 class FunctionScores:
     """A :data:`RewardFn`; what it returns is checked."""
 
-    model: None = None
+    model: None = None  # no model, so that the self-check has nothing to compare
 
     def __init__(self, function: RewardFn, flag: str) -> None:
         self.name = getattr(function, "__name__", "function")

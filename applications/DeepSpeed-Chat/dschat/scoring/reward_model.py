@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores from a reward model, which reads the sampled ids."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

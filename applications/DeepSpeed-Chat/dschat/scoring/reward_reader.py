@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reward model that reads texts: with its own tokenizer, of any architecture that has one label."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence
@@ -51,7 +49,7 @@ class RewardReader:
     - any other classifier (BERT and its like): prompt and response as the tokenizer joins a pair of texts.
     """
 
-    model: None = None  # nothing to compare with: texts are read as plain transformers reads them
+    model: None = None  # the self-check has nothing to compare: this is plain transformers
 
     def __init__(
         self, classifier: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str, rm_template: bool
@@ -112,8 +110,9 @@ class RewardReader:
         return logits[:, 0]
 
     def _ids(self, rows: Sequence[Row], responses: Sequence[str]) -> list[list[int]]:
-        prompts, ends = encode_prompts(self._tokenizer, rows), encode_responses(self._tokenizer, responses)
-        return [[*prompt, *end, self._tokenizer.eos_token_id] for prompt, end in zip(prompts, ends, strict=True)]
+        prompts, answers = encode_prompts(self._tokenizer, rows), encode_responses(self._tokenizer, responses)
+        eos = self._tokenizer.eos_token_id
+        return [[*prompt, *answer, eos] for prompt, answer in zip(prompts, answers, strict=True)]
 
     def _templated(self, rows: Sequence[Row], responses: Sequence[str]) -> list[list[int]]:
         from jinja2 import TemplateError

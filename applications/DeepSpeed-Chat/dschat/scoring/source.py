@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a source of scores is: it maps a rollout and its texts to one number per response."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,7 +24,7 @@ class ScoreSource(Protocol):
     """Scores a rollout: float32 (B,).
 
     Attributes:
-        model: engine of the scalar model that the step-0 check compares with plain transformers, if there is one.
+        model: engine of the scalar model that the self-check compares with plain transformers, if there is one.
     """
 
     @property

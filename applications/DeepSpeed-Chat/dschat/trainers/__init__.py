@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three training loops. They receive engines, examples and settings, and read no flags by name elsewhere."""
+"""The training loops: `supervised` for steps 1 and 2, `ppo` for step 3. They receive engines, examples and flags."""

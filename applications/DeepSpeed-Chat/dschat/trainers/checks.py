@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stops a run at the first number that is not finite, and names it."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks before the first update: a few forward passes that catch what would otherwise train silently wrong."""
 
-from __future__ import annotations
-
 import inspect
 
 import torch
@@ -96,7 +94,7 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
 
 @torch.no_grad()
 def check_rollout(actor: Policy, trajectory: Trajectory, sampling: Sampling) -> None:
-    """At step 0 the ratio is 1, the KL to the reference 0, and the sampled tokens are what was asked for.
+    """Before the first update, the ratio is 1, the KL to the reference 0, and every sampled token was allowed.
 
     Args:
         actor: its engine, in evaluation mode.
@@ -118,13 +116,13 @@ def check_rollout(actor: Policy, trajectory: Trajectory, sampling: Sampling) -> 
     _require_close("actor's log-probs", "the reference's", own, others, mask, policy, size)
     for token_id in sampling.forbidden:
         if bool(((rollout.response_ids == token_id) & mask).any()):
-            raise UserError(f"step-0 check: the policy sampled token {token_id}, a pad or BOS token.")
+            raise UserError(f"self-check: the policy sampled token {token_id}, a pad or BOS token.")
     if not bool((mask.cumsum(1) == torch.arange(1, mask.shape[1] + 1, device=mask.device))[mask].all()):
-        raise UserError("step-0 check: a response is not a prefix of its row.")
+        raise UserError("self-check: a response is not a prefix of its row.")
     end_ids = torch.tensor(sampling.end_ids, device=mask.device)
     ended = (torch.isin(rollout.response_ids, end_ids) & last_true(mask)).any(1)
     if not bool((ended == rollout.finished)[mask.any(1)].all()):
-        raise UserError("step-0 check: a finished response does not end with EOS, or one that was cut does.")
+        raise UserError("self-check: a finished response does not end with EOS, or one that was cut does.")
 
 
 def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:
@@ -140,7 +138,7 @@ def _require_close(
     tolerance = TOLERANCE[next(model.parameters()).dtype] * max(1.0, size)
     if not difference <= tolerance:
         raise UserError(
-            f"step-0 check: {what} differ from {expected_what} by up to {difference:.3g} (rounding explains "
+            f"self-check: {what} differ from {expected_what} by up to {difference:.3g} (rounding explains "
             f"{tolerance:g}). The model's architecture is computed wrongly here, or actor and reference differ; "
             "please report the model. --no_self_checks skips this check."
         )

@@ -68,7 +68,6 @@ FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 64, 16)
 SMALL = Scale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
 
 COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
-LENGTHS = ["--max_seq_len", "192"]
 
 
 def main() -> int:
@@ -99,8 +98,11 @@ def quickstart(folder: Path, seed: int, scale: Scale, processes: Processes) -> N
     data, model = make_inputs(folder, seed, scale)
     sft, reward = folder / "step1-sft", folder / "step2-reward"
     common = [*COMMON, "--seed", str(seed), "--zero_stage", str(processes.zero_stage)]
-    run("step1_supervised_finetuning", [*sft_flags(data, model, sft, scale, processes), *common], processes)
-    run("step2_reward_model_finetuning", [*reward_flags(data, sft, reward, scale, processes), *common], processes)
+    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, scale, processes)
+    run("step1_supervised_finetuning", [*flags, *common], processes)
+    comparisons, split = data / "comparisons", scale.data_split
+    flags = supervised_flags(comparisons, split, sft, reward, scale.reward_epochs, scale, processes)
+    run("step2_reward_model_finetuning", [*flags, *common], processes)
     runs = {"PPO (n = 1)": (folder / "step3-ppo", "1"), "MA-PPO (n = 5)": (folder / "step3-ma-ppo", "5")}
     for output, ngram in runs.values():
         flags = [*ppo_flags(data, sft, reward, output, scale, processes), "--ngram", ngram]
@@ -132,36 +134,23 @@ def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     return folder / "data", make_model(folder / "model", texts, seed)
 
 
-def sft_flags(data: Path, model: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:
-    """Step 1 on the demonstrations."""
+def supervised_flags(
+    data: Path, split: str, model: Path, output: Path, epochs: int, scale: Scale, processes: Processes
+) -> list[str]:
+    """Step 1 on the demonstrations, or step 2 on the first share of the comparisons."""
     flags = {
-        "--data_path": data / "demonstrations",
-        "--data_split": "1,0,0",
+        "--data_path": data,
+        "--data_split": split,
         "--model_name_or_path": model,
         "--output_dir": output,
         "--per_device_train_batch_size": processes.share(scale.batch),
         "--per_device_eval_batch_size": 64,
         "--learning_rate": 3e-3,
-        "--num_train_epochs": scale.sft_epochs,
+        "--num_train_epochs": epochs,
         "--warmup_ratio": 0.1,
+        "--max_seq_len": 192,
     }
-    return [*as_arguments(flags), *LENGTHS]
-
-
-def reward_flags(data: Path, sft: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:
-    """Step 2 on the first share of the comparisons."""
-    flags = {
-        "--data_path": data / "comparisons",
-        "--data_split": scale.data_split,
-        "--model_name_or_path": sft,
-        "--output_dir": output,
-        "--per_device_train_batch_size": processes.share(scale.batch),
-        "--per_device_eval_batch_size": 64,
-        "--learning_rate": 3e-3,
-        "--num_train_epochs": scale.reward_epochs,
-        "--warmup_ratio": 0.1,
-    }
-    return [*as_arguments(flags), *LENGTHS]
+    return as_arguments(flags)
 
 
 def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:

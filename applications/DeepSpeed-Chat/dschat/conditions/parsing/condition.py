@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MANY = 20  # sentences from which on a share says something
+ENOUGH_TO_JUDGE = 20  # sentences; of fewer, a share that fell back says little
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,7 @@ class ParsingCondition:
     """Cuts responses along constituents of fewer than `cutoff` tokens."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        backend: Backend,
-        cutoff: int,
-        end_ids: Collection[int] = (),
+        self, tokenizer: PreTrainedTokenizerBase, backend: Backend, cutoff: int, end_ids: Collection[int] = ()
     ) -> None:
         """Reads the tokenizer once.
 
@@ -66,7 +62,7 @@ class ParsingCondition:
         Args:
             rows: per response its ids, EOS included, without padding.
         """
-        from constituent_treelib.parsing import parse_texts  # a package of its own, which other conditions do without
+        from constituent_treelib.parsing import parse_texts  # installed for this condition only
 
         start = time.perf_counter()
         trailing = [self._num_trailing(row) for row in rows]
@@ -80,8 +76,8 @@ class ParsingCondition:
         return ParsedLengths(lengths, counts, time.perf_counter() - start)
 
     def _warn_once(self, counts: ParseCounts) -> None:
-        """Says it when the parser is of little use: most macro actions are the chunker's then."""
-        if not self._warned and counts.sentences >= MANY and counts.fell_back > counts.sentences / 2:
+        """Warns when more than half of the sentences fell back: the macro actions are then mostly the chunker's."""
+        if not self._warned and counts.sentences >= ENOUGH_TO_JUDGE and counts.fell_back > counts.sentences / 2:
             self._warned = True
             reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.reasons.most_common())
             logger.warning(

@@ -80,7 +80,7 @@ def _words_under(nodes: Sequence[Node]) -> dict[int, int]:
 def _visit(
     root: Node, word: int, words_under: Mapping[int, int], before: Sequence[int], cutoff: int
 ) -> tuple[list[int], int]:
-    """`visit(root)` of the rule above, with a list of waiting nodes in place of the recursion: trees may be deep.
+    """The rule's visit(root). A list of waiting nodes stands in for the recursion, which deep trees would exhaust.
 
     Args:
         root: of a sentence.
@@ -98,7 +98,7 @@ def _visit(
         node = waiting.pop()
         next_word = word + words_under[id(node)]
         if next_word == word + 1:
-            ends[-1:] = [before[next_word]]  # in place of the last end; the first one where there is none yet
+            ends[-1:] = [before[next_word]]  # moves the last end behind this word, or sets the sentence's first end
         elif before[next_word] - before[word] < cutoff:
             ends.append(before[next_word])
         else:
@@ -123,7 +123,7 @@ def _tokens_per_word(text: str, spans: Sequence[tuple[int, int]], word_ends: Seq
 
 
 def anchor(text: str, start: int, end: int) -> int:
-    """The position that decides to which word a token belongs: its first visible character; else its end."""
+    """The position that decides to which word a token belongs: its first visible character; without one, its end."""
     while start < end and text[start].isspace():
         start += 1
     return start

@@ -28,9 +28,9 @@ class TokenText:
 
     Attributes:
         text: what they say; bytes that are no UTF-8 as U+FFFD.
-        spans: per id its (start, end) in characters: from the character that holds its first byte to the first one
-            that starts at or after its last. An id without text has an empty span, or that of the character whose
-            bytes it stands between.
+        spans: per id its (start, end) in characters: from the character that holds its first byte to the first
+            character that begins after its last byte. An id without text has an empty span; inside a character's
+            bytes it has that character's.
     """
 
     text: str

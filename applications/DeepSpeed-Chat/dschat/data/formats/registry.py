@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dschat.errors import UserError
+
 DATA_VARIABLE = "MA_RLHF_DATA"  # folder with local copies, one folder or file per short name
 PARQUET_BRANCH = "refs/convert/parquet"
 COPY_SUFFIXES = ("", ".jsonl", ".parquet", ".json")
@@ -31,6 +33,8 @@ class KnownSet:
         load_options: the other arguments.
         revision: branch that holds the files.
         include: pattern of the files among those of the branch.
+        compared_as: what results on it, and the rubric by which they are compared, are called; empty where responses
+            are not compared with each other.
     """
 
     name: str
@@ -42,6 +46,7 @@ class KnownSet:
     load_options: Mapping[str, Any] = field(default_factory=dict)
     revision: str = "main"
     include: str = "*"
+    compared_as: str = ""
 
     @property
     def counts(self) -> tuple[int, int | None]:
@@ -70,6 +75,7 @@ KNOWN_SETS = (
         load_options={"revision": PARQUET_BRANCH, "data_dir": "comparisons"},
         revision=PARQUET_BRANCH,
         include="comparisons/*.parquet",
+        compared_as="summarize",
     ),
     KnownSet(
         name="hh",
@@ -79,6 +85,7 @@ KNOWN_SETS = (
         eval_rows=12_451,
         load="Dahoas/full-hh-rlhf",
         include="*.parquet",
+        compared_as="hh-rlhf",
     ),
     KnownSet(
         name="webgpt",
@@ -90,6 +97,7 @@ KNOWN_SETS = (
         load_options={"revision": PARQUET_BRANCH, "data_dir": "default/train"},
         revision=PARQUET_BRANCH,
         include="default/train/*.parquet",
+        compared_as="webgpt",
     ),
     KnownSet(
         name="apps",
@@ -105,11 +113,24 @@ KNOWN_SETS = (
         include="*.jsonl",
     ),
 )
+COMPARED_SETS = tuple(known.compared_as for known in KNOWN_SETS if known.compared_as)
 
 
 def find_known(path: str) -> KnownSet | None:
     """The published set that a `--data_path` names, by hub id or short name in any case; None if it names none."""
     return next((known for known in KNOWN_SETS if path.lower() in known.names()), None)
+
+
+def compared_set(text: str) -> str:
+    """What results call the set that a `--dataset` names, by hub id or any short name: one of COMPARED_SETS.
+
+    Raises:
+        UserError: there is no such set, or its responses are not compared.
+    """
+    known = find_known(text)
+    if known is None or not known.compared_as:
+        raise UserError(f"--dataset {text}: unknown; give {', '.join(COMPARED_SETS)}, or leave the flag out.")
+    return known.compared_as
 
 
 def data_folder() -> Path | None:

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTML of the human page. Every text that is not ours goes through `escaped`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from dschat.common.hidden_text import for_reading
-from dschat.evaluation.human.guidelines import Point, guidelines
+from dschat.evaluation.human.guidelines import guidelines
 from dschat.evaluation.human.session import View
 
 # Characters that mean something to HTML, to JavaScript's and Handlebars' templates or to Gradio's placeholders.
@@ -42,8 +40,9 @@ def progress_html(view: View, rater: str) -> str:
 
 
 def guidelines_html(dataset: str) -> str:
-    """The guidelines as a list."""
-    return f'<div class="human-guidelines">{_list(guidelines(dataset))}</div>'
+    """The guidelines as a list, of which some are lists."""
+    points = (escaped(text) + (_list(map(escaped, parts)) if parts else "") for text, parts in guidelines(dataset))
+    return f'<div class="human-guidelines">{_list(points)}</div>'
 
 
 def note_html(text: str) -> str:
@@ -59,11 +58,8 @@ def done_html(view: View) -> str:
     )
 
 
-def _list(points: Iterable[Point]) -> str:
-    items = (
-        f"<li>{escaped(point.text)}{_list(map(Point, point.parts)) if point.parts else ''}</li>" for point in points
-    )
-    return f"<ul>{''.join(items)}</ul>"
+def _list(items: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
 
 def _text(kind: str, title: str, text: str) -> str:

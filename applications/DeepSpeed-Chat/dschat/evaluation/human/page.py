@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes in a browser: a page of Gradio on this machine's loopback address, which asks no other host for anything."""
 
-from __future__ import annotations
-
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from importlib import resources
 from typing import Any
 
 from dschat.errors import UserError
-from dschat.evaluation.human.items import LONGEST_NAME
 from dschat.evaluation.human.markup import done_html, guidelines_html, item_html, note_html, progress_html
 from dschat.evaluation.human.screens import Screen, Screens
-from dschat.evaluation.human.session import Study
+from dschat.evaluation.human.session import LONGEST_NAME, Study
 
 HOST = "127.0.0.1"
 TITLE = "Which response is better?"
@@ -31,45 +28,15 @@ RATER_INTO_ADDRESS = """(name) => {
 }"""
 TO_THE_TOP = "() => { window.scrollTo(0, 0); }"
 
-
-@dataclass(frozen=True)
-class Parts:
-    """The components of the page. `rater`, `item` and `last` are hidden: what the browser sends with a vote."""
-
-    entry: Any
-    name: Any
-    start: Any
-    progress: Any
-    note: Any
-    voting: Any
-    stage: Any
-    comment: Any
-    done: Any
-    ending: Any
-    keys: list[tuple[str, Any]]  # key → button
-    rater: Any
-    item: Any
-    last: Any
-
-    def changing(self) -> list[Any]:
-        """The components that a screen sets."""
-        fixed = ("name", "start", "keys")
-        return [part for kind, part in vars(self).items() if kind not in fixed]
+Component = Any  # of Gradio, which is imported only when the page is wanted
+Parts = dict[str, Component]  # the components that a screen changes, by name; `build` says which
 
 
-def serve(study: Study, rater: str = "", port: int | None = None) -> tuple[Any, str]:
-    """Opens the page and returns; the server ends with the process or with `close()`.
+def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
+    """Opens the page; returns Gradio's object, whose server ends with the process or with `close()`, and the address.
 
-    Args:
-        study: what is asked.
-        rater: the name that the form starts with.
-        port: to listen on; None for the first free one from 7860.
-
-    Returns:
-        Gradio's page and its address.
-
-    Raises:
-        UserError: Gradio is not installed or the port is taken.
+    The form starts with the rater's name; without a port the first free one from 7860 is taken. Raises UserError where
+    Gradio is not installed or the port is taken.
     """
     if port is not None:
         _check_port(port)
@@ -79,10 +46,8 @@ def serve(study: Study, rater: str = "", port: int | None = None) -> tuple[Any, 
         _, address, _ = page.launch(
             server_name=HOST,
             server_port=port,
-            share=False,
             prevent_thread_lock=True,
             quiet=True,
-            inbrowser=False,
             footer_links=[],
             run_history=False,
             enable_monitoring=False,
@@ -98,105 +63,100 @@ def serve(study: Study, rater: str = "", port: int | None = None) -> tuple[Any, 
     return page, address
 
 
-def build(study: Study, rater: str = "") -> Any:
-    """The page as Gradio Blocks.
+def build(study: Study, rater: str) -> Any:
+    """The page as Gradio Blocks: a form for the name, the ballot, and the end; one of them is visible.
 
-    Args:
-        study: what is asked.
-        rater: the name that the form starts with.
-
-    Raises:
-        UserError: Gradio is not installed.
+    The rater, the item and the last vote lie in hidden boxes: what the browser sends with a vote.
     """
     gr = _gradio()
+    html = partial(gr.HTML, js_on_load=None)
+    parts: Parts = {}
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
-        parts = _layout(gr, study, rater)
-        _connect(gr, blocks, parts, Screens(study))
+        with gr.Column(elem_id="human-entry", visible=False) as parts["entry"]:
+            html(f"<h1>{TITLE}</h1>")
+            html(guidelines_html(study.dataset))
+            name = gr.Textbox(rater, label="Your name", max_length=LONGEST_NAME, elem_id="human-name", autofocus=True)
+            start = gr.Button("Start", variant="primary", elem_id="human-start")
+        parts["progress"], parts["note"] = html(visible=False), html(visible=False)
+        with gr.Column(visible=False) as parts["ballot"]:
+            with gr.Accordion("Guidelines (?)", open=False, elem_id="human-guidelines"):
+                html(guidelines_html(study.dataset))
+            parts["item_text"] = html()
+            with gr.Column(elem_id="human-bar"):
+                parts["comment"] = gr.Textbox(
+                    placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
+                    show_label=False,
+                    container=False,
+                    max_lines=4,
+                    max_length=LONGEST_COMMENT,
+                    elem_id="human-comment",
+                )
+                with gr.Row(elem_id="human-keys"):
+                    keys = [(key, _button(gr, key, label)) for key, label in BUTTONS]
+        with gr.Column(visible=False, elem_id="human-end") as parts["end"]:
+            parts["thanks"] = html()
+            keys.append(("u", _button(gr, "u", "Undo the last vote")))
+        for kind in ("rater", "item", "last"):
+            parts[kind] = gr.Textbox(visible="hidden", elem_id=f"human-{kind}")
+        _connect(gr, blocks, parts, Screens(study), (name, start), keys)
     return blocks
 
 
-def _layout(gr: Any, study: Study, rater: str) -> Parts:
-    """Places everything."""
-    html = partial(gr.HTML, js_on_load=None)
-    with gr.Column(elem_id="human-entry", visible=False) as entry:
-        html(f"<h1>{TITLE}</h1>")
-        html(guidelines_html(study.dataset))
-        name = gr.Textbox(rater, label="Your name", max_length=LONGEST_NAME, elem_id="human-name", autofocus=True)
-        start = gr.Button("Start", variant="primary", elem_id="human-start")
-    progress, note = html(visible=False), html(visible=False)
-    with gr.Column(visible=False) as voting:
-        with gr.Accordion("Guidelines (?)", open=False, elem_id="human-guidelines"):
-            html(guidelines_html(study.dataset))
-        stage = html()
-        with gr.Column(elem_id="human-bar"):
-            comment = gr.Textbox(
-                placeholder="Comment (optional), saved with your vote. Esc: back to the keys",
-                show_label=False,
-                container=False,
-                max_lines=4,
-                max_length=LONGEST_COMMENT,
-                elem_id="human-comment",
-            )
-            with gr.Row(elem_id="human-keys"):
-                keys = [(key, _button(gr, key, label)) for key, label in BUTTONS]
-    with gr.Column(visible=False, elem_id="human-end") as done:
-        ending = html()
-        keys.append(("u", _button(gr, "u", "Undo the last vote")))
-    hidden = [gr.Textbox(visible="hidden", elem_id=f"human-{kind}") for kind in ("rater", "item", "last")]
-    return Parts(entry, name, start, progress, note, voting, stage, comment, done, ending, keys, *hidden)
-
-
-def _button(gr: Any, key: str, label: str) -> Any:
+def _button(gr: Any, key: str, label: str) -> Component:
     """A button; the style sheet draws its key, which is part of the class, beside the label."""
     variant = "primary" if key in "12" else "secondary"
     return gr.Button(label, variant=variant, elem_classes=["human-key", f"human-key-{key}"], min_width=120)
 
 
-def _connect(gr: Any, blocks: Any, parts: Parts, screens: Screens) -> None:
-    """Binds the answers to the events."""
+def _connect(
+    gr: Any,
+    blocks: Any,
+    parts: Parts,
+    screens: Screens,
+    form: tuple[Component, Component],
+    keys: list[tuple[str, Component]],
+) -> None:
+    """Binds the answers to the events: of the page, of the form's name and start button, of the keys' buttons."""
     common: dict[str, Any] = {
-        "outputs": parts.changing(),
+        "outputs": list(parts.values()),
         "queue": False,
         "show_progress": "hidden",
         "api_visibility": "private",
     }
 
-    def enter(asked: bool, rater: str) -> dict[Any, Any]:
-        return _updates(gr, parts, screens.enter(rater, asked))
+    def shown(answer: Callable[..., Screen]) -> Callable[..., dict[Component, Any]]:
+        return lambda *sent: _updates(gr, parts, answer(*sent))
 
-    def vote(choice: str, rater: str, item_id: str, comment: str) -> dict[Any, Any]:
-        return _updates(gr, parts, screens.vote(choice, rater, item_id, comment))
-
-    def undo(rater: str, last: str) -> dict[Any, Any]:
-        return _updates(gr, parts, screens.undo(rater, last))
-
-    blocks.load(partial(enter, False), inputs=parts.rater, js=RATER_FROM_ADDRESS, **common)
-    for event in (parts.start.click, parts.name.submit):
-        event(partial(enter, True), inputs=parts.name, js=RATER_INTO_ADDRESS, **common)
-    for key, button in parts.keys:
-        function, inputs = (undo, [parts.last]) if key == "u" else (partial(vote, key), [parts.item, parts.comment])
-        pressed = button.click(function, inputs=[parts.rater, *inputs], **common)
+    name, start = form
+    blocks.load(shown(partial(screens.enter, False)), inputs=parts["rater"], js=RATER_FROM_ADDRESS, **common)
+    for event in (start.click, name.submit):
+        event(shown(partial(screens.enter, True)), inputs=name, js=RATER_INTO_ADDRESS, **common)
+    for key, button in keys:
+        answer, sent = (screens.undo, ["last"]) if key == "u" else (partial(screens.vote, key), ["item", "comment"])
+        pressed = button.click(shown(answer), inputs=[parts[kind] for kind in ("rater", *sent)], **common)
         pressed.then(None, js=TO_THE_TOP)
 
 
-def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Any, Any]:
+def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
     """A screen as values of the components."""
-    note = {parts.note: gr.update(value=note_html(screen.note), visible=bool(screen.note))}
     view = screen.view
-    if view is None:
-        return note if screen.rater else note | {parts.entry: gr.update(visible=True)}
-    return note | {
-        parts.entry: gr.update(visible=False),
-        parts.progress: gr.update(value=progress_html(view, screen.rater), visible=True),
-        parts.voting: gr.update(visible=view.item is not None),
-        parts.stage: item_html(view),
-        parts.comment: screen.comment,
-        parts.done: gr.update(visible=view.item is None),
-        parts.ending: done_html(view),
-        parts.rater: screen.rater,
-        parts.item: view.item.pair.id if view.item else "",
-        parts.last: view.last or "",
-    }
+    values = {"note": gr.update(value=note_html(screen.note), visible=bool(screen.note))}
+    if view is not None:
+        values |= {
+            "entry": gr.update(visible=False),
+            "progress": gr.update(value=progress_html(view, screen.rater), visible=True),
+            "ballot": gr.update(visible=view.item is not None),
+            "item_text": item_html(view),
+            "comment": screen.comment,
+            "end": gr.update(visible=view.item is None),
+            "thanks": done_html(view),
+            "rater": screen.rater,
+            "item": view.item.pair.id if view.item else "",
+            "last": view.last or "",
+        }
+    elif not screen.rater:
+        values["entry"] = gr.update(visible=True)
+    return {parts[kind]: value for kind, value in values.items()}
 
 
 def _check_port(port: int) -> None:

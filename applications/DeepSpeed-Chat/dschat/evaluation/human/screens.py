@@ -6,14 +6,11 @@ with the vote that was the last; the session decides whether that still holds. S
 and a new server on the same port do no harm.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 
 from dschat.errors import UserError
-from dschat.evaluation.human.items import LONGEST_NAME, rater_name
-from dschat.evaluation.human.session import HumanSession, Study, View
+from dschat.evaluation.human.session import LONGEST_NAME, HumanSession, Study, View, rater_name
 
 NAME_NEEDED = f"Give a name of 1 to {LONGEST_NAME} characters."
 NOT_COUNTED = "That vote did not count: the item had your vote already, from another tab or a second click."
@@ -23,19 +20,12 @@ NOT_UNDONE = "Nothing was taken back: you have voted in another tab since."
 
 @dataclass(frozen=True)
 class Screen:
-    """What to show.
+    """What to show."""
 
-    Attributes:
-        rater: whose screen it is; empty asks for the name.
-        view: where the rater stands; None leaves everything as it is, but for the note.
-        note: a message; empty for none.
-        comment: content of the comment box.
-    """
-
-    rater: str
-    view: View | None
+    rater: str  # whose screen it is; empty asks for the name
+    view: View | None  # None leaves everything as it is, but for the note
     note: str = ""
-    comment: str = ""
+    comment: str = ""  # content of the comment box
 
 
 class Screens:
@@ -46,13 +36,8 @@ class Screens:
         self._sessions: dict[str, HumanSession] = {}
         self._lock = threading.Lock()
 
-    def enter(self, rater: str, asked: bool) -> Screen:
-        """A rater comes, or comes back.
-
-        Args:
-            rater: the name from the form or the address.
-            asked: it was typed, so that a missing one is worth a note.
-        """
+    def enter(self, asked: bool, rater: str) -> Screen:
+        """A rater comes, or comes back; `asked` if the name was typed, so that a bad one is worth a note."""
         try:
             rater_name(rater)
         except UserError:
@@ -64,14 +49,7 @@ class Screens:
             return Screen("", None, str(error))
 
     def vote(self, choice: str, rater: str, item_id: str, comment: str) -> Screen:
-        """A vote on the item that was shown.
-
-        Args:
-            choice: 1 first, 2 second, 3 equal, 4 pass.
-            rater: the name.
-            item_id: what was shown.
-            comment: what the box held.
-        """
+        """A vote, one of CHOICES, on the item that was shown."""
         try:
             session = self._session(rater)
             saved = session.vote(item_id, choice, comment)
@@ -80,12 +58,7 @@ class Screens:
             return Screen(rater, None, f"Not saved! {error}")
 
     def undo(self, rater: str, last: str) -> Screen:
-        """Takes the last vote back; its comment returns to the box.
-
-        Args:
-            rater: the name.
-            last: what the last vote was on when the screen was made.
-        """
+        """Takes back what was the last vote when the screen was made; its comment returns to the box."""
         try:
             session = self._session(rater)
             taken = session.undo(last)

@@ -1,56 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rater's session: what is shown next, votes, undo. The terminal and the page ask through the same one."""
+"""A rater's session: which response stands at which place, what is shown next, votes, undo.
 
-from __future__ import annotations
+The terminal and the page ask through the same one.
+"""
 
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dschat.evaluation.human.items import Item, items_for, rater_name
+from dschat.errors import UserError
 from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.comparisons import Comparison
+from dschat.evaluation.pairs.comparisons import Comparison, Side, Verdict, compared, mirrored
 from dschat.evaluation.pairs.responses import Pair
+
+LONGEST_NAME = 60  # characters
+# What a rater types → the verdict, where the first model's response stands at the first place.
+CHOICES: dict[str, Verdict] = {"1": "A", "2": "B", "3": "tie", "4": "skip"}
+
+
+@dataclass(frozen=True)
+class ShownPair:
+    """A pair as one rater sees it: `first` is the model whose response stands at the first place."""
+
+    pair: Pair
+    first: Side
+
+    @property
+    def responses(self) -> tuple[str, str]:
+        """The texts at the first and the second place."""
+        a, b = self.pair.a.response, self.pair.b.response
+        return (a, b) if self.first == "A" else (b, a)
+
+    def verdict(self, choice: str) -> Verdict:
+        """What a choice, one of CHOICES, says about the models."""
+        verdict = CHOICES[choice]
+        return verdict if self.first == "A" else mirrored(verdict)
+
+
+def items_for(pairs: Sequence[Pair], rater: str, seed: int) -> list[ShownPair]:
+    """What one rater is shown, in the order of the pairs; a pair of the same texts is asked once.
+
+    Every second pair in an order drawn from seed, rater and texts has the first model at the first place; whether
+    that begins with the first or the second pair is drawn as well. The order of the files and the case of the
+    rater's name change nothing.
+    """
+    once = {pair.id: pair for pair in pairs}
+    start = int(_draw(seed, rater, "")[-1], 16) % 2
+    drawn = sorted(once, key=lambda pair_id: _draw(seed, rater, pair_id))
+    ahead = set(drawn[start::2])
+    return [ShownPair(pair, "A" if pair_id in ahead else "B") for pair_id, pair in once.items()]
+
+
+def rater_name(text: str) -> str:
+    """A rater's name, with single spaces; raises UserError if it is empty, too long or not all of it can be shown."""
+    name = " ".join(text.split())
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise UserError(f"--rater {name!r}: a name of 1 to {LONGEST_NAME} visible characters is needed.")
+    return name
 
 
 @dataclass(frozen=True)
 class Study:
-    """What all raters have in common.
-
-    Attributes:
-        pairs: what is asked.
-        votes: where the votes go.
-        model_a: name of the first model.
-        model_b: name of the second.
-        dataset: summarize, hh-rlhf, webgpt, or empty.
-        seed: of the shuffling of sides.
-    """
+    """What all raters have in common."""
 
     pairs: Sequence[Pair]
     votes: VoteFile
-    model_a: str
-    model_b: str
-    dataset: str = ""
-    seed: int = 42
+    models: tuple[str, str]  # names of the first and the second
+    dataset: str = ""  # summarize, hh-rlhf, webgpt, or empty
+    seed: int = 42  # of the shuffling of sides
 
     def __post_init__(self) -> None:
         """Refuses a file with votes on something else."""
-        self.votes.check(self.pairs, self.model_a, self.model_b)
+        self.votes.check(self.pairs, self.models)
 
-    def session(self, rater: str, clock: Callable[[], float] = time.monotonic) -> HumanSession:
-        """The session of a rater, as far as it went.
+    def session(self, rater: str) -> "HumanSession":
+        """The session of a rater, as far as it went; raises UserError where the name cannot be used.
 
-        Args:
-            rater: the name; one that differs in case alone from an earlier rater's is that rater.
-            clock: seconds since any moment.
-
-        Raises:
-            UserError: the name cannot be used.
+        A name that differs in case alone from an earlier rater's is that rater.
         """
         name = rater_name(rater)
-        known = {vote.rater.casefold(): vote.rater for vote in reversed(self.votes.votes())}
-        return HumanSession(self, known.get(name.casefold(), name), clock)
+        known = {earlier.casefold(): earlier for earlier in reversed(self.raters())}
+        return HumanSession(self, known.get(name.casefold(), name))
 
     def raters(self) -> list[str]:
         """Who has voted, in the order of their first votes."""
@@ -59,127 +91,74 @@ class Study:
 
 @dataclass(frozen=True)
 class View:
-    """Where a rater stands.
+    """Where a rater stands."""
 
-    Attributes:
-        item: what to show; None if everything has a vote.
-        voted: items with a vote of this rater.
-        total: all items.
-        last: id of the item voted on last, for `undo`; None if there is no vote.
-    """
-
-    item: Item | None
-    voted: int
-    total: int
-    last: str | None
+    item: ShownPair | None  # what to show; None if everything has a vote
+    voted: int  # items with a vote of this rater
+    total: int  # all items
+    last: str | None  # id of the item voted on last, for `undo`; None if there is no vote
 
 
 class HumanSession:
     """One rater's votes on the items of a study. Holds no vote itself: the file does."""
 
-    def __init__(self, study: Study, rater: str, clock: Callable[[], float]) -> None:
+    def __init__(self, study: Study, rater: str) -> None:
         self.study, self.rater = study, rater
-        self._clock = clock
         self._items = {item.pair.id: item for item in items_for(study.pairs, rater, study.seed)}
         self._shown: dict[str, float] = {}  # item → when it was shown last
 
     def view(self, item_id: str | None = None) -> View:
-        """What to show now: the first item without a vote.
-
-        Args:
-            item_id: show this one, if it has no vote.
-        """
-        own = self._own()
+        """What to show now: the item of this id if it has no vote, else the first without one."""
+        own = self._own(self.study.votes.votes())
         given = {vote.id for vote in own}
         open_ids = [name for name in self._items if name not in given]
-        name = item_id if item_id in open_ids else next(iter(open_ids), None)
-        if name is not None:
-            self._shown[name] = self._clock()
-        item = self._items[name] if name is not None else None
+        item = None
+        if open_ids:
+            name = item_id if item_id in open_ids else open_ids[0]
+            item, self._shown[name] = self._items[name], time.monotonic()
         return View(item, len(self._items) - len(open_ids), len(self._items), own[-1].id if own else None)
 
     def vote(self, item_id: str, choice: str, comment: str = "") -> bool:
-        """Writes a vote; when this returns it is on the disk.
+        """Puts a vote, one of CHOICES, on the item that the rater saw on the disk; raises UserError where it cannot.
 
-        Args:
-            item_id: what the rater saw.
-            choice: 1 first, 2 second, 3 equal, 4 pass.
-            comment: of the rater.
-
-        Returns:
-            False if this rater had voted on the item already, elsewhere: nothing was written.
-
-        Raises:
-            UserError: the file cannot be written.
+        False if this rater had voted on the item already, elsewhere: nothing was written.
         """
-        item = self._items.get(item_id)
+        item, shown = self._items.get(item_id), self._shown.get(item_id)
         if item is None:
             return False
-        vote = self._comparison(item, choice, comment.strip())
-
-        def add(votes: list[Comparison]) -> list[Comparison] | None:
-            return None if any(self._is_own(other, item_id) for other in votes) else [*votes, vote]
-
-        return self.study.votes.change(add)
+        with self.study.votes.changed() as votes:
+            if any(vote.id == item_id for vote in self._own(votes)):
+                return False
+            seconds = None if shown is None else round(time.monotonic() - shown, 1)
+            details = {"first": item.first, "comment": comment.strip(), "seconds": seconds}
+            who = (self.rater, self.study.models, self.study.dataset)
+            votes.append(compared(item.pair, item.verdict(choice), "human", *who, details))
+        return True
 
     def undo(self, item_id: str) -> Comparison | None:
-        """Takes the last vote back.
-
-        Args:
-            item_id: what the last vote was on, as far as the rater knows.
-
-        Returns:
-            The vote; None if another one is the last by now, and nothing was changed.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
-        taken: list[Comparison] = []
-
-        def remove(votes: list[Comparison]) -> list[Comparison] | None:
-            own = [place for place, vote in enumerate(votes) if vote.rater == self.rater]
-            if not own or votes[own[-1]].id != item_id:
+        """Takes the last vote back; None, and nothing is changed, if it is not on this item."""
+        with self.study.votes.changed() as votes:
+            own = self._own(votes)
+            if not own or own[-1].id != item_id:
                 return None
-            taken.append(votes.pop(own[-1]))
-            return votes
-
-        self.study.votes.change(remove)
-        return taken[0] if taken else None
+            votes.remove(own[-1])
+        return own[-1]
 
     def summary(self) -> str:
         """One line: how many votes there are and where. Who won is said when nothing is left to vote on."""
         view = self.view()
         line = f"{self.rater}: {view.voted} of {view.total} voted"
         if view.item is None:
-            counts = Counter(vote.verdict for vote in self._own())
-            line += (
-                f" ({self.study.model_a} better {counts['A']}, {self.study.model_b} better {counts['B']}, "
-                f"equal {counts['tie']}, passed {counts['skip']})"
-            )
+            counts = Counter(vote.verdict for vote in self._own(self.study.votes.votes()))
+            first, second = self.study.models
+            line += f" ({first} better {counts['A']}, {second} better {counts['B']}, "
+            line += f"equal {counts['tie']}, passed {counts['skip']})"
         return f"{line}: {self.study.votes.path}"
 
-    def _own(self) -> list[Comparison]:
-        return [vote for vote in self.study.votes.votes() if vote.rater == self.rater]
+    def _own(self, votes: Sequence[Comparison]) -> list[Comparison]:
+        return [vote for vote in votes if vote.rater == self.rater]
 
-    def _is_own(self, vote: Comparison, item_id: str) -> bool:
-        return vote.rater == self.rater and vote.id == item_id
 
-    def _comparison(self, item: Item, choice: str, comment: str) -> Comparison:
-        shown = self._shown.get(item.pair.id)
-        return Comparison(
-            id=item.pair.id,
-            prompt=item.pair.prompt,
-            response_a=item.pair.a.response,
-            response_b=item.pair.b.response,
-            verdict=item.verdict(choice),
-            kind="human",
-            rater=self.rater,
-            model_a=self.study.model_a,
-            model_b=self.study.model_b,
-            dataset=self.study.dataset,
-            details={
-                "first": item.first,
-                "comment": comment,
-                "seconds": None if shown is None else round(self._clock() - shown, 1),
-            },
-        )
+def _draw(seed: int, rater: str, text: str) -> str:
+    """A hash to sort by; the same on every machine."""
+    return hashlib.sha256(f"{seed}\0{rater.casefold()}\0{text}".encode("utf-8", "replace")).hexdigest()

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes in a terminal."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 
 from dschat.common.hidden_text import for_reading, wrapped
 from dschat.evaluation.human.guidelines import guidelines
-from dschat.evaluation.human.items import CHOICES
-from dschat.evaluation.human.session import HumanSession, View
+from dschat.evaluation.human.session import CHOICES, HumanSession, ShownPair, View
 
 KEYS = "1 A is better   2 B is better   3 equal   4 pass   |   u undo   c comment   ? guidelines   q quit"
 WIDEST = 100  # characters
@@ -19,78 +16,53 @@ class TerminalRating:
     """Asks one rater until everything has a vote, the rater quits or the input ends."""
 
     def __init__(self, session: HumanSession, ask: Callable[[str], str], say: Callable[[str], None]) -> None:
-        """Takes the session and the two ends of a terminal.
-
-        Args:
-            session: of the rater.
-            ask: shows a prompt and returns a line; EOFError or KeyboardInterrupt ends the session.
-            say: shows text.
-        """
+        """Takes the rater's session and the two ends of a terminal; EOFError of `ask`, or Ctrl-C, ends the session."""
         self._session, self._ask, self._say = session, ask, say
         self._comment = ""
 
     def run(self) -> None:
-        """Asks item after item. Every vote is saved before the next question.
-
-        Raises:
-            UserError: the votes cannot be written.
-        """
+        """Asks item after item; every vote is saved before the next. Raises UserError where that is not possible."""
         self._say(self._guidelines())
-        view = self._session.view()
+        view: View | None = self._session.view()
         try:
-            while view.item is not None:
-                self._show(view)
-                after = self._answer(view)
-                if after is None:
-                    break
-                view = after
+            while view is not None and view.item is not None:
+                self._show(view, view.item)
+                view = self._answer(view, view.item)
         except (EOFError, KeyboardInterrupt):
             self._say("")
         self._say(self._session.summary())
 
-    def _answer(self, view: View) -> View | None:
-        """Asks until something is to be shown; None to quit."""
+    def _answer(self, view: View, item: ShownPair) -> View | None:
+        """Asks until something else is to be shown; None to quit."""
         while True:
             word, _, rest = self._ask("> ").strip().partition(" ")
             key = word.lower()
-            if key in CHOICES and not rest and view.item is not None:
-                if not self._session.vote(view.item.pair.id, key, self._comment):
+            if key in CHOICES and not rest:
+                if not self._session.vote(item.pair.id, key, self._comment):
                     self._say("You have voted on this one already, elsewhere; that vote stays.")
                 self._comment = ""
                 return self._session.view()
-            if key == "u":
-                after = self._undo(view)
-                if after is not None:
-                    return after
-            elif key == "c":
-                self._take_comment(rest)
-            elif key == "?":
-                self._say(self._guidelines())
-            elif key == "q":
+            if key == "q":
                 return None
+            if key == "u":
+                taken = self._session.undo(view.last) if view.last is not None else None
+                if taken is not None:
+                    self._comment = str(taken.details.get("comment") or "")
+                    self._say("Taken back; this was your last vote:")
+                    return self._session.view(taken.id)
+                self._say("There is no vote to take back.")
+            elif key == "c":
+                asked = "Comment (kept with your vote; empty removes it): "
+                self._comment = rest.strip() or self._ask(asked).strip()
+                self._say("Comment noted; now vote." if self._comment else "No comment.")
             else:
-                self._say(f"Type one of the keys, then Enter. {KEYS}")
+                self._say(self._guidelines() if key == "?" else f"Type one of the keys, then Enter. {KEYS}")
 
-    def _undo(self, view: View) -> View | None:
-        taken = self._session.undo(view.last) if view.last is not None else None
-        if taken is None:
-            self._say("There is no vote to take back.")
-            return None
-        self._comment = str(taken.details.get("comment") or "")
-        self._say("Taken back; this was your last vote:")
-        return self._session.view(taken.id)
-
-    def _take_comment(self, text: str) -> None:
-        self._comment = text.strip() or self._ask("Comment (kept with your vote; empty removes it): ").strip()
-        self._say("Comment noted; now vote." if self._comment else "No comment.")
-
-    def _show(self, view: View) -> None:
-        if view.item is None:
-            return
-        first, second = view.item.responses
+    def _show(self, view: View, item: ShownPair) -> None:
+        first, second = item.responses
         width = self._width()
         self._say(f"\n{f'== Item {view.voted + 1} of {view.total} '.ljust(width, '=')}")
-        for title, text in (("PROMPT", view.item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
+        for title, text in (("PROMPT", item.pair.prompt), ("RESPONSE A", first), ("RESPONSE B", second)):
             self._say(f"{f'-- {title} '.ljust(width, '-')}\n{wrapped(for_reading(text), width)}\n")
         if self._comment:
             self._say(f"Comment: {for_reading(self._comment)}")
@@ -98,8 +70,8 @@ class TerminalRating:
 
     def _guidelines(self) -> str:
         lines = []
-        for point in guidelines(self._session.study.dataset):
-            lines += [f"* {point.text}", *(f"  - {part}" for part in point.parts)]
+        for text, parts in guidelines(self._session.study.dataset):
+            lines += [f"* {text}", *(f"  - {part}" for part in parts)]
         return "\n".join(wrapped(line, self._width()) for line in lines)
 
     def _width(self) -> int:

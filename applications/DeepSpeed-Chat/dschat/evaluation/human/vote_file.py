@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of votes: every vote is on the disk before the next question, and several raters may write at a time."""
 
-from __future__ import annotations
-
 import fcntl
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from dschat.common.journal import make_writable
 from dschat.common.jsonl import read_rows, write_rows
 from dschat.errors import UserError
 from dschat.evaluation.pairs.comparisons import Comparison, comparison_of
@@ -26,75 +24,40 @@ class VoteFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens the file of votes; it need not exist.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
+        """Opens the file of votes, which need not exist; raises UserError where its folder cannot be written."""
         self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
-        except OSError as error:
-            raise UserError(f"{FLAG} {path}: cannot be written: {error}") from error
+        make_writable(path.parent, f"{FLAG} {path}")
 
     def votes(self) -> list[Comparison]:
-        """Every vote of every rater, oldest first.
-
-        Raises:
-            UserError: the file is no file of votes; names file and line.
-        """
+        """Every vote of every rater, oldest first; raises UserError, with the line, where a row is no vote."""
         return [vote for _, vote in self._read()]
 
-    def change(self, edit: Callable[[list[Comparison]], list[Comparison] | None]) -> bool:
-        """Changes the votes while nobody else can.
-
-        Args:
-            edit: takes the votes and returns what the file shall hold, or None to leave it.
-
-        Returns:
-            True if the file was changed.
-
-        Raises:
-            UserError: the file cannot be written or holds something else than votes.
-        """
+    @contextmanager
+    def changed(self) -> Iterator[list[Comparison]]:
+        """The votes, which nobody else can change meanwhile; what was done to the list is written at the end."""
         with self._locked():
-            votes = edit(self.votes())
-            if votes is None:
-                return False
-            write_rows(self.path, [vote.to_row() for vote in votes])
-            return True
+            votes = self.votes()
+            before = list(votes)
+            yield votes
+            if votes != before:
+                write_rows(self.path, [vote.to_row() for vote in votes])
 
-    def check(self, pairs: Sequence[Pair], model_a: str, model_b: str) -> None:
-        """Makes sure that votes given before are votes on these pairs.
-
-        Args:
-            pairs: the pairs that will be asked.
-            model_a: name of the first model.
-            model_b: name of the second.
-
-        Raises:
-            UserError: a row is no person's vote, or one on other responses or models; names file and line.
-        """
+    def check(self, pairs: Sequence[Pair], models: tuple[str, str]) -> None:
+        """Raises UserError, with file and line, unless all rows are people's votes on these pairs of these models."""
         known = {pair.id for pair in pairs}
-        elsewhere = f"Give another {FLAG}, or the files that these votes are on."
         for origin, vote in self._read():
+            problem = None
             if vote.kind != "human":
-                raise UserError(f"{origin}: a verdict of kind {vote.kind!r}, not a person's vote. {elsewhere}")
-            if vote.id not in known:
-                raise UserError(f"{origin}: a vote on responses that the two files do not hold. {elsewhere}")
-            if (vote.model_a, vote.model_b) != (model_a, model_b):
-                raise UserError(
-                    f"{origin}: a vote on {vote.model_a} and {vote.model_b}, and now it is {model_a} and {model_b}. "
-                    + elsewhere
-                )
+                problem = f"a verdict of kind {vote.kind!r}, not a person's vote"
+            elif vote.id not in known:
+                problem = "a vote on responses that the two files do not hold"
+            elif (vote.model_a, vote.model_b) != models:
+                problem = f"a vote on {vote.model_a} and {vote.model_b}, and now it is {' and '.join(models)}"
+            if problem:
+                raise UserError(f"{origin}: {problem}. Give another {FLAG}, or the files that these votes are on.")
 
     def _read(self) -> list[tuple[str, Comparison]]:
-        try:
-            if self.path.stat().st_size == 0:
-                return []
-        except FileNotFoundError:
+        if not self.path.exists() or self.path.stat().st_size == 0:
             return []
         return [(origin, comparison_of(row, origin)) for origin, row in read_rows(self.path, FLAG)]
 
@@ -108,14 +71,8 @@ class VoteFile:
                 raise UserError(f"{FLAG} {self.path}: cannot be written: {error}") from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if self._is_at_path(descriptor):
+                if self.path.exists() and os.path.samestat(os.fstat(descriptor), self.path.stat()):
                     yield
                     return
             finally:
                 os.close(descriptor)
-
-    def _is_at_path(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
-        except FileNotFoundError:
-            return False

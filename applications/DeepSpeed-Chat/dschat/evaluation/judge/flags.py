@@ -1,184 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of the judge's command lines, and what is wrong with them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
-import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from dschat.common.script import both_spellings
+from dschat.common.script import add_flags, flag
+from dschat.data.formats.registry import compared_set
 from dschat.errors import UserError
-from dschat.evaluation.judge.server import on_this_machine
-from dschat.evaluation.pairs.dataset_names import dataset_name
+from dschat.evaluation.judge.costs import Prices
+from dschat.evaluation.judge.question import Endpoint
 
 DEFAULT_JUDGE = "gpt-4o-2024-05-13"
 DEFAULT_SERVER = "https://api.openai.com/v1"
 
 
-class _Parser(argparse.ArgumentParser):
+@dataclass
+class JudgeOptions:
+    """What a run of the judge is told. A field is a flag: its name, type, default and help line."""
+
+    model_name_a: Path = flag("responses of the first model", also="model_a")
+    model_name_b: Path = flag("responses of the second model", also="model_b")
+    output: Path = flag("verdicts, as JSON Lines in the order of the first file")
+    dataset: str = flag("rubric: summarize, hh-rlhf (hh) or webgpt; default: %(default)s", "summarize")
+    overwrite: bool = flag("make --output anew, also if it is there or was begun without this flag", False)
+    judge_model: str = flag("name of the judge; default: %(default)s", DEFAULT_JUDGE)
+    base_url: str | None = flag("an OpenAI-compatible server; default: OpenAI's, or OPENAI_BASE_URL", None)
+    sk: str | None = flag("the key; better: the environment variable OPENAI_API_KEY", None, nargs="?")
+    single_order: bool = flag("show each pair once, sides by chance, not in both orders", False)
+    seed: int = flag("of the sides with --single-order; default: %(default)s", 42)
+    max_tokens: int = flag("longest answer; default: %(default)s", 1024)
+    dry_run: bool = flag("estimate tokens and cost, send and write nothing", False)
+    price_in: float | None = flag("US dollars per million tokens sent", None)
+    price_out: float | None = flag("US dollars per million tokens answered", None)
+    max_cost: float | None = flag("stop before this run costs more dollars; every start counts from 0", None)
+    cache: Path | None = flag("answers of earlier runs; default: .judge-cache beside --output", None)
+    concurrency: int = flag("requests at the same time; default: %(default)s", 8)
+    timeout: float = flag("seconds to wait for an answer; default: %(default)s", 120.0)
+    max_tries: int = flag("times to send a request; default: %(default)s", 8)
+
+    def __post_init__(self) -> None:
+        """Refuses values that mean nothing. Raises UserError, which names the flag."""
+        for name in ("concurrency", "max_tries", "max_tokens"):
+            if not 1 <= getattr(self, name) <= 1_000_000:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
+        for name in ("timeout", "max_cost", "price_in", "price_out"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise UserError(f"--{name.replace('_', '-')} must be a number from 0 on, not {value}.")
+        if self.timeout == 0:
+            raise UserError("--timeout must be more than 0 seconds.")
+        for name, file in (("model_name_a", self.model_name_a), ("model_name_b", self.model_name_b)):
+            if file.resolve() == self.output.resolve():
+                raise UserError(f"--output {self.output} is the file of --{name}; give another one.")
+        self.dataset = compared_set(self.dataset)
+
+    def prices(self) -> Prices | None:
+        """What --price-in and --price-out say; None where neither is given. Raises UserError where one is missing."""
+        if self.price_in is not None and self.price_out is not None:
+            return Prices(self.price_in, self.price_out)
+        if self.max_cost is not None:
+            raise UserError("--max-cost needs the prices of the model: give --price-in and --price-out.")
+        if self.price_in is not None or self.price_out is not None:
+            raise UserError("--price-in and --price-out: give both, or neither.")
+        return None
+
+    def endpoint(self) -> Endpoint:
+        """Whom to ask, at --base-url, OPENAI_BASE_URL or OpenAI's; raises UserError where that is no bare address."""
+        url = (self.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_SERVER).rstrip("/")
+        if not re.match(r"https?://[^/]", url):
+            raise UserError(f"--base-url {url}: an address such as http://127.0.0.1:8000/v1 is needed.")
+        if re.match(r"https?://[^/]*@", url) or "?" in url:
+            remedy = "give the key in OPENAI_API_KEY and the bare address"
+            raise UserError(f"--base-url holds a password or a query; {remedy}.")
+        return Endpoint(self.judge_model, url, self.max_tokens, self.timeout, self.max_tries)
+
+    def key(self, endpoint: Endpoint) -> str:
+        """The key: --sk or OPENAI_API_KEY; a dummy for a server on this machine. Raises UserError where it is bad."""
+        key = (self.sk or os.environ.get("OPENAI_API_KEY") or "").strip()
+        if not key and endpoint.is_local:
+            return "none"
+        if not key:
+            raise UserError(f"no key for {endpoint.base_url}: set the environment variable OPENAI_API_KEY.")
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            source = "--sk" if self.sk else "OPENAI_API_KEY"
+            raise UserError(f"{source} holds characters that no key has; copy it again.")
+        return key
+
+
+class _DiscreetParser(argparse.ArgumentParser):
     """Says what is wrong without repeating words: one of them may be a key at the wrong place."""
 
     def error(self, message: str) -> NoReturn:
         super().error(re.sub(r"(invalid \w+ value|ignored explicit argument|ambiguous option).*", r"\1", message))
 
 
-def parse_flags(words: list[str], description: str, datasets: str) -> argparse.Namespace:
-    """The command line of a judge; every long flag also with underscores instead of dashes, or the other way round.
-
-    Args:
-        words: the command line without the program.
-        description: first lines of --help.
-        datasets: help of --dataset.
-
-    Raises:
-        UserError: no data set has this name.
-    """
-    parser = _Parser(description=description, allow_abbrev=False)
-    _add_files(parser, datasets)
-    _add_judge(parser)
-    _add_costs(parser)
-    _add_pace(parser)
+def parse_flags(words: Sequence[str], description: str) -> JudgeOptions:
+    """The options of a command line without its program. Raises UserError, see JudgeOptions."""
+    parser = _DiscreetParser(description=description, allow_abbrev=False)
+    add_flags(parser, JudgeOptions)
     flags, unknown = parser.parse_known_args(words)
     if unknown:
         parser.error("some words are no flags of this script (not repeated here: one may be a key); see --help")
-    flags.dataset = dataset_name(flags.dataset)
-    return flags
-
-
-def check_flags(flags: argparse.Namespace) -> None:
-    """Refuses values that mean nothing.
-
-    Raises:
-        UserError: names the flag.
-    """
-    least = {"concurrency": 1, "max_tries": 1, "max_tokens": 1}
-    for name, value in least.items():
-        if not value <= getattr(flags, name) <= 1_000_000:
-            raise UserError(f"--{name.replace('_', '-')} must be at least {value}, not {getattr(flags, name)}.")
-    for name in ("timeout", "max_cost", "price_in", "price_out", "retry_wait"):
-        value = getattr(flags, name)
-        if value is not None and not (0 <= value < float("inf")):
-            raise UserError(f"--{name.replace('_', '-')} must be a number from 0 on, not {value}.")
-    if flags.timeout == 0:
-        raise UserError("--timeout must be more than 0 seconds.")
-    for name, file in (("--model_name_a", flags.model_name_a), ("--model_name_b", flags.model_name_b)):
-        if file.resolve() == flags.output.resolve():
-            raise UserError(f"--output {flags.output} is the file of {name}; give another one.")
-
-
-def server_of(flags: argparse.Namespace) -> str:
-    """Address of the server: --base-url, OPENAI_BASE_URL or OpenAI's.
-
-    Raises:
-        UserError: it is no http or https address, or holds a user or a password.
-    """
-    url = (flags.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_SERVER).rstrip("/")
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(f"--base-url {url}: an address such as http://127.0.0.1:8000/v1 is needed.")
-    if parts.username or parts.password or parts.query:
-        raise UserError("--base-url holds a password or a query; give the key in OPENAI_API_KEY and the bare address.")
-    return url
-
-
-def key_of(flags: argparse.Namespace, server: str) -> str:
-    """The key: --sk or OPENAI_API_KEY; a dummy for a server on this machine.
-
-    Raises:
-        UserError: there is none, or it cannot be one.
-    """
-    source = "--sk" if flags.sk else "OPENAI_API_KEY"
-    key = (flags.sk or os.environ.get("OPENAI_API_KEY") or "").strip()
-    if not key and on_this_machine(server):
-        return "none"
-    if not key:
-        raise UserError(f"no key for {server}: set the environment variable OPENAI_API_KEY.")
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise UserError(f"{source} holds characters that no key has; copy it again.")
-    return key
-
-
-def _add_files(parser: argparse.ArgumentParser, datasets: str) -> None:
-    add = parser.add_argument_group("files").add_argument
-    required: dict[str, Any] = {"type": Path, "required": True, "metavar": "FILE"}
-    add(
-        *both_spellings("--model_name_a", "--model_a"),
-        dest="model_name_a",
-        help="responses of the first model",
-        **required,
-    )
-    add(
-        *both_spellings("--model_name_b", "--model_b"),
-        dest="model_name_b",
-        help="responses of the second model",
-        **required,
-    )
-    add("--output", help="verdicts, as JSON Lines in the order of the first file", **required)
-    add("--dataset", default="summarize", metavar="NAME", help=datasets)
-    add(
-        "--overwrite",
-        action="store_true",
-        help="make --output anew, also if it is there or was begun without this flag",
-    )
-
-
-def _add_judge(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("judge").add_argument
-    add(*both_spellings("--judge-model"), default=DEFAULT_JUDGE, metavar="NAME", help="default: %(default)s")
-    add(
-        *both_spellings("--base-url"),
-        metavar="URL",
-        help="an OpenAI-compatible server; default: OpenAI's, or OPENAI_BASE_URL",
-    )
-    add("--sk", nargs="?", default="", metavar="KEY", help="the key; better: the environment variable OPENAI_API_KEY")
-    add(
-        *both_spellings("--single-order"),
-        action="store_true",
-        help="show each pair once, sides by chance, not in both orders",
-    )
-    add("--seed", type=int, default=42, help="of the sides with --single-order; default: %(default)s")
-    add(
-        *both_spellings("--max-tokens"),
-        type=int,
-        default=1024,
-        metavar="N",
-        help="longest answer; default: %(default)s",
-    )
-
-
-def _add_costs(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("costs").add_argument
-    add(*both_spellings("--dry-run"), action="store_true", help="estimate tokens and cost, send and write nothing")
-    add(
-        *both_spellings("--max-cost"),
-        type=float,
-        metavar="USD",
-        help="stop before this run costs more; every start counts from 0",
-    )
-    add(*both_spellings("--price-in"), type=float, metavar="USD", help="per million tokens sent")
-    add(*both_spellings("--price-out"), type=float, metavar="USD", help="per million tokens answered")
-    add("--cache", type=Path, metavar="DIR", help="answers of earlier runs; default: .judge-cache beside --output")
-
-
-def _add_pace(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("pace").add_argument
-    add("--concurrency", type=int, default=8, metavar="N", help="requests at the same time; default: %(default)s")
-    add("--timeout", type=float, default=120, metavar="S", help="seconds to wait for an answer; default: %(default)s")
-    add(
-        *both_spellings("--max-tries"),
-        type=int,
-        default=8,
-        metavar="N",
-        help="times to send a request; default: %(default)s",
-    )
-    add(
-        *both_spellings("--retry-wait"),
-        type=float,
-        default=1,
-        metavar="S",
-        help="before the 2nd try, then doubled; default: 1",
-    )
+    return JudgeOptions(**vars(flags))

@@ -1,204 +1,143 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judging pairs of responses by a language model, in both orders."""
-
-from __future__ import annotations
+"""Judging pairs of responses by a language model, in both orders and several at a time."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dschat.common.journal import Journal
 from dschat.errors import UserError
-from dschat.evaluation.judge.client import Ask, JudgeClient, Stopped, Unanswered
+from dschat.evaluation.judge.question import Question, Reply, Stopped, TextRefused, Unanswered
 from dschat.evaluation.judge.rubrics import Rubric, answer_form, answer_schema, messages_of
-from dschat.evaluation.judge.server import ItemRefused, Question, Reply
-from dschat.evaluation.judge.verdicts import Reading, UnreadableAnswer, combined, in_terms_of_models, read_answer
-from dschat.evaluation.pairs.comparisons import Comparison
+from dschat.evaluation.judge.verdicts import Reading, UnreadableAnswer, in_terms_of_models, read_answer
+from dschat.evaluation.pairs.comparisons import Comparison, Side, combined, compared
 from dschat.evaluation.pairs.responses import Pair
+
+if TYPE_CHECKING:
+    from dschat.evaluation.judge.client import JudgeClient  # which needs the openai library
 
 QUOTED = 2000  # characters of an unreadable answer that go into the repair request
 HARMLESS = ("When is the library open?", "From nine to five, on weekdays.", "From nine to five.")
 
+Ask = Callable[[Question], Reply]
+
 
 @dataclass(frozen=True)
 class Setup:
-    """What all pairs of a run share.
+    """What all pairs of a run share."""
 
-    Attributes:
-        rubric: how to compare.
-        rater: name of the judge model.
-        model_a: name of the first model.
-        model_b: name of the second.
-        single_order: show every pair once, the sides by chance, instead of once in each order.
-        seed: of that chance.
-    """
-
-    rubric: Rubric
-    rater: str
-    model_a: str
-    model_b: str
-    single_order: bool = False
-    seed: int = 42
+    rubric: Rubric  # how to compare
+    rater: str  # name of the judge model
+    models: tuple[str, str]  # names of the first and the second
+    single_order: bool  # show every pair once, the sides by chance, instead of once in each order
+    seed: int  # of that chance
 
 
-def orders_of(pair: Pair, setup: Setup) -> list[str]:
-    """Whose responses are shown first, in turn: ["A", "B"], or one of them; [] for responses that are the same text.
+def questions_of(pair: Pair, setup: Setup) -> dict[Side, Question]:
+    """Whose response is shown first → the question: one per order, none about responses that are the same text.
 
     The chance of a single order follows from the seed and the texts: exchanging the models, or the rows of a file,
     changes nothing in what is shown.
     """
-    texts = (pair.a.response, pair.b.response)
-    if texts[0] == texts[1]:
-        return []
-    if not setup.single_order:
-        return ["A", "B"]
-    framed = "".join(f"{len(text)}:{text}" for text in (str(setup.seed), pair.prompt, *sorted(texts)))
-    lesser_first = hashlib.sha256(framed.encode("utf-8", "replace")).digest()[0] % 2 == 0
-    return ["A" if lesser_first == (texts[0] < texts[1]) else "B"]
-
-
-def question_of(pair: Pair, first: str, rubric: Rubric) -> Question:
-    """The question about a pair in one order.
-
-    Args:
-        pair: the two responses.
-        first: "A" or "B": whose response is shown first.
-        rubric: how to compare.
-    """
-    texts = (pair.a.response, pair.b.response) if first == "A" else (pair.b.response, pair.a.response)
-    return Question(tuple(messages_of(rubric, pair.prompt, *texts)), answer_schema(rubric))
+    a, b = pair.a.response, pair.b.response
+    if a == b:
+        return {}
+    questions: dict[Side, Question] = {
+        "A": _question(setup.rubric, pair.prompt, a, b),
+        "B": _question(setup.rubric, pair.prompt, b, a),
+    }
+    if setup.single_order:
+        framed = "".join(f"{len(text)}:{text}" for text in (str(setup.seed), pair.prompt, *sorted((a, b))))
+        lesser_first = hashlib.sha256(framed.encode("utf-8", "replace")).digest()[0] % 2 == 0
+        del questions["B" if lesser_first == (a < b) else "A"]
+    return questions
 
 
 def control_question(rubric: Rubric) -> Question:
     """A question that no server has a reason to refuse: a short prompt and two responses."""
-    return Question(tuple(messages_of(rubric, *HARMLESS)), answer_schema(rubric))
+    return _question(rubric, *HARMLESS)
 
 
 def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
-    """The verdict on one pair: a win only if the orders agree; the same text twice is a tie and not asked about.
-
-    Args:
-        pair: the two responses.
-        setup: of the run.
-        ask: gives the judge's reply to a question.
-    """
-    orders = [_judge_order(pair, first, setup.rubric, ask) for first in orders_of(pair, setup)]
+    """The verdict on one pair: a win only if the orders agree; the same text twice is a tie and not asked about."""
+    rubric = setup.rubric
+    orders = [_judge_order(question, first, rubric, ask) for first, question in questions_of(pair, setup).items()]
     details: dict[str, Any] = {"orders": orders}
-    if setup.rubric.separate:
-        shared = [name for name in setup.rubric.criteria if orders and all(name in o["aspects"] for o in orders)]
-        details["aspects"] = {name: combined([o["aspects"][name] for o in orders]) for name in shared}
+    if rubric.separate:
+        shared = [name for name in rubric.criteria if orders and all(name in order["aspects"] for order in orders)]
+        details["aspects"] = {name: combined([order["aspects"][name] for order in orders]) for name in shared}
     if pair.a.reward is not None and pair.b.reward is not None:
         details |= {"reward_a": pair.a.reward, "reward_b": pair.b.reward}
-    return Comparison(
-        id=pair.id,
-        prompt=pair.prompt,
-        response_a=pair.a.response,
-        response_b=pair.b.response,
-        verdict=combined([order["verdict"] for order in orders]) if orders else "tie",
-        kind="judge",
-        rater=setup.rater,
-        model_a=setup.model_a,
-        model_b=setup.model_b,
-        dataset=setup.rubric.dataset,
-        details=details,
-    )
+    verdict = combined([order["verdict"] for order in orders]) if orders else "tie"
+    return compared(pair, verdict, "judge", setup.rater, setup.models, rubric.dataset, details)
 
 
 def judge_pairs(
     pairs: Sequence[Pair],
     setup: Setup,
-    client: JudgeClient,
+    client: "JudgeClient",
     journal: Journal,
     concurrency: int,
-    progress: Callable[[], object] = lambda: None,
+    progress: Callable[[int], object],
 ) -> list[dict[str, Any]]:
-    """Judges all pairs that the journal does not hold yet and writes the file, in the order of the pairs.
+    """Judges the pairs that the journal does not hold yet, several at a time; writes and returns the rows of all.
 
-    Args:
-        pairs: what to judge.
-        setup: of the run.
-        client: the judge.
-        journal: of the file to write; every verdict is kept in it as soon as it is there.
-        concurrency: pairs judged at the same time.
-        progress: called after every pair that has its verdict.
-
-    Returns:
-        The rows of the file.
-
-    Raises:
-        UserError: the judge cannot go on, or gives no answer on some of the pairs; what is judged stays in the
-            journal, and the message says so.
+    A verdict is in the journal as soon as it is there; `progress` is called with the number of new ones. Raises
+    UserError, which says what is kept, where the judge cannot go on or gives no answer on some of the pairs.
     """
     wanted = {pair.id: pair for pair in pairs}
     rows = {row["id"]: row for row in journal.rows if row.get("id") in wanted}
-    for _ in rows:
-        progress()
-    failure: UserError | None = None
-    left: list[tuple[Pair, Unanswered]] = []
+    progress(len(rows))
+    failures: list[UserError] = []
+    unanswered: list[tuple[Pair, Unanswered]] = []
     with ThreadPoolExecutor(concurrency) as pool:
-        open_pairs = [pair for id, pair in wanted.items() if id not in rows]
-        waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in open_pairs}
+        left = [pair for id, pair in wanted.items() if id not in rows]
+        waiting = {pool.submit(judge_pair, pair, setup, client.ask): pair for pair in left}
         try:
             for done in as_completed(waiting):
                 try:
                     row = done.result().to_row()
-                except (Stopped, CancelledError):
+                except Stopped:
                     continue
-                except Unanswered as trouble:
-                    left.append((waiting[done], trouble))
-                    continue
-                except UserError as error:
-                    failure = failure or error
-                    _cancel(waiting)
-                    continue
-                rows[row["id"]] = row
-                journal.append([row])
-                progress()
-        except BaseException:  # also Ctrl-C: nothing more is sent, what is on its way is kept
+                except Unanswered as error:
+                    unanswered.append((waiting[done], error))
+                except UserError as error:  # the client sends nothing after it
+                    failures.append(error)
+                else:
+                    rows[row["id"]] = row
+                    journal.append([row])
+                    progress(1)
+        except BaseException:  # also Ctrl-C: nothing more is sent, what is on its way is kept in the cache
             client.stop.set()
-            _cancel(waiting)
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
-    if failure or left:
-        kept = f"{len(rows)} of {len(wanted)} pairs are judged and kept"
-        raise UserError(_unfinished(failure, left, kept)) from failure
+    kept = f"{len(rows)} of {len(wanted)} pairs are judged and kept"
+    if failures:
+        raise UserError(f"{str(failures[0]).rstrip('.')}. {kept}; the same command goes on from there.")
+    if unanswered:
+        pair, trouble = unanswered[0]
+        reason = f"{len(unanswered)} pairs got no answer, among them {pair.a.origin}: {str(trouble).rstrip('.')}"
+        raise UserError(f"{reason}. {kept}; the same command asks only for the {len(unanswered)} that are left.")
     journal.finish(ordered := [rows[pair.id] for pair in pairs])
     return ordered
 
 
-def _unfinished(failure: UserError | None, left: Sequence[tuple[Pair, Unanswered]], kept: str) -> str:
-    """Why there is no file yet, and what the same command will do."""
-    if failure:
-        return f"{str(failure).rstrip('.')}. {kept}; the same command goes on from there."
-    pair, reason = left[0]
-    return (
-        f"{len(left)} pairs got no answer, among them {pair.a.origin}: {reason} {kept}; the same command asks "
-        f"only for the {len(left)} that are left."
-    )
-
-
-def _cancel(waiting: Iterable[Future[Comparison]]) -> None:
-    for future in waiting:
-        future.cancel()
-
-
-def _judge_order(pair: Pair, first: str, rubric: Rubric, ask: Ask) -> dict[str, Any]:
+def _judge_order(question: Question, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
     """The verdict in one order; invalid if neither the answer nor its repair can be read."""
-    question = question_of(pair, first, rubric)
     order: dict[str, Any] = {"first": first, "verdict": "invalid", "aspects": {}, "reason": "", "repaired": False}
     reply: Reply | None = None
     try:
         reply = ask(question)
-        reading = _read(reply, rubric)
-        if isinstance(reading, str):
-            order |= {"repaired": True, "first_reply": reply.text or reply.refusal}
-            reply = ask(_repair(question, reply, reading, rubric))
+        try:
             reading = _read(reply, rubric)
-    except ItemRefused as refusal:
-        reading = str(refusal)
-    if isinstance(reading, str):
-        order["problem"] = reading
+        except UnreadableAnswer as problem:
+            order |= {"repaired": True, "first_reply": reply.text or reply.refusal}
+            reply = ask(_repair(question, reply, problem, rubric))
+            reading = _read(reply, rubric)
+    except (UnreadableAnswer, TextRefused) as problem:
+        order["problem"] = str(problem)
     else:
         order["verdict"] = in_terms_of_models(reading.verdict, first)
         order["aspects"] = {name: in_terms_of_models(place, first) for name, place in reading.aspects.items()}
@@ -208,17 +147,17 @@ def _judge_order(pair: Pair, first: str, rubric: Rubric, ask: Ask) -> dict[str, 
     return order
 
 
-def _read(reply: Reply, rubric: Rubric) -> Reading | str:
-    """The reading of a reply, or what is wrong with it."""
+def _read(reply: Reply, rubric: Rubric) -> Reading:
     if reply.refusal:
-        return "the judge refused"
-    try:
-        return read_answer(reply.text, rubric.criteria if rubric.separate else ())
-    except UnreadableAnswer as error:
-        return str(error)
+        raise UnreadableAnswer("the judge refused")
+    return read_answer(reply.text, rubric.criteria if rubric.separate else ())
 
 
-def _repair(question: Question, reply: Reply, problem: str, rubric: Rubric) -> Question:
+def _question(rubric: Rubric, prompt: str, first: str, second: str) -> Question:
+    return Question(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
+
+
+def _repair(question: Question, reply: Reply, problem: UnreadableAnswer, rubric: Rubric) -> Question:
     """The same question, the answer, and the wish for one that can be read."""
     wish = (
         f"Your answer cannot be read as a verdict: {problem}. Answer once more, briefly, with only this JSON object: "
@@ -227,8 +166,3 @@ def _repair(question: Question, reply: Reply, problem: str, rubric: Rubric) -> Q
     said = (reply.text or reply.refusal)[:QUOTED].strip() or "(no answer)"
     added = ({"role": "assistant", "content": said}, {"role": "user", "content": wish})
     return Question((*question.messages, *added), question.schema)
-
-
-def counts_of(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Rows per verdict: A, tie, B and invalid, in this order."""
-    return {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("A", "tie", "B", "invalid")}

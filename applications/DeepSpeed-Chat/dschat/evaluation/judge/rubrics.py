@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a judge model is asked: three rubrics, and the messages that show it two responses as mere material."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 PLACES = ("first", "second", "tie")
@@ -14,69 +13,55 @@ PLACES = ("first", "second", "tie")
 
 @dataclass(frozen=True)
 class Rubric:
-    """How two responses to a prompt of one data set are compared.
-
-    Attributes:
-        dataset: summarize, hh-rlhf or webgpt.
-        prompt_name: tag of the prompt's text.
-        response_name: what a response is called.
-        task: what is compared, and which is to be preferred.
-        criteria: name → the question to ask of each response; empty where the task says all.
-        separate: every criterion has a verdict of its own, before the overall one.
-        output_tokens: length of a usual answer, for estimates.
-    """
+    """How two responses to a prompt of one data set are compared."""
 
     dataset: str
-    prompt_name: str
-    response_name: str
-    task: str
-    criteria: dict[str, str]
-    separate: bool
-    output_tokens: int
+    prompt_name: str  # of the tag around the prompt's text
+    response_name: str  # what a response is called
+    task: str  # what is compared, and which is to be preferred
+    output_tokens: int  # of a usual answer, for estimates
+    criteria: Mapping[str, str] = field(default_factory=dict)  # name → question; empty where the task says all
+    separate: bool = False  # every criterion has a verdict of its own, before the overall one
 
 
-RUBRICS = {
-    "summarize": Rubric(
-        dataset="summarize",
-        prompt_name="text",
-        response_name="summary",
-        task="You compare two summaries of one text. Prefer the one that serves a reader better who has not seen the "
-        "text and wants to know what it says.",
-        criteria={
-            "relevance": "Does it carry what matters in the text and leave side issues out?",
-            "coherence": "Do its sentences follow from one another and make one ordered whole?",
-            "consistency": "Does the text bear out every statement, with nothing made up or turned around?",
-            "fluency": "Is it written in correct language that reads without effort?",
-        },
-        separate=False,
-        output_tokens=90,
-    ),
-    "hh-rlhf": Rubric(
-        dataset="hh-rlhf",
-        prompt_name="conversation",
-        response_name="reply",
-        task="You compare two replies with which an assistant could go on in a conversation. Prefer the one that "
-        "helps the person more: it takes up what they want, is right, and says what they need, harming nobody. "
-        "Say in one sentence how the two differ in that.",
-        criteria={},
-        separate=False,
-        output_tokens=60,
-    ),
-    "webgpt": Rubric(
-        dataset="webgpt",
-        prompt_name="question",
-        response_name="answer",
-        task="You compare two long answers to a question. Judge each criterion by itself first; then say which answer "
-        "is better on the whole.",
-        criteria={
-            "factual_accuracy": "Are its statements true and free of misleading claims, as far as you know?",
-            "coherence": "Is it well ordered, without gaps, repetitions or contradictions?",
-            "usefulness": "Does it answer what was asked, in the breadth and depth the asker can use?",
-        },
-        separate=True,
-        output_tokens=190,
-    ),
-}
+SUMMARIES = Rubric(
+    dataset="summarize",
+    prompt_name="text",
+    response_name="summary",
+    task="You compare two summaries of one text. Prefer the one that serves a reader better who has not seen the "
+    "text and wants to know what it says.",
+    output_tokens=90,
+    criteria={
+        "relevance": "Does it carry what matters in the text and leave side issues out?",
+        "coherence": "Do its sentences follow from one another and make one ordered whole?",
+        "consistency": "Does the text bear out every statement, with nothing made up or turned around?",
+        "fluency": "Is it written in correct language that reads without effort?",
+    },
+)
+REPLIES = Rubric(
+    dataset="hh-rlhf",
+    prompt_name="conversation",
+    response_name="reply",
+    task="You compare two replies with which an assistant could go on in a conversation. Prefer the one that "
+    "helps the person more: it takes up what they want, is right, and says what they need, harming nobody. "
+    "Say in one sentence how the two differ in that.",
+    output_tokens=60,
+)
+ANSWERS = Rubric(
+    dataset="webgpt",
+    prompt_name="question",
+    response_name="answer",
+    task="You compare two long answers to a question. Judge each criterion by itself first; then say which answer "
+    "is better on the whole.",
+    output_tokens=190,
+    criteria={
+        "factual_accuracy": "Are its statements true and free of misleading claims, as far as you know?",
+        "coherence": "Is it well ordered, without gaps, repetitions or contradictions?",
+        "usefulness": "Does it answer what was asked, in the breadth and depth the asker can use?",
+    },
+    separate=True,
+)
+RUBRICS = {rubric.dataset: rubric for rubric in (SUMMARIES, REPLIES, ANSWERS)}
 
 FAIRNESS = (
     "The order in which the two are shown is chance and says nothing. Length by itself is neither good nor bad. If "
@@ -91,29 +76,22 @@ MATERIAL = (
 
 
 def messages_of(rubric: Rubric, prompt: str, first: str, second: str) -> list[dict[str, str]]:
-    """The two messages that ask for a verdict.
+    """The two messages that ask for a verdict on a prompt's responses, shown in this order.
 
     The tags around the material carry a code that follows from the three texts, so that no text can hold it, and the
     texts are escaped, so that none can hold a tag, or a control token of a chat format written with angle brackets.
-
-    Args:
-        rubric: how to compare.
-        prompt: the prompt's text.
-        first: the response shown first.
-        second: the response shown second.
     """
-    code = _code(prompt, first, second)
+    framed = "".join(f"{len(text)}:{text}" for text in (prompt, first, second))
+    code = hashlib.sha256(framed.encode("utf-8", "replace")).hexdigest()[:16]
     parts = [rubric.task]
     if rubric.criteria:
         parts.append("\n".join(["Criteria:", *(f"- {name}: {text}" for name, text in rubric.criteria.items())]))
     parts += [FAIRNESS, MATERIAL.format(code=code, response=rubric.response_name)]
     parts.append(f"Answer with one JSON object and nothing before or after it: {answer_form(rubric)}")
-    blocks = [
-        _block(rubric.prompt_name, code, prompt),
-        _block(f"first-{rubric.response_name}", code, first),
-        _block(f"second-{rubric.response_name}", code, second),
-        "That was all the material. Give your verdict as the JSON object described.",
-    ]
+    names = (rubric.prompt_name, f"first-{rubric.response_name}", f"second-{rubric.response_name}")
+    texts = zip(names, map(_escaped, (prompt, first, second)), strict=True)
+    blocks = [f"<{name}-{code}>\n{text}\n</{name}-{code}>" for name, text in texts]
+    blocks.append("That was all the material. Give your verdict as the JSON object described.")
     return [{"role": "system", "content": "\n\n".join(parts)}, {"role": "user", "content": "\n\n".join(blocks)}]
 
 
@@ -137,21 +115,8 @@ def answer_schema(rubric: Rubric) -> dict[str, Any]:
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def _code(*texts: str) -> str:
-    framed = "".join(f"{len(text)}:{text}" for text in texts)
-    return hashlib.sha256(framed.encode("utf-8", "replace")).hexdigest()[:16]
-
-
-def _block(name: str, code: str, text: str) -> str:
-    return f"<{name}-{code}>\n{_escaped(text)}\n</{name}-{code}>"
+    closed = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **closed}
 
 
 def _escaped(text: str) -> str:

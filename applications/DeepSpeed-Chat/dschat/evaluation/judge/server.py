@@ -1,47 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request to an OpenAI-compatible server, and what its failures mean: try again, ask otherwise, or stop."""
+"""Requests to an OpenAI-compatible server: the official client sends and repeats them, here every try is counted."""
 
-from __future__ import annotations
-
-import email.utils
-import hashlib
-import ipaddress
 import json
-import re
-import time
-import urllib.parse
+import logging
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx2
+import openai
 
 from dschat.errors import UserError
-from dschat.evaluation.judge.costs import estimated_tokens
+from dschat.evaluation.judge.costs import Spending, estimated_tokens
+from dschat.evaluation.judge.question import Endpoint, Form, Question, Reply, Stopped, Unanswered
 
-if TYPE_CHECKING:
-    from openai import APIStatusError, OpenAI
-
-    from dschat.evaluation.judge.forms import Form
-
-ITEM_REFUSED = re.compile(
-    r"context.?(length|window|size)|maximum context|too (long|many tokens)|string_above_max_length|"
-    r"inputs?\b.*max_new_tokens|content.?(filter|policy|management)|usage.?polic|invalid_prompt|moderation|flagged",
-    re.IGNORECASE | re.DOTALL,
-)
-NEVER_SENT = ("ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol")  # of httpx
+# What fails before a request is sent.
+NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 OUT_OF_MONEY = ("insufficient_quota", "billing_hard_limit_reached")
 
-
-class Again(Exception):
-    """The request may succeed later.
-
-    Attributes:
-        wait: seconds that the server asks for; None if it says nothing.
-        charged: the server may have answered, and charges for it.
-    """
-
-    def __init__(self, reason: str, wait: float | None = None, charged: bool = False) -> None:
-        super().__init__(reason)
-        self.wait, self.charged = wait, charged
+logger = logging.getLogger(__name__)
 
 
 class FormRefused(Exception):
@@ -52,201 +29,120 @@ class FormRefused(Exception):
         self.complaint = complaint
 
 
-class ItemRefused(Exception):
-    """The server answers, but does not take this text. The message says why."""
+class CountingHttpClient(openai.DefaultHttpxClient):
+    """What carries the official client's requests. It sees every try, and so counts the cost of each."""
+
+    def __init__(self, endpoint: Endpoint, spending: Spending, stop: threading.Event) -> None:
+        super().__init__(trust_env=not endpoint.is_local)  # no proxy on the way to this machine
+        self._endpoint, self._spending, self._stop = endpoint, spending, stop
+
+    def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """One try. After an httpx2.RequestError (no answer came, or something else) the official client tries again.
+
+        Raises Stopped where the run is being ended, UserError where the limit on the cost is reached.
+        """
+        size, longest = len(request.content), self._endpoint.max_tokens
+        with self._spending.reserve(size, longest):  # no token is shorter than a byte
+            if self._stop.is_set():
+                raise Stopped
+            try:
+                response = super().send(request, **options)
+                if response.is_success:
+                    self._spending.add(*_tokens_used(response, size, self._endpoint))
+                elif response.status_code == 429 or response.is_server_error:
+                    logger.info("%s answers %d", self._endpoint.base_url, response.status_code)
+            except httpx2.RequestError as error:
+                logger.info("%s", _no_answer(error, self._endpoint))
+                if not isinstance(error, NEVER_SENT):
+                    self._spending.add(estimated_tokens(size), longest, lost=True)
+                raise
+        return response
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """Whom to ask.
-
-    Attributes:
-        model: name of the judge model.
-        base_url: address of the server, up to /v1.
-        max_tokens: the longest answer.
-        timeout: seconds to wait for an answer.
-        key: for the server; in no file, message or representation.
-    """
-
-    model: str
-    base_url: str
-    max_tokens: int
-    timeout: float
-    key: str = field(repr=False, default="")
-
-    def hide_key(self, text: str) -> str:
-        """A text without the key."""
-        return text.replace(self.key, "[key]") if len(self.key) >= 8 else text
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked.
-
-    Attributes:
-        messages: of the chat.
-        schema: JSON schema of the answer.
-    """
-
-    messages: tuple[Mapping[str, str], ...]
-    schema: Mapping[str, Any]
-
-    def texts(self) -> list[str]:
-        """Everything that is sent and counts as tokens."""
-        return [*(message["content"] for message in self.messages), json.dumps(self.schema)]
-
-    def digest(self, endpoint: Endpoint) -> str:
-        """Names the question together with model, server and the length allowed; the key is no part of it."""
-        whole = {
-            "model": endpoint.model,
-            "server": endpoint.base_url,
-            "max_tokens": endpoint.max_tokens,
-            "temperature": 0,
-            "messages": [dict(message) for message in self.messages],
-            "schema": self.schema,
-        }
-        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode("utf-8")).hexdigest()
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What the judge answered.
-
-    Attributes:
-        text: the answer.
-        refusal: the judge's words if it refused formally, else empty.
-        model: the model as the server names it.
-        input_tokens: counted by the server; estimated where it counts none.
-        output_tokens: the same of the answer.
-    """
-
-    text: str
-    refusal: str
-    model: str
-    input_tokens: int
-    output_tokens: int
-
-
-def on_this_machine(server: str) -> bool:
-    """Whether an address is a loopback one."""
-    host = urllib.parse.urlsplit(server).hostname or ""
+def new_client(endpoint: Endpoint, spending: Spending, stop: threading.Event) -> openai.OpenAI:
+    """The official client over a `CountingHttpClient`; raises UserError where it does not take the address."""
+    logging.getLogger("openai").setLevel(logging.INFO)  # it says when it tries again
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def new_client(endpoint: Endpoint) -> OpenAI:
-    """The official client, without retries of its own.
-
-    Raises:
-        UserError: the library is missing or does not take the address.
-    """
-    try:
-        import openai
-    except ImportError as error:
-        raise UserError("The judge needs the openai library: pip install openai.") from error
-    options: dict[str, Any] = {"timeout": endpoint.timeout, "max_retries": 0}
-    if on_this_machine(endpoint.base_url):  # no proxy on the way to it
-        options["http_client"] = openai.DefaultHttpxClient(timeout=endpoint.timeout, trust_env=False)
-    try:
-        return openai.OpenAI(api_key=endpoint.key, base_url=endpoint.base_url, **options)
-    except (openai.OpenAIError, ValueError) as error:
+        return openai.OpenAI(
+            api_key=endpoint.key,
+            base_url=endpoint.base_url,
+            timeout=endpoint.timeout,
+            max_retries=endpoint.tries - 1,
+            http_client=CountingHttpClient(endpoint, spending, stop),
+        )
+    except (openai.OpenAIError, httpx2.InvalidURL, ValueError) as error:
         raise UserError(f"--base-url {endpoint.base_url}: {endpoint.hide_key(str(error))}") from error
 
 
-def send(client: OpenAI, endpoint: Endpoint, question: Question, form: Form) -> Reply:
-    """Sends one request.
+def send(client: openai.OpenAI, endpoint: Endpoint, question: Question, form: Form) -> Reply:
+    """Sends one question, as often as it takes.
 
     Raises:
-        Again: too many requests, a failure of the server or the connection, no answer in time, or broken JSON.
+        Unanswered: too many requests, a failure of the server or the connection, or no answer in time, to the last.
         FormRefused: the server refuses the request as it is.
-        ItemRefused: the server refuses the text.
-        UserError: the key, the model or the address is wrong, or the account is empty.
+        UserError: the key, the model or the address is wrong, the account is empty, or the limit is reached.
     """
-    import openai
-
     try:
-        answer: Any = client.chat.completions.create(**form.arguments(endpoint, question))
-    except openai.APITimeoutError as error:
-        raise Again(f"no answer within {endpoint.timeout:g} s (--timeout)", charged=_was_sent(error)) from error
+        raw = client.chat.completions.with_raw_response.create(**form.body(endpoint, question))
     except openai.APIConnectionError as error:
-        reason = endpoint.hide_key(str(error.__cause__ or error))
-        raise Again(f"no connection to {endpoint.base_url}: {reason}", charged=_was_sent(error)) from error
+        raise Unanswered(_no_answer(error.__cause__ or error, endpoint)) from error
     except openai.APIStatusError as error:
         raise _meaning(error, endpoint) from error
-    except (openai.OpenAIError, ValueError) as error:
-        raise Again("the server's answer is no valid JSON", charged=True) from error
-    return _reply(answer, endpoint, question)
+    answer = raw.http_response.json()
+    message = answer["choices"][0]["message"]
+    content, refusal = message.get("content"), message.get("refusal")
+    said = (content if isinstance(content, str) else "", refusal or "", answer.get("model") or endpoint.model)
+    return Reply(*(endpoint.hide_key(str(text)) for text in said))
 
 
-def _was_sent(error: Exception) -> bool:
-    """Whether a request may have reached the server before the connection failed."""
-    return type(error.__cause__).__name__ not in NEVER_SENT
+def _tokens_used(response: httpx2.Response, size: int, endpoint: Endpoint) -> tuple[int, int]:
+    """Tokens sent and answered as the server counts them, or by estimate.
 
-
-def _reply(answer: Any, endpoint: Endpoint, question: Question) -> Reply:
-    choices = getattr(answer, "choices", None)
-    message = getattr(choices[0], "message", None) if choices else None
-    if message is None:
-        problem = getattr(answer, "error", None) or "it has no choices"
-        shown = _short(endpoint.hide_key(str(problem)))
-        raise Again(f"the answer of {endpoint.base_url} is no chat completion: {shown}", charged=True)
-    text = endpoint.hide_key(message.content if isinstance(message.content, str) else "")
-    refusal = endpoint.hide_key(str(getattr(message, "refusal", None) or ""))
-    usage = getattr(answer, "usage", None)
-    sent, answered = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
-    return Reply(
-        text=text,
-        refusal=refusal,
-        model=endpoint.hide_key(str(getattr(answer, "model", None) or endpoint.model)),
-        input_tokens=sent if isinstance(sent, int) else estimated_tokens(*question.texts()),
-        output_tokens=answered if isinstance(answered, int) else estimated_tokens(text),
+    Raises httpx2.RemoteProtocolError where there is no answer: servers and proxies send other things as well.
+    """
+    try:
+        answer = response.json()
+        text = answer["choices"][0]["message"].get("content") or ""
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = f"its answer is no chat completion: {_short(endpoint.hide_key(response.text))}"
+        raise httpx2.RemoteProtocolError(problem, request=response.request) from error
+    usage = answer.get("usage") or {}
+    sent, answered = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    return (
+        sent if isinstance(sent, int) else estimated_tokens(size),
+        answered if isinstance(answered, int) else estimated_tokens(len(text)),
     )
 
 
-def _meaning(error: APIStatusError, endpoint: Endpoint) -> Exception:
+def _no_answer(error: BaseException, endpoint: Endpoint) -> str:
+    if isinstance(error, httpx2.TimeoutException):
+        return f"{endpoint.base_url} gives no answer within {endpoint.timeout:g} s (--timeout)"
+    return endpoint.hide_key(f"{endpoint.base_url} gives no answer: {error}")
+
+
+def _meaning(error: openai.APIStatusError, endpoint: Endpoint) -> Exception:
     """What an error status means for the run."""
-    status, code = error.status_code, str(getattr(error, "code", None) or "")
-    complaint = endpoint.hide_key(_complaint(error.body))
-    words = _short(complaint)
+    server, status = endpoint.base_url, error.status_code
+    # OpenAI's API has a message, FastAPI's servers have a detail.
+    body = error.body if error.body else "no reason given"
+    told = body.get("message") or body.get("detail") or body if isinstance(body, Mapping) else body
+    complaint = endpoint.hide_key(told if isinstance(told, str) else json.dumps(told))
+    answers = f"{server} answers {status}: {_short(complaint)}"
     if status == 401:  # its message may hold a part of the key
-        return UserError(f"{endpoint.base_url} refuses the key (401): check OPENAI_API_KEY or --sk.")
+        return UserError(f"{server} refuses the key (401): check OPENAI_API_KEY or --sk.")
+    if status == 402 or error.code in OUT_OF_MONEY:
+        return UserError(f"the account is out of money: {answers}")
     if status == 403:
-        return UserError(f"{endpoint.base_url} forbids the use of {endpoint.model} with this key (403): {words}")
+        return UserError(f"the key does not allow the use of {endpoint.model}: {answers}")
     if status == 404:
-        return UserError(
-            f"{endpoint.base_url} has no model {endpoint.model!r}, or nothing is at that address (404): {words} Check "
-            "--judge-model and --base-url, which usually ends in /v1."
-        )
-    if status == 402 or code in OUT_OF_MONEY:
-        return UserError(f"the account at {endpoint.base_url} is out of money ({status}): {words}")
-    if status in (408, 409, 429) or status >= 500:
-        return Again(f"{endpoint.base_url} answers {status}: {words}", _retry_after(error.response.headers))
-    if ITEM_REFUSED.search(f"{code} {complaint}"):
-        return ItemRefused(f"the server refuses the text ({status}): {words}")
+        hint = "Check --judge-model and --base-url, which usually ends in /v1."
+        return UserError(f"there is no model {endpoint.model!r}, or nothing at that address: {answers} {hint}")
     if status in (400, 413, 422):
-        return FormRefused(f"{endpoint.base_url} refuses the request ({status}): {words}", complaint)
-    return UserError(f"{endpoint.base_url} answers {status}: {words}")
-
-
-def _complaint(body: Any) -> str:
-    """What the body of an error says, in the words of OpenAI's API, of FastAPI's servers or of any other."""
-    if not isinstance(body, Mapping):
-        return str(body or "no reason given")
-    told = body.get("message") or body.get("detail") or body
-    return told if isinstance(told, str) else json.dumps(told)
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks to wait: Retry-After in seconds or as a date, or retry-after-ms."""
-    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        try:
-            return max(0.0, float(headers.get(name, "")) / unit)
-        except ValueError:
-            continue
-    date = email.utils.parsedate_tz(headers.get("retry-after", ""))
-    return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else None
+        return FormRefused(answers, complaint)
+    if status in (408, 409, 429) or status >= 500:
+        wait = error.response.headers.get("retry-after")
+        return Unanswered(f"{answers} (Retry-After: {wait})" if wait else answers)
+    return UserError(answers)
 
 
 def _short(text: str) -> str:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A report on verdicts and rewards: which of two models is better, by whom, how surely, and how far they agree."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -20,17 +18,11 @@ from dschat.evaluation.report.votes import read_votes
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What files of verdicts and of scored responses say.
-
-    Attributes:
-        files: what was read.
-        margin: rewards that differ by no more were a tie.
-        sections: one per pair of models and data set.
-    """
+    """What files of verdicts and of scored responses say."""
 
     files: list[Path]
-    margin: float
-    sections: list[SectionResult]
+    margin: float  # rewards that differ by no more were a tie
+    sections: list[SectionResult]  # one per pair of models and data set
 
     def text(self) -> str:
         """The tables for a terminal."""
@@ -46,20 +38,17 @@ class EvaluationReport:
         }
 
 
-def build_evaluation_report(files: Sequence[Path], output_dir: Path, reward_margin: float = 0.0) -> EvaluationReport:
-    """Writes `report.json` and `report.png`.
+def build_evaluation_report(
+    files: Sequence[Path], output_dir: Path, reward_margin: float = 0.0, dataset: str = ""
+) -> EvaluationReport:
+    """Writes `report.json` and `report.png`; `.text()` of what it returns is the table for the terminal.
 
     Args:
         files: files of verdicts (`dschat.evaluation.pairs.comparisons`) and of responses with rewards
             (`dschat.evaluation.pairs.responses`), in any mixture and order.
         output_dir: folder of the two files; made where it is missing.
         reward_margin: rewards that differ by no more are a tie.
-
-    Returns:
-        The numbers; `.text()` is the table for the terminal.
-
-    Raises:
-        UserError: a file is missing, bad or fits to no other; names file and line. Or the folder cannot be written.
+        dataset: of the files that name none.
     """
     from dschat.evaluation.report.plot import draw_report
 
@@ -68,7 +57,7 @@ def build_evaluation_report(files: Sequence[Path], output_dir: Path, reward_marg
     if not (math.isfinite(reward_margin) and reward_margin >= 0):
         raise UserError(f"--reward-margin {reward_margin}: must be 0 or more.")
     paths = [Path(file) for file in files]
-    sections = sections_of(*read_votes(paths, reward_margin), reward_margin)
+    sections = sections_of(read_votes(paths, reward_margin), reward_margin, dataset)
     report = EvaluationReport(paths, reward_margin, [section_result(section) for section in sections])
     content = json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
     picture = draw_report(report.sections)
@@ -83,37 +72,19 @@ def build_evaluation_report(files: Sequence[Path], output_dir: Path, reward_marg
 
 def _section_row(section: SectionResult) -> dict[str, Any]:
     """A section as JSON; `a` is the first model, `win` its win."""
-    means = {"characters": section.characters, "words": section.words, "reward": section.rewards}
-    return {
-        "model_a": section.models[0],
-        "model_b": section.models[1],
-        "dataset": section.dataset,
-        "items": section.characters.items,
-        "means": {name: None if mean is None else asdict(mean) for name, mean in means.items()},
-        "raters": [_rater_row(rater) for rater in section.raters],
-        "agreement": [asdict(agreement) for agreement in section.agreements],
-        "group_agreement": [asdict(group) for group in section.groups],
-    }
+    row = asdict(section)
+    model_a, model_b = row.pop("models")
+    return {"model_a": model_a, "model_b": model_b, **row, "raters": [_rater_row(rater) for rater in section.raters]}
 
 
 def _rater_row(rater: RaterResult) -> dict[str, Any]:
-    return {
-        "rater": rater.label,
-        "kind": rater.kind,
-        "pooled": rater.pooled,
-        "items": rater.items,
-        **_rates_row(rater.rates),
-        "length_controlled": asdict(rater.length),
-        "position": None if rater.position is None else asdict(rater.position),
-        "aspects": {name: _rates_row(rates) for name, rates in rater.aspects.items()},
-    }
+    row = asdict(rater)
+    del row["rates"]
+    aspects = {name: _rates_row(rates) for name, rates in rater.aspects.items()}
+    return row | _rates_row(rater.rates) | {"aspects": aspects}
 
 
 def _rates_row(rates: WinRates) -> dict[str, Any]:
-    shares = {"win": rates.win, "tie": rates.tie, "loss": rates.loss, "half": rates.half}
-    return {
-        "verdicts": rates.tally.given,
-        "counted": rates.tally.counted,
-        "counts": asdict(rates.tally),
-        "rates": {name: None if rate is None else asdict(rate) for name, rate in shares.items()},
-    }
+    shares = asdict(rates)
+    counts = shares.pop("tally")
+    return {"verdicts": rates.tally.given, "counted": rates.tally.counted, "counts": counts, "rates": shares}

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Win rate at equal length: what a logistic regression on the difference in length gives where that is zero."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +13,15 @@ FEWEST = 5  # points that either model must have for the regression: below, its 
 
 @dataclass(frozen=True)
 class LengthControlled:
-    """A length-controlled win rate.
+    """A length-controlled win rate; None where it cannot be estimated."""
 
-    Attributes:
-        rate: probability that the first model wins at equal length, ties as half; None where it cannot be estimated.
-        slope: coefficient of the length term: positive where longer responses win more often; None likewise.
-        remark: why there is no rate, or what to know about it; may be empty.
-    """
-
-    rate: Rate | None
-    slope: float | None
-    remark: str = ""
+    rate: Rate | None  # probability that the first model wins at equal length, ties as half
+    slope: float | None  # coefficient of the length term: positive where longer responses win more often
+    remark: str = ""  # why there is no rate, or what to know about it
 
 
 def length_controlled(
-    verdicts: Sequence[str], differences: Sequence[float], items: Sequence[Any] | None = None
+    verdicts: Sequence[str], differences: Sequence[float], items: Sequence[Hashable]
 ) -> LengthControlled:
     """Fits logit P(first wins) = a + b · tanh(difference / sd of the differences) and gives P at difference 0.
 
@@ -39,13 +31,14 @@ def length_controlled(
     Args:
         verdicts: (N,) of A, B, tie; others are left out.
         differences: (N,) length of the first response minus length of the second.
-        items: (N,) what each verdict is about; without it every verdict is an item of its own.
+        items: (N,) what each verdict is about.
     """
     import numpy as np
 
     kept = [index for index, verdict in enumerate(verdicts) if verdict in POINTS]
     points = np.array([POINTS[verdicts[index]] for index in kept])
     gaps = np.array([differences[index] for index in kept], dtype=np.float64)
+    numbers = {item: number for number, item in enumerate(dict.fromkeys(items[index] for index in kept))}
     fewer = min(points.sum(), (1 - points).sum())
     if fewer < FEWEST:
         return _none(f"too few points for one of the models: {fewer:g}, the regression needs {FEWEST}")
@@ -56,11 +49,9 @@ def length_controlled(
     terms = np.tanh(gaps / gaps.std())
     if _separated(points, terms):
         return _none("length tells wins from losses without exception")
-    names = [index if items is None else items[index] for index in kept]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     if len(numbers) < 2 * FEWEST:
         return _none(f"too few items: {len(numbers)}, the regression needs {2 * FEWEST}")
-    fitted = _fit(points, terms, np.array([numbers[name] for name in names]))
+    fitted = _fit(points, terms, np.array([numbers[items[index]] for index in kept]))
     if fitted is None:
         return _none("length tells wins from losses almost without exception")
     aside = "" if gaps.min() <= 0 <= gaps.max() else "extrapolated: one model's responses are always the longer ones"
@@ -88,15 +79,17 @@ def _fit(points: Any, terms: Any, groups: Any) -> tuple[Rate, float] | None:
     from statsmodels.discrete.discrete_model import Logit
     from statsmodels.tools.sm_exceptions import ConvergenceWarning, PerfectSeparationWarning
 
-    model = Logit(points, np.column_stack([np.ones_like(terms), terms]))
+    unsettled = (ConvergenceWarning, PerfectSeparationWarning, RuntimeWarning)
     with warnings.catch_warnings():
-        for warning in (ConvergenceWarning, PerfectSeparationWarning, RuntimeWarning):
+        for warning in unsettled:
             warnings.simplefilter("error", warning)
         try:
+            model = Logit(points, np.column_stack([np.ones_like(terms), terms]))
             result = model.fit(disp=False, cov_type="cluster", cov_kwds={"groups": groups})
-        except (ConvergenceWarning, PerfectSeparationWarning, RuntimeWarning, np.linalg.LinAlgError):
+        except (*unsettled, np.linalg.LinAlgError):
             return None
+    at_zero, slope = result.params
     low, high = result.conf_int(alpha=0.05)[0]
-    if not np.isfinite([low, high, result.params[1]]).all():
+    if not np.isfinite([low, high, slope]).all():
         return None
-    return Rate(float(expit(result.params[0])), float(expit(low)), float(expit(high))), float(result.params[1])
+    return Rate(*(float(expit(logit)) for logit in (at_zero, low, high))), float(slope)

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An evaluation report as tables for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from dschat.common.statistics import Rate
+from dschat.common.statistics import Rate, Tally, WinRates
 from dschat.common.tables import text_table, text_width
-from dschat.evaluation.report.agreement import Agreement, GroupAgreement
-from dschat.evaluation.report.results import Means, RaterResult, SectionResult
+from dschat.evaluation.report.results import SectionResult
 
 NONE = "–"
 REMARKS = (
@@ -21,16 +18,11 @@ POOLED = "All humans: every vote counts, and all intervals are bootstraps over i
 
 
 def report_text(sections: Sequence[SectionResult], margin: float) -> str:
-    """The tables of all sections and how to read them.
-
-    Args:
-        sections: at least one.
-        margin: rewards that differ by no more were a tie.
-    """
+    """The tables of all sections and how to read them; rewards that differ by no more than the margin were a tie."""
     remarks = list(REMARKS)
     if any(rater.pooled for section in sections for rater in section.raters):
         remarks.append(POOLED)
-    if any(section.rewards for section in sections):
+    if any(section.means["reward"] for section in sections):
         remarks.append(f"Reward model: the higher reward wins; a difference of no more than {margin:g} is a tie.")
     return "\n\n".join([*map(_section_text, sections), "\n".join(remarks)]) + "\n"
 
@@ -38,117 +30,81 @@ def report_text(sections: Sequence[SectionResult], margin: float) -> str:
 def _section_text(section: SectionResult) -> str:
     first, second = section.names
     dataset = f", {section.dataset}" if section.dataset else ""
-    title = f"{first} against {second}{dataset}: {section.characters.items} items"
+    title = f"{first} against {second}{dataset}: {section.items} items"
+    raters = section.raters
+    remarks = [(rater.rater, rater.length_controlled.remark) for rater in raters]
+    aspects = [(f"{rater.rater}: {name}", rates) for rater in raters for name, rates in rater.aspects.items()]
+    places = [(rater.rater, rater.position) for rater in raters if rater.position is not None]
     parts = [
         f"{title}\n{'=' * text_width(title)}\nwin: {first} is better; loss: {second} is better",
-        _counts(section.raters),
-        _rates(section.raters),
-        *_length_remarks(section.raters),
+        _table(
+            ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],
+            [[rater.rater, rater.items, *_counts(rater.rates.tally)] for rater in raters],
+        ),
+        _table(
+            ["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"],
+            [[rater.rater, *_shares(rater.rates), _rate(rater.length_controlled.rate)] for rater in raters],
+        ),
+        "\n".join(f"At equal length, {rater}: {remark}." for rater, remark in remarks if remark),
         _means(section),
-        *_aspects(section.raters),
-        *_positions(section.raters),
-        *_agreements(section),
-        *_groups(section.groups),
+        _table(
+            ["by criterion, in %", "counted", "win", "tie", "loss", "win + ½ tie"],
+            [[name, rates.tally.counted, *_shares(rates)] for name, rates in aspects],
+        ),
+        _table(
+            ["place, in %", "items in both orders", "same verdict in both", "wins by place", "of first place"],
+            [[name, p.both_orders, _rate(p.consistent), p.decided, _rate(p.first_place)] for name, p in places],
+        ),
+        _agreements(section),
+        _groups(section),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
-def _counts(raters: Sequence[RaterResult]) -> str:
-    rows = []
-    for rater in raters:
-        tally = rater.rates.tally
-        numbers = (rater.items, tally.given, tally.counted, tally.wins, tally.ties, tally.losses)
-        rows.append([rater.label, *map(str, (*numbers, tally.invalid, tally.skipped))])
-    headers = ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"]
-    return text_table(headers, rows)
-
-
-def _rates(raters: Sequence[RaterResult]) -> str:
-    rows = []
-    for rater in raters:
-        rates = (rater.rates.win, rater.rates.tie, rater.rates.loss, rater.rates.half, rater.length.rate)
-        rows.append([rater.label, *map(_rate, rates)])
-    return text_table(["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"], rows)
-
-
-def _length_remarks(raters: Sequence[RaterResult]) -> list[str]:
-    remarks = [f"At equal length, {rater.label}: {rater.length.remark}." for rater in raters if rater.length.remark]
-    return ["\n".join(remarks)] if remarks else []
-
-
-def _aspects(raters: Sequence[RaterResult]) -> list[str]:
-    rows = [
-        [
-            f"{rater.label}: {name}",
-            str(rates.tally.counted),
-            *map(_rate, (rates.win, rates.tie, rates.loss, rates.half)),
-        ]
-        for rater in raters
-        for name, rates in rater.aspects.items()
-    ]
-    return [text_table(["by criterion, in %", "counted", "win", "tie", "loss", "win + ½ tie"], rows)] if rows else []
-
-
-def _positions(raters: Sequence[RaterResult]) -> list[str]:
-    rows = [
-        [
-            rater.label,
-            str(rater.position.both_orders),
-            _rate(rater.position.consistent),
-            str(rater.position.decided),
-            _rate(rater.position.first_place),
-        ]
-        for rater in raters
-        if rater.position is not None
-    ]
-    headers = ["place, in %", "items in both orders", "same verdict in both", "wins by place", "of first place"]
-    return [text_table(headers, rows)] if rows else []
-
-
-def _agreements(section: SectionResult) -> list[str]:
+def _agreements(section: SectionResult) -> str:
     """Where there are several people, their majority stands for them beside judges and the reward model."""
-    people = {rater.label for rater in section.raters if rater.kind == "human" and not rater.pooled}
-    shown = [one for one in section.agreements if len(people) < 2 or len(people.intersection(one.raters)) != 1]
-    rows = [
-        [" – ".join(one.raters), str(one.items), _rate(one.same), _kappa(one.kappa), _decided(one)] for one in shown
-    ]
-    headers = ["agreement, in %", "common items", "same verdict", "Cohen's κ", "same where decided"]
-    tables = [text_table(headers, rows)] if rows else []
-    if len(shown) < len(section.agreements):
-        tables.append("Each person by themselves against judges and reward model: report.json.")
-    return tables
+    people = {rater.rater for rater in section.raters if rater.kind == "human" and not rater.pooled}
+    shown = [one for one in section.agreement if len(people) < 2 or len(people.intersection(one.raters)) != 1]
+    rows = []
+    for one in shown:
+        decided = NONE if one.same_decided is None else f"{100 * one.same_decided.value:.1f} of {one.decided}"
+        rows.append([" – ".join(one.raters), one.items, _rate(one.same), _kappa(one.kappa), decided])
+    table = _table(["agreement, in %", "common items", "same verdict", "Cohen's κ", "same where decided"], rows)
+    if len(shown) < len(section.agreement):
+        return f"{table}\n\nEach person by themselves against judges and reward model: report.json."
+    return table
 
 
-def _decided(one: Agreement) -> str:
-    return NONE if one.same_decided is None else f"{100 * one.same_decided.value:.1f} of {one.decided}"
-
-
-def _groups(groups: Sequence[GroupAgreement]) -> list[str]:
-    rows = [
-        [
-            f"{group.name} ({len(group.raters)})",
-            str(group.items),
-            NONE if group.same is None else f"{100 * group.same:.1f}",
-            NONE if group.kappa is None else f"{group.kappa:.2f}",
-        ]
-        for group in groups
-    ]
-    return (
-        [text_table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], rows)] if rows else []
-    )
+def _groups(section: SectionResult) -> str:
+    rows = []
+    for group in section.group_agreement:
+        same = NONE if group.same is None else f"{100 * group.same:.1f}"
+        kappa = NONE if group.kappa is None else f"{group.kappa:.2f}"
+        rows.append([f"{group.name} ({len(group.raters)})", group.items, same, kappa])
+    return _table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], rows)
 
 
 def _means(section: SectionResult) -> str:
-    first, second = section.names
-    rows = [_means_row("characters", section.characters, 1), _means_row("words", section.words, 1)]
-    if section.rewards is not None:
-        rows.append(_means_row("reward", section.rewards, 3))
-    return text_table(["mean ± standard error", first, second, "difference", "items"], rows)
+    rows = []
+    for name, means in section.means.items():
+        if means is not None:
+            digits = 3 if name == "reward" else 1
+            estimates = (means.first, means.second, means.difference)
+            rows.append([name, *(estimate.text(digits) for estimate in estimates), means.items])
+    return _table(["mean ± standard error", *section.names, "difference", "items"], rows)
 
 
-def _means_row(name: str, means: Means, digits: int) -> list[str]:
-    estimates = (means.first, means.second, means.difference)
-    return [name, *(estimate.text(digits) for estimate in estimates), str(means.items)]
+def _table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table; nothing where there are no rows."""
+    return text_table(headers, [list(map(str, row)) for row in rows]) if rows else ""
+
+
+def _counts(tally: Tally) -> list[int]:
+    return [tally.given, tally.counted, tally.wins, tally.ties, tally.losses, tally.invalid, tally.skipped]
+
+
+def _shares(rates: WinRates) -> list[str]:
+    return [_rate(rate) for rate in (rates.win, rates.tie, rates.loss, rates.half)]
 
 
 def _rate(rate: Rate | None) -> str:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Credit assignment as the flags say: `dschat.rl.ppo_batch`, and whitening over all ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

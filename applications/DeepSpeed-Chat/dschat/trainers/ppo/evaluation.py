@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 3's evaluation: responses to held-out prompts, their scores, and a file of samples."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,9 +44,9 @@ def evaluate(
         batch_size: prompts per generation batch.
         tokenizer: the actor's.
         metric_name: of the metric function; empty without one.
-        sample: from the prompts of a batch and its number to responses.
-        score: from responses to a trajectory and the metric function's numbers (B,).
-        assign_credit: from a trajectory to advantages.
+        sample: (prompts of a batch, the batch's number) → their responses.
+        score: responses → a trajectory and the metric function's numbers (B,), None without one.
+        assign_credit: a trajectory → its advantages.
 
     Returns:
         Means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the metric function's name; and a

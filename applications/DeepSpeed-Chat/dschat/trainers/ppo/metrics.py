@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is logged of a rollout, and how a response is written down token by token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -24,7 +22,7 @@ def rollout_metrics(
 
     Args:
         batch: this rank's rows.
-        lam: GAE's λ per macro step, from which λ_eff = λ^(1/mean macro length).
+        lam: GAE's λ, which acts per macro action; per token that is λ_eff = λ^(1/mean macro length), logged.
         metric: (B,) of the metric function, logged as objective/<metric_name>.
         metric_name: of the metric function.
         totals: further metrics, sums over this rank's rows, logged as sums over all ranks. The same names on each.
@@ -48,7 +46,7 @@ def rollout_metrics(
     means.add("response/eos_rate", finished, rows)
     means.add("macro/count", macros, rows)
     means.add("macro/length", tokens, macros)
-    # Σx, Σx² and n of returns and of what the critic leaves unexplained, as means over tokens.
+    # Means of x and x² over tokens, from which follow the variances that the explained variance compares.
     for name, x in (("returns", batch.returns), ("residuals", batch.returns - trajectory.values)):
         count, total, squares = masked_moments(x, mask)
         means.add(name, total, count)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An exponential moving average of the actor's weights (``--enable_ema``)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from dschat.models.engines import TrainedPolicy
@@ -11,7 +9,7 @@ DECAY = 0.992  # per PPO iteration
 
 
 class MovingAverage:
-    """Kept in float32 in the main process's CPU memory, from whole weights: the same at any ZeRO stage."""
+    """The average of whole weights, in float32 in the main process's CPU memory: the same at any ZeRO stage."""
 
     def __init__(self, engine: TrainedPolicy, decay: float = DECAY) -> None:
         """Starts at the engine's weights. Every rank must call it.
@@ -31,5 +29,5 @@ class MovingAverage:
             self._average[name].lerp_(tensor.float(), 1 - self._decay)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The average in the model's data types; {} but on the main process."""
+        """The average in the model's data types on the main process; {} on the others."""
         return {name: tensor.to(self._dtypes[name]) for name, tensor in self._average.items()}

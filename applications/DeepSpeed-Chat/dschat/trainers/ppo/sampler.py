@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling for a run: prompt examples → Rollout and what it says, with the actor as it is now."""
-
-from __future__ import annotations
+"""Sampling in step 3: prompts → Rollout and its texts, drawn from the actor as it is now."""
 
 from collections.abc import Sequence
 
@@ -44,8 +42,8 @@ class ActorSampler:
         Args:
             batches: prompts of this rank.
             kind: what the responses are for.
-            draw: number of the iteration or evaluation batch. The seed of a batch's draws follows from the run's seed,
-                kind, draw, rank and the batch's number.
+            draw: number of the iteration, or of the evaluation's batch. Every batch draws with a seed of its own, made
+                from the run's seed, kind, draw, rank and the batch's place in `batches`.
         """
         self._actor.eval()
         rollouts = []

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scoring: Rollout → Trajectory."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

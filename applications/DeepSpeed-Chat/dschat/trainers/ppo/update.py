@@ -88,7 +88,8 @@ def ppo_update(
                 else:
                     means.add(f"grad_norm/{name}", engine.grad_norm)
             num_updates += 1
-    # An update's statistics are sums over its parts; the gradient norms are means already.
+    # Every update added its shares of each statistic, so that their sum is divided by the number of updates here. The
+    # gradient norms were added as means.
     metrics = {
         name: number if name.startswith("grad_norm/") else number / num_updates
         for name, number in means.reduce().items()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 2, the reward model: the chosen response of a pair shall score above the rejected one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

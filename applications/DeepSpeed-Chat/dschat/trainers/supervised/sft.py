@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step 1, supervised fine-tuning: cross-entropy on the response tokens."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -22,7 +22,7 @@ from dschat.run.output import Run, due
 from dschat.trainers.checks import check_number
 
 Example = TypeVar("Example", bound=Sized)
-Engine = TypeVar("Engine", bound=Trained)
+EngineT = TypeVar("EngineT", bound=Trained)
 AnyEngine = TypeVar("AnyEngine", contravariant=True)
 
 
@@ -48,16 +48,11 @@ class Task(Protocol[Example, AnyEngine]):
         """Evaluation metrics from the evaluation's mean loss and statistics."""
 
 
-class SupervisedTrainer(Generic[Example, Engine]):
+class SupervisedTrainer(Generic[Example, EngineT]):
     """Trains one engine on one task."""
 
     def __init__(
-        self,
-        engine: Engine,
-        task: Task[Example, Engine],
-        config: SupervisedConfig,
-        run: Run,
-        folders: ModelFolders,
+        self, engine: EngineT, task: Task[Example, EngineT], config: SupervisedConfig, run: Run, folders: ModelFolders
     ) -> None:
         """Takes the parts of a run.
 
@@ -81,7 +76,7 @@ class SupervisedTrainer(Generic[Example, Engine]):
             self._train_all(total, bar)
         self.folders.save_final()
         with evaluation_after_saving(self.config.output_dir):
-            self._self_check()  # a reward head that began at zero says nothing before
+            self._self_check()  # before training, a reward head of zeros passes whatever the model computes
             result = self.evaluate()
         self.folders.describe_final()
         return result

@@ -7,20 +7,13 @@ import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.pairs.comparisons import read_comparisons
-from judges import GOOD_A, GOOD_B, better, judge_server, judged, more_good, rows_of, shown_in, two_files, verdicts
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with judge_server() as judge:
-        yield judge
+from dschat.evaluation.pairs.comparisons import comparison_of
+from judges import GOOD_A, GOOD_B, better, judged, more_good, rows_of, shown_in, two_files, verdicts
 
 
 def test_verdicts_of_both_orders(server, tmp_path):
     a, b = two_files(tmp_path)
-    line = judged(server, a, b, tmp_path / "out" / "a-b.jsonl")
+    line = judged(server, a, b, tmp_path / "out" / "a-b.jsonl", "--price-in", 5, "--price_out", 15)
     rows = read_jsonl(tmp_path / "out" / "a-b.jsonl")
     assert [row["prompt"] for row in rows] == ["p0", "p1", "p2", "p3"]
     assert verdicts(tmp_path / "out" / "a-b.jsonl") == ["A", "B", "tie", "A"]
@@ -34,7 +27,7 @@ def test_verdicts_of_both_orders(server, tmp_path):
     assert "a against b on summarize, gpt-4o-2024-05-13, both orders: 2 wins, 1 ties, 1 losses, 0 invalid of 4" in line
     assert "8 requests (0 more from the cache), 800 + 80 tokens, $0.0052" in line  # 800 · 5 $/M + 80 · 15 $/M
     assert line.endswith(str(tmp_path / "out" / "a-b.jsonl"))
-    one = read_comparisons(tmp_path / "out" / "a-b.jsonl", "--output")[1]
+    one = comparison_of(rows[1], "o:2")
     assert (one.kind, one.rater, one.model_a, one.model_b) == ("judge", "gpt-4o-2024-05-13", "a", "b")
     assert (one.dataset, one.response_a, one.response_b) == ("summarize", "bad", "good")
     assert one.details["orders"][0] == {
@@ -76,7 +69,7 @@ def test_exchanged_models_mirror_the_verdicts_and_cost_nothing(server, tmp_path)
     assert verdicts(tmp_path / "b-a.jsonl") == ["B", "A", "tie", "B"]
     assert len(server.bodies) == 8
     assert "1 wins, 1 ties, 2 losses" in line
-    assert "0 requests (8 more from the cache), 0 + 0 tokens, $0.0000" in line
+    assert "0 requests (8 more from the cache), 0 + 0 tokens; " in line
     first, second = (read_jsonl(tmp_path / name) for name in ("a-b.jsonl", "b-a.jsonl"))
     assert [row["response_a"] for row in first] == [row["response_b"] for row in second]
 
@@ -105,15 +98,15 @@ def test_the_order_of_rows_does_not_matter(server, tmp_path, words):
 def test_a_single_order_shows_each_pair_once_with_sides_by_chance(server, tmp_path):
     """A judge that always takes the first shows who was first: by the seed, by text and not by file."""
     server.answer = lambda messages: '{"comparison": "", "verdict": "first"}'
-    a, b = two_files(tmp_path, [f"a{i}" for i in range(60)], [f"b{i}" for i in range(60)])
+    a, b = two_files(tmp_path, [f"a{i}" for i in range(30)], [f"b{i}" for i in range(30)])
     line = judged(server, a, b, tmp_path / "o.jsonl", "--single-order")
-    assert len(server.bodies) == 60 and "one order" in line
+    assert len(server.bodies) == 30 and "one order" in line
     found = verdicts(tmp_path / "o.jsonl")
     assert [row["orders"][0]["first"] for row in read_jsonl(tmp_path / "o.jsonl")] == found
-    assert 15 < found.count("A") < 45  # 60 fair coins leave this range once in 10,000 times
+    assert 5 < found.count("A") < 25  # 30 fair coins leave this range once in 3,000 times
     judged(server, b, a, tmp_path / "m.jsonl", "--single-order")
     assert verdicts(tmp_path / "m.jsonl") == [{"A": "B", "B": "A"}[v] for v in found]
-    assert len(server.bodies) == 60
+    assert len(server.bodies) == 30
     judged(server, a, b, tmp_path / "s.jsonl", "--single-order", "--seed", "7")
     assert verdicts(tmp_path / "s.jsonl") != found
 
@@ -217,16 +210,6 @@ def test_invalid_is_counted_never_dropped(server, tmp_path):
     assert len(server.bodies) == 3 * 2 + 2 * 2
 
 
-def test_a_text_the_server_refuses_is_invalid(server, tmp_path):
-    refused = {"error": {"message": "maximum context length exceeded"}}
-    server.plan.extend([(400, refused, {}), (400, refused, {})])
-    a, b = two_files(tmp_path)
-    judged(server, a, b, tmp_path / "o.jsonl", "--concurrency", 1)
-    assert verdicts(tmp_path / "o.jsonl") == ["invalid", "B", "tie", "A"]
-    assert "maximum context length" in read_jsonl(tmp_path / "o.jsonl")[0]["orders"][0]["problem"]
-    assert len(server.bodies) == 8
-
-
 def test_all_failures_in_turn_lose_nothing(server, tmp_path):
     server.plan.extend(
         [
@@ -236,7 +219,7 @@ def test_all_failures_in_turn_lose_nothing(server, tmp_path):
         ]
     )
     a, b = two_files(tmp_path)
-    judged(server, a, b, tmp_path / "o.jsonl", "--timeout", 0.4, "--concurrency", 1)
+    judged(server, a, b, tmp_path / "o.jsonl", "--timeout", 0.9, "--concurrency", 1)
     server.plan.clear()
     judged(server, a, b, tmp_path / "plain.jsonl", "--cache", tmp_path / "other")
     # the sixth and the seventh request are one question and its repair: invalid; all others as without failures
@@ -259,7 +242,7 @@ def test_a_wrong_key_half_way_keeps_what_is_there(server, tmp_path):
 def test_a_run_that_was_begun_otherwise_is_not_mixed(server, tmp_path):
     a, b = two_files(tmp_path)
     server.plan.extend([*["ok"] * 3, (403, {"error": {"message": "no"}}, {})])
-    with pytest.raises(UserError, match="forbids"):
+    with pytest.raises(UserError, match="does not allow"):
         judged(server, a, b, tmp_path / "o.jsonl", "--concurrency", 1)
     with pytest.raises(UserError, match="--judge-model gpt-4o-2024-05-13, now it is other"):
         judged(server, a, b, tmp_path / "o.jsonl", "--judge-model", "other")
@@ -301,7 +284,7 @@ def six_files(folder, bad):
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("bad", [0, 3])
-@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("status", [400, 422])
 def test_one_text_that_the_server_rejects_spoils_its_own_pair_only(server, tmp_path, status, bad, concurrency):
     server.fail_on("POISON", (status, STRANGE, {}))
     a, b = six_files(tmp_path, bad)
@@ -309,7 +292,7 @@ def test_one_text_that_the_server_rejects_spoils_its_own_pair_only(server, tmp_p
     assert verdicts(tmp_path / "o.jsonl") == ["invalid" if i == bad else "A" for i in range(6)]
     assert "5 wins, 0 ties, 0 losses, 1 invalid of 6" in line
     problem = read_jsonl(tmp_path / "o.jsonl")[bad]["orders"][0]["problem"]
-    assert f"({status})" in problem and "rule 17" in problem
+    assert f"answers {status}: Request rejected by rule 17." in problem
     for body in server.bodies:
         if "POISON" not in json.dumps(body["messages"]):
             assert body["response_format"]["type"] == "json_schema"  # the form stays
@@ -332,16 +315,16 @@ def test_a_server_that_rejects_everything_ends_the_run(server, tmp_path, concurr
     assert len(server.bodies) <= 3 * (concurrency + 1)  # three forms of what is on its way, and of the harmless one
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
-@pytest.mark.parametrize("bad", [0, 3])
-@pytest.mark.parametrize("way", ["500", "timeout"])
+@pytest.mark.parametrize(
+    ("way", "bad", "concurrency"), [("500", 0, 1), ("500", 0, 8), ("500", 3, 1), ("500", 3, 8), ("timeout", 3, 8)]
+)
 def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path, way, bad, concurrency):
     server.fail_on("POISON", (500, {"error": {"message": "oops"}}, {}) if way == "500" else "timeout")
     a, b = six_files(tmp_path, bad)
-    words = ["--concurrency", concurrency, "--max-tries", 2, "--timeout", 0.4]
+    words = ["--concurrency", concurrency, "--max-tries", 2, "--timeout", 0.8 if way == "timeout" else 5]
     with pytest.raises(UserError) as error:
         judged(server, a, b, tmp_path / "o.jsonl", *words)
-    assert f"1 pairs got no answer, among them {a}:{bad + 1}: no answer after 2 tries" in str(error.value)
+    assert f"1 pairs got no answer, among them {a}:{bad + 1}: no answer with --max-tries 2: " in str(error.value)
     assert "5 of 6 pairs are judged and kept; the same command asks only for the 1 that are left" in str(error.value)
     assert not (tmp_path / "o.jsonl").exists()
     server.bodies.clear()
@@ -355,7 +338,7 @@ def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path
 def test_a_server_that_fails_always_ends_the_run_early(server, tmp_path, concurrency):
     server.fail_on("p", (500, {"error": {"message": "oops"}}, {}))
     a, b = six_files(tmp_path, 0)
-    with pytest.raises(UserError, match="no answer after 2 tries: .*oops.* 0 of 6 pairs are judged"):
+    with pytest.raises(UserError, match="no answer with --max-tries 2: .*oops.* 0 of 6 pairs are judged"):
         judged(server, a, b, tmp_path / "o.jsonl", "--concurrency", concurrency, "--max-tries", 2)
     assert len(server.bodies) <= 2 * concurrency + 1
 

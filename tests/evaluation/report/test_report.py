@@ -60,13 +60,14 @@ def response_files(folder, rewards, names=("ma", "ppo")):
     return files
 
 
-def sections_of(*files, reward_margin=0.0):
+def sections_of(*files, reward_margin=0.0, dataset=""):
     """The sections of `build_evaluation_report`, without its files."""
-    return [section_result(section) for section in sorted_votes(*read_votes(files, reward_margin), reward_margin)]
+    votes = read_votes(files, reward_margin)
+    return [section_result(section) for section in sorted_votes(votes, reward_margin, dataset)]
 
 
-def rater_of(section, label):
-    return next(rater for rater in section.raters if rater.label == label)
+def rater_of(section, name):
+    return next(rater for rater in section.raters if rater.rater == name)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_rates_and_intervals_of_fifty_items_by_hand(tmp_path, fifty):
     z / (n + z²) · √(k (n − k) / n + z² / 4), where z / (n + z²) = 1.959964 / 50.841459 = 0.0385505."""
     (section,) = sections_of(fifty)
     (rater,) = section.raters
-    assert (section.models, section.dataset, rater.label) == (("ma", "ppo"), "summarize", "judge gpt")
+    assert (section.models, section.dataset, rater.rater) == (("ma", "ppo"), "summarize", "judge gpt")
     assert rater.rates.tally == Tally(wins=28, ties=9, losses=10, invalid=3, skipped=0)
     assert (rater.items, rater.rates.tally.counted, rater.rates.tally.given) == (50, 47, 50)
     by_hand = {
@@ -128,10 +129,14 @@ def test_text_shows_numbers_denominators_and_how_to_read_them(tmp_path, fifty):
 def test_lengths_by_hand(tmp_path, fifty):
     """A has 20 … 69 letters, mean 44.5; B has 30. The variance of n numbers in a row is n (n + 1) / 12."""
     (section,) = sections_of(fifty)
-    assert (section.characters.first.mean, section.characters.second.mean) == (44.5, 30)
-    assert section.characters.difference.mean == 14.5
-    assert section.characters.difference.error == pytest.approx((50 * 51 / 12 / 50) ** 0.5)
-    assert (section.words.first.mean, section.words.second.mean, section.words.items) == (1, 1, 50)
+    assert (section.means["characters"].first.mean, section.means["characters"].second.mean) == (44.5, 30)
+    assert section.means["characters"].difference.mean == 14.5
+    assert section.means["characters"].difference.error == pytest.approx((50 * 51 / 12 / 50) ** 0.5)
+    assert (section.means["words"].first.mean, section.means["words"].second.mean, section.means["words"].items) == (
+        1,
+        1,
+        50,
+    )
 
 
 def test_files_of_opposite_order_count_together(tmp_path):
@@ -143,8 +148,8 @@ def test_files_of_opposite_order_count_together(tmp_path):
     assert section.models == ("ma", "ppo")
     assert section.raters[0].rates.tally == whole[0].raters[0].rates.tally
     assert section.raters[0].position.first_place.value == whole[0].raters[0].position.first_place.value
-    assert section.raters[0].length.rate == whole[0].raters[0].length.rate
-    assert section.characters.first == whole[0].characters.first
+    assert section.raters[0].length_controlled.rate == whole[0].raters[0].length_controlled.rate
+    assert section.means["characters"].first == whole[0].means["characters"].first
     (other_way,) = sections_of(second, first)
     assert other_way.models == ("ppo", "ma")
     tally = other_way.raters[0].rates.tally
@@ -171,15 +176,15 @@ def test_one_name_in_two_files_on_the_same_items_is_two_raters(tmp_path):
         for name, verdicts in (("ann", "AAB"), ("bob", "ABB"))
     ]
     (section,) = sections_of(*files)
-    assert [rater.label for rater in section.raters] == ["all 2 humans", "human me (ann)", "human me (bob)"]
-    assert section.agreements[0].same.value == pytest.approx(2 / 3)
+    assert [rater.rater for rater in section.raters] == ["all 2 humans", "human me (ann)", "human me (bob)"]
+    assert section.agreement[0].same.value == pytest.approx(2 / 3)
     (once,) = sections_of(files[0], files[0])
     assert [rater.items for rater in once.raters] == [3], "a file given twice counts once"
 
 
 def test_equal_texts_in_one_file_are_items_of_their_own(tmp_path):
     (section,) = sections_of(verdict_file(tmp_path, "j", [verdict_row(0, v) for v in ("A", "B", "A", "tie")]))
-    assert (section.raters[0].items, section.raters[0].rates.tally.given, section.characters.items) == (4, 4, 4)
+    assert (section.raters[0].items, section.raters[0].rates.tally.given, section.items) == (4, 4, 4)
 
 
 def test_position_of_a_judge_by_hand(tmp_path):
@@ -212,7 +217,7 @@ def test_people_are_shown_together_and_alone(tmp_path):
     files = verdict_file(tmp_path, "h", people), verdict_file(tmp_path, "j", judge)
     (section,) = sections_of(*files)
     labels = ["judge gpt", "all 3 humans", "human ann", "human bob", "human cid"]
-    assert [rater.label for rater in section.raters] == labels
+    assert [rater.rater for rater in section.raters] == labels
     everyone = rater_of(section, "all 3 humans")
     assert everyone.pooled and everyone.items == 4
     assert everyone.rates.tally == Tally(wins=5, ties=2, losses=4, invalid=0, skipped=1)
@@ -220,12 +225,12 @@ def test_people_are_shown_together_and_alone(tmp_path):
     # Of the nine votes with a winner the first response, A, got five.
     assert (everyone.position.decided, everyone.position.first_place.value) == (9, pytest.approx(5 / 9))
     assert (everyone.position.both_orders, everyone.position.consistent) == (0, None)
-    found = {one.raters: one for one in section.agreements}
+    found = {one.raters: one for one in section.agreement}
     assert len(found) == 1 + 6
     with_majority = found["judge gpt", "humans' majority"]
     assert (with_majority.items, with_majority.same.value) == (4, 0.5)
     assert found["human ann", "human bob"].same.value == pytest.approx(2 / 3)
-    groups = {group.name: group for group in section.groups}
+    groups = {group.name: group for group in section.group_agreement}
     assert set(groups) == {"humans", "all raters"}
     assert groups["humans"].items == 3
     text = build_evaluation_report(list(files), tmp_path).text()
@@ -237,30 +242,38 @@ def test_reward_model_judges_two_files_of_responses(tmp_path):
     files = response_files(tmp_path, [(2, 1), (1, 2), (1, 1), (1.5, 1)])
     (section,) = sections_of(*files)
     (rater,) = section.raters
-    assert (section.models, rater.label, rater.rates.tally) == (("ma", "ppo"), "reward model", Tally(2, 1, 1))
+    assert (section.models, rater.rater, rater.rates.tally) == (("ma", "ppo"), "reward model", Tally(2, 1, 1))
     # Means 1.375 and 1.25, difference 0.125 of 1, −1, 0, 0.5: squares 2.1875, error √(2.1875 / 3 / 4).
-    assert (section.rewards.first.mean, section.rewards.second.mean) == (1.375, 1.25)
-    assert section.rewards.difference.error == pytest.approx((2.1875 / 12) ** 0.5)
+    assert (section.means["reward"].first.mean, section.means["reward"].second.mean) == (1.375, 1.25)
+    assert section.means["reward"].difference.error == pytest.approx((2.1875 / 12) ** 0.5)
     (section,) = sections_of(*files, reward_margin=0.5)
     assert section.raters[0].rates.tally == Tally(1, 2, 1)
     assert "no more than 0.5 is a tie" in build_evaluation_report(files, tmp_path, 0.5).text()
 
 
 @pytest.mark.parametrize("turn", [False, True])
-def test_reward_model_joins_the_verdicts_on_the_same_texts(tmp_path, turn):
-    """Whatever the files are called, in either order, and with more items than were judged."""
-    rows = [verdict_row(i, v) for i, v in enumerate(["A", "A", "B"])]
-    judge = verdict_file(tmp_path, "judge", rows)
+def test_files_of_responses_join_the_section_of_the_models_they_are_called_after(tmp_path, turn):
+    """In either order, and with more items than were judged."""
+    judge = verdict_file(tmp_path, "judge", [verdict_row(i, v) for i, v in enumerate(["A", "A", "B"])])
     rewards = [(1, 0), (0, 1), (0, 1), (1, 0), (1, 0)]
-    files = response_files(tmp_path, rewards, names=("run7-sampled", "run8-sampled"))
+    files = response_files(tmp_path, rewards, names=("ma-sampled", "ppo-sampled"))
     (section,) = sections_of(judge, *(files[::-1] if turn else files))
-    assert section.models == ("ma", "ppo")
+    assert (section.models, section.dataset) == (("ma", "ppo"), "summarize")
     assert rater_of(section, "reward model").rates.tally == Tally(3, 0, 2)
     assert rater_of(section, "judge gpt").rates.tally == Tally(2, 0, 1)
-    (agreement,) = section.agreements
+    (agreement,) = section.agreement
     assert (agreement.raters, agreement.items) == (("judge gpt", "reward model"), 3)
     assert agreement.same.value == pytest.approx(2 / 3)
-    assert section.rewards.first.mean == pytest.approx(3 / 5)
+    assert section.means["reward"].first.mean == pytest.approx(3 / 5)
+
+
+def test_files_of_other_names_are_other_models_though_the_texts_are_the_same(tmp_path):
+    judge = verdict_file(tmp_path, "judge", [verdict_row(0, "A")])
+    found = sections_of(judge, *response_files(tmp_path, [(1, 0)], names=("run7", "run8")))
+    assert [(section.models, section.dataset) for section in found] == [
+        (("ma", "ppo"), "summarize"),
+        (("run7", "run8"), ""),
+    ]
 
 
 def test_rewards_beside_verdicts_are_used_where_there_are_no_files_of_responses(tmp_path):
@@ -302,14 +315,36 @@ def test_models_of_one_name_in_two_folders_are_told_apart(tmp_path):
 
 def test_other_models_and_other_data_sets_are_sections_of_their_own(tmp_path):
     rows = [verdict_row(0, "A"), verdict_row(1, "B", model_b="sft"), verdict_row(2, "A", dataset="webgpt")]
-    people = [verdict_row(2, "A", "ann", "human", dataset=""), verdict_row(7, "A", "ann", "human", dataset="")]
-    sections = sections_of(verdict_file(tmp_path, "all", rows), verdict_file(tmp_path, "people", people))
-    found = [(section.models[1], section.dataset, [rater.label for rater in section.raters]) for section in sections]
+    people = verdict_file(tmp_path, "people", [verdict_row(2, "A", "ann", "human", dataset="webgpt")])
+    sections = sections_of(verdict_file(tmp_path, "all", rows), people)
+    found = [(section.models[1], section.dataset, [rater.rater for rater in section.raters]) for section in sections]
     assert found == [
         ("ppo", "summarize", ["judge gpt"]),
         ("sft", "summarize", ["judge gpt"]),
-        ("ppo", "webgpt", ["judge gpt", "human ann"]),  # votes without a data set go where their prompts are
+        ("ppo", "webgpt", ["judge gpt", "human ann"]),
     ]
+
+
+def test_where_no_data_set_is_named(tmp_path):
+    """Votes belong to the one data set that others on the same models name; of several the user says which."""
+    judge = verdict_file(
+        tmp_path, "judge", [verdict_row(0, "A"), verdict_row(0, "A", model_b="sft", dataset="webgpt")]
+    )
+    people = verdict_file(tmp_path, "people", [verdict_row(i, "A", "ann", "human", dataset="") for i in (0, 7)])
+    files = response_files(tmp_path, [(1, 0)])
+    joined = sections_of(people, judge, *files)
+    assert [(one.models[1], one.dataset) for one in joined] == [("ppo", "summarize"), ("sft", "webgpt")]
+    assert [rater.rater for rater in joined[0].raters] == ["judge gpt", "human ann", "reward model"]
+    assert [one.dataset for one in sections_of(people, *files)] == [""]
+    assert [one.dataset for one in sections_of(people, *files, dataset="hh-rlhf")] == ["hh-rlhf"]
+    other = verdict_file(tmp_path, "other", [verdict_row(0, "B", dataset="webgpt")])
+    for unnamed in ([people], files):
+        with pytest.raises(UserError) as error:
+            sections_of(judge, other, *unnamed)
+        assert f"FILE {unnamed[0]}: it names no data set" in str(error.value)
+        assert "compare ma and ppo on summarize and webgpt. Say with --dataset which" in str(error.value)
+    told = sections_of(judge, other, people, *files, dataset="webgpt")
+    assert [len(one.raters) for one in told if one.models[1] == "ppo"] == [1, 3]
 
 
 def test_criteria_have_rates_of_their_own(tmp_path):
@@ -362,7 +397,7 @@ def test_odd_names_are_drawn(tmp_path, recwarn):
         (json.dumps(verdict_row(1, "C")), ":2: verdict must be one of A, B, tie, invalid, skip, not 'C'"),
         (json.dumps(verdict_row(1, "A", orders="AB")), ":2: orders must be a list"),
         (json.dumps(verdict_row(1, "A", orders=[{"first": "A"}])), ":2: orders must be a list"),
-        (json.dumps(verdict_row(1, "A", reward_a=1, reward_b="x")), ":2: reward_a and reward_b must be finite"),
+        (json.dumps(verdict_row(1, "A", reward_a=1, reward_b="x")), ":2: reward_b must be a finite number, not 'x'"),
         (json.dumps(verdict_row(1, "A", aspects={"use": 1})), ":2: aspects must be an object of verdicts"),
         (json.dumps({"prompt": "p", "response": "r"}), ":2: no column 'response_a'"),
     ],
@@ -376,28 +411,32 @@ def test_a_bad_line_is_named(tmp_path, line, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_files_that_fit_to_nothing_are_named(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "prompts"),
+    [(None, []), ("short", ["prompt 0"]), ("other", ["prompt 0", "other"]), ("ma-sampled", ["prompt 0", "prompt 1"])],
+)
+def test_a_file_of_responses_needs_one_of_another_model_with_the_same_prompts(tmp_path, name, prompts):
+    """Alone, with fewer prompts, with others, with those of the same model."""
+    files = response_files(tmp_path, [(2, 1), (1, 2)])[:1]
+    rows = [{"prompt": prompt, "response": "r", "reward": 1} for prompt in prompts]
+    files += [write_jsonl(tmp_path / f"{name}.jsonl", rows)] if name else []
+    with pytest.raises(UserError, match=r"FILE .*ma\.jsonl: no file of another model answers the same prompts"):
+        build_evaluation_report(files, tmp_path)
+
+
+def test_what_cannot_be_reported_is_named(tmp_path):
     a, b = response_files(tmp_path, [(2, 1), (1, 2)])
-    with pytest.raises(UserError, match=r"ma\.jsonl: responses of one model alone"):
-        build_evaluation_report([a], tmp_path)
-    short = write_jsonl(tmp_path / "short.jsonl", [{"prompt": "prompt 0", "response": "r", "reward": 1}])
-    with pytest.raises(UserError, match=r"FILE .*ma\.jsonl has 2 rows and FILE .*short\.jsonl has 1"):
-        build_evaluation_report([a, short], tmp_path)
-    rows = [{"prompt": name, "response": "r", "reward": 1} for name in ("prompt 0", "other")]
-    with pytest.raises(UserError, match=r"ma\.jsonl:2: no row of FILE .*other\.jsonl answers this prompt"):
-        build_evaluation_report([a, write_jsonl(tmp_path / "other.jsonl", rows)], tmp_path)
     bare = write_jsonl(tmp_path / "bare.jsonl", [{"prompt": f"prompt {i}", "response": "r"} for i in range(2)])
     with pytest.raises(UserError, match=r"bare\.jsonl:1: no reward to compare by"):
         build_evaluation_report([a, bare], tmp_path)
-    twin = write_jsonl(tmp_path / "ma-sampled.jsonl", [json.loads(line) for line in a.read_text().splitlines()])
-    with pytest.raises(UserError, match="are responses of the same model"):
-        build_evaluation_report([a, twin], tmp_path)
     with pytest.raises(UserError, match=r"x\.jsonl:1: neither a verdict .* nor a response .* columns are 'text'"):
         build_evaluation_report([write_jsonl(tmp_path / "x.jsonl", [{"text": "t"}])], tmp_path)
     with pytest.raises(UserError, match="at least one file"):
         build_evaluation_report([], tmp_path)
     with pytest.raises(UserError, match="--reward-margin -1"):
         build_evaluation_report([a, b], tmp_path, -1)
+    with pytest.raises(UserError, match=r"FILE .*none\.jsonl: there is no such file\. Give a \.jsonl file\."):
+        build_evaluation_report([a, tmp_path / "none.jsonl"], tmp_path)
     (tmp_path / "taken").write_text("")
     with pytest.raises(UserError, match="--output .*taken: cannot be written"):
         build_evaluation_report([a, b], tmp_path / "taken")
@@ -407,9 +446,8 @@ def test_command_line(tmp_path, fifty):
     script = ROOT / "evaluation" / "report.py"
     files = response_files(tmp_path, [(1, 0), (0.1, 0)])
     command = [sys.executable, script, fifty, *files, "--output", tmp_path / "out", "--reward_margin", 0.5]
+    command += ["--dataset", "tldr"]
     result = run_command(command, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0").expect(0)
     assert "judge gpt" in result.stdout and "reward model" in result.stdout
     assert str(tmp_path / "out" / "report.json") in result.stdout.splitlines()[-1]
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"report.json", "report.png"}
-    failed = run_command([sys.executable, script, fifty, tmp_path / "none.jsonl", "--output", tmp_path]).expect(2)
-    assert failed.stderr == f"error: FILE {tmp_path}/none.jsonl: there is no such file. Give a .jsonl file.\n"

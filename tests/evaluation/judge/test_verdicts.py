@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of judges as they come from real models, and verdicts from two orders."""
+"""Answers of judges as they come from real models."""
 
 import json
 
 import pytest
 
-from dschat.evaluation.judge.verdicts import UnreadableAnswer, combined, in_terms_of_models, place_of, read_answer
+from dschat.evaluation.judge.verdicts import UnreadableAnswer, in_terms_of_models, place_of, read_answer
 
 ASPECTS = ("factual_accuracy", "coherence", "usefulness")
 WHOLE = {
@@ -96,25 +96,3 @@ def test_no_place(value):
 def test_places_are_turned_into_models():
     assert [in_terms_of_models(place, "A") for place in ("first", "second", "tie")] == ["A", "B", "tie"]
     assert [in_terms_of_models(place, "B") for place in ("first", "second", "tie")] == ["B", "A", "tie"]
-
-
-@pytest.mark.parametrize(
-    ("orders", "verdict"),
-    [
-        (["A", "A"], "A"),
-        (["B", "B"], "B"),
-        (["tie", "tie"], "tie"),
-        (["A", "B"], "tie"),
-        (["B", "A"], "tie"),
-        (["A", "tie"], "tie"),
-        (["tie", "B"], "tie"),
-        (["invalid", "A"], "invalid"),
-        (["B", "invalid"], "invalid"),
-        (["invalid", "invalid"], "invalid"),
-        (["A"], "A"),
-        (["tie"], "tie"),
-        (["invalid"], "invalid"),
-    ],
-)
-def test_a_win_needs_both_orders(orders, verdict):
-    assert combined(orders) == verdict

@@ -1,29 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of the inference script, their messages, the place of its file, and the device."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from cli_runs import ROOT
 from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.devices import choose_device, choose_dtype
-from dschat.inference.options import InferenceOptions, model_name
+from dschat.inference.options import InferenceOptions, model_name, parse_flags
 
-SCRIPT = ROOT / "inference" / "inference_with_rewards.py"
 NEEDED = ["--proj-path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward-model", "R"]
 
 
-def parse(monkeypatch, *arguments):
-    spec = importlib.util.spec_from_file_location("inference_with_rewards", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, "argv", ["inference_with_rewards.py", *arguments])
-    return module.parse()
+def parse(*words):
+    return parse_flags([*NEEDED, *words], "about")
 
 
 def make(**changes):
@@ -34,7 +26,7 @@ def make(**changes):
 
 def test_the_flags_defaults_are_the_protocols(monkeypatch):
     monkeypatch.delenv("PROJ_PATH", raising=False)
-    parsed = parse(monkeypatch, *NEEDED)
+    parsed = parse()
     assert parsed == make()
     assert (parsed.temperature, parsed.top_k, parsed.top_p, parsed.max_new_tokens) == ("0.8", 50, 1.0, 512)
     assert (parsed.seed, parsed.num_return, parsed.max_prompt_len, parsed.samples) == (1234, 1, None, 2000)
@@ -72,17 +64,17 @@ def test_the_flags_defaults_are_the_protocols(monkeypatch):
         (["--proj-path", "Q"], "proj_path", Path("Q")),
     ],
 )
-def test_every_flag_in_both_spellings(words, field, value, monkeypatch):
+def test_every_flag_in_both_spellings(words, field, value):
     for flag in {words[0], "--" + words[0][2:].replace("-", "_")}:
-        assert parse(monkeypatch, *NEEDED, flag, *words[1:]) == make(**{field: value})
+        assert parse(flag, *words[1:]) == make(**{field: value})
 
 
 def test_proj_path_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("PROJ_PATH", "/some/where")
-    assert parse(monkeypatch, *NEEDED[2:]).proj_path == Path("/some/where")
+    assert parse_flags(NEEDED[2:], "about").proj_path == Path("/some/where")
     monkeypatch.delenv("PROJ_PATH")
     with pytest.raises(SystemExit) as stopped:
-        parse(monkeypatch, *NEEDED[2:])
+        parse_flags(NEEDED[2:], "about")
     assert stopped.value.code == 2
 
 
@@ -116,14 +108,13 @@ def test_proj_path_may_come_from_the_environment(monkeypatch):
 )
 def test_senseless_values_are_refused(changes, words):
     with pytest.raises(UserError) as error:
-        make(**changes).check()
+        make(**changes)
     assert all(word in str(error.value) for word in words), error.value
 
 
 def test_sensible_values_pass():
-    make().check()
-    make(temperature="0", gpu=0, dtype="bf16", num_samples=1, max_prompt_len=1, top_k=0).check()
-    make(model=None, ref_scores=True).check()
+    make(temperature="0", gpu=0, dtype="bf16", num_samples=1, max_prompt_len=1, top_k=0)
+    make(model=None, ref_scores=True)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def rows(sizes, model="a"):
 
 def sample(tmp_path, content, name="a", **options):
     file = write_jsonl(tmp_path / f"{name}.jsonl", content)
-    options = {"dataset": "summarize"} | options
+    options = {"dataset": "summarize", "number": 50, "seed": 42} | options
     line = sample_file(file, tmp_path / f"{name}-sampled.jsonl", **options)
     return read_jsonl(tmp_path / f"{name}-sampled.jsonl"), line
 
@@ -139,7 +139,7 @@ def test_rows_with_the_same_prompt_are_different_rows(tmp_path):
 
 def test_columns_are_kept(tmp_path):
     content = [{"prompt": "ü\u2028", "response": "", "reward": -1.25, "finished": True, "more": {"x": [1]}}]
-    sample_file(write_jsonl(tmp_path / "a.jsonl", content), tmp_path / "a-sampled.jsonl", "summarize")
+    sample_file(write_jsonl(tmp_path / "a.jsonl", content), tmp_path / "a-sampled.jsonl", "summarize", 50, 42)
     line = (tmp_path / "a-sampled.jsonl").read_text(encoding="utf-8").removesuffix("\n")
     assert json.loads(line) == content[0]
 
@@ -161,6 +161,6 @@ def test_bad_input(tmp_path):
     with pytest.raises(UserError, match=r"bad\.jsonl:2: no column 'response'"):
         sample(tmp_path, content, "bad")
     with pytest.raises(UserError, match="--data-path .*none.jsonl: there is no such file"):
-        sample_file(tmp_path / "none.jsonl", tmp_path / "x.jsonl", "summarize")
+        sample_file(tmp_path / "none.jsonl", tmp_path / "x.jsonl", "summarize", 50, 42)
     with pytest.raises(UserError, match="--save-path .*bad.jsonl is the file of --data-path"):
-        sample_file(tmp_path / "bad.jsonl", tmp_path / "bad.jsonl", "summarize")
+        sample_file(tmp_path / "bad.jsonl", tmp_path / "bad.jsonl", "summarize", 50, 42)

@@ -23,11 +23,12 @@ def examples_of(lengths):
     return [make_prompt([BOS, *random_ids(length, i)], f"p{i}", i) for i, length in enumerate(lengths)]
 
 
-def test_the_actor_below_an_output_folder(project):
-    run = project / "run"
-    assert locate_policy(str(run)) == str(run / "actor")
-    assert locate_policy(f"{run}/") == str(run / "actor")
-    assert locate_policy(str(run / "actor")) == str(run / "actor")
+@pytest.mark.parametrize("flags", ["train_config.json", "config.json"])  # older runs kept their flags in the latter
+def test_the_actor_below_an_output_folder(tmp_path, project, flags):
+    (tmp_path / flags).write_text(json.dumps({"seed": 1, "ngram": 5}))
+    shutil.copytree(project / "run" / "actor", tmp_path / "actor")
+    for path in (tmp_path, f"{tmp_path}/", tmp_path / "actor"):
+        assert locate_policy(str(path)) == str(tmp_path / "actor")
 
 
 def test_a_model_that_has_a_folder_called_actor_is_itself(project, tmp_path):
@@ -90,7 +91,7 @@ def test_greedy_responses_are_the_models_own(project, options, bytes_tokenizer):
     examples = examples_of([9, 4, 2])
     responses = policy.respond(examples, 0, 0)
     for example, response in zip(examples, responses, strict=True):
-        expected = greedy_by_hand(policy.inner, example.prompt_ids, 10)
+        expected = greedy_by_hand(policy.causal_lm, example.prompt_ids, 10)
         assert response.text == bytes_tokenizer.decode(expected, skip_special_tokens=True)
         assert response.tokens == len(expected)
         assert response.finished is (expected[-1] == EOS)

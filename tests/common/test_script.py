@@ -1,26 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the scripts of evaluation/ end, and how their flags are spelled."""
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from cli_runs import environment, message_of, run_command, write_jsonl
-from dschat.common.script import both_spellings, run_script
+from dschat.common.script import add_flags, flag, run_script
 from dschat.errors import UserError
-from dschat.evaluation.pairs.dataset_names import dataset_name
 from judges import EVALUATION, rows_of
 
 
-def test_flags_in_both_spellings():
-    assert both_spellings("--model_name_a") == ["--model_name_a", "--model-name-a"]
-    assert both_spellings("--seed") == ["--seed"]
-    two = both_spellings("--data-path", "--data-file")
-    assert two == ["--data-path", "--data-file", "--data_path", "--data_file"]
+@dataclass
+class Flags:
+    model_name: Path = flag("where it lies", also="model")
+    share: float | None = flag("of all", None)
+    seed: int = flag("of the draws; %(default)s", 42)
+    loud: bool = flag("say more", False)
+
+
+def parsed(*words, **defaults):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Flags, **defaults)
+    return Flags(**vars(parser.parse_args(words)))
+
+
+def test_flags_are_the_fields_of_a_dataclass_in_both_spellings():
+    for spelling in ("--model-name", "--model_name", "--model"):
+        assert parsed(spelling, "x") == Flags(Path("x"))
+    assert parsed("--model", "x", "--share", ".5", "--seed", "7", "--loud") == Flags(Path("x"), 0.5, 7, True)
+    assert parsed(model_name="y") == Flags(Path("y")), "a default that is given makes the flag optional"
+    with pytest.raises(SystemExit):
+        parsed()
 
 
 def failing(error):
@@ -41,12 +59,6 @@ def test_how_scripts_end(caplog):
     bad, stopped, kept = caplog.messages
     assert (bad, stopped) == ("error: --x: bad", "interrupted")
     assert kept.startswith("interrupted; ") and kept.endswith("the same command goes on from there")
-
-
-@pytest.mark.parametrize("text", ["", "apps", "summarise"])
-def test_no_data_set(text):
-    with pytest.raises(UserError, match=f"--dataset {text}: unknown; give summarize, hh-rlhf, webgpt"):
-        dataset_name(text)
 
 
 def test_the_sampler_knows_all_names_of_a_data_set(tmp_path):

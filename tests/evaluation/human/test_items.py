@@ -8,12 +8,10 @@ from collections import Counter
 import pytest
 
 from cli_runs import read_jsonl, write_jsonl
-from dschat.common.hidden_text import for_reading, visible, wrapped
 from dschat.errors import UserError
 from dschat.evaluation.human.guidelines import guidelines
-from dschat.evaluation.human.items import items_for, rater_name
 from dschat.evaluation.human.markup import escaped
-from dschat.evaluation.pairs.dataset_names import dataset_name
+from dschat.evaluation.human.session import items_for, rater_name
 from dschat.evaluation.pairs.responses import read_pairs
 from human_runs import write_responses
 
@@ -68,31 +66,6 @@ def test_a_pair_of_the_same_texts_is_asked_once(tmp_path):
     assert [item.pair.prompt for item in items_for(read_pairs(file, "-a", file, "-b"), "anna", 42)] == ["p", "q"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
-        ("a\r\nb\tc", "a\nb\tc"),
-        ("over\rwritten\x08\x7f\x00", "over\\x0dwritten\\x08\\x7f\\x00"),
-        ("\x9b2J", "\\x9b2J"),  # the one-byte form of escape [
-        ("\u202eevil\u2066", "\\u202eevil\\u2066"),
-        ("\ud800 \u2028", "\\ud800 \\u2028"),
-        ("naïve 猫 👩‍👩‍👧", "naïve 猫 👩‍👩‍👧"),
-    ],
-)
-def test_no_character_is_obeyed(text, expected):
-    assert visible(text) == expected
-
-
-def test_an_empty_response_is_seen():
-    assert for_reading(" \n") == "(empty)" and for_reading("\n x \n") == "x"
-
-
-def test_lines_are_broken_between_words_and_keep_their_ends():
-    text = "one two three\n\n    four five\n" + "x" * 12
-    assert wrapped(text, 9) == "one two\nthree\n\n    four\nfive\n" + "x" * 12
-
-
 def test_html_holds_no_character_that_a_template_or_a_browser_could_obey():
     text = "<b>&\"'`${x}{{y}}@children\\"
     assert escaped(text) == (
@@ -109,7 +82,7 @@ def test_a_rater_needs_a_name(name):
 
 def test_guidelines_are_of_the_data_set():
     def words(dataset):
-        return " ".join(text for point in guidelines(dataset) for text in (point.text, *point.parts))
+        return " ".join(text for first, parts in guidelines(dataset) for text in (first, *parts))
 
     for dataset, criteria in {
         "summarize": ("relevance", "coherence", "consistency", "fluency"),
@@ -118,14 +91,6 @@ def test_guidelines_are_of_the_data_set():
     }.items():
         assert all(word in words(dataset) for word in criteria)
         assert len(words(dataset)) > len(words(""))
-
-
-def test_names_of_data_sets():
-    given = ("summarize", "TLDR", "openai/summarize_from_feedback", "hh", "Dahoas/full-hh-rlhf", "webgpt")
-    expected = ["summarize", "summarize", "summarize", "hh-rlhf", "hh-rlhf", "webgpt"]
-    assert [dataset_name(name) for name in given] == expected
-    with pytest.raises(UserError, match="--dataset apps: unknown; give summarize, hh-rlhf, webgpt"):
-        dataset_name("apps")
 
 
 def test_the_terminal_needs_no_gradio_and_no_torch():

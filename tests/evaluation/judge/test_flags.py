@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags and files that the judge refuses before it asks anything."""
 
+import sys
+
 import pytest
 
 from cli_runs import write_jsonl
 from dschat.errors import UserError
-from judges import GOOD_B, judge_server, judged, rows_of, two_files
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with judge_server() as judge:
-        yield judge
+from dschat.evaluation.judge.question import Endpoint
+from judges import GOOD_B, judged, rows_of, two_files
 
 
 @pytest.mark.parametrize(
@@ -26,8 +22,11 @@ def server(monkeypatch):
         (["--price-in", "nan"], "--price-in must be a number"),
         (["--base-url", "127.0.0.1:8000"], "--base-url 127.0.0.1:8000: an address such as"),
         (["--base-url", "http://me:secret@127.0.0.1/v1"], "--base-url holds a password"),
-        (["--judge-model", "mine", "--max-cost", "1"], "no price is known for mine; give --price-in"),
-        (["--judge-model", "mine", "--price-in", "1"], "--price-in and --price-out: give both"),
+        (["--max-cost", "1"], "--max-cost needs the prices of the model: give --price-in and --price-out"),
+        (["--max-cost", "1", "--price-in", "1"], "--max-cost needs the prices"),
+        (["--price-in", "1"], "--price-in and --price-out: give both"),
+        (["--base-url", "https://judge/v1?key=secret"], "--base-url holds a password"),
+        (["--base-url", "http://judge:port/v1", "--sk", "sk-long-enough"], "--base-url http://judge:port/v1: Invalid"),
         (["--sk", "sk-with a space"], "--sk holds characters"),
     ],
 )
@@ -53,3 +52,32 @@ def test_bad_files(server, tmp_path):
     with pytest.raises(UserError, match=r"--output .*a\.jsonl is the file of --model_name_a"):
         judged(server, a, b, a)
     assert server.bodies == []
+
+
+def test_a_server_elsewhere_without_encryption_is_warned_of_and_needs_a_key(server, tmp_path, caplog):
+    a, b = two_files(tmp_path)
+    with pytest.raises(UserError, match="no key for http://judge.invalid/v1: set .* OPENAI_API_KEY"):
+        judged(server, a, b, tmp_path / "o.jsonl", "--base-url", "http://judge.invalid/v1")
+    assert "http://judge.invalid/v1 is not encrypted" in caplog.text
+
+
+def test_without_the_openai_library_the_extra_is_named(server, tmp_path, monkeypatch):
+    a, b = two_files(tmp_path)
+    monkeypatch.setitem(sys.modules, "dschat.evaluation.judge.client", None)
+    with pytest.raises(UserError, match=r"pip install 'ma-rlhf\[judge\]'"):
+        judged(server, a, b, tmp_path / "o.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("http://127.0.0.1:8000/v1", True),
+        ("http://localhost", True),
+        ("https://[::1]:80/v1", True),
+        ("http://127.0.0.1.example.org/v1", False),
+        ("http://localhost.example.org/v1", False),
+        ("https://api.openai.com/v1", False),
+    ],
+)
+def test_servers_on_this_machine(address, local):
+    assert Endpoint("m", address, 1, 1.0, 1).is_local is local

@@ -9,18 +9,8 @@ from cli_runs import write_jsonl
 from dschat.errors import UserError
 from dschat.evaluation.human.screens import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens
 from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.comparisons import read_comparisons
+from dschat.evaluation.pairs.comparisons import comparison_of
 from human_runs import make_study, places, votes
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def vote_all(session, choices):
@@ -28,11 +18,11 @@ def vote_all(session, choices):
         assert session.vote(session.view().item.pair.id, choice)
 
 
-def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path):
-    study, clock = make_study(tmp_path, 3), Clock()
-    session = study.session("Anna", clock)
+def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path, monkeypatch):
+    session = make_study(tmp_path, 3).session("Anna")
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
     item = session.view().item
-    clock.now += 12.34
+    monkeypatch.setattr("time.monotonic", lambda: 112.34)
     assert session.vote(item.pair.id, "1", " clear, and \n short ")
     row = votes(tmp_path)[0]
     assert row == {
@@ -50,8 +40,8 @@ def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path):
         "comment": "clear, and \n short",
         "seconds": 12.3,
     }
-    read = read_comparisons(tmp_path / "votes.jsonl", "--input")
-    assert [(vote.kind, vote.details["first"]) for vote in read] == [("human", item.first)]
+    vote = comparison_of(row, "votes.jsonl:1")
+    assert (vote.kind, vote.details["first"]) == ("human", item.first)
 
 
 def test_items_come_in_order_until_all_have_a_vote(tmp_path):
@@ -185,16 +175,16 @@ def test_nothing_else_is_left_beside_the_votes(tmp_path):
 
 def test_a_screen_asks_for_the_name_first(tmp_path):
     screens = Screens(make_study(tmp_path, 2))
-    assert (screens.enter("", asked=False).rater, screens.enter("", asked=False).note) == ("", "")
-    assert screens.enter(" ", asked=True).note == NAME_NEEDED
-    assert screens.enter("x" * 61, asked=True).view is None
-    screen = screens.enter(" Anna ", asked=True)
+    assert (screens.enter(False, "").rater, screens.enter(False, "").note) == ("", "")
+    assert screens.enter(True, " ").note == NAME_NEEDED
+    assert screens.enter(True, "x" * 61).view is None
+    screen = screens.enter(True, " Anna ")
     assert (screen.rater, screen.view.voted, screen.note) == ("Anna", 0, "")
 
 
 def test_a_screen_after_a_vote_shows_the_next_item_and_an_empty_box(tmp_path):
     screens = Screens(make_study(tmp_path, 2))
-    item = screens.enter("Anna", asked=True).view.item
+    item = screens.enter(True, "Anna").view.item
     screen = screens.vote("1", "Anna", item.pair.id, "why")
     assert (screen.view.item.pair.prompt, screen.comment, screen.note) == ("prompt 1", "", "")
     again = screens.vote("2", "Anna", item.pair.id, "")
@@ -204,8 +194,8 @@ def test_a_screen_after_a_vote_shows_the_next_item_and_an_empty_box(tmp_path):
 
 def test_one_person_stays_one_however_the_name_is_written(tmp_path):
     screens = Screens(make_study(tmp_path, 2))
-    item = screens.enter("Ann", asked=True).view.item
-    screens.enter("ann", asked=True)
+    item = screens.enter(True, "Ann").view.item
+    screens.enter(True, "ann")
     screens.vote("1", "Ann", item.pair.id, "")
     assert screens.vote("2", " ANN", item.pair.id, "").note == NOT_COUNTED
     assert [vote["rater"] for vote in votes(tmp_path)] == ["Ann"]
@@ -213,7 +203,7 @@ def test_one_person_stays_one_however_the_name_is_written(tmp_path):
 
 def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path):
     screens = Screens(make_study(tmp_path, 2))
-    screen = screens.enter("Anna", asked=True)
+    screen = screens.enter(True, "Anna")
     screen = screens.vote("1", "Anna", screen.view.item.pair.id, "why")
     last = screen.view.last
     screens.vote("1", "Anna", screen.view.item.pair.id, "")
@@ -226,7 +216,7 @@ def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path):
 
 def test_a_full_disk_is_said_and_the_item_stays(tmp_path, monkeypatch):
     screens = Screens(make_study(tmp_path, 2))
-    item = screens.enter("Anna", asked=True).view.item
+    item = screens.enter(True, "Anna").view.item
 
     def fails(*_):
         raise UserError("votes.jsonl: cannot be written: no space")

@@ -180,7 +180,6 @@ def test_a_vote_is_on_the_item_that_was_shown(server, chromium):
         assert "did not count" in other.locator(".human-note").inner_text()
         assert [row["verdict"] for row in of(server, "Tabea")] == ["tie"]
         press(other, "3", "3 of 5")
-        page.wait_for_timeout(PAUSE)
         page.keyboard.press("u")  # means the first vote, and the second is the last now
         page.locator(".human-note", has_text="Nothing was taken back").wait_for()
         assert len(of(server, "Tabea")) == 2 and at(page, "3 of 5")[0] == "prompt 2"

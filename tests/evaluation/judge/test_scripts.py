@@ -12,20 +12,13 @@ import pytest
 
 from cli_runs import environment, message_of, read_jsonl, run_command
 from dschat.evaluation.judge.run import run_judge
-from judges import EVALUATION, judge_server, two_files
+from judges import EVALUATION, two_files
 
 KEY = "sk-proj-Zq7x_0123456789-abcdefghij"
 SCRIPT = EVALUATION / "gpt4-eval.py"
 WAIT = 60  # seconds, at most
 MANY_A = [f"good {number}" if number % 3 else f"fine {number}" for number in range(10)]
 MANY_B = [f"good {number} good" if number % 4 == 0 else f"{number}" for number in range(10)]
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with judge_server() as judge:
-        yield judge
 
 
 def words(server, a, b, output, *more):
@@ -60,7 +53,7 @@ def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
     """
     a, b = two_files(tmp_path, MANY_A, MANY_B)
     server.answers_before_gate = 7
-    process = start(words(server, a, b, tmp_path / "o.jsonl", "--concurrency", "3", "--timeout", "3"))
+    process = start(words(server, a, b, tmp_path / "o.jsonl", "--concurrency", "3", "--timeout", "2"))
     partial = tmp_path / "o.jsonl.partial"
     cached = tmp_path / ".judge-cache"
     try:
@@ -130,7 +123,7 @@ def test_the_key_is_nowhere_but_in_the_header(server, tmp_path):
     server.plan.append((403, echo, {}))
     command = words(server, a, b, tmp_path / "o.jsonl", "--concurrency", "1")
     first = run_command([*command, "--sk", KEY], OPENAI_API_KEY=None, HOME=str(tmp_path))
-    message_of(first, "forbids")
+    message_of(first, "does not allow")
     assert "better set OPENAI_API_KEY" in first.stderr
     assert files_with(tmp_path, KEY) == []  # the journal and the cache
     second = run_command(command, OPENAI_API_KEY=KEY, HOME=str(tmp_path)).expect(0)

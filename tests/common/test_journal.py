@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal of a run that can be killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dschat.common.journal import Journal, make_writable
+from dschat.errors import UserError
+
+
+def test_a_journal_goes_on_after_what_it_kept(tmp_path):
+    file = tmp_path / "deep" / "out.jsonl"
+    first = Journal(file, {"seed": 1})
+    first.append([{"n": 0}, {"n": 1}])
+    first.close()
+    with open(first.partial, "ab") as journal:
+        journal.write('{"n": 2, "text": "ü'.encode()[:-1])  # a kill in the middle of a character
+    second = Journal(file, {"seed": 1})
+    assert second.rows == [{"n": 0}, {"n": 1}]
+    second.append([{"n": 2}])
+    second.close()
+    third = Journal(file, {"seed": 1})
+    assert third.rows == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert not file.exists()
+    third.finish(reversed(third.rows))
+    assert [json.loads(line)["n"] for line in file.read_text().splitlines()] == [2, 1, 0]
+    assert [entry.name for entry in file.parent.iterdir()] == ["out.jsonl"]
+
+
+def test_a_journal_refuses_other_settings_and_a_finished_file(tmp_path):
+    file = tmp_path / "out.jsonl"
+    journal = Journal(file, {"seed": 1, "model": "m"})
+    journal.append([{"n": 0}])
+    with pytest.raises(UserError, match="another process is writing it"):
+        Journal(file, {"seed": 1, "model": "m"})
+    journal.close()
+    with pytest.raises(UserError, match=r"begun with --seed 1, now it is 2"):
+        Journal(file, {"seed": 2, "model": "m"})
+    with pytest.raises(UserError, match=r"--top_k"):
+        Journal(file, {"seed": 1, "model": "m", "top_k": 3})
+    again = Journal(file, {"seed": 2, "model": "m"}, overwrite=True)
+    assert again.rows == []
+    again.finish([{"n": 5}])
+    with pytest.raises(UserError, match="exists, finished.*--overwrite"):
+        Journal(file, {"seed": 2, "model": "m"})
+
+
+def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
+    journal = Journal(tmp_path / "out.jsonl", {})
+    journal.append([{"n": 0}])
+    journal.close()
+    journal.partial.write_text(journal.partial.read_text() + "{broken\n")
+    with pytest.raises(UserError, match=r"out\.jsonl\.partial:3: not valid JSON"):
+        Journal(tmp_path / "out.jsonl", {})
+
+
+def test_kill_9_loses_no_row_that_was_appended(tmp_path):
+    """The process reports each row after `append` returned; all of them are there afterwards."""
+    script = (
+        "import sys; from pathlib import Path; from dschat.common.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]), {})\n"
+        "for n in range(100000):\n    journal.append([{'n': n}]); print(n, flush=True)\n"
+    )
+    file = tmp_path / "out.jsonl"
+    with subprocess.Popen([sys.executable, "-c", script, file], stdout=subprocess.PIPE, text=True) as process:
+        while process.stdout.readline().strip() != "20":
+            time.sleep(0)
+        os.kill(process.pid, signal.SIGKILL)
+        reported = [20, *map(int, process.stdout.read().split())]
+    kept = [row["n"] for row in Journal(file, {}).rows]
+    assert kept[: reported[-1] + 1] == list(range(reported[-1] + 1))
+
+
+def begun(file, rows, overwrite, **settings):
+    """A journal that was left with these rows."""
+    journal = Journal(file, settings, overwrite)
+    journal.append(rows)
+    journal.close()
+
+
+def test_a_run_that_overwrites_goes_on_too(tmp_path):
+    file = tmp_path / "out.jsonl"
+    file.write_text('{"n": "old"}\n')
+    begun(file, [{"n": 0}], True, seed=1)
+    assert file.read_text() == '{"n": "old"}\n'
+    begun(file, [{"n": 1}], True, seed=1)
+    again = Journal(file, {"seed": 1}, overwrite=True)
+    assert again.rows == [{"n": 0}, {"n": 1}]
+    again.finish(again.rows)
+    assert [json.loads(line)["n"] for line in file.read_text().splitlines()] == [0, 1]
+    assert Journal(file, {"seed": 1}, overwrite=True).rows == []  # a finished file is made anew
+
+
+def test_overwriting_drops_a_run_that_was_begun_otherwise(tmp_path):
+    file = tmp_path / "out.jsonl"
+    begun(file, [{"n": 0}], False, seed=1)
+    begun(file, [{"n": 1}], True, seed=1)
+    begun(file, [{"n": 2}], True, seed=2)
+    journal = Journal(file, {"seed": 2}, overwrite=True)
+    assert journal.rows == [{"n": 2}]
+    journal.close()
+    journal.partial.write_text("{broken\n" + journal.partial.read_text())
+    assert Journal(file, {"seed": 2}, overwrite=True).rows == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    make_writable(tmp_path / "deep" / "new", "--x")
+    assert list((tmp_path / "deep" / "new").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--cache: cannot be written: "):
+        make_writable(tmp_path / "file", "--cache")

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of responses and of verdicts."""
+
+from pathlib import Path
+
+import pytest
+
+from cli_runs import write_jsonl
+from dschat.common.jsonl import read_rows, write_rows
+from dschat.errors import UserError
+from dschat.evaluation.pairs.comparisons import Comparison, combined, comparison_of, mirrored
+from dschat.evaluation.pairs.responses import model_names, pair_id, read_pairs, read_responses
+
+
+def responses(*prompts, text="yes"):
+    return [{"prompt": p, "response": f"{text} {p} {i}", "reward": i / 2} for i, p in enumerate(prompts)]
+
+
+def pairs_of(tmp_path, first, second):
+    a, b = write_jsonl(tmp_path / "a.jsonl", first), write_jsonl(tmp_path / "b.jsonl", second)
+    return read_pairs(a, "--model_name_a", b, "--model_name_b")
+
+
+def test_rows_are_paired_by_prompt_whatever_the_order(tmp_path):
+    """A prompt that occurs twice is paired by occurrence."""
+    first = responses("p", "q", "p")
+    pairs = pairs_of(tmp_path, first, responses("p", "p", "q", text="no"))
+    assert [(pair.prompt, pair.a.response, pair.b.response) for pair in pairs] == [
+        ("p", "yes p 0", "no p 0"),
+        ("q", "yes q 1", "no q 2"),
+        ("p", "yes p 2", "no p 1"),
+    ]
+    assert pairs[1].a.reward == 0.5 and pairs[1].b.reward == 1.0
+    assert len({pair.id for pair in pairs}) == 3 and all(len(pair.id) == 16 for pair in pairs)
+
+
+def test_ids_tell_where_one_text_ends():
+    assert pair_id("a", "bc", "d") != pair_id("ab", "c", "d") != pair_id("a", "b", "cd")
+    assert pair_id("a", "b", "c") == pair_id("a", "b", "c")
+
+
+def test_other_prompts_and_other_lengths_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"a\.jsonl has 1 rows and --model_name_b .*b\.jsonl has 2"):
+        pairs_of(tmp_path, responses("p"), responses("p", "q"))
+    with pytest.raises(UserError, match=r"a\.jsonl:2: no row of --model_name_b .*b\.jsonl answers this prompt \('q'"):
+        pairs_of(tmp_path, responses("p", "q"), responses("p", "r"))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no such file"),
+        ("", "is empty"),
+        ('{"prompt": "p", "response": "r"}\n\n{"prompt": "p"', ":3: not valid JSON"),
+        ('["p"]\n', ":1: list instead of an object"),
+        ('{"prompt": "p"}\n', ":1: no column 'response'"),
+        ('{"prompt": "p", "response": 3}\n', ":1: column 'response' holds int"),
+        ('{"prompt": "p", "response": "r", "reward": "x"}\n', ":1: reward must be a finite number, not 'x'"),
+        ('{"prompt": "p", "response": "r", "reward": NaN}\n', ":1: reward must be a finite number, not nan"),
+    ],
+)
+def test_a_bad_file_of_responses_is_named_with_its_line(tmp_path, content, words):
+    file = tmp_path / "a.jsonl"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError) as error:
+        read_responses(file, "--model_name_a")
+    assert words in str(error.value) and str(file) in str(error.value)
+
+
+def test_a_comparison_survives_its_file(tmp_path):
+    one = Comparison("0" * 16, "p", "x", "y", "tie", "human", "r1", "m1", "m2", "webgpt", {"comment": "so\u2028so"})
+    file = tmp_path / "c.jsonl"
+    write_rows(file, [one.to_row()])
+    assert [comparison_of(row, origin) for origin, row in read_rows(file, "--files")] == [one]
+    assert list(one.to_row()) == [
+        *("id", "prompt", "response_a", "response_b", "verdict", "kind", "rater", "model_a", "model_b", "dataset"),
+        "comment",
+    ]
+
+
+def test_a_row_that_is_no_comparison_is_named():
+    row = {"prompt": "p", "response_a": "x", "response_b": "y", "kind": "judge", "model_a": "m", "model_b": "n"}
+    with pytest.raises(UserError, match=r"f:3: verdict must be one of A, B, tie, invalid, skip, not 'C'"):
+        comparison_of(row | {"verdict": "C"}, "f:3")
+    with pytest.raises(UserError, match="f:3: kind must be one of"):
+        comparison_of(row | {"verdict": "A", "kind": None}, "f:3")
+    del row["model_b"]
+    with pytest.raises(UserError, match="f:3: the row does not name its models; add the columns model_a and model_b"):
+        comparison_of(row | {"verdict": "A"}, "f:3")
+
+
+def test_what_a_row_need_not_say():
+    row = {"prompt": "p", "response_a": "x", "response_b": "y", "kind": "judge", "model_a": "m", "model_b": "n"}
+    one = comparison_of(row | {"verdict": "A"}, "f:3")
+    assert (one.rater, one.dataset, one.id, one.details) == ("judge", "", pair_id("p", "x", "y"), {})
+
+
+def test_mirroring():
+    assert [mirrored(verdict) for verdict in ("A", "B", "tie", "invalid")] == ["B", "A", "tie", "invalid"]
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["r/t=0.8/ppo-sampled.jsonl", "r/t=0.8/ma.jsonl"], ["ppo", "ma"]),
+        (["x/ppo/m.jsonl", "x/ma/m.jsonl"], ["ppo/m", "ma/m"]),
+        (["ppo/t=0/m.jsonl", "ma/t=0/m.jsonl"], ["ppo/t=0/m", "ma/t=0/m"]),
+        (["x/m.jsonl", "x/m.jsonl"], ["m", "m"]),
+    ],
+)
+def test_models_are_called_as_their_files(files, names):
+    assert model_names([Path(file) for file in files]) == names
+
+
+@pytest.mark.parametrize(
+    ("orders", "verdict"),
+    [
+        (["A", "A"], "A"),
+        (["B", "B"], "B"),
+        (["tie", "tie"], "tie"),
+        (["A", "B"], "tie"),
+        (["B", "A"], "tie"),
+        (["A", "tie"], "tie"),
+        (["tie", "B"], "tie"),
+        (["invalid", "A"], "invalid"),
+        (["B", "invalid"], "invalid"),
+        (["invalid", "invalid"], "invalid"),
+        (["A"], "A"),
+        (["tie"], "tie"),
+        (["invalid"], "invalid"),
+        (["A", "skip"], "skip"),
+        (["skip", "invalid"], "skip"),
+    ],
+)
+def test_a_win_needs_both_orders(orders, verdict):
+    assert combined(orders) == verdict
