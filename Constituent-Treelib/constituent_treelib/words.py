@@ -30,10 +30,10 @@ def word_pattern(ascii_only: bool = False) -> re.Pattern[str]:
     """
     if ascii_only:
         return re.compile(r"\w+(?:['-]\w+)*|\S")
-    letters = rf"[^\W{_IDEOGRAPHS}]++"
+    letters = rf"[^\W{_IDEOGRAPHS}]+"
     marks = _attached_marks()
-    word = rf"{letters}(?:[{_JOINERS}]?[{marks}]*+{letters})*+[{marks}]*+"
-    other = rf"\S(?:[{marks}{_SKIN}]|(?<=\u200d)[^\w\s])*+"
+    word = rf"{letters}(?:(?:[{_JOINERS}][{marks}]*|[{marks}]+){letters})*[{marks}]*"
+    other = rf"\S(?:[{marks}{_SKIN}]|(?<=\u200d)[^\w\s])*"
     return re.compile(f"{word}|{_FLAG}|{other}")
 
 
