@@ -20,7 +20,9 @@ TEXTS = (
 
 
 def make_tokenizer(vocab_size: int = 100, texts: Sequence[str] = TEXTS, **special: Any) -> Any:
-    """A byte-level BPE tokenizer over the bytes of `texts`; `special` overrides its special tokens."""
+    """A byte-level BPE tokenizer over the bytes of `texts`, which puts its BOS before a text; `special` overrides its
+    special tokens.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -33,7 +35,17 @@ def make_tokenizer(vocab_size: int = 100, texts: Sequence[str] = TEXTS, **specia
     backend.train_from_iterator(texts, trainer)
     tokens = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"} | special
     tokens = {name: token for name, token in tokens.items() if token is not None}
+    put_before_texts(backend, tokens.get("bos_token"))
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **tokens)
+
+
+def put_before_texts(backend: Any, bos: str | None) -> None:
+    """Makes a backend put BOS before a text, as Llama's and Gemma's tokenizers do; nothing to do without BOS."""
+    from tokenizers.processors import TemplateProcessing
+
+    if bos is not None:
+        special = [(bos, backend.token_to_id(bos))]
+        backend.post_processor = TemplateProcessing(single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=special)
 
 
 def make_prompt(ids: list[int], text: str, index: int, extra: dict[str, Any] | None = None) -> Any:

@@ -57,7 +57,8 @@ class FakeJudge:
     Attributes:
         answer: messages → the text of the answer.
         plan: what becomes of the next requests, in turn; "ok" of all that follow. A word names a way of failing, a
-            triple (status, body, headers) is sent as it is, and asks to come back at once unless it says otherwise.
+            triple (status, body, headers) is sent as it is, and asks to come back at once unless it says otherwise; a
+            pair (finish_reason, message) is what the completion says instead of the answer.
         bodies: of all requests.
         sizes: of the same in bytes.
         keys: their Authorization headers.
@@ -122,7 +123,9 @@ class FakeJudge:
 
     def _carry_out(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], step: Any) -> None:
         refusal = self._refused(body)
-        if isinstance(step, tuple):
+        if isinstance(step, tuple) and len(step) == 2:
+            self._complete(handler, body, step)
+        elif isinstance(step, tuple):
             status, content, headers = step
             _send(handler, status, json.dumps(content).encode(), **({"retry-after-ms": "1"} | headers))
         elif step == "timeout":
@@ -135,14 +138,17 @@ class FakeJudge:
         else:
             self._complete(handler, body, step)
 
-    def _complete(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], step: str) -> None:
+    def _complete(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], step: Any) -> None:
         text = self.answer(body["messages"])
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if step == "refusal":
             message = {"role": "assistant", "content": None, "refusal": "I will not judge that."}
         elif step == "half an answer":
             message["content"] = text[: len(text) // 2]
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        end = "stop"
+        if isinstance(step, tuple):
+            end, message = step[0], {"role": "assistant", "content": None} | step[1]
+        choice = {"index": 0, "message": message, "finish_reason": end}
         content: dict[str, Any] = {"id": "x", "object": "chat.completion", "created": 1, "model": "served"}
         content |= {"choices": [choice], **({"usage": self.usage} if self.usage else {})}
         whole = json.dumps(content).encode()

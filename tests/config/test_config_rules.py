@@ -240,15 +240,21 @@ def test_an_unreadable_module_is_refused(tmp_path):
     assert "cannot read null.py" in _refusal(PPOConfig, [*PPO, "--metric_function", "null.py:x"])
 
 
-def test_a_finished_run_is_not_overwritten_unasked(tmp_path):
+def test_a_run_is_not_overwritten_unasked(tmp_path):
+    """Finished, or with metrics; a run that ended before its first metrics left nothing to lose."""
     (tmp_path / "out").mkdir()
-    record = tmp_path / "out" / "run.json"
+    record, metrics = tmp_path / "out" / "run.json", tmp_path / "out" / "metrics.jsonl"
+    metrics.touch()
     for unfinished in ('{"finished": false}', "{}", "[]", '{"finished": tr'):
         record.write_text(unfinished)
         parse(SFTConfig, SFT)
+    metrics.write_text('{"update": 0}\n')
+    record.write_text(json.dumps({"finished": False}))
+    assert "--output_dir out holds a run" in _refusal(SFTConfig, SFT)
+    metrics.unlink()
     record.write_text(json.dumps({"finished": True}))
     message = _refusal(SFTConfig, SFT)
-    assert "--output_dir out holds a finished run" in message
+    assert "--output_dir out holds a run" in message
     assert "--overwrite_output_dir" in message
     assert parse(SFTConfig, [*SFT, "--overwrite_output_dir"]).overwrite_output_dir
 
@@ -287,3 +293,22 @@ def test_unwise_combinations_warn_once(flags, words, caplog):
 def test_sound_combinations_are_silent(flags, caplog):
     parse(PPOConfig, PPO + flags.split(" "))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("used", ["out", "out/actor", "out/checkpoints/step-2/actor"])
+def test_a_run_does_not_write_over_what_it_reads(tmp_path, used):
+    (tmp_path / used).mkdir(parents=True)
+    words = ["--model_name_or_path", used, "--data_path", "d.jsonl", "--output_dir", "./out", "--overwrite_output_dir"]
+    assert f"--output_dir ./out: the run reads {used}, which its own models would" in _refusal(SFTConfig, words)
+
+
+def test_data_may_lie_in_the_output_folder(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "d.jsonl").touch()
+    parse(SFTConfig, ["--model_name_or_path", "gpt2", "--data_path", "out/d.jsonl", "--output_dir", "out"])
+
+
+@pytest.mark.parametrize(("warmup", "warned"), [(10, False), (11, True)])
+def test_a_warm_up_that_never_ends_is_warned_of(caplog, warmup, warned):
+    parse(SFTConfig, [*SFT, "--num_warmup_steps", str(warmup)]).warn_of_warmup(11)
+    assert ("--num_warmup_steps" in caplog.text) is warned

@@ -19,6 +19,7 @@ from dschat.data.inspect.histogram import bin_width, summary, text_histogram
 from dschat.data.inspect.preview import preview_report
 from dschat.data.inspect.steps import Settings
 from dschat.errors import UserError
+from factories import put_before_texts
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e"]
 
@@ -28,6 +29,7 @@ def words():
     """One token per word of WORDS; anything else is e."""
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="e"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    put_before_texts(backend, "<s>")
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
 
 

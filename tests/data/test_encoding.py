@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 from dschat.data.encoding import decode_response, encode_prompts, encode_responses, prompt_text
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
+from factories import put_before_texts
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 CORPUS = [
@@ -30,6 +31,8 @@ TEXTS = [
 
 def wrap(backend: Tokenizer, **tokens) -> PreTrainedTokenizerFast:
     names = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"} | tokens
+    if backend.post_processor is None:
+        put_before_texts(backend, names["bos_token"])
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
@@ -77,6 +80,7 @@ class CharacterTokenizer(PreTrainedTokenizer):
         characters = SPECIAL + sorted(set("".join(a + b for a, b in TEXTS)) - {" "}) + ["▁"]
         self.vocabulary = {token: index for index, token in enumerate(characters)}
         super().__init__(bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>", **kwargs)
+        self.special_tokens_pattern = "bos"
 
     @property
     def vocab_size(self):
@@ -182,7 +186,7 @@ def test_parts_are_not_merged_across_the_border():
     tokenizer = wrap(backend)
     ids = encode_prompt(tokenizer, text_row("cat ")) + encode_response(tokenizer, " sat")
     assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "cat", "▁", "▁", "s", "a", "t"]
-    assert backend.encode("cat  sat").tokens == ["cat", "▁▁", "s", "a", "t"]
+    assert backend.encode("cat  sat", add_special_tokens=False).tokens == ["cat", "▁▁", "s", "a", "t"]
 
 
 def test_special_tokens_that_the_tokenizer_would_add_are_left_out():
@@ -207,6 +211,17 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored():
 def test_no_bos_where_there_is_none():
     tokenizer = byte_level(bos_token=None)
     assert encode_prompt(tokenizer, text_row("cat")) == tokenizer.encode("cat", add_special_tokens=False)
+
+
+def test_bos_stands_where_the_tokenizer_puts_one():
+    as_gpt2 = byte_level(bos_token="<s>")
+    as_gpt2.backend_tokenizer.post_processor = processors.ByteLevel()
+    for text in ("cat", "<s>cat", "the cat<s>"):
+        for tokenizer in (as_gpt2, byte_level(), wrap(llama()), PlainCharacterTokenizer()):
+            plain = tokenizer(text)["input_ids"]
+            once = plain[1:] if plain[:2] == [tokenizer.bos_token_id] * 2 else plain
+            assert encode_prompt(tokenizer, text_row(text)) == once, (text, tokenizer)
+    assert encode_prompt(as_gpt2, text_row("cat"))[0] != as_gpt2.bos_token_id
 
 
 def test_added_tokens_are_seen_after_the_first_use():

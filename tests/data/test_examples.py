@@ -15,6 +15,7 @@ from dschat.data.examples import (
 )
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
+from factories import put_before_texts
 
 WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e", "<end>"]  # ids 0 to 8
 EOS, END = 2, 8
@@ -23,6 +24,7 @@ EOS, END = 2, 8
 def make_tokenizer(bos: str | None = "<s>") -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="e"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    put_before_texts(backend, bos)
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=bos, eos_token="</s>", pad_token="<pad>")
 
 

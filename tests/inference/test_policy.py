@@ -156,3 +156,5 @@ def test_prompts_that_leave_no_room_in_a_table_of_positions(options, bytes_token
     policy.check_lengths(100)
     with pytest.raises(UserError, match=r"at most 128 tokens.*prompt has 101 and --max-new-tokens is 28.*len 100"):
         policy.check_lengths(101)
+    with pytest.raises(UserError, match=r"--max-new-tokens is 200. Lower --max-new-tokens\.$"):
+        policy_of(path, options(max_new_tokens=200)).check_lengths(3)

@@ -232,3 +232,10 @@ def test_a_server_without_structured_output_that_rejects_the_first_text(server, 
         client.ask(question("POISON"))
     client.ask(question("fine"))
     assert formats(server) == [*("json_schema", "json_object", None) * 2, None, None]
+
+
+@pytest.mark.parametrize("kind", ["text/html", "text/event-stream"])
+def test_what_is_no_completion_is_named_by_its_content_type(server, tmp_path, kind):
+    server.plan.extend([(200, "log in", {"Content-Type": kind})] * 20)
+    with pytest.raises(UserError, match=rf"its answer \({kind}\) is no chat completion: .*log in"):
+        client_of(server, tmp_path).ask(question())

@@ -210,6 +210,46 @@ def test_invalid_is_counted_never_dropped(server, tmp_path):
     assert len(server.bodies) == 3 * 2 + 2 * 2
 
 
+WHOLE = json.dumps({"comparison": "same", "verdict": "tie"})
+
+
+@pytest.mark.parametrize(
+    ("end", "message", "told"),
+    [
+        ("length", {"content": WHOLE[:20]}, "broken or cut off; it was cut off after --max-tokens 77: give"),
+        ("length", {"reasoning_content": "let me see"}, "cut off after --max-tokens 77: give a larger number"),
+        (
+            "stop",
+            {"reasoning_content": "a tie"},
+            "the judge's reasoning alone (reasoning_content): give a larger --max",
+        ),
+        ("content_filter", {}, "the server's content filter stopped it"),
+    ],
+)
+def test_a_run_without_a_single_verdict_fails_and_says_what_came(server, tmp_path, end, message, told):
+    a, b = two_files(tmp_path)
+    server.plan.extend([(end, message)] * 16)  # two orders of four pairs, and each repair
+    with pytest.raises(UserError, match=r"no pair of 4 got a verdict: .*\(8 times\)") as error:
+        judged(server, a, b, tmp_path / "o.jsonl", "--max-tokens", 77)
+    assert told in str(error.value) and str(tmp_path / "o.jsonl") in str(error.value)
+    assert verdicts(tmp_path / "o.jsonl") == ["invalid"] * 4
+
+
+def test_pairs_without_a_verdict_are_warned_of(server, tmp_path, caplog):
+    a, b = two_files(tmp_path)
+    server.plan.extend([("content_filter", {})] * 2)
+    judged(server, a, b, tmp_path / "o.jsonl", "--concurrency", 1)
+    assert "1 of 4 pairs got no verdict: it is empty and gives no verdict; the server's content filter" in caplog.text
+
+
+def test_an_answer_in_parts_is_read(server, tmp_path):
+    a, b = two_files(tmp_path, ["x"], ["y"])
+    parts = [{"type": "text", "text": WHOLE[:9]}, {"type": "text", "text": WHOLE[9:]}]
+    server.plan.extend([("stop", {"content": parts})] * 2)
+    judged(server, a, b, tmp_path / "o.jsonl")
+    assert verdicts(tmp_path / "o.jsonl") == ["tie"] and len(server.bodies) == 2
+
+
 def test_all_failures_in_turn_lose_nothing(server, tmp_path):
     server.plan.extend(
         [
@@ -302,7 +342,8 @@ def test_a_rejected_text_that_is_all_that_is_left(server, tmp_path):
     """Nothing else is asked in this run; a harmless question tells that the server works."""
     server.fail_on("POISON", (400, STRANGE, {}))
     a, b = two_files(tmp_path, ["good POISON"], ["bad"])
-    judged(server, a, b, tmp_path / "o.jsonl")
+    with pytest.raises(UserError, match="no pair of 1 got a verdict: the server refuses the text: .*400"):
+        judged(server, a, b, tmp_path / "o.jsonl")
     assert verdicts(tmp_path / "o.jsonl") == ["invalid"]
 
 

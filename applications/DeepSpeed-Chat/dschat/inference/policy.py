@@ -56,12 +56,15 @@ class Policy:
     def check_lengths(self, longest_prompt: int) -> None:
         """Raises UserError where the longest prompt and response together are longer than the model can read."""
         limit, longest_response = position_limit(self.causal_lm), self._sampling.max_new_tokens
-        if limit is not None and longest_prompt + longest_response > limit:
-            raise UserError(
-                f"--model: it reads at most {limit} tokens, but the longest prompt has {longest_prompt} and "
-                f"--max-new-tokens is {longest_response}. Lower --max-new-tokens, or leave long prompts out with "
-                f"--max-prompt-len {max(1, limit - longest_response)}."
-            )
+        if limit is None or longest_prompt + longest_response <= limit:
+            return
+        remedy = "Lower --max-new-tokens"
+        if longest_response < limit:
+            remedy += f", or leave long prompts out with --max-prompt-len {limit - longest_response}"
+        raise UserError(
+            f"--model: it reads at most {limit} tokens, but the longest prompt has {longest_prompt} and "
+            f"--max-new-tokens is {longest_response}. {remedy}."
+        )
 
 
 def load_policy(

@@ -137,7 +137,7 @@ def _judge_order(question: Question, first: Side, rubric: Rubric, ask: Ask) -> d
             reply = ask(_repair(question, reply, problem, rubric))
             reading = _read(reply, rubric)
     except (UnreadableAnswer, TextRefused) as problem:
-        order["problem"] = str(problem)
+        order["problem"] = f"{problem}; {reply.flaw}" if reply is not None and reply.flaw else str(problem)
     else:
         order["verdict"] = in_terms_of_models(reading.verdict, first)
         order["aspects"] = {name: in_terms_of_models(place, first) for name, place in reading.aspects.items()}

@@ -98,6 +98,7 @@ class Reply:
     text: str
     refusal: str  # empty where there is none
     model: str  # as the server names it
+    flaw: str = ""  # why the text may be no whole answer, with the remedy; empty where nothing is known
 
 
 class ReplyCache:
@@ -114,7 +115,7 @@ class ReplyCache:
         """The answer to a question; None if there is none."""
         try:
             kept = json.loads(self._file(digest).read_text(encoding="utf-8"))
-            return Reply(kept["text"], kept["refusal"], kept["model"])
+            return Reply(kept["text"], kept["refusal"], kept["model"], kept.get("flaw", ""))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -53,7 +53,9 @@ def run_judge(words: Sequence[str], description: str, dataset: str | None = None
     except ImportError as error:
         raise UserError("The judge needs the openai library: pip install 'ma-rlhf[judge]'.") from error
     client = JudgeClient(endpoint, cache, spending, control_question(rubric))
-    counts = Counter(row["verdict"] for row in _judge(pairs, setup, endpoint, client, options))
+    rows = _judge(pairs, setup, endpoint, client, options)
+    counts = Counter(row["verdict"] for row in rows)
+    _report_invalid(rows, options)
     lost = f" and {spending.lost} whose answers did not arrive, by estimate" if spending.lost else ""
     return (
         f"{first} against {second} on {rubric.dataset}, {setup.rater}, "
@@ -62,6 +64,26 @@ def run_judge(words: Sequence[str], description: str, dataset: str | None = None
         f"({client.cached} more from the cache), {spending.input_tokens} + {spending.output_tokens} tokens"
         f"{f', ${spending.cost:.4f}' if prices else ''}; {options.output}"
     )
+
+
+def _report_invalid(rows: Sequence[dict[str, Any]], options: JudgeOptions) -> None:
+    """Names what was wrong with answers that gave no verdict; raises UserError where all are such."""
+    problems = Counter(
+        order["problem"]
+        for row in rows
+        for order in row.get("orders", ())
+        if row["verdict"] == "invalid" and "problem" in order
+    )
+    invalid = sum(row["verdict"] == "invalid" for row in rows)
+    if not invalid:
+        return
+    told = "; ".join(f"{problem.rstrip('.')} ({count} times)" for problem, count in problems.most_common(2))
+    if invalid == len(rows):
+        raise UserError(
+            f"no pair of {invalid} got a verdict: {told}. The answers are in {options.output}; try another "
+            "--judge-model or --max-tokens with --overwrite."
+        )
+    logger.warning("%d of %d pairs got no verdict: %s", invalid, len(rows), told)
 
 
 def _judge(

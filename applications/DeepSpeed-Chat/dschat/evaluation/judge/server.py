@@ -89,10 +89,30 @@ def send(client: openai.OpenAI, endpoint: Endpoint, question: Question, form: Fo
     except openai.APIStatusError as error:
         raise _meaning(error, endpoint) from error
     answer = raw.http_response.json()
-    message = answer["choices"][0]["message"]
-    content, refusal = message.get("content"), message.get("refusal")
-    said = (content if isinstance(content, str) else "", refusal or "", answer.get("model") or endpoint.model)
+    choice = answer["choices"][0]
+    text, refusal = _text_of(choice["message"]), choice["message"].get("refusal")
+    said = (text, refusal or "", answer.get("model") or endpoint.model, _flaw(choice, text, endpoint.max_tokens))
     return Reply(*(endpoint.hide_key(str(text)) for text in said))
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """The answer's text: a string, or a list of content parts."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+
+
+def _flaw(choice: Mapping[str, Any], text: str, max_tokens: int) -> str:
+    """Why an answer may not be a whole one, and the remedy; empty where the server gives no sign of it."""
+    end, message = choice.get("finish_reason"), choice["message"]
+    if end == "length":
+        return f"it was cut off after --max-tokens {max_tokens}: give a larger number"
+    if end == "content_filter":
+        return "the server's content filter stopped it"
+    if not text and (message.get("reasoning_content") or message.get("reasoning")):
+        return "the server sent the judge's reasoning alone (reasoning_content): give a larger --max-tokens"
+    return ""
 
 
 def _tokens_used(response: httpx2.Response, size: int, endpoint: Endpoint) -> tuple[int, int]:
@@ -102,9 +122,10 @@ def _tokens_used(response: httpx2.Response, size: int, endpoint: Endpoint) -> tu
     """
     try:
         answer = response.json()
-        text = answer["choices"][0]["message"].get("content") or ""
+        text = _text_of(answer["choices"][0]["message"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        problem = f"its answer is no chat completion: {_short(endpoint.hide_key(response.text))}"
+        kind = response.headers.get("content-type", "of no content type")
+        problem = f"its answer ({kind}) is no chat completion: {_short(endpoint.hide_key(response.text))}"
         raise httpx2.RemoteProtocolError(problem, request=response.request) from error
     usage = answer.get("usage") or {}
     sent, answered = usage.get("prompt_tokens"), usage.get("completion_tokens")
