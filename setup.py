@@ -34,7 +34,7 @@ def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
         "packages": packages,
         "package_data": {"dschat": ["**/*.html", "**/*.css", "**/*.js"], "constituent_treelib": ["py.typed"]},
         "install_requires": [
-            "torch>=2.6",
+            "torch>=2.8",
             "transformers>=5.17,<6",
             "deepspeed>=0.19,<1",
             "accelerate>=1.10",

@@ -7,10 +7,37 @@ import pytest
 from transformers import AutoTokenizer
 
 from cli_runs import STEPS, copy_model, message_of, read_jsonl
+from factories import make_config
 
 HUB_NAME = "nobody-at-all/no-such-model"
 
 # -- models and tokenizers
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_texts_longer_than_the_model_reads(step, request, run, tmp_path):
+    """Said from the configuration alone: the weights need not be there."""
+    tokenizer = AutoTokenizer.from_pretrained(request.getfixturevalue("sft_flags")["model_name_or_path"])
+    folder = tmp_path / "short"
+    make_config("gpt2", len(tokenizer), n_positions=64).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    names = {"sft": "model_name_or_path", "reward": "model_name_or_path", "ppo": "actor_model_name_or_path"}
+    sizes = {"max_seq_len": 65} if step != "ppo" else {"max_prompt_seq_len": 57, "max_answer_seq_len": 8}
+    flags = request.getfixturevalue(f"{step}_flags") | {names[step]: folder} | sizes
+    what = "--max_seq_len" if step != "ppo" else "--max_prompt_seq_len + --max_answer_seq_len"
+    message_of(run(step, flags), f"--{names[step]} {folder} reads at most 64 tokens, but {what} is 65")
+
+
+@pytest.mark.parametrize("mistake", [{"data_path": "absent.jsonl"}, {"model_name_or_path": "./absent"}, "output"])
+def test_a_mistake_loses_no_earlier_model(mistake, run, sft_flags, sft, tmp_path):
+    """With --overwrite_output_dir, whether data or model cannot be read, or the old model is the new one's base."""
+    folder = tmp_path / "old"
+    shutil.copytree(sft, folder)
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    changes = {"model_name_or_path": folder} if mistake == "output" else mistake
+    result = run("sft", sft_flags | {"output_dir": folder, "overwrite_output_dir": True} | changes)
+    message_of(result, "--")
+    assert all(file.read_bytes() == content for file, content in before.items())
 
 
 MODEL_FLAGS = [

@@ -4,12 +4,16 @@
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from cli_runs import STEPS, TRAINING, built_once, files_under, run_command, training_rows
+from cli_runs import STEPS, TRAINING, built_once, environment, files_under, run_command, training_rows
 from launches import free_port
 from script_runs import GEMMA, SCRIPTS, VARIABLES, parsed, recorded, run_recorded, script_id
 
@@ -78,6 +82,69 @@ def test_the_cause_of_a_failure_comes_last(tmp_path):
     result = run_command(["bash", GEMMA["sft"], "--dtype", "fp32"], cwd=tmp_path, **variables)
     assert result.status != 0
     assert "--model_name_or_path" in result.stderr.strip().splitlines()[-1]
+
+
+LAUNCHER_THAT_STAYS = f"""#!{sys.executable}
+import os, subprocess
+child = subprocess.Popen(["sleep", "300"])
+folder = os.environ["PROJ_PATH"]
+open(folder + "/pids.part", "w").write(f"{{os.getpid()}} {{child.pid}}")
+os.rename(folder + "/pids.part", folder + "/pids")
+child.wait()
+"""
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_a_script_ends_the_launcher_and_its_processes(sent, status, tmp_path):
+    launcher = tmp_path / "deepspeed"
+    launcher.write_text(LAUNCHER_THAT_STAYS)
+    launcher.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = environment(**launcher_variables(tmp_path, PATH=path))
+    script = subprocess.Popen(["bash", str(GEMMA["sft"])], env=variables, cwd=tmp_path)
+    pids = tmp_path / "pids"
+    wait_until(pids.exists)
+    script.send_signal(sent)
+    assert script.wait(20) == status
+    for pid in map(int, pids.read_text().split()):
+        wait_until(lambda pid=pid: not psutil.pid_exists(pid))
+
+
+def wait_until(true, seconds=20.0):
+    """Fails if something has not become true by then."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_one_rank_that_fails_ends_the_others_at_once(inputs, sft, tmp_path):
+    """Rank 0 waits for it in a collective; the cause stands last, long before the collective's time-out."""
+    function = tmp_path / "mine.py"
+    function.write_text(
+        "import os\ndef reward(p, r, rows):\n"
+        "    if os.environ['RANK'] == '1':\n        raise RuntimeError('the judge is gone')\n"
+        "    return [float(len(t)) for t in r]\n"
+    )
+    variables = launcher_variables(
+        tmp_path, MODEL=str(sft), DATA=str(inputs / "data" / "comparisons"), NUM_GPUS="2", DS_ACCELERATOR="cpu"
+    )
+    words = [*shlex.split(SMALL["ppo"]), "--critic_model_name_or_path", str(sft), "--global_batch_size", "16"]
+    start = time.monotonic()
+    result = run_command(
+        ["bash", GEMMA["ppo"], *words, "--reward_function", f"{function}:reward"], cwd=tmp_path, **variables
+    )
+    assert result.status != 0 and time.monotonic() - start < 120
+    last = result.stderr.strip().splitlines()[-1]
+    assert "[rank 1]" in last and "the judge is gone" in last and str(function) in last
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=script_id)
+def test_presets_save_along_the_way(script, tmp_path):
+    nodes = {"NODE_RANK": "0", "MASTER_ADDR": "here"} if script == TWO_NODES else {}
+    flags = recorded(script, tmp_path, **nodes).flags
+    assert int(flags[flags.index("--save_steps") + 1]) > 0
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -2,12 +2,14 @@
 """Engines against plain torch: accumulation, schedule, norm, clipping, checkpointing, precision, configuration."""
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dschat.config.batches import plan_batches
-from dschat.engine.engine import EngineSettings, deepspeed_config
+from dschat.engine.engine import Engine, EngineSettings, deepspeed_config
 from dschat.engine.process_group import choose_dtype
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
@@ -166,6 +168,32 @@ def test_bf16_on_any_device_trains_one_update(group):
     wanted = torch.cat([(expected[name] - before[name]).flatten() for name in after])
     assert float(torch.nn.functional.cosine_similarity(moved, wanted, dim=0)) > 0.5
     assert engine.grad_norm == pytest.approx(norms[0], rel=0.05)
+
+
+def test_a_gradient_that_is_not_finite_is_no_skipped_update_in_bf16(group):
+    """DeepSpeed leaves the update out; only in fp16 is that ordinary."""
+    engine = engine_of(make_causal_lm(), 8, 1, dtype=torch.bfloat16)
+    layer = engine.module.inner.model.layers[0].mlp.up_proj.weight
+    layer.register_hook(lambda grad: grad * float("nan"))
+    update(engine, 8)
+    assert not math.isfinite(engine.grad_norm) and engine.skipped is False
+
+
+@pytest.mark.parametrize(
+    ("fp16", "applied", "skipped"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_an_update_is_skipped_in_fp16_alone(fp16, applied, skipped):
+    inner = SimpleNamespace(
+        module=torch.nn.Linear(1, 1),
+        step=lambda: None,
+        is_gradient_accumulation_boundary=lambda: True,
+        get_global_grad_norm=lambda: math.inf,
+        fp16_enabled=lambda: fp16,
+        was_step_applied=lambda: applied,
+    )
+    engine = Engine(inner)
+    engine.step()
+    assert engine.skipped is skipped
 
 
 def test_small_updates_are_not_lost_in_bf16(group):

@@ -80,6 +80,15 @@ def test_load_function(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("CONSTANT = 3\ndef reward(prompts, responses, rows):\n    return [7.0] * len(responses)\n")
     assert load_function(f"{file}:reward", "--reward_function")([], ["a"], []) == [7.0]
+    (tmp_path / "helper_of_mine.py").write_text("FACTOR = 2.0\n")
+    (tmp_path / "whole.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport helper_of_mine\n"
+        "@dataclass\nclass Score:\n    value: float\n"
+        "def reward(p, responses, rows):\n    from helper_of_mine import FACTOR\n"
+        "    return [Score(FACTOR).value for _ in responses]\n"
+    )
+    whole = load_function(f"{tmp_path / 'whole.py'}:reward", "--reward_function")
+    assert whole([], ["a", "b"], []) == [2.0, 2.0], "a dataclass, a neighbour file, an import at the call"
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
     (tmp_path / "syntax.py").write_text("def f(:\n")
     cases = {

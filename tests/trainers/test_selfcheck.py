@@ -55,6 +55,19 @@ def test_healthy_models_pass(kind, dtype, group):
     check_scalar(frozen_engine_of(make_classifier(kind, initializer_range=spread), dtype), tokens_of()[0], PAD)
 
 
+@pytest.mark.parametrize("size", [1.0, 1000.0])
+def test_large_scores_in_bf16_are_no_alarm(size, group):
+    """Scores around 1000, where bf16 rounds what goes into them by units; 0.3 of their size is no rounding."""
+    with torch.no_grad():
+        model = make_classifier()
+        model.score.weight.mul_(size)
+        engine = frozen_engine_of(model, torch.bfloat16)
+        check_scalar(engine, tokens_of()[0], PAD)
+        engine.module.inner.config.pad_token_id = ROWS[0][1][-1]  # of the classifier's own choice of the last token
+        with pytest.raises(UserError, match="self-check: scores"):
+            check_scalar(engine, tokens_of()[0], PAD)
+
+
 def test_a_missing_soft_cap_is_found(group):
     engine = frozen_engine_of(make_causal_lm("gemma2"))
     engine.module.to_logits = engine.module.inner.lm_head

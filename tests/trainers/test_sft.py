@@ -100,6 +100,33 @@ def test_fit_learns_and_keeps_its_appointments(group, tmp_path):
     assert trainer.engine._engine.global_steps == 12
 
 
+@pytest.mark.parametrize("fails", ["evaluate", "_self_check"])
+def test_an_evaluation_that_fails_after_training_leaves_the_models(fails, group, tmp_path, caplog, monkeypatch):
+    trainer = make_trainer(tmp_path, num_train_epochs=1)
+    calls, real = [], getattr(trainer, fails)
+
+    def second_fails():
+        calls.append(fails)
+        if len(calls) == 2:
+            raise UserError("the server is gone")
+        return real()
+
+    monkeypatch.setattr(trainer, fails, second_fails)
+    with pytest.raises(UserError, match="the server is gone"):
+        trainer.fit()
+    assert trainer.folders.saves == ["final"]
+    assert f"training is done and the models are saved in {tmp_path}; the evaluation after it failed" in caplog.text
+
+
+def test_models_are_saved_before_an_evaluation_on_the_way(group, tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path, num_train_epochs=6, eval_interval=4, save_steps=4)
+    evaluate = trainer.evaluate
+    monkeypatch.setattr(trainer, "evaluate", lambda: (trainer.folders.saves.append("evaluated"), evaluate())[1])
+    trainer.fit()
+    order = ["evaluated", 4, "evaluated", 8, "evaluated", 12, "final", "evaluated", "described"]
+    assert trainer.folders.saves == order
+
+
 def test_without_held_out_rows_there_is_no_evaluation(group, tmp_path):
     trainer = make_trainer(tmp_path, held_out=[])
     assert trainer.fit() == {} and trainer.folders.saves == ["final", "described"]

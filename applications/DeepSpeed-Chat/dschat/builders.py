@@ -34,15 +34,15 @@ def check_lengths(config: CommonConfig) -> None:
     if isinstance(config, SupervisedConfig):
         check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")
     elif isinstance(config, PPOConfig):
-        tokens, what = (
-            config.max_prompt_seq_len + config.max_answer_seq_len,
-            "--max_prompt_seq_len + --max_answer_seq_len",
+        tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        paths = (
+            config.actor_model_name_or_path,
+            config.critic_model_name_or_path,
+            config.reward_model_name_or_path,
         )
-        check_length(config.actor_model_name_or_path, ACTOR, tokens, what)
-        others = {CRITIC: config.critic_model_name_or_path, REWARD: config.reward_model_name_or_path}
-        for flag, path in others.items():
+        for flag, path in zip((ACTOR, CRITIC, REWARD), paths, strict=True):
             if path:
-                check_length(path, flag, tokens, what)
+                check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
 
 
 def build_policy(

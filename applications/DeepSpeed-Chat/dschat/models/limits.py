@@ -14,6 +14,7 @@ from dschat.models.load import open_config
 logger = logging.getLogger(__name__)
 
 POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # what tables of positions are called
+COMPUTED_ONCE = ("codegen", "ctrl", "gptj", "mpt", "openai-gpt")  # families with a table of another kind
 
 
 def position_limit(model: Any) -> int | None:
@@ -22,6 +23,8 @@ def position_limit(model: Any) -> int | None:
     Args:
         model: any Hugging Face model.
     """
+    if model.config.model_type in COMPUTED_ONCE:
+        return getattr(model.config, "max_seq_len" if model.config.model_type == "mpt" else "max_position_embeddings")
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITIONS:
             first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa begins behind its pad

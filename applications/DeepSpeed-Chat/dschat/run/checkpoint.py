@@ -90,12 +90,13 @@ class ModelFolders:
 
     def describe_final(self) -> None:
         """Writes the final models' cards and run.json again, with metrics measured since."""
+        self._run.record.finished = True
         if is_main():
             for model in self._models:
                 self._describe(model, self._place / model.subfolder)
 
     def _save(self, folder: Path) -> None:
-        writing = written_beside(folder, self._run.take_over) if is_main() else nullcontext()
+        writing = written_beside(self._place, folder, self._run.take_over) if is_main() else nullcontext()
         with writing as beside:
             for model in self._models:
                 state = model.engine.full_state_dict() if model.weights is None else model.weights()

@@ -13,22 +13,24 @@ LAST = "config.json"  # what makes a folder a model's comes last
 
 
 @contextmanager
-def written_beside(place: Path, before_moving: Callable[[], None]) -> Iterator[Path]:
-    """A new folder to write into; afterwards its files and folders are in ``place``, beside what else is there.
+def written_beside(root: Path, place: Path, before_moving: Callable[[], None]) -> Iterator[Path]:
+    """A new folder in ``root`` to write into; afterwards its files and folders are in ``place``, beside what is there.
 
     A file or folder that was there before is replaced, and is until then what it was. If writing fails, nothing is.
 
     Args:
+        root: of the file system of ``place``; made if need be.
         place: where the content goes; made if need be.
         before_moving: called when everything is written.
     """
-    beside = place / ".writing"
+    beside = root / ".writing"
     shutil.rmtree(beside, ignore_errors=True)  # what a killed process left
     beside.mkdir(parents=True)
     try:
         yield beside
         _flush(beside)
         before_moving()
+        place.mkdir(parents=True, exist_ok=True)
         for entry in sorted(beside.iterdir(), key=lambda entry: entry.name == LAST):
             _move(entry, place / entry.name)
         _flush_one(place)

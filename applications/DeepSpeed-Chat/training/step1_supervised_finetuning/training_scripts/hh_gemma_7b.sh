@@ -26,6 +26,7 @@ launch \
     --zero_stage 2 \
     --gradient_checkpointing \
     --eval_interval 50 \
+    --save_steps 50 \
     --seed 1234 \
     --output_dir "$PROJ_PATH/models/hh-gemma-7b/sft" \
     "$@"

@@ -29,6 +29,7 @@ launch \
     --dtype bf16 \
     --gradient_checkpointing \
     --eval_interval 50 \
+    --save_steps 50 \
     --seed 1234 \
     --output_dir "$PROJ_PATH/models/tldr-gemma2-27b/sft" \
     "$@"

@@ -47,6 +47,7 @@ launch \
     --actor_gradient_checkpointing \
     --critic_gradient_checkpointing \
     --eval_interval 20 \
+    --save_steps 50 \
     --seed 1234 \
     --output_dir "$PROJ_PATH/models/webgpt-gemma-2b/ppo" \
     "$@"

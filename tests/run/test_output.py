@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The output folder: what an earlier run left there stays until there are new models."""
+
+import json
+import logging
+
+import pytest
+
+from dschat.main import _report
+from dschat.run.checkpoint import ModelFolders, SavedModel
+from dschat.run.output import RunOutput
+from factories import engine_of, make_causal_lm, ppo_config
+
+
+@pytest.fixture
+def place(tmp_path):
+    """The folder of a finished run, with a file of the user's."""
+    for name in ("actor/model.safetensors", "critic/config.json", "samples/update-000004.jsonl", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("old")
+    (tmp_path / "metrics.jsonl").write_text('{"update": 0}\n')
+    (tmp_path / "run.json").write_text(json.dumps({"finished": True}))
+    return tmp_path
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def run_on(folder, **flags):
+    config = ppo_config(folder, overwrite_output_dir=True, **flags)
+    return config, RunOutput("ppo", config, config.plan_batches(1))
+
+
+def test_nothing_goes_before_the_first_save(place, group, tokenizer):
+    before = files(place)
+    config, run = run_on(place)
+    run.metrics.log(1, 8, {"loss": 1.0})
+    assert set(before) <= set(files(place)) and (place / "metrics.jsonl").read_text() == '{"update": 0}\n'
+    models = [SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")]
+    ModelFolders(models, tokenizer, config, run).save_after(4)
+    left = files(place)
+    assert "notes.txt" in left and "checkpoints/step-4/actor/model.safetensors" in left
+    assert not any(name.startswith(("actor/", "critic/", "samples/", ".")) for name in left)
+    run.metrics.log(2, 16, {"loss": 0.5})
+    run.finish()
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in rows] == [1, 2], "the file goes on where it was begun"
+    assert json.loads((place / "run.json").read_text())["finished"] is True
+
+
+def test_a_run_that_fails_early_leaves_everything(place, group):
+    before = {name: (place / name).read_text() for name in files(place)}
+    run_on(place)
+    run_on(place)  # after a failure, again
+    assert {name: (place / name).read_text() for name in before} == before
+
+
+def test_a_warm_up_longer_than_the_run_is_said(tmp_path, group, caplog):
+    caplog.set_level(logging.WARNING)
+    _, run = run_on(tmp_path, num_warmup_steps=5)
+    run.announce(6, 48)
+    assert "--num_warmup_steps" not in caplog.text
+    run.announce(5, 40)
+    assert "--num_warmup_steps 5: the run makes 5 updates" in caplog.text
+
+
+def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, monkeypatch, capsys):
+    """Ctrl-C in the middle of a save."""
+    config, run = run_on(tmp_path)
+    models = [SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")]
+    folders = ModelFolders(models, tokenizer, config, run)
+    folders.save_after(2)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dschat.run.checkpoint.save_model", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        folders.save_final()
+    assert run.record.saved == [str(tmp_path / "checkpoints" / "step-2")] and not (tmp_path / "actor").exists()
+    assert not (tmp_path / ".writing").exists()
+    assert _report(KeyboardInterrupt(), run.record.saved) == 130
+    assert f"the models saved last are in {run.record.saved[0]}" in capsys.readouterr().err
+    assert _report(KeyboardInterrupt(), []) == 130
+    assert "no models were saved yet" in capsys.readouterr().err
