@@ -1,17 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening models: what does not exist, what does not fit, grown embeddings, generation configs."""
+"""Opening models: what does not exist, what does not fit, missing weights, grown embeddings, generation configs."""
 
+import copy
 import json
+import logging
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig, BertModel
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BertConfig,
+    BertGenerationConfig,
+    BertModel,
+    CohereConfig,
+    GraniteConfig,
+    T5Config,
+    ViTConfig,
+    XLNetConfig,
+)
 
 from dschat.errors import UserError
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.load import load_causal_lm, load_scalar, warn_without_classifier
 from dschat.models.save import save_model
+from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
-from factories import KINDS, make_causal_lm, make_tokenizer, save_folder
+from factories import (
+    KINDS,
+    hf_score,
+    make_causal_lm,
+    make_classifier,
+    make_tokenizer,
+    pad_rows,
+    ragged_rows,
+    save_folder,
+)
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+IDS = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+NO_CLASSIFIER = {
+    "granite": GraniteConfig(**SIZES, **IDS, embedding_multiplier=3.0, logits_scaling=4.0),
+    "cohere": CohereConfig(**SIZES, **IDS),
+}
 
 
 @pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
@@ -35,8 +68,7 @@ def test_a_folder_without_weights_is_named(tokenizer, tmp_path):
 
 
 def test_a_model_without_a_score_head_is_refused(tokenizer, tmp_path):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    folder = save_folder(tmp_path, BertModel(BertConfig(vocab_size=100, **sizes)), tokenizer)
+    folder = save_folder(tmp_path, BertModel(BertConfig(vocab_size=100, **SIZES)), tokenizer)
     with pytest.raises(UserError, match="--critic .*has no `score` layer"):
         load_scalar(folder, "--critic", torch.float32, tokenizer)
 
@@ -85,3 +117,160 @@ def test_a_checkpoint_with_a_generation_config_that_transformers_refuses_to_save
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
     save_model(model, model.state_dict(), tokenizer, tmp_path / "trained")
     AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+
+
+# -- weights that a folder lacks, and those that it has no place for
+
+
+@pytest.mark.parametrize(("load", "make"), [(load_causal_lm, make_causal_lm), (load_scalar, make_classifier)])
+def test_a_folder_without_a_layer_is_refused(load, make, tokenizer, tmp_path):
+    """As a copy leaves it that has lost one of several files; transformers alone would fill in random numbers."""
+    folder = save_folder(tmp_path, make("llama"), tokenizer)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = sorted(name for name in weights if "layers.1." in name)
+    kept = {name: weight for name, weight in weights.items() if name not in lost}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert len(lost) == 9  # four of attention, three of the MLP, two norms
+    with pytest.raises(UserError) as caught:
+        load(folder, "--m", torch.float32, tokenizer)
+    message = str(caught.value)
+    assert f"--m {folder}: 9 of the model's weights are not in the folder: {', '.join(lost[:8])}, …" in message
+    assert "saved or copied in part" in message
+
+
+def test_a_causal_lm_may_lack_the_score_head_alone(tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"1 of the model's weights are not in the folder: model\.norm\.weight\."):
+        load_scalar(folder, "--m", torch.float32, tokenizer)
+
+
+def test_a_reward_model_given_as_sft_model_is_refused(tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_classifier("llama", tie_word_embeddings=False), tokenizer)
+    with pytest.raises(UserError, match=r"--m .*lm_head\.weight\. .*a reward model has no language-model head"):
+        load_causal_lm(folder, "--m", torch.float32, tokenizer)
+
+
+def test_weights_without_a_place_are_named(tokenizer, tmp_path, caplog):
+    folder = save_folder(tmp_path, make_causal_lm("gemma"), tokenizer)
+    weights = load_file(tmp_path / "model.safetensors")
+    extra = {f"model.layers.{i}.mlp.odd.weight": torch.zeros(2) for i in range(9)}
+    save_file(weights | extra, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
+    named = ", ".join(list(extra)[:8])
+    assert f"--m {folder}: 9 weights of the folder are not used: {named}, …" in caplog.messages
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, weights.get(name, weights["model.embed_tokens.weight"])), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_folders_open_without_a_warning(kind, tokenizer, tmp_path, caplog):
+    lm = save_folder(tmp_path / "lm", make_causal_lm(kind), tokenizer)
+    classifier = save_folder(tmp_path / "classifier", make_classifier(kind), tokenizer)
+    load_causal_lm(lm, "--m", torch.float32, tokenizer)
+    load_scalar(lm, "--m", torch.float32, tokenizer)
+    load_scalar(classifier, "--m", torch.float32, tokenizer)
+    records = [record for record in caplog.records if record.name.startswith("dschat")]
+    assert not [record for record in records if record.levelno >= logging.WARNING]
+
+
+# -- models that see tokens to come
+
+
+BART = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 32))}
+BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+BOTH_DIRECTIONS = {
+    "bert": BertConfig(**SIZES, vocab_size=100),
+    "bert-generation": BertGenerationConfig(**SIZES, vocab_size=100),
+    "xlnet": XLNetConfig(vocab_size=100, d_model=32, n_layer=1, n_head=2, d_inner=32),
+    "bart": BartConfig(vocab_size=100, d_model=32, **BART),
+    "t5": T5Config(vocab_size=100, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2),
+}
+
+
+@pytest.mark.parametrize("kind", BOTH_DIRECTIONS)
+def test_a_model_that_reads_in_both_directions_is_no_policy(kind, tokenizer, tmp_path):
+    """Most of them open as causal LMs in transformers, which says nothing."""
+    config = BOTH_DIRECTIONS[kind]
+    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    folder = save_folder(tmp_path, auto_class.from_config(config), tokenizer)
+    message = f"--m {folder}: a {kind} model is no causal LM, it reads in both directions. Use a decoder-only model"
+    with pytest.raises(UserError) as caught:
+        load_causal_lm(folder, "--m", torch.float32, tokenizer)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_bert_that_was_made_a_decoder_is_a_policy(tokenizer, tmp_path):
+    config = BertConfig(**SIZES, vocab_size=100, is_decoder=True)
+    folder = save_folder(tmp_path, AutoModelForCausalLM.from_config(config), tokenizer)
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
+    ids = torch.tensor([[1, 5, 6, 7], [1, 5, 6, 8]])
+    first, second = model(ids).logits[:, :3]
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-6)  # the last token is not seen before its place
+
+
+# -- families of which transformers knows no sequence classifier
+
+
+def save_random(config, folder, tokenizer):
+    """A random causal LM of a configuration as a folder."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return save_folder(folder, AutoModelForCausalLM.from_config(config), tokenizer)
+
+
+@pytest.mark.parametrize("kind", NO_CLASSIFIER)
+def test_step_1_says_that_step_2_will_not_work(kind, tokenizer, tmp_path, caplog):
+    folder = save_random(NO_CLASSIFIER[kind], tmp_path / kind, tokenizer)
+    warn_without_classifier(folder)
+    (message,) = caplog.messages
+    assert f"no sequence classifier of the family {kind}" in message and "--reward_function" in message
+    caplog.clear()
+    warn_without_classifier(save_folder(tmp_path / "llama", make_causal_lm("llama"), tokenizer))
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("kind", NO_CLASSIFIER)
+def test_no_reward_model_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
+    folder = save_random(NO_CLASSIFIER[kind], tmp_path, tokenizer)
+    with pytest.raises(UserError, match=f"no sequence classifier of the family {kind}.*--reward_function"):
+        load_scalar(folder, "--m", torch.float32, tokenizer)
+
+
+def test_no_critic_of_a_family_without_causal_lms(tokenizer, tmp_path):
+    ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="--critic .* no sequence classifier of the family vit"):
+        load_scalar(str(tmp_path), "--critic", torch.float32, tokenizer, for_this_run=True)
+
+
+@pytest.mark.parametrize("kind", NO_CLASSIFIER)
+def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
+    """Its numbers are the last states, by plain transformers, through the head; it trains, and opens again."""
+    folder = save_random(NO_CLASSIFIER[kind], tmp_path / "sft", tokenizer)
+    model = load_scalar(folder, "--critic", torch.float32, tokenizer, for_this_run=True)
+    critic = ScalarModel(model)
+    ids, attention_mask, _ = pad_rows(ragged_rows([2, 5], [7, 3]), left=2, right=1)
+    assert not bool(critic(ids, attention_mask).any())  # a new head starts at zero
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    before, losses = copy.deepcopy(model.state_dict()), []
+    for _ in range(20):
+        loss = (critic(ids, attention_mask) - ids / 100)[attention_mask].square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(not torch.equal(before[name], p) for name, p in model.named_parameters() if "embed" not in name)
+    save_model(model, model.state_dict(), tokenizer, tmp_path / "critic")
+    again = load_scalar(str(tmp_path / "critic"), "--m", torch.float32, tokenizer, may_be_new=False, for_this_run=True)
+    backbone = AutoModel.from_pretrained(tmp_path / "critic").eval()
+    with torch.no_grad():
+        values = critic.eval()(ids, attention_mask)
+        torch.testing.assert_close(ScalarModel(again).eval()(ids, attention_mask), values, rtol=0, atol=1e-6)
+        for row, mask, own in zip(ids, attention_mask, values, strict=True):
+            states = backbone(row[mask][None]).last_hidden_state[0]
+            expected = states @ model.score.weight[0]
+            torch.testing.assert_close(own[mask], expected, rtol=0, atol=1e-5)
+            assert hf_score(model.eval(), row[mask].tolist()) == pytest.approx(float(expected[-1]), abs=1e-5)

@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, OPTConfig
 
 from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
@@ -14,6 +15,13 @@ from factories import KINDS, hf_logprobs, make_causal_lm, pad_rows, ragged_rows,
 
 ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
 TOLERANCE = 1e-5
+SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+# Families whose logits are more than a product of last states and a head: scaled, or projected before.
+OTHER_HEADS = {
+    "granite": GraniteConfig(**SIZES, intermediate_size=64, initializer_range=0.3, logits_scaling=0.5),
+    "cohere": CohereConfig(**SIZES, intermediate_size=64, initializer_range=0.3, logit_scale=0.25),
+    "opt": OPTConfig(**SIZES, ffn_dim=64, init_std=0.3, word_embed_proj_dim=16),
+}
 
 
 def on_response(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -34,6 +42,20 @@ def test_log_probs_and_entropy_are_those_of_the_models_own_logits(kind, temperat
         length = len(tokens[1])
         torch.testing.assert_close(own_logprobs[:length], expected_logprobs, rtol=0, atol=TOLERANCE)
         torch.testing.assert_close(own_entropy[:length], expected_entropy, rtol=0, atol=TOLERANCE, msg=f"row {row}")
+
+
+@pytest.mark.parametrize("kind", OTHER_HEADS)
+def test_heads_of_other_families(kind):
+    """In a batch with more padding than it needs."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        causal_lm = AutoModelForCausalLM.from_config(OTHER_HEADS[kind]).eval()
+    ids, attention_mask, mask = pad_rows(ROWS, left=3, right=2)
+    with torch.no_grad():
+        logprobs, entropy = PolicyModel(causal_lm)(ids, attention_mask, mask.shape[1])
+    for tokens, *found in zip(ROWS, logprobs, entropy, strict=True):
+        for own, expected in zip(found, hf_logprobs(causal_lm, tokens), strict=True):
+            torch.testing.assert_close(own[: len(expected)], expected, rtol=0, atol=TOLERANCE)
 
 
 def test_gemma_2s_soft_cap_matters():
@@ -115,7 +137,7 @@ def test_dropout_is_off_whatever_the_checkpoint_says(kind, dropout, tokenizer, t
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_actor_opens_in_plain_transformers_with_the_same_outputs(kind, tokenizer, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     policy = PolicyModel(make_causal_lm(kind))
     save_model(policy.inner, policy.inner.state_dict(), tokenizer, tmp_path)

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, BloomConfig, FalconConfig, OPTConfig
 
 from dschat.models.load import load_scalar
 from dschat.models.save import save_model
@@ -11,6 +12,13 @@ from factories import KINDS, hf_score, make_causal_lm, make_classifier, pad_rows
 
 ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
 TOLERANCE = 1e-5
+SIZES = {"vocab_size": 100, "hidden_size": 32, "num_attention_heads": 2, "pad_token_id": 0, "num_labels": 1}
+# Families that count positions themselves: from the mask, or by how far tokens lie apart.
+OTHER_POSITIONS = {
+    "opt": OPTConfig(**SIZES, num_hidden_layers=2, ffn_dim=64, init_std=0.3, word_embed_proj_dim=16),
+    "bloom": BloomConfig(**SIZES, n_layer=2, initializer_range=0.3),
+    "falcon": FalconConfig(**SIZES, num_hidden_layers=2, initializer_range=0.3, alibi=True),
+}
 
 
 def scores_of(model, rows, left=0, right=0):
@@ -23,6 +31,18 @@ def scores_of(model, rows, left=0, right=0):
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_the_classifiers_own(kind, left, right):
     classifier = make_classifier(kind)
+    scores = scores_of(ScalarModel(classifier), ROWS, left, right)
+    expected = torch.tensor([hf_score(classifier, prompt + response) for prompt, response in ROWS])
+    torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
+    assert float(expected.std()) > 0.1
+
+
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (4, 3)])
+@pytest.mark.parametrize("kind", OTHER_POSITIONS)
+def test_scores_of_families_that_count_positions_themselves(kind, left, right):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        classifier = AutoModelForSequenceClassification.from_config(OTHER_POSITIONS[kind]).eval()
     scores = scores_of(ScalarModel(classifier), ROWS, left, right)
     expected = torch.tensor([hf_score(classifier, prompt + response) for prompt, response in ROWS])
     torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
@@ -49,8 +69,6 @@ def test_last_scores_by_hand():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformers(kind, tokenizer, tmp_path):
-    from transformers import AutoModelForSequenceClassification
-
     base = save_folder(tmp_path / "sft", make_causal_lm(kind), tokenizer)
     model = ScalarModel(load_scalar(base, "--m", torch.float32, tokenizer)).eval()
     torch.nn.init.normal_(model.inner.score.weight, std=0.1)  # as if trained
@@ -65,8 +83,6 @@ def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformer
 
 
 def test_a_padded_batch_scores_alike_in_plain_transformers(tokenizer, tmp_path):
-    from transformers import AutoModelForSequenceClassification
-
     model = ScalarModel(make_classifier("llama"))
     save_model(model.inner, model.inner.state_dict(), tokenizer, tmp_path)
     reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()

@@ -14,7 +14,14 @@ from dschat.models.load import open_config
 logger = logging.getLogger(__name__)
 
 POSITIONS = ("wpe", "position_embeddings", "embed_positions")  # what tables of positions are called
-COMPUTED_ONCE = ("codegen", "ctrl", "gptj", "mpt", "openai-gpt")  # families with a table of another kind
+# Families with a table of another kind → the field of their configs that says how long it is.
+OTHER_TABLES = {
+    "codegen": "n_positions",
+    "ctrl": "n_positions",
+    "gptj": "n_positions",
+    "mpt": "max_seq_len",
+    "openai-gpt": "n_positions",
+}
 
 
 def position_limit(model: Any) -> int | None:
@@ -23,8 +30,8 @@ def position_limit(model: Any) -> int | None:
     Args:
         model: any Hugging Face model.
     """
-    if model.config.model_type in COMPUTED_ONCE:
-        return getattr(model.config, "max_seq_len" if model.config.model_type == "mpt" else "max_position_embeddings")
+    if model.config.model_type in OTHER_TABLES:
+        return int(getattr(model.config, OTHER_TABLES[model.config.model_type]))
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITIONS:
             first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa begins behind its pad

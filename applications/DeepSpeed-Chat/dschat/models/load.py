@@ -33,6 +33,8 @@ LM_HEADS = (
     "lm_head.bias",
     "embed_out.weight",
 )  # what a classifier made of a causal LM leaves behind
+# Families that see tokens to come, unless their configs say that they are decoders.
+BOTH_DIRECTIONS = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation", "xlnet"}
 MOST_NAMED = 8  # weights named in a message
 
 
@@ -53,7 +55,7 @@ def load_causal_lm(
     """
     config = open_config(path, flag)
     if config.is_encoder_decoder or (
-        config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False)
+        config.model_type in BOTH_DIRECTIONS and not getattr(config, "is_decoder", False)
     ):
         raise UserError(
             f"{flag} {path}: a {config.model_type} model is no causal LM, it reads in both directions. Use "

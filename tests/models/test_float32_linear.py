@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads in half precision that give float32: against products of the same values in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from dschat.models.float32_linear import Float32Linear, keep_float32
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from factories import KINDS, make_causal_lm, make_classifier, pad_rows, ragged_rows
+
+ROWS = ragged_rows([5], [40])
+TOLERANCE = 1e-5
+BF16_STEP = 2**-8  # relative distance of a number to the nearest one in bf16, at most
+
+
+def make_head(bias: bool, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Linear, nn.Linear, Tensor]:
+    """An ordinary head, the same one made to give float32, and an input (3, 7, 64)."""
+    generator = torch.Generator().manual_seed(0)
+    plain = nn.Linear(64, 500, bias=bias)
+    for parameter in plain.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    plain = plain.to(dtype)
+    head = copy.deepcopy(plain)
+    keep_float32(head)
+    return plain, head, torch.randn(3, 7, 64, generator=generator).to(dtype)
+
+
+def exact(head: nn.Linear, x: Tensor) -> Tensor:
+    """What the head's values give in float64."""
+    product = x.detach().double() @ head.weight.detach().double().t()
+    return product if head.bias is None else product + head.bias.detach().double()
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, in units of the largest expected number."""
+    return float((found.detach().double() - expected).abs().max() / expected.abs().max())
+
+
+def rounds_to_itself(x: Tensor) -> float:
+    """Share of the numbers that bf16 can write."""
+    return float((x.bfloat16().to(x.dtype) == x).double().mean())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_head_in_half_precision_gives_the_product_of_its_values(bias, dtype):
+    plain, head, x = make_head(bias, dtype)
+    expected = exact(plain, x)
+    found = head(x)
+    assert found.dtype == torch.float32 and found.shape == (3, 7, 500)
+    assert relative_error(found, expected) < TOLERANCE
+    assert relative_error(plain(x), expected) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_are_those_of_the_product_of_the_values(bias):
+    plain, head, x = make_head(bias)
+    weights = torch.randn(3, 7, 500, generator=torch.Generator().manual_seed(1))
+    twin, inputs = copy.deepcopy(plain).double(), x.double().requires_grad_()
+    (twin(inputs) * weights.double()).sum().backward()
+    x.requires_grad_()
+    (head(x) * weights).sum().backward()
+    for found, expected in zip((x, *head.parameters()), (inputs, *twin.parameters()), strict=True):
+        assert found.grad is not None and expected.grad is not None
+        assert found.grad.dtype == torch.bfloat16
+        assert relative_error(found.grad, expected.grad) < 2 * BF16_STEP
+
+
+def test_a_float32_head_stays_as_it_is():
+    plain, head, x = make_head(bias=True, dtype=torch.float32)
+    assert torch.equal(head(x), plain(x))
+
+
+def test_parameters_and_their_names_stay():
+    model = make_causal_lm("llama")
+    before = dict(model.named_parameters())
+    keep_float32(model.lm_head)
+    after = dict(model.named_parameters())
+    assert type(model.lm_head) is Float32Linear
+    assert list(before) == list(after) and all(before[name] is after[name] for name in before)
+    assert model.state_dict().keys() == make_causal_lm("llama").state_dict().keys()
+
+
+def test_other_layers_are_left_alone():
+    class OtherLinear(nn.Linear):
+        """A layer that has a forward of its own."""
+
+    layers = [nn.Embedding(3, 2), Conv1D(3, 2), OtherLinear(2, 3), nn.Sequential(nn.Linear(2, 3))]
+    kinds = [type(layer) for layer in layers]
+    for layer in (*layers, None):
+        keep_float32(layer)
+    assert [type(layer) for layer in layers] == kinds and type(layers[-1][0]) is nn.Linear
+
+
+def test_only_the_head_of_a_model_gives_float32():
+    model = PolicyModel(make_causal_lm("llama").bfloat16()).inner
+    assert [name for name, module in model.named_modules() if isinstance(module, Float32Linear)] == ["lm_head"]
+    assert model.model(torch.tensor([ROWS[0][0]])).last_hidden_state.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_policy_in_bf16_gives_log_probs_of_logits_that_are_not_rounded(kind):
+    model = make_causal_lm(kind).bfloat16()
+    prompt, response = ROWS[0]
+    ids, attention_mask, mask = pad_rows(ROWS)
+    policy = PolicyModel(model)
+    with torch.no_grad():
+        states = model.get_decoder()(ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 : -1]
+        found, entropy = policy(ids, attention_mask, mask.shape[1])
+        logits = states.double() @ model.get_output_embeddings().weight.double().t()
+        rounded = logits.bfloat16().double()
+        cap = getattr(model.config, "final_logit_softcapping", None)
+        own, coarse = (
+            (x if cap is None else cap * torch.tanh(x / cap)).log_softmax(-1)[range(len(response)), response]
+            for x in (logits, rounded)
+        )
+        assert rounds_to_itself(policy.to_logits(states)) < 0.1
+    assert found.dtype == entropy.dtype == torch.float32
+    torch.testing.assert_close(found[0].double(), own, rtol=0, atol=TOLERANCE)
+    assert float((coarse - own).abs().max()) > 10 * TOLERANCE  # what rounding the logits would do
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scalar_model_in_bf16_gives_numbers_that_are_not_rounded(kind):
+    classifier = make_classifier(kind).bfloat16()
+    ids, attention_mask, _ = pad_rows(ROWS)
+    backbone = getattr(classifier, classifier.base_model_prefix)
+    with torch.no_grad():
+        expected = (backbone(ids, use_cache=False).last_hidden_state.double() @ classifier.score.weight.double().t())[
+            ..., 0
+        ]
+        found = ScalarModel(classifier)(ids, attention_mask)
+    assert found.dtype == torch.float32
+    assert relative_error(found, expected) < TOLERANCE
+    assert rounds_to_itself(found) < 0.1
