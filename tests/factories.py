@@ -249,7 +249,7 @@ def ppo_trainer_of(models: Any, prompts: Any, held_out: Any, tokenizer: Any, con
 
 def save_engines(folder: Path, tokenizer: Any, **engines: Any) -> None:
     """Writes the folders of trained engines, by name: folder/actor and so on."""
-    from dschat.run.checkpoint import ModelFolders, SavedModel
+    from dschat.run.model_folders import ModelFolders, SavedModel
 
     config = ppo_config(folder)
     models = [SavedModel(engine, name, "base", name) for name, engine in engines.items()]

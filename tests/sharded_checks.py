@@ -19,8 +19,8 @@ from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
-from dschat.run.checkpoint import ModelFolders, SavedModel
 from dschat.run.distributed import gather_objects, rank, world_size
+from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo.moving_average import MovingAverage
 from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer

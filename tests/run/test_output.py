@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from dschat.main import _report
-from dschat.run.checkpoint import ModelFolders, SavedModel
+from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import RunOutput
 from factories import engine_of, make_causal_lm, ppo_config
 
@@ -75,7 +75,7 @@ def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, m
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dschat.run.checkpoint.save_model", interrupted)
+    monkeypatch.setattr("dschat.run.model_folders.save_model", interrupted)
     with pytest.raises(KeyboardInterrupt):
         folders.save_final()
     assert run.record.saved == [str(tmp_path / "checkpoints" / "step-2")] and not (tmp_path / "actor").exists()

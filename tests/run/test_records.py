@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dschat.data.shares import Share
-from dschat.run.checkpoint import ModelFolders, SavedModel
+from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import due
 from dschat.run.records import file_hashes, new_record, warn_unless_made_by, was_made_by, write_model_card
 from factories import engine_of, make_causal_lm, make_classifier, ppo_config, run_of, save_engines

@@ -44,6 +44,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
         from dschat.run.distributed import is_main, world_size
         from dschat.run.output import RunOutput
         from dschat.run.preflight import preflight
+        from dschat.run.stop import Stopped
 
         _quieten_libraries()
         with process_group(config.ddp_timeout):
@@ -56,6 +57,10 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
                 saved = run.record.saved
                 train(config, run)
                 run.finish()
+            except Stopped as stop:
+                if is_main():
+                    print(f"stopped by {stop}; to go on, add --resume_from_checkpoint to the command", file=sys.stderr)
+                return stop.status
             except BaseException as error:
                 if world_size() > 1:
                     # Other ranks may wait in a collective for this one, and leaving the group would wait for them. The

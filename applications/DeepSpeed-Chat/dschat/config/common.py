@@ -54,7 +54,12 @@ class OutputFlags:
 
     output_dir: str = flag("folder for models, metrics and records")
     overwrite_output_dir: bool = flag("replace a run that output_dir holds, once there are new models", False)
-    save_steps: int = flag("save models every this many optimiser updates; 0 = only at the end", 0)
+    save_steps: int = flag("write a checkpoint to go on from every this many updates; 0 = at a signal only", 0)
+    save_total_limit: int = flag("checkpoints to keep: the newest, and the best one beside; 0 = all", 2)
+    save_models: int = flag("keep the models of every this many optimiser updates; 0 = only those of the end", 0)
+    resume_from_checkpoint: str | None = flag(
+        "go on from a checkpoint: its folder, or latest, also without a value", None, nargs="?", const="latest"
+    )
     eval_interval: int = flag("evaluate every this many optimiser updates; 0 = only at the start and the end", 0)
     eval_iters: int = flag("number of batches in an evaluation; 0 = all held-out rows", 100)
     enable_tensorboard: bool = flag("write metrics to TensorBoard too", False)
@@ -159,7 +164,8 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
             ["num_train_epochs", "gradient_accumulation_steps", "global_batch_size", "ddp_timeout"],
             rules.AT_LEAST_1,
         )
-        counts = ["save_steps", "eval_interval", "eval_iters", "num_warmup_steps", "gradient_clipping", "lora_dim"]
+        counts = ["save_steps", "save_total_limit", "save_models", "eval_interval", "eval_iters", "num_warmup_steps"]
+        counts += ["gradient_clipping", "lora_dim"]
         rules.check_numbers(self, counts, rules.AT_LEAST_0)
 
     def _check_common_names(self) -> None:
@@ -168,7 +174,8 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
         rules.check_data_split(self.data_split, self.step)
         if self.deepspeed_config is not None:
             rules.check_json_object("deepspeed_config", self.deepspeed_config)
-        rules.check_output_dir(self.output_dir, self.overwrite_output_dir, [*self.model_paths, *self.data_path])
+        may_hold_run = self.overwrite_output_dir or self.resume_from_checkpoint is not None
+        rules.check_output_dir(self.output_dir, may_hold_run, [*self.model_paths, *self.data_path])
 
     def warmup_updates(self, total_updates: int) -> int:
         """Number of warm-up updates in a run of `total_updates`; a ratio is rounded up."""

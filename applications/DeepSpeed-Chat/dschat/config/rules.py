@@ -18,12 +18,18 @@ ZERO_TO_ONE = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
 
 
 # Folders that a run writes below its output folder.
-RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "checkpoints", "samples")
+RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples")
 
 
-def flag(help: str, default: Any = MISSING, *, factory: Any = MISSING, aliases: Sequence[str] = ()) -> Any:
-    """Declare a dataclass field that is a command-line flag; without a default the flag is required."""
-    return field(default=default, default_factory=factory, metadata={"help": help, "aliases": list(aliases)})
+def flag(
+    help: str, default: Any = MISSING, *, factory: Any = MISSING, aliases: Sequence[str] = (), **options: Any
+) -> Any:
+    """Declare a dataclass field that is a command-line flag; without a default the flag is required.
+
+    `options` are further ones of argparse's `add_argument`.
+    """
+    metadata = {"help": help, "aliases": list(aliases), **options}
+    return field(default=default, default_factory=factory, metadata=metadata)
 
 
 def default_of(config_class: type, name: str) -> Any:
@@ -147,8 +153,8 @@ def check_output_dir(output_dir: str, overwrite: bool, inputs: Sequence[str]) ->
     if overwrite or not _holds_run(folder):
         return
     raise UserError(
-        f"--output_dir {output_dir} holds a run: give another folder, or add --overwrite_output_dir, which replaces it"
-        " as soon as there are new models."
+        f"--output_dir {output_dir} holds a run: add --resume_from_checkpoint to go on with it, or"
+        " --overwrite_output_dir to replace it as soon as there are new models, or give another folder."
     )
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import deepspeed
@@ -98,6 +99,17 @@ class Engine(Generic[M]):
         """The module with whole weights on this process, for generation; see :mod:`dschat.engine.zero3`."""
         with zero3.gathered(self._engine):
             yield self.module
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Writes weights, optimiser, schedule and loss scale; frozen weights are not. Every rank must call it."""
+        where, tag = str(folder.parent), folder.name
+        self._engine.save_checkpoint(where, tag=tag, save_latest=False, exclude_frozen_parameters=True)
+        for script in folder.glob("zero_to_*.py"):  # DeepSpeed adds converters
+            script.unlink(missing_ok=True)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Restores what `save_checkpoint` wrote, on as many ranks as wrote it. Every rank must call it."""
+        self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""

@@ -2,6 +2,7 @@
 """What trainers, scores and checkpoints need of a model under an engine; `dschat.engine` fulfils it."""
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -62,6 +63,12 @@ class Trained(Protocol):
 
     def step(self) -> None:
         """Ends a micro-batch; the last of an update applies the optimiser and the schedule."""
+
+    def save_checkpoint(self, folder: Path) -> None:
+        """Writes weights, optimiser and schedule into a folder. Every rank must call it."""
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Restores what `save_checkpoint` wrote. Every rank must call it."""
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""

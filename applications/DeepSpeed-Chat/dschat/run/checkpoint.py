@@ -1,122 +1,263 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run saves: its models, each as a Hugging Face folder.
+"""Training checkpoints: everything that a run needs to go on exactly where it was.
 
-    output_dir/                      the final models, written here; run.json, train_config.json and metrics.jsonl by
-                                     run/output.py
-    output_dir/checkpoints/step-N/   the models after N updates (--save_steps), written here
+    output_dir/                      the final models, by run/model_folders.py; run.json, train_config.json and
+                                     metrics.jsonl by run/output.py
+    output_dir/models/step-N/        the models after N updates (--save_models), by run/model_folders.py
+    output_dir/checkpoints/step-N/   the run after N updates (--save_steps), written here
     output_dir/samples/              responses of step 3's evaluations, by trainers/ppo/evaluation.py
-    tensorboard/                     with --enable_tensorboard, by run/metrics.py
+    output_dir/tensorboard/          with --enable_tensorboard, by run/metrics.py
 
-Steps 1 and 2 save their one model in that folder itself, step 3 in actor/, critic/ and, with --enable_ema, actor_ema/.
-A model's folder holds safetensors, config.json, tokenizer, README.md (the model card) and run.json; with LoRA also
-adapter/. Folders and files are whole or not there: see `whole_files`. The states of optimisers and schedules are not
-saved.
+A checkpoint holds, and `Checkpoints.save` writes:
+
+    NAME/                 per trained model DeepSpeed's files: weights, optimiser, schedule, loss scale, by every rank
+    state.json            counters and coefficients, and how long metrics.jsonl was
+    average.safetensors   the moving average of --enable_ema
+    rank-N.safetensors    per rank: global random states, and the rollout that is in use
+    manifest.json         what the run is made of, and the size and SHA-256 of every other file; written last
+
+The folder is written beside its place and renamed. DeepSpeed's files are pickles: they are opened only after their
+hashes were found equal.
 """
 
-import dataclasses
+import hashlib
+import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from dschat.config.common import CommonConfig
+from dschat.errors import UserError
 from dschat.models.engines import Trained
-from dschat.models.save import save_model
-from dschat.run.distributed import barrier, is_main
+from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, rank, world_size
+from dschat.run.identity import Identity, differences
 from dschat.run.output import RunOutput
-from dschat.run.records import write_model_card
-from dschat.run.whole_files import written_beside
+from dschat.run.progress import Json, Progress
+from dschat.run.random_states import random_states, set_random_states
+from dschat.run.stop import Stopped, stop_signals
+from dschat.run.whole_files import write_whole, written_beside
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class SavedModel:
-    """A model of a run as it is saved.
-
-    Attributes:
-        engine: of the model.
-        role: policy, reward model or critic, for the card.
-        base: what it was trained from, for the card.
-        subfolder: of the run's folder; empty for that folder itself.
-        weights: gives other whole weights than the engine's (a moving average), on the main process.
-    """
-
-    engine: Trained
-    role: str
-    base: str
-    subfolder: str = ""
-    weights: Callable[[], dict[str, Tensor]] | None = None
+MANIFEST, STATE, AVERAGE = "manifest.json", "state.json", "average.safetensors"
+LATEST = "latest"
+# Per step the metric that makes a checkpoint the best, and whether a larger one is better.
+BEST = {"sft": ("eval/loss", False), "reward": ("eval/accuracy", True), "ppo": ("eval/scores", True)}
 
 
-@contextmanager
-def evaluation_after_saving(folder: str) -> Iterator[None]:
-    """Around the evaluation that ends a run: if it fails, says that the models are there."""
-    try:
-        yield
-    except Exception:
-        logger.error("training is done and the models are saved in %s; the evaluation after it failed:", folder)
-        raise
+class _File(NamedTuple):
+    size: int
+    sha256: str
 
 
-class ModelFolders:
-    """Writes the models of a run. Every rank must call its methods: weights that are sharded are gathered."""
+class Checkpoints:
+    """Writes and reads a run's checkpoints. Every rank must call its methods."""
 
     def __init__(
-        self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
+        self,
+        engines: Mapping[str, Trained],
+        config: CommonConfig,
+        run: RunOutput,
+        identity: Identity,
+        average: dict[str, Tensor] | None = None,
     ) -> None:
-        """Takes what is saved and what the model cards say of it.
+        """Takes what a checkpoint is made of.
 
         Args:
-            models: of the run.
-            tokenizer: of the run, saved with each.
+            engines: by name, as in "actor" and "critic".
             config: the flags.
-            run: its record, with its last metrics; and what it does when there are models.
+            run: its folder, record and metrics.
+            identity: see `dschat.run.identity`.
+            average: weights of the moving average on the main process; None without one.
         """
-        self._models, self._tokenizer, self._config, self._run = models, tokenizer, config, run
+        self._engines, self._config, self._run, self._identity = engines, config, run, identity
+        self._average = average
         self._place = Path(config.output_dir)
+        self._folder = self._place / "checkpoints"
+        self._last: Progress | None = None  # what was saved last
 
-    def save_final(self) -> None:
-        """Writes the models that the run ends with."""
-        self._save(self._place)
+    # -- writing
 
-    def save_after(self, updates: int) -> None:
-        """Writes the models as they are after that many updates."""
-        self._save(self._place / "checkpoints" / f"step-{updates}")
+    def save(self, progress: Progress) -> None:
+        """Writes step-N for the progress's N updates, and removes checkpoints beyond --save_total_limit.
 
-    def describe_final(self) -> None:
-        """Writes the final models' cards and run.json again, with metrics measured since."""
-        self._run.record.finished = True
-        if is_main():
-            for model in self._models:
-                self._describe(model, self._place / model.subfolder)
-
-    def _save(self, folder: Path) -> None:
-        writing = written_beside(self._place, folder, self._run.take_over) if is_main() else nullcontext()
-        with writing as beside:
-            for model in self._models:
-                state = model.engine.full_state_dict() if model.weights is None else model.weights()
-                if beside is not None:
-                    place = beside / model.subfolder
-                    weights = {name.removeprefix("inner."): tensor for name, tensor in state.items()}
-                    save_model(model.engine.module.inner, weights, self._tokenizer, place, self._config.merge_lora)
-                    self._describe(model, place)
-        self._run.record.saved.append(str(folder))
+        Raises:
+            UserError: it cannot be written; earlier checkpoints stay.
+        """
+        name = f"step-{progress.update}"
+        try:
+            writing = written_beside(self._place, self._folder, self._run.take_over) if is_main() else nullcontext()
+            with writing:
+                barrier()  # the folder is there
+                inside = self._place / ".writing" / name
+                self._write(inside, progress)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise UserError(
+                f"{self._folder / name} could not be written: {error}. {self._kept()} Make room, and go on with "
+                "--resume_from_checkpoint."
+            ) from error
         barrier()
+        self._last = progress
+        if is_main():
+            self._remove_old()
 
-    def _describe(self, model: SavedModel, folder: Path) -> None:
-        name = model.subfolder or self._place.resolve().name
-        write_model_card(folder, name, model.role, model.base, self._settings(), self._run.record)
-        self._run.record.save(folder)
+    def _write(self, inside: Path, progress: Progress) -> None:
+        inside.mkdir(exist_ok=True)
+        for name, engine in self._engines.items():
+            engine.save_checkpoint(inside / name)
+        states = {f"random.{name}": state for name, state in random_states().items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in progress.tensors.items()}
+        save_file(states | tensors, inside / f"rank-{rank()}.safetensors")
+        if is_main():
+            if self._average is not None:
+                save_file(self._average, inside / AVERAGE)
+            state = {"numbers": progress.numbers, "metrics": self._run.metrics.position()}
+            (inside / STATE).write_text(json.dumps(state), encoding="utf-8")
+        barrier()
+        files = _hash_together(inside)
+        if is_main():
+            manifest = {
+                "step": self._run.record.step,
+                "update": progress.update,
+                "world_size": world_size(),
+                "identity": self._identity,
+                "files": {file: found._asdict() for file, found in files.items()},
+            }
+            write_whole(inside / MANIFEST, json.dumps(manifest, indent=1))
 
-    def _settings(self) -> dict[str, object]:
-        """The required flags, and those that differ from their defaults."""
-        fields = dataclasses.fields(self._config)
-        required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
-        plain = type(self._config)(**{name: getattr(self._config, name) for name in required})
-        values = {f.name: getattr(self._config, f.name) for f in fields}
-        return {n: v for n, v in values.items() if n in required or v != getattr(plain, n)}
+    def _remove_old(self) -> None:
+        """Keeps the newest --save_total_limit checkpoints, and the one with the best evaluation."""
+        found, limit = self._newest_first(), self._config.save_total_limit
+        if not limit:
+            return
+        best = self._best({_update_of(folder) for folder in found})
+        for folder in found[limit:]:
+            if _update_of(folder) != best:
+                shutil.rmtree(folder)
+
+    def _best(self, updates: set[int]) -> int | None:
+        """The update with the best evaluation, of some; None where none of them was evaluated."""
+        key, larger = BEST[self._run.record.step]
+        rows = self._run.metrics.rows()
+        marks = {int(row["update"] or 0): mark for row in rows if (mark := row.get(key)) is not None}
+        return max(updates & marks.keys(), key=lambda n: marks[n] if larger else -marks[n], default=None)
+
+    @contextmanager
+    def stopping(self, progress: Callable[[], Progress]) -> Iterator[None]:
+        """Inside, SIGTERM and Ctrl-C end the run where `raise_if_stopped` stands, after a checkpoint is written."""
+        with stop_signals():
+            try:
+                yield
+            except Stopped:
+                now = progress()
+                if self._last is None or (now.update, now.numbers) != (self._last.update, self._last.numbers):
+                    self.save(now)
+                raise
+
+    # -- reading
+
+    def load(self) -> Progress | None:
+        """Restores what --resume_from_checkpoint names; None without the flag, or where nothing was saved yet.
+
+        Raises:
+            UserError: the checkpoint is damaged or belongs to another run; lists the differences.
+        """
+        wanted = self._config.resume_from_checkpoint
+        if wanted is None:
+            return None
+        folder, manifest = self._choose(wanted)
+        if folder is None:
+            logger.info("%s: no checkpoint yet, the run starts from the beginning", self._folder)
+            self._run.start_over()
+            return None
+        self._check(folder, manifest)
+        for name, engine in self._engines.items():
+            engine.load_checkpoint(folder / name)
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
+        set_random_states({n.removeprefix("random."): x for n, x in tensors.items() if n.startswith("random.")})
+        if self._average is not None and is_main():
+            for name, tensor in load_file(folder / AVERAGE).items():
+                self._average[name].copy_(tensor)
+        self._run.go_on(state["metrics"], manifest["update"])
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith("random.")}
+        logger.info("going on from %s", folder)
+        self._last = Progress(manifest["update"], state["numbers"], own)
+        return self._last
+
+    def _choose(self, wanted: str) -> tuple[Path | None, Json]:
+        """The newest whole checkpoint, or the one that is named."""
+        candidates = self._newest_first() if wanted == LATEST else [Path(wanted)]
+        for folder in broadcast_object(candidates):
+            manifest, problem = self._read(folder)
+            if problem is None:
+                return folder, manifest
+            if wanted != LATEST:
+                whole = [other for other in self._newest_first() if other.resolve() != folder.resolve()]
+                rest = f" Others are {', '.join(map(str, whole))}." if whole else ""
+                raise UserError(f"--resume_from_checkpoint {wanted}: {problem}.{rest}")
+            logger.warning("%s is not used: %s", folder, problem)
+        return None, {}
+
+    def _read(self, folder: Path) -> tuple[Json, str | None]:
+        """A checkpoint's manifest, and what is wrong with the checkpoint; the same on every rank."""
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            files = {name: _File(**found) for name, found in manifest["files"].items()}
+        except (OSError, ValueError, TypeError, KeyError):
+            return {}, f"it has no {MANIFEST} that can be read, so it is no checkpoint or was not written to its end"
+        found = _hash_together(folder)
+        for name, expected in files.items():
+            if name not in found:
+                return {}, f"its file {name} is missing"
+            if found[name] != expected:
+                return {}, f"its file {name} is damaged"
+        return manifest, None
+
+    def _check(self, folder: Path, manifest: Json) -> None:
+        """Raises UserError where the checkpoint is not this run's."""
+        other_size = manifest["world_size"] != world_size()
+        found = differences(manifest["identity"], self._identity, other_size)
+        if manifest["step"] != self._run.record.step:
+            found = [f"it is of the {manifest['step']} step"]
+        if found:
+            raise UserError(
+                f"--resume_from_checkpoint: {folder} is of another run: {'; '.join(found)}. Give the flags and files "
+                "of that run, or another --output_dir."
+            )
+
+    def _newest_first(self) -> list[Path]:
+        folders = [folder for folder in self._folder.glob("step-*") if folder.name[5:].isdigit()]
+        return sorted(folders, key=_update_of, reverse=True)
+
+    def _kept(self) -> str:
+        found = self._newest_first()
+        return f"The one before, {found[0]}, is whole." if found else "There is no earlier one."
+
+
+def _update_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def _hash_together(folder: Path) -> dict[str, _File]:
+    """Size and SHA-256 of every file below a folder but the manifest, each rank its share; and flushes them."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    names = broadcast_object([name for name in names if name != MANIFEST])
+    own: dict[str, _File] = {}
+    for name in names[rank() :: world_size()]:
+        try:
+            with open(folder / name, "rb") as stream:
+                os.fsync(stream.fileno())
+                size = os.fstat(stream.fileno()).st_size
+                own[name] = _File(size, hashlib.file_digest(stream, "sha256").hexdigest())
+        except OSError:
+            continue  # it counts as missing
+    return {name: found for part in gather_objects(own) for name, found in part.items()}

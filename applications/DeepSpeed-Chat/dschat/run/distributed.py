@@ -68,3 +68,12 @@ def gather_objects(item: T) -> list[T]:
 def broadcast_object(item: T) -> T:
     """The main process's item, on every rank."""
     return gather_objects(item)[0]
+
+
+def largest_over_ranks(number: int) -> int:
+    """The largest of every rank's number. It does not pass through the GPU, so that nothing waits for it."""
+    if world_size() == 1:
+        return number
+    largest = torch.tensor(number)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_patient)
+    return int(largest)

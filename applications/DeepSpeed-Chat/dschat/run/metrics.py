@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 Number = float | int | Tensor
+Position = dict[str, float]  # bytes and seconds since the beginning
 
 
 class Means:
@@ -51,6 +52,29 @@ class Means:
         for name, total in totals.items():
             self.add_sum(name, total)
 
+    def copy(self) -> Means:
+        """The same sums; adding to one leaves the other as it is."""
+        other = Means()
+        other._sums, other._weights = dict(self._sums), dict(self._weights)
+        return other
+
+    def state(self) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Plain numbers and tensors from which `from_state` makes the same sums on this rank."""
+        every = {f"{kind}.{name}": x for kind in ("sums", "weights") for name, x in getattr(self, f"_{kind}").items()}
+        tensors = {name: x for name, x in every.items() if isinstance(x, Tensor)}
+        return {name: x for name, x in every.items() if name not in tensors}, tensors
+
+    @classmethod
+    def from_state(cls, numbers: Mapping[str, float], tensors: Mapping[str, Tensor]) -> Means:
+        """What `state` gave."""
+        means = cls()
+        given: dict[str, Number] = {**numbers, **tensors}
+        for name, x in given.items():
+            kind, _, metric = name.partition(".")
+            own: dict[str, Number] = getattr(means, f"_{kind}")
+            own[metric] = x.to(device()) if isinstance(x, Tensor) else x
+        return means
+
     def reduce(self) -> dict[str, float]:
         """Each metric over everything added on all ranks: its mean, 0 where the weight is 0; or its sum."""
         if not self._sums:
@@ -67,18 +91,51 @@ class Means:
 class MetricsLog:
     """``metrics.jsonl``, one object per line, and TensorBoard on request. Only the main process writes."""
 
-    def __init__(self, folder: Path, tensorboard_folder: Path | None = None) -> None:
+    def __init__(self, folder: Path, tensorboard_folder: Path | None = None, keep: bool = False) -> None:
+        """Opens the files.
+
+        Args:
+            folder: of metrics.jsonl.
+            tensorboard_folder: of TensorBoard's files; None to write none.
+            keep: leave the rows of an earlier run until `cut` says which of them stay.
+        """
         self._start = time.perf_counter()
         self._file: TextIO | None = None
         self._board: SummaryWriter | None = None
+        self._board_folder = tensorboard_folder
         if not is_main():
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(folder / "metrics.jsonl", "w", encoding="utf-8")
-        if tensorboard_folder is not None:
+        self._file = open(folder / "metrics.jsonl", "a+" if keep else "w+", encoding="utf-8")
+        if not keep:
+            self._open_board(None)
+
+    def _open_board(self, purge_step: int | None) -> None:
+        if self._board_folder is not None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import, and optional
 
-            self._board = SummaryWriter(str(tensorboard_folder))
+            self._board = SummaryWriter(str(self._board_folder), purge_step=purge_step)
+
+    def position(self) -> Position:
+        """Where the rows end now; on the main process."""
+        assert self._file is not None
+        return {"bytes": self._file.tell(), "seconds": time.perf_counter() - self._start}
+
+    def cut(self, position: Position, update: int) -> None:
+        """Drops every row after a position, and what TensorBoard shows of later updates."""
+        self._start = time.perf_counter() - position["seconds"]
+        if self._file is not None:
+            self._file.truncate(int(position["bytes"]))
+            self._file.seek(0, 2)
+            self._open_board(update + 1)
+
+    def rows(self) -> list[dict[str, float | None]]:
+        """Every row so far; on the main process."""
+        assert self._file is not None
+        self._file.seek(0)
+        rows = [json.loads(line) for line in self._file]
+        self._file.seek(0, 2)
+        return rows
 
     def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
         """Writes one row.

@@ -15,7 +15,7 @@ from dschat.config.parse import to_json
 from dschat.config.rules import RUN_FOLDERS
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
-from dschat.run.metrics import MetricsLog
+from dschat.run.metrics import MetricsLog, Position
 from dschat.run.records import RunRecord, file_hashes, new_record
 from dschat.run.whole_files import write_whole
 
@@ -71,7 +71,9 @@ class RunOutput:
             UserError: the folder cannot be written.
         """
         self.plan, self._config, self._place = plan, config, Path(config.output_dir)
-        replaces = config.overwrite_output_dir and broadcast_object((self._place / "run.json").exists())
+        self._held = config.resume_from_checkpoint is not None  # until it is clear where the run goes on
+        replaces = config.overwrite_output_dir and not self._held
+        replaces = replaces and broadcast_object((self._place / "run.json").exists())
         self._folder = self._place / UNFINISHED if replaces else self._place
         self._old_boards = set(self._place.glob("tensorboard/*")) if replaces else set()
         self.record = new_record(step, sys.argv, config.seed, world_size())
@@ -80,12 +82,11 @@ class RunOutput:
             if is_main():
                 shutil.rmtree(self._place / UNFINISHED, ignore_errors=True)
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self.record.save(self._folder)
-                write_whole(self._folder / FLAGS_FILE, to_json(config, plan))
+                self._save_record()
         except OSError as error:
             raise UserError(f"--output_dir {self._place}: cannot be written: {error}") from error
         board = Path(config.tensorboard_path or "tensorboard") if config.enable_tensorboard else None
-        self.metrics = MetricsLog(self._folder, board)
+        self.metrics = MetricsLog(self._folder, board, keep=self._held)
 
     @property
     def folder(self) -> Path:
@@ -154,9 +155,31 @@ class RunOutput:
         self.record.finished = True
         self._save_record()
 
-    def _save_record(self) -> None:
+    def start_over(self) -> None:
+        """Begins in a folder whose earlier run saved no checkpoint."""
+        self.go_on({"bytes": 0, "seconds": 0.0}, 0)
+        self.record.resumed_at = []
+
+    def go_on(self, position: Position, update: int) -> None:
+        """Goes on with an earlier run's folder: what that wrote after some update goes.
+
+        Args:
+            position: end of its metrics, from `MetricsLog.position`.
+            update: optimiser updates until then.
+        """
+        self.metrics.cut(position, update)
+        self._held = False
+        self.record.resumed_at.append(update)
         if is_main():
+            for file in (self._place / "samples").glob("update-*.jsonl"):
+                if int(file.stem.removeprefix("update-")) > update:
+                    file.unlink()
+        self._save_record()
+
+    def _save_record(self) -> None:
+        if is_main() and not self._held:
             self.record.save(self._folder)
+            write_whole(self._folder / FLAGS_FILE, to_json(self._config, self.plan))
 
 
 def due(interval: int, before: int, after: int) -> bool:

@@ -38,6 +38,7 @@ class RunRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_update: int = 0  # after how many updates they were measured
     saved: list[str] = field(default_factory=list)  # folders that models were written into, in turn
+    resumed_at: list[int] = field(default_factory=list)  # after how many updates the run was taken up again
     finished: bool = False
 
     def measured(self, metrics: dict[str, float], update: int) -> None:

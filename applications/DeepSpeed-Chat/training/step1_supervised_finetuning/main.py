@@ -18,7 +18,9 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     from dschat.data.shares import load_share
     from dschat.models.load import warn_without_classifier
     from dschat.models.tokenizer import end_token_id, load_tokenizer
-    from dschat.run.checkpoint import ModelFolders, SavedModel
+    from dschat.run.checkpoint import Checkpoints
+    from dschat.run.identity import identity_of
+    from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.supervised.sft import SFTTask
     from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 
@@ -35,7 +37,9 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     engine = build_policy(config, run.plan, tokenizer, updates)
     folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
     task = SFTTask(examples, held_out, tokenizer.pad_token_id, config.sft_on_prompt)
-    SupervisedTrainer(engine, task, config, run, folders).fit()
+    identity = identity_of(config, run.plan, tokenizer, run.record.data)
+    checkpoints = Checkpoints({"policy": engine}, config, run, identity)
+    SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()
 
 
 if __name__ == "__main__":

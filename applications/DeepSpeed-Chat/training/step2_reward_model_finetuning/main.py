@@ -17,7 +17,9 @@ def train(config: RewardConfig, run: "RunOutput") -> None:
     from dschat.data.examples import pair_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id, load_tokenizer
-    from dschat.run.checkpoint import ModelFolders, SavedModel
+    from dschat.run.checkpoint import Checkpoints
+    from dschat.run.identity import identity_of
+    from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.run.records import warn_unless_made_by
     from dschat.trainers.supervised.reward import RewardTask
     from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
@@ -35,7 +37,9 @@ def train(config: RewardConfig, run: "RunOutput") -> None:
     engine = build_reward_model(config, run.plan, tokenizer, updates)
     folders = ModelFolders([SavedModel(engine, "reward model", base)], tokenizer, config, run)
     task = RewardTask(examples, held_out, tokenizer.pad_token_id)
-    SupervisedTrainer(engine, task, config, run, folders).fit()
+    identity = identity_of(config, run.plan, tokenizer, run.record.data)
+    checkpoints = Checkpoints({"reward": engine}, config, run, identity)
+    SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()
 
 
 if __name__ == "__main__":

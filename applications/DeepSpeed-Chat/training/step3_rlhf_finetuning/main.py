@@ -18,7 +18,9 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     from dschat.data.examples import prompt_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id
-    from dschat.run.checkpoint import ModelFolders, SavedModel
+    from dschat.run.checkpoint import Checkpoints
+    from dschat.run.identity import identity_of
+    from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.ppo.moving_average import MovingAverage
     from dschat.trainers.ppo.trainer import PPOTrainer, total_updates
 
@@ -44,7 +46,10 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
         saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.state_dict))
     saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
     folders = ModelFolders(saved, tokenizer, config, run)
-    PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, folders, average).fit()
+    identity = identity_of(config, run.plan, tokenizer, run.record.data)
+    engines = {"actor": models.actor, "critic": models.critic}
+    checkpoints = Checkpoints(engines, config, run, identity, average.weights if average is not None else None)
+    PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, folders, checkpoints, average).fit()
 
 
 if __name__ == "__main__":

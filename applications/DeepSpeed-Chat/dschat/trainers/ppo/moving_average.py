@@ -17,17 +17,20 @@ class MovingAverage:
         Args:
             engine: of the actor.
             decay: weight of the past; 1 − decay is that of the present.
+
+        Attributes:
+            weights: the average, by name, on the main process; {} on the others.
         """
         self._engine, self._decay = engine, decay
         state = engine.full_state_dict()
-        self._average = {name: tensor.float() for name, tensor in state.items()}
+        self.weights = {name: tensor.float() for name, tensor in state.items()}
         self._dtypes = {name: tensor.dtype for name, tensor in state.items()}
 
     def update(self) -> None:
         """Moves the average towards the engine's weights. Every rank must call it."""
         for name, tensor in self._engine.full_state_dict().items():
-            self._average[name].lerp_(tensor.float(), 1 - self._decay)
+            self.weights[name].lerp_(tensor.float(), 1 - self._decay)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The average in the model's data types on the main process; {} on the others."""
-        return {name: tensor.to(self._dtypes[name]) for name, tensor in self._average.items()}
+        return {name: tensor.to(self._dtypes[name]) for name, tensor in self.weights.items()}

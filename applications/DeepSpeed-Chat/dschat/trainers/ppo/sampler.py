@@ -14,6 +14,7 @@ from dschat.rollouts.generate import concatenate, generate
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import device, rank
 from dschat.run.seeds import SeedKind, derive_seed
+from dschat.run.stop import raise_if_stopped
 from dschat.scoring.source import ResponseTexts
 
 
@@ -49,6 +50,7 @@ class ActorSampler:
         rollouts = []
         with self._actor.gathered() as policy:
             for number, examples in enumerate(batches):
+                raise_if_stopped()
                 prompts = collate_prompts(examples, self.sampling.pad_id)
                 prompts = {name: x.to(device()) for name, x in prompts.items()}
                 seed = derive_seed(self._seed, kind, draw, rank(), number)

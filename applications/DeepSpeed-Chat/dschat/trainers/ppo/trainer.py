@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,14 +22,17 @@ from dschat.models.engines import Policy, TrainedPolicy, TrainedScalar
 from dschat.rl.rewards import AdaptiveKL, FixedKL
 from dschat.rl.types import PPOBatch, Rollout, Trajectory
 from dschat.rollouts.sampling import Sampling
-from dschat.run.checkpoint import ModelFolders, evaluation_after_saving
+from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
+from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
+from dschat.run.progress import Json, Progress
 from dschat.run.seeds import SeedKind, derive_seed
 from dschat.scoring.source import ResponseTexts, ScoreSource
 from dschat.trainers.checks import check_batch, check_number
 from dschat.trainers.ppo.credit import assign_credit
 from dschat.trainers.ppo.evaluation import evaluate, show_samples, write_samples
+from dschat.trainers.ppo.iteration import Iteration
 from dschat.trainers.ppo.metrics import rollout_metrics
 from dschat.trainers.ppo.moving_average import MovingAverage
 from dschat.trainers.ppo.sampler import ActorSampler
@@ -79,6 +82,7 @@ class PPOTrainer:
         config: PPOConfig,
         run: Run,
         folders: ModelFolders,
+        checkpoints: Checkpoints,
         average: MovingAverage | None = None,
     ) -> None:
         """Takes the parts of a run.
@@ -92,30 +96,56 @@ class PPOTrainer:
             config: the flags.
             run: batch sizes, record and metrics.
             folders: saves the models.
+            checkpoints: saves what the run needs to go on, and gives it back.
             average: moving average of the actor, updated after every iteration.
         """
         self.models, self.prompts, self.condition = models, prompts, condition
         self.config, self.run, self.folders, self.average = config, run, folders, average
+        self.checkpoints = checkpoints
         self.held_out = held_out[: config.eval_iters * config.per_device_eval_batch_size * world_size() or None]
         self.tokenizer = tokenizer
         self.sample = ActorSampler(models.actor, tokenizer, Sampling.from_config(config, tokenizer), config.seed)
-        self.update = self.iteration = 0
+        self.update = self.iteration = 0  # those of finished iterations
+        self.current: Iteration | None = None  # the one that is under way, from its first update on
+        self.evaluated = -1  # after how many updates the last evaluation was
         self.kl = kl_controller(config)
         self.update_settings = UpdateSettings.from_config(config, run.plan)
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and saves; returns the last evaluation's metrics."""
-        if self.config.self_checks:
-            self.self_check()
-        self.evaluate()
         total = total_updates(len(self.prompts), self.config, self.run.plan)
-        with tqdm(total=total, desc="ppo", disable=not is_main(), mininterval=1.0) as bar:
-            self._train_all(total, bar)
-        self.folders.save_final()
-        with evaluation_after_saving(self.config.output_dir):
-            result = self.evaluate()
+        self.go_on(self.checkpoints.load())
+        with self.checkpoints.stopping(self.progress):
+            if self.config.self_checks and self.progress().update == 0:
+                self.self_check()
+            with tqdm(total=total, initial=self.update, desc="ppo", disable=not is_main(), mininterval=1.0) as bar:
+                self._train_all(total, bar)
+            if self.config.save_steps:
+                self.checkpoints.save(self.progress())
+            self.folders.save_final()
+            with evaluation_after_saving(self.config.output_dir):
+                result = self.evaluate()
         self.folders.describe_final()
         return result
+
+    def progress(self) -> Progress:
+        """Where the run is."""
+        numbers: Json = {"iteration": self.iteration, "evaluated": self.evaluated, "kl": self.kl.value}
+        if self.current is None:
+            return Progress(self.update, numbers)
+        state, tensors = self.current.state()
+        return Progress(self.update + self.current.updates.done, numbers | {"current": state}, tensors)
+
+    def go_on(self, progress: Progress | None) -> None:
+        """Takes the run up where it was; None leaves it at its beginning."""
+        if progress is None:
+            return
+        numbers = progress.numbers
+        self.update, self.iteration, self.evaluated = progress.update, numbers["iteration"], numbers["evaluated"]
+        self.kl = replace(self.kl, value=numbers["kl"])
+        if "current" in numbers:
+            self.current = Iteration.from_state(numbers["current"], progress.tensors)
+            self.update -= self.current.updates.done
 
     def self_check(self) -> None:
         """A few forward passes on two prompts, before anything is trained or measured.
@@ -146,6 +176,7 @@ class PPOTrainer:
         )
         self.run.metrics.log(self.update, self.iteration * self.run.plan.global_rollout, metrics)
         self.run.record.measured(metrics, self.update)
+        self.evaluated = self.update
         if is_main():
             write_samples(self.run.folder, self.update, samples)
             if self.config.print_answers:
@@ -154,7 +185,9 @@ class PPOTrainer:
 
     def _train_all(self, total: int, bar: tqdm[None]) -> None:
         config = self.config
-        for epoch in range(config.num_train_epochs):
+        per_epoch = len(self.prompts) // self.run.plan.global_rollout
+        self._evaluate_if_due(total)
+        for epoch in range(self.iteration // per_epoch, config.num_train_epochs):
             rollouts = update_batches(
                 [len(prompt) for prompt in self.prompts],
                 self.run.plan.global_rollout,
@@ -164,18 +197,41 @@ class PPOTrainer:
                 rank=rank(),
                 world_size=world_size(),
             )
-            for batches in rollouts:
+            for batches in rollouts[self.iteration % per_epoch :]:
                 before = self.update
                 metrics = self.iterate(batches, epoch)
                 bar.set_postfix(reward=f"{metrics['objective/scores']:.3f}", kl=f"{metrics['objective/kl']:.3f}")
                 bar.update(self.update - before)
-                if due(config.save_steps, before, self.update):
+                if due(config.save_models, before, self.update):
                     self.folders.save_after(self.update)
-                if due(config.eval_interval, before, self.update) and self.update < total:
-                    self.evaluate()
+                if due(config.save_steps, before, self.update) and self.update < total:
+                    self.checkpoints.save(self.progress())
+                self._evaluate_if_due(total)
+
+    def _evaluate_if_due(self, total: int) -> None:
+        """Before the first update, and every --eval_interval; the evaluation of the end is not this one's business."""
+        before = self.update - self.run.plan.updates_per_rollout
+        is_due = self.update == 0 or due(self.config.eval_interval, before, self.update)
+        if is_due and self.current is None and self.update < total and self.evaluated < self.update:
+            self.evaluate()
 
     def iterate(self, batches: list[list[int]], epoch: int) -> dict[str, float]:
         """One PPO iteration on the prompts of ``batches`` (generation batches of prompt numbers)."""
+        if self.current is None:
+            self.current = self.collect(batches, epoch)
+        clock = Clock()
+        metrics = self.current.metrics | self.train(self.current)
+        clock.lap("training")
+        self.kl = self.kl.update(metrics["objective/kl"], self.run.plan.global_rollout)
+        self.update += self.run.plan.updates_per_rollout
+        self.iteration += 1
+        self.current = None
+        metrics |= clock.seconds
+        self.run.metrics.log(self.update, self.iteration * self.run.plan.global_rollout, metrics)
+        return metrics
+
+    def collect(self, batches: list[list[int]], epoch: int) -> Iteration:
+        """Samples, scores and assigns credit; an iteration without updates so far."""
         clock = Clock()
         learning_rates = {"lr/actor": self.models.actor.learning_rate, "lr/critic": self.models.critic.learning_rate}
         examples = [[self.prompts[i] for i in rows] for rows in batches]
@@ -186,14 +242,7 @@ class PPOTrainer:
         check_batch(batch, self.update)
         metrics = rollout_metrics(batch, self.config.lam, metric, self.models.metric_name, totals)
         clock.lap("scoring")
-        metrics |= self.train(batch) | learning_rates | {"objective/kl_coef": self.kl.value}
-        clock.lap("training")
-        self.kl = self.kl.update(metrics["objective/kl"], self.run.plan.global_rollout)
-        self.update += self.run.plan.updates_per_rollout
-        self.iteration += 1
-        metrics |= clock.seconds
-        self.run.metrics.log(self.update, self.iteration * self.run.plan.global_rollout, metrics)
-        return metrics
+        return Iteration(batch, metrics | learning_rates | {"objective/kl_coef": self.kl.value} | clock.seconds)
 
     def score(self, rollout: Rollout, texts: ResponseTexts) -> tuple[Trajectory, Tensor | None]:
         """Scores, log-probs, values; and the metric function's numbers (B,), if there is one."""
@@ -216,13 +265,13 @@ class PPOTrainer:
         found = self.condition(trajectory, epoch)
         return assign_credit(trajectory, found.ends, self.kl.value, self.config), found.totals
 
-    def train(self, batch: PPOBatch) -> dict[str, float]:
-        """The optimiser updates of one iteration."""
+    def train(self, iteration: Iteration) -> dict[str, float]:
+        """The optimiser updates of an iteration, those that are left."""
         actor, critic = self.models.actor, self.models.critic
         actor.train()
         critic.train()
         seed = derive_seed(self.config.seed, SeedKind.SHUFFLE, self.iteration)
-        metrics = ppo_update(actor, critic, batch, self.update_settings, seed)
+        metrics = ppo_update(actor, critic, iteration.batch, self.update_settings, seed, iteration.updates)
         if self.average is not None:
             self.average.update()
         for name in ("loss/policy", "loss/value"):

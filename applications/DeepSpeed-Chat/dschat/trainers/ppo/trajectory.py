@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dschat.models.engines import PolicyForward, ScalarForward
 from dschat.rl.types import Rollout, Trajectory, select_rows
+from dschat.run.stop import raise_if_stopped
 
 
 @torch.no_grad()
@@ -34,6 +35,7 @@ def score(
     width = rollout.response_mask.shape[1]
     columns: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     for rows in torch.arange(len(rollout.input_ids), device=rollout.input_ids.device).split(batch_size):
+        raise_if_stopped()
         part = select_rows(rollout, rows)
         tokens = (part.input_ids, part.attention_mask)
         columns[0].append(actor(*tokens, width, temperature)[0])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from dschat.rl.masked import masked_sum
 from dschat.rl.types import PPOBatch, select_rows, trim
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
+from dschat.run.stop import raise_if_stopped
 from dschat.trainers.ppo.trajectory import response_values
 
 Integers = npt.NDArray[np.int64]
@@ -51,8 +52,22 @@ class UpdateSettings:
         )
 
 
+@dataclass
+class UpdateProgress:
+    """How far the updates of an iteration are: how many are done, and what was measured in them."""
+
+    done: int = 0
+    means: Means = field(default_factory=Means)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+
 def ppo_update(
-    actor: TrainedPolicy, critic: TrainedScalar, batch: PPOBatch, settings: UpdateSettings, seed: int
+    actor: TrainedPolicy,
+    critic: TrainedScalar,
+    batch: PPOBatch,
+    settings: UpdateSettings,
+    seed: int,
+    progress: UpdateProgress | None = None,
 ) -> dict[str, float]:
     """Trains actor and critic on one rollout.
 
@@ -65,6 +80,10 @@ def ppo_update(
         batch: this rank's rows.
         settings: sizes and clipping.
         seed: of the shuffle; the same on every rank.
+        progress: where an interrupted call stopped; it is kept up to date, update by update.
+
+    Raises:
+        Stopped: see `dschat.run.stop`.
 
     Returns:
         Means over the updates: policy/…, loss/…, val/…, and the gradient norms of those that were applied; and, where
@@ -74,27 +93,27 @@ def ppo_update(
     prompt_lengths = batch.trajectory.rollout.attention_mask.sum(1) - response_lengths
     sizes = torch.stack([prompt_lengths, response_lengths], dim=1).cpu().numpy()
     shuffle = np.random.RandomState(seed % 2**32)
-    means, num_updates = Means(), 0
-    skipped: Counter[str] = Counter()
-    for _ in range(settings.ppo_epochs):
-        order = shuffle.permutation(len(sizes))
-        for start in range(0, len(order), settings.update_size):
-            rows = order[start : start + settings.update_size]
-            rows = rows[np.argsort(sizes[rows].sum(1), kind="stable")]
-            _one_update(actor, critic, batch, rows, sizes, settings, means)
-            for name, engine in (("actor", actor), ("critic", critic)):
-                if engine.skipped:
-                    skipped[name] += 1
-                else:
-                    means.add(f"grad_norm/{name}", engine.grad_norm)
-            num_updates += 1
+    progress = progress or UpdateProgress()
+    orders = [shuffle.permutation(len(sizes)) for _ in range(settings.ppo_epochs)]
+    starts = range(0, len(sizes), settings.update_size)
+    updates = [order[start : start + settings.update_size] for order in orders for start in starts]
+    for rows in updates[progress.done :]:
+        means = progress.means.copy()  # an update that is stopped half-way leaves nothing behind
+        rows = rows[np.argsort(sizes[rows].sum(1), kind="stable")]
+        _one_update(actor, critic, batch, rows, sizes, settings, means)
+        for name, engine in (("actor", actor), ("critic", critic)):
+            if engine.skipped:
+                progress.skipped[name] += 1
+            else:
+                means.add(f"grad_norm/{name}", engine.grad_norm)
+        progress.means, progress.done = means, progress.done + 1
     # Every update added its shares of each statistic, so that their sum is divided by the number of updates here. The
     # gradient norms were added as means.
     metrics = {
-        name: number if name.startswith("grad_norm/") else number / num_updates
-        for name, number in means.reduce().items()
+        name: number if name.startswith("grad_norm/") else number / progress.done
+        for name, number in progress.means.reduce().items()
     }
-    return metrics | {f"skipped/{name}": float(count) for name, count in skipped.items()}
+    return metrics | {f"skipped/{name}": float(count) for name, count in progress.skipped.items()}
 
 
 def _one_update(
@@ -113,6 +132,7 @@ def _one_update(
     num_tokens, num_macro = sum_over_ranks(own).clamp(min=1).unbind()
     micro_batches = [rows[i : i + settings.micro_batch] for i in range(0, len(rows), settings.micro_batch)]
     for chosen in micro_batches:
+        raise_if_stopped()
         prompt_width, response_width = sizes[chosen].max(0).tolist()
         part = select_rows(batch, torch.as_tensor(chosen, device=device))
         part = trim(part, prompt_width, max(response_width, 1))

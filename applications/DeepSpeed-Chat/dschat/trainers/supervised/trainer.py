@@ -15,10 +15,13 @@ from dschat.config.common import SupervisedConfig
 from dschat.data.collate import eval_batches, update_batches
 from dschat.errors import UserError
 from dschat.models.engines import Trained
-from dschat.run.checkpoint import ModelFolders, evaluation_after_saving
+from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_size
 from dschat.run.metrics import Means
+from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
+from dschat.run.progress import Progress
+from dschat.run.stop import raise_if_stopped
 from dschat.trainers.checks import check_number
 
 Example = TypeVar("Example", bound=Sized)
@@ -52,7 +55,13 @@ class SupervisedTrainer(Generic[Example, EngineT]):
     """Trains one engine on one task."""
 
     def __init__(
-        self, engine: EngineT, task: Task[Example, EngineT], config: SupervisedConfig, run: Run, folders: ModelFolders
+        self,
+        engine: EngineT,
+        task: Task[Example, EngineT],
+        config: SupervisedConfig,
+        run: Run,
+        folders: ModelFolders,
+        checkpoints: Checkpoints,
     ) -> None:
         """Takes the parts of a run.
 
@@ -62,24 +71,39 @@ class SupervisedTrainer(Generic[Example, EngineT]):
             config: the flags.
             run: batch sizes, record and metrics.
             folders: saves the model.
+            checkpoints: saves what the run needs to go on, and gives it back.
         """
         self.engine, self.task, self.config, self.run, self.folders = engine, task, config, run, folders
+        self.checkpoints = checkpoints
         self.lengths = [len(example) for example in task.train]
         self.update = 0
+        self.evaluated = -1  # after how many updates the last evaluation was
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         total = total_updates(len(self.task.train), self.config, self.run.plan)
-        self._self_check()
-        self.evaluate()
-        with tqdm(total=total, desc=self.task.name, disable=not is_main(), mininterval=1.0) as bar:
-            self._train_all(total, bar)
-        self.folders.save_final()
-        with evaluation_after_saving(self.config.output_dir):
-            self._self_check()  # before training, a reward head of zeros passes whatever the model computes
-            result = self.evaluate()
+        self.go_on(self.checkpoints.load())
+        with self.checkpoints.stopping(self.progress):
+            self._self_check()
+            with tqdm(total=total, initial=self.update, desc=self.task.name, disable=not is_main()) as bar:
+                self._train_all(total, bar)
+            if self.config.save_steps:
+                self.checkpoints.save(self.progress())
+            self.folders.save_final()
+            with evaluation_after_saving(self.config.output_dir):
+                self._self_check()  # before training, a reward head of zeros passes whatever the model computes
+                result = self.evaluate()
         self.folders.describe_final()
         return result
+
+    def progress(self) -> Progress:
+        """Where the run is."""
+        return Progress(self.update, {"evaluated": self.evaluated})
+
+    def go_on(self, progress: Progress | None) -> None:
+        """Takes the run up where it was; None leaves it at its beginning."""
+        if progress is not None:
+            self.update, self.evaluated = progress.update, progress.numbers["evaluated"]
 
     def _self_check(self) -> None:
         if self.config.self_checks:
@@ -88,7 +112,9 @@ class SupervisedTrainer(Generic[Example, EngineT]):
 
     def _train_all(self, total: int, bar: tqdm[None]) -> None:
         config, plan = self.config, self.run.plan
-        for epoch in range(config.num_train_epochs):
+        per_epoch = total // config.num_train_epochs
+        self._evaluate_if_due(total)
+        for epoch in range(self.update // per_epoch, config.num_train_epochs):
             updates = update_batches(
                 self.lengths,
                 plan.global_batch,
@@ -98,14 +124,21 @@ class SupervisedTrainer(Generic[Example, EngineT]):
                 rank=rank(),
                 world_size=world_size(),
             )
-            for micro_batches in updates:
+            for micro_batches in updates[self.update % per_epoch :]:
                 metrics = self.train_once(micro_batches)
                 bar.set_postfix(loss=f"{metrics[f'loss/{self.task.name}']:.4f}")
                 bar.update()
-                if due(config.save_steps, self.update - 1, self.update):
+                if due(config.save_models, self.update - 1, self.update):
                     self.folders.save_after(self.update)
-                if due(config.eval_interval, self.update - 1, self.update) and self.update < total:
-                    self.evaluate()
+                if due(config.save_steps, self.update - 1, self.update) and self.update < total:
+                    self.checkpoints.save(self.progress())
+                self._evaluate_if_due(total)
+
+    def _evaluate_if_due(self, total: int) -> None:
+        """Before the first update, and every --eval_interval; the evaluation of the end is not this one's business."""
+        is_due = self.update == 0 or due(self.config.eval_interval, self.update - 1, self.update)
+        if is_due and self.update < total and self.evaluated < self.update:
+            self.evaluate()
 
     def train_once(self, micro_batches: list[list[int]]) -> dict[str, float]:
         """One optimiser update on micro-batches of example numbers."""
@@ -115,6 +148,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
         count = sum_over_ranks(own_count)
         sums, learning_rate = Means(), self.engine.learning_rate
         for batch in batches:
+            raise_if_stopped()
             loss, stats = self.task.loss(self.engine, batch, count)
             self.engine.backward(loss)
             self.engine.step()
@@ -142,6 +176,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
         batches = eval_batches([len(example) for example in held_out], size, rank=rank(), world_size=world_size())
         means = Means()
         for rows in batches:
+            raise_if_stopped()
             # A rank that has run out of examples takes part in every forward pass all the same, without weight.
             examples = [held_out[i] for i in rows or [0]]
             loss, stats = self.task.loss(self.engine, examples, 1.0)
@@ -150,6 +185,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
         metrics = {f"eval/{name}": value for name, value in self.task.summary(means.reduce()).items()}
         self.run.metrics.log(self.update, self.update * self.run.plan.global_batch, metrics)
         self.run.record.measured(metrics, self.update)
+        self.evaluated = self.update
         return metrics
 
 

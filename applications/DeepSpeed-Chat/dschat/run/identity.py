@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two runs must share for one to go on where the other stopped: flags, batches, data, models, tokenizer."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from dschat.config.batches import BatchPlan
+from dschat.config.common import CommonConfig
+from dschat.run.progress import Json
+
+# Flags that may differ: how long to train, when to save and evaluate, where things lie (their content is compared).
+FREE_FLAGS = frozenset(
+    (
+        *("num_train_epochs", "save_steps", "save_models", "save_total_limit", "resume_from_checkpoint"),
+        *("eval_interval", "eval_iters", "print_answers", "enable_tensorboard", "tensorboard_path"),
+        *("output_dir", "overwrite_output_dir", "data_path", "deepspeed", "local_rank", "ddp_timeout", "self_checks"),
+        *("model_name_or_path", "actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"),
+    )
+)
+# What may differ between runs of different numbers of processes; the global sizes may not.
+SHARES = frozenset(
+    (
+        *("micro_batch", "accumulation", "update_per_rank", "rollout_per_rank", "world_size"),
+        *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_training_batch_size"),
+        *("per_device_generation_batch_size", "generation_batches"),
+    )
+)
+SAMPLE = 1 << 20  # bytes at either end of a weight file that go into its fingerprint
+
+Identity = dict[str, str]  # what → its value, or the hash of its content
+
+
+def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, data: Json) -> Identity:
+    """Everything that decides the numbers of a run, by name.
+
+    Args:
+        config: the flags.
+        plan: the batch sizes.
+        tokenizer: of the run.
+        data: sources and file hashes, as `RunRecord.data` holds them.
+    """
+    flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE_FLAGS}
+    sizes = dataclasses.asdict(plan) | {"global_rollout": plan.global_rollout}
+    counts = [[source["train"], source["eval"]] for source in data["sources"]]
+    functions = [value.rpartition(":")[0] for value in flags.values() if isinstance(value, str) and ".py:" in value]
+    return {
+        **{f"--{name}": _text(value) for name, value in flags.items()},
+        **{name: _text(value) for name, value in sizes.items()},
+        "the data": _hash(json.dumps([sorted(data["sha256"].values()), counts])),
+        "the tokenizer": _tokenizer_hash(tokenizer),
+        **{f"the model of {name}": _model_hash(getattr(config, name)) for name in _model_flags(config)},
+        **{f"the file {Path(path).name}": _hash(Path(path).read_text(encoding="utf-8")) for path in functions},
+    }
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: bool) -> list[str]:
+    """What differs between two identities, in words.
+
+    Args:
+        before: of the checkpoint.
+        now: of this run.
+        other_size: the number of processes differs, so that a process's share of a batch may.
+    """
+    passed_over = {*SHARES, *(f"--{name}" for name in SHARES)} if other_size else set()
+    found = []
+    for name in sorted({*before, *now} - passed_over):
+        old, new = before.get(name), now.get(name)
+        if old != new:
+            is_content = name.startswith("the ")
+            found.append(f"{name} has changed" if is_content else f"{name} was {old}, is {new}")
+    return found
+
+
+def _model_flags(config: CommonConfig) -> Iterable[str]:
+    names = (field.name for field in dataclasses.fields(config) if field.name.endswith("model_name_or_path"))
+    return [name for name in names if getattr(config, name)]
+
+
+def _text(value: object) -> str:
+    return "inf" if value == math.inf else json.dumps(value)
+
+
+def _hash(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
+
+
+def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    whole = {
+        "vocabulary": tokenizer.get_vocab(),
+        "special": tokenizer.special_tokens_map,
+        "template": tokenizer.chat_template,
+        "backend": tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "",
+    }
+    return _hash(json.dumps(whole, sort_keys=True, default=str))
+
+
+def _model_hash(path: str) -> str:
+    """Of a folder: its config and, of each weight file, the length and both ends. From the hub: the commit."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return str(getattr(AutoConfig.from_pretrained(path), "_commit_hash", None))
+    whole = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        with open(file, "rb") as stream:
+            size = file.stat().st_size
+            whole.update(f"{file.name} {size}".encode() + stream.read(SAMPLE))
+            stream.seek(max(0, size - SAMPLE))
+            whole.update(stream.read(SAMPLE))
+    return whole.hexdigest()

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run saves: its models, each as a Hugging Face folder.
+
+    output_dir/                 the final models
+    output_dir/models/step-N/   the models after N updates (--save_models)
+
+What else a run leaves behind stands in `checkpoint`. Steps 1 and 2 save their one model in that folder itself, step 3
+in actor/, critic/ and, with --enable_ema, actor_ema/. A model's folder holds safetensors, config.json, tokenizer,
+README.md (the model card) and run.json; with LoRA also adapter/. Folders and files are whole or not there: see
+`whole_files`.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dschat.config.common import CommonConfig
+from dschat.models.engines import Trained
+from dschat.models.save import save_model
+from dschat.run.distributed import barrier, is_main
+from dschat.run.output import RunOutput
+from dschat.run.records import write_model_card
+from dschat.run.whole_files import written_beside
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model of a run as it is saved.
+
+    Attributes:
+        engine: of the model.
+        role: policy, reward model or critic, for the card.
+        base: what it was trained from, for the card.
+        subfolder: of the run's folder; empty for that folder itself.
+        weights: gives other whole weights than the engine's (a moving average), on the main process.
+    """
+
+    engine: Trained
+    role: str
+    base: str
+    subfolder: str = ""
+    weights: Callable[[], dict[str, Tensor]] | None = None
+
+
+@contextmanager
+def evaluation_after_saving(folder: str) -> Iterator[None]:
+    """Around the evaluation that ends a run: if it fails, says that the models are there."""
+    try:
+        yield
+    except Exception:
+        logger.error("training is done and the models are saved in %s; the evaluation after it failed:", folder)
+        raise
+
+
+class ModelFolders:
+    """Writes the models of a run. Every rank must call its methods: weights that are sharded are gathered."""
+
+    def __init__(
+        self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
+    ) -> None:
+        """Takes what is saved and what the model cards say of it.
+
+        Args:
+            models: of the run.
+            tokenizer: of the run, saved with each.
+            config: the flags.
+            run: its record, with its last metrics; and what it does when there are models.
+        """
+        self._models, self._tokenizer, self._config, self._run = models, tokenizer, config, run
+        self._place = Path(config.output_dir)
+
+    def save_final(self) -> None:
+        """Writes the models that the run ends with."""
+        self._save(self._place)
+
+    def save_after(self, updates: int) -> None:
+        """Writes the models as they are after that many updates."""
+        self._save(self._place / "models" / f"step-{updates}")
+
+    def describe_final(self) -> None:
+        """Writes the final models' cards and run.json again, with metrics measured since."""
+        self._run.record.finished = True
+        if is_main():
+            for model in self._models:
+                self._describe(model, self._place / model.subfolder)
+
+    def _save(self, folder: Path) -> None:
+        writing = written_beside(self._place, folder, self._run.take_over) if is_main() else nullcontext()
+        with writing as beside:
+            for model in self._models:
+                state = model.engine.full_state_dict() if model.weights is None else model.weights()
+                if beside is not None:
+                    place = beside / model.subfolder
+                    weights = {name.removeprefix("inner."): tensor for name, tensor in state.items()}
+                    save_model(model.engine.module.inner, weights, self._tokenizer, place, self._config.merge_lora)
+                    self._describe(model, place)
+        self._run.record.saved.append(str(folder))
+        barrier()
+
+    def _describe(self, model: SavedModel, folder: Path) -> None:
+        name = model.subfolder or self._place.resolve().name
+        write_model_card(folder, name, model.role, model.base, self._settings(), self._run.record)
+        self._run.record.save(folder)
+
+    def _settings(self) -> dict[str, object]:
+        """The required flags, and those that differ from their defaults."""
+        fields = dataclasses.fields(self._config)
+        required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+        plain = type(self._config)(**{name: getattr(self._config, name) for name in required})
+        values = {f.name: getattr(self._config, f.name) for f in fields}
+        return {n: v for n, v in values.items() if n in required or v != getattr(plain, n)}

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SIGTERM and Ctrl-C: noted when they come, acted on where a run can stop without losing anything."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from dschat.run.distributed import largest_over_ranks
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_noted = 0  # the first signal that came, 0 without one
+
+
+class Stopped(BaseException):
+    """A signal has asked the run to end; `status` is the exit status that belongs to it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+@contextmanager
+def stop_signals() -> Iterator[None]:
+    """Inside, the signals are noted only; a second Ctrl-C raises KeyboardInterrupt at once."""
+    global _noted
+    _noted = 0
+    before = {number: signal.signal(number, _note) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def raise_if_stopped() -> None:
+    """Raises Stopped on every rank once one has noted a signal. Every rank must call it equally often."""
+    number = largest_over_ranks(_noted)
+    if number:
+        raise Stopped(number)
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    global _noted
+    if number == signal.SIGINT == _noted:
+        raise KeyboardInterrupt
+    _noted = _noted or number

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rollout in use: what it gave, and how far the updates on it are. It can be written down and taken up again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TypeVar, get_type_hints
+
+from torch import Tensor
+
+from dschat.rl.types import PPOBatch
+from dschat.run.distributed import device
+from dschat.run.metrics import Means
+from dschat.run.progress import Json
+from dschat.trainers.ppo.update import UpdateProgress
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One PPO iteration from its rollout to its last update.
+
+    Attributes:
+        batch: this rank's rows.
+        metrics: of the rollout.
+        updates: how many updates are done, and what was measured in them.
+    """
+
+    batch: PPOBatch
+    metrics: dict[str, float]
+    updates: UpdateProgress = field(default_factory=UpdateProgress)
+
+    def state(self) -> tuple[Json, dict[str, Tensor]]:
+        """Plain numbers and tensors from which `from_state` makes the same object."""
+        sums, tensors = self.updates.means.state()
+        numbers = {
+            "metrics": dict(self.metrics),
+            "done": self.updates.done,
+            "skipped": dict(self.updates.skipped),
+            "sums": dict(sums),
+        }
+        return numbers, _flat(self.batch, "batch") | {f"means.{name}": x for name, x in tensors.items()}
+
+    @classmethod
+    def from_state(cls, numbers: Json, tensors: Mapping[str, Tensor]) -> Iteration:
+        """What `state` gave, on this process's device."""
+        sums = {name.removeprefix("means."): x for name, x in tensors.items() if name.startswith("means.")}
+        means = Means.from_state(numbers["sums"], sums)
+        updates = UpdateProgress(numbers["done"], means, Counter(numbers["skipped"]))
+        return cls(_built(PPOBatch, tensors, "batch"), dict(numbers["metrics"]), updates)
+
+
+def _flat(item: object, name: str) -> dict[str, Tensor]:
+    """Every tensor in a dataclass of tensors and dataclasses, by its path."""
+    if isinstance(item, Tensor):
+        return {name: item}
+    assert is_dataclass(item)
+    parts = [_flat(getattr(item, f.name), f"{name}.{f.name}") for f in fields(item)]
+    return {path: tensor for part in parts for path, tensor in part.items()}
+
+
+def _built(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
+    """The dataclass that `_flat` took apart."""
+    hints = get_type_hints(cls)
+    values = {
+        f.name: _built(hints[f.name], tensors, f"{name}.{f.name}")
+        if is_dataclass(hints[f.name])
+        else tensors[f"{name}.{f.name}"].to(device())
+        for f in fields(cls)  # type: ignore[arg-type]
+    }
+    return cls(**values)
