@@ -192,7 +192,7 @@ def evaluation_rows(folder: Path) -> list[dict[str, Any]]:
 
 def copy_model(model: Path, folder: Path, **tokenizer: str | None) -> Path:
     """A copy of a model's folder with other fields in its tokenizer's configuration; None removes one."""
-    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("checkpoints", "models", "tensorboard"))
     file = folder / "tokenizer_config.json"
     content = {name: value for name, value in (json.loads(file.read_text()) | tokenizer).items() if value is not None}
     file.write_text(json.dumps(content))

@@ -240,11 +240,19 @@ class NotedSaves:
 
 
 def ppo_trainer_of(models: Any, prompts: Any, held_out: Any, tokenizer: Any, config: Any) -> Any:
-    """A PPOTrainer that notes when it would save, on `trainer.folders.saves`."""
+    """A PPOTrainer that notes when it would save models, on `trainer.folders.saves`."""
     from dschat.trainers.ppo.trainer import PPOTrainer
 
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
-    return PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, NotedSaves())
+    checkpoints = checkpoints_of(config, run, actor=models.actor, critic=models.critic)
+    return PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, NotedSaves(), checkpoints)
+
+
+def checkpoints_of(config: Any, run: Any, **engines: Any) -> Any:
+    """A run's checkpoints."""
+    from dschat.run.checkpoint import Checkpoints
+
+    return Checkpoints(engines, config, run, identity={})
 
 
 def save_engines(folder: Path, tokenizer: Any, **engines: Any) -> None:

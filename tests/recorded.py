@@ -25,7 +25,17 @@ from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
 from dschat.trainers.supervised.trainer import SupervisedTrainer
-from factories import PAD, NotedSaves, engine_of, make_causal_lm, make_classifier, make_rollout, ragged_rows, run_of
+from factories import (
+    PAD,
+    NotedSaves,
+    checkpoints_of,
+    engine_of,
+    make_causal_lm,
+    make_classifier,
+    make_rollout,
+    ragged_rows,
+    run_of,
+)
 
 GLOBAL_BATCH = 8
 UPDATES = 2
@@ -99,7 +109,8 @@ def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_ou
         per_device_eval_batch_size=2,
     )
     task: Any = SFTTask(DEMONSTRATIONS, held_out, PAD) if step == "sft" else RewardTask(PAIRS, held_out, PAD)
-    return SupervisedTrainer(engine, task, config, run_of(step, config), NotedSaves())
+    run = run_of(step, config)
+    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
 
 
 def supervised_update(trainer: SupervisedTrainer, number: int) -> dict[str, float]:

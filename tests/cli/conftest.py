@@ -76,7 +76,7 @@ def sft_flags(inputs: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def sft(shared: Path, sft_flags: dict[str, Any]) -> Path:
     """Output of step 1, run as its own process."""
-    extra = {"save_steps": 2, "eval_interval": 2, "enable_tensorboard": True}
+    extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True}
     return _chain(shared, "sft", sft_flags | extra)
 
 
@@ -96,7 +96,7 @@ def reward_flags(inputs: Path, sft: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def reward(shared: Path, reward_flags: dict[str, Any]) -> Path:
     """Output of step 2, run as its own process."""
-    extra = {"save_steps": 2, "eval_interval": 2, "enable_tensorboard": True}
+    extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True}
     return _chain(shared, "reward", reward_flags | extra)
 
 
@@ -126,7 +126,7 @@ def ppo(shared: Path, ppo_flags: dict[str, Any]) -> Path:
     """Output of step 3, run as its own process."""
     extra = {
         "metric_function": f"{GOLD}:gold_scores",
-        "save_steps": 2,
+        "save_models": 2,
         "eval_interval": 2,
         "enable_tensorboard": True,
     }

@@ -61,7 +61,7 @@ def test_no_such_model(step, flag, request, run, tmp_path):
 def test_a_damaged_model(step, flag, damage, request, run, tmp_path):
     flags = request.getfixturevalue(f"{step}_flags")
     folder = tmp_path / "damaged"
-    shutil.copytree(flags[flag], folder, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    shutil.copytree(flags[flag], folder, ignore=shutil.ignore_patterns("checkpoints", "models", "tensorboard"))
     weights, config = folder / "model.safetensors", folder / "config.json"
     if damage == "empty folder":
         shutil.rmtree(folder)

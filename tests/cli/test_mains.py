@@ -42,8 +42,8 @@ def under(folder, names):
 
 
 def checkpoints(steps, names):
-    """What --save_steps leaves."""
-    return {f"checkpoints/step-{step}/{name}" for step in steps for name in names | {"run.json"}}
+    """What --save_models leaves."""
+    return {f"models/step-{step}/{name}" for step in steps for name in names | {"run.json"}}
 
 
 # -- files
@@ -61,7 +61,7 @@ def test_files_of_step_2(reward):
 
 def test_files_of_step_3(ppo):
     models = under("actor", CAUSAL_LM | {"run.json"}) | under("critic", CLASSIFIER | {"run.json"})
-    saved = {f"checkpoints/step-{step}/{name}" for step in (2, 4) for name in models}
+    saved = {f"models/step-{step}/{name}" for step in (2, 4) for name in models}
     own = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
     samples = {f"samples/update-{update:06d}.jsonl" for update in (0, 2, 4)}
     assert files_under(ppo) == models | own | samples | saved
@@ -192,7 +192,7 @@ def test_run_json(step, train, held_out, request, inputs):
 def test_the_parsed_flags_are_kept(step, request):
     folder = request.getfixturevalue(step)
     flags = json.loads((folder / "train_config.json").read_text())
-    assert flags["output_dir"] == str(folder) and flags["save_steps"] == 2 and flags["seed"] == 1234
+    assert flags["output_dir"] == str(folder) and flags["save_models"] == 2 and flags["seed"] == 1234
     assert flags["batch_plan"]["global_batch"] == 8
     if step == "ppo":
         assert flags["kl_coef"] == 0.05 and flags["termination_condition"] == "fixed"
@@ -221,5 +221,5 @@ def test_the_model_card(step, model, base, request, shared):
 )
 def test_the_card_of_a_checkpoint_states_metrics(step, model, request):
     folder = request.getfixturevalue(step)
-    card = (folder / "checkpoints" / "step-2" / model / "README.md").read_text()
+    card = (folder / "models" / "step-2" / model / "README.md").read_text()
     assert "eval/" in card.partition("## Metrics")[2], "the section is empty"

@@ -79,10 +79,10 @@ def test_a_checkpoint_opens_and_differs_from_the_end(sft, reward, ppo):
         name = "actor" if folder == ppo else "."
         early, late, end = (
             auto_class.from_pretrained(folder / place / name).get_input_embeddings().weight
-            for place in ("checkpoints/step-2", "checkpoints/step-4", ".")
+            for place in ("models/step-2", "models/step-4", ".")
         )
         assert torch.equal(late, end) and not torch.equal(early, end)
-        AutoTokenizer.from_pretrained(folder / "checkpoints" / "step-2" / name)
+        AutoTokenizer.from_pretrained(folder / "models" / "step-2" / name)
 
 
 # -- a second run into the same folder
@@ -104,13 +104,13 @@ def test_an_unfinished_output_dir_is_used_again(run, sft_flags, tmp_path):
 
 
 def test_overwriting_leaves_nothing_of_the_earlier_run(run, ppo_flags, tmp_path):
-    longer = ppo_flags | {"save_steps": 2, "eval_interval": 2}
+    longer = ppo_flags | {"save_models": 2, "eval_interval": 2}
     shorter = ppo_flags | {"per_device_training_batch_size": 16, "overwrite_output_dir": True}
     assert run("ppo", longer).status == 0
     assert run("ppo", shorter).status == 0
     names = {file.name for file in (tmp_path / "out" / "samples").iterdir()}
     assert names == {"update-000000.jsonl", "update-000002.jsonl"}
-    assert not (tmp_path / "out" / "checkpoints").exists()
+    assert not (tmp_path / "out" / "models").exists()
 
 
 # -- the same seed

@@ -295,7 +295,7 @@ def test_sound_combinations_are_silent(flags, caplog):
     assert not caplog.records
 
 
-@pytest.mark.parametrize("used", ["out", "out/actor", "out/checkpoints/step-2/actor"])
+@pytest.mark.parametrize("used", ["out", "out/actor", "out/models/step-2/actor"])
 def test_a_run_does_not_write_over_what_it_reads(tmp_path, used):
     (tmp_path / used).mkdir(parents=True)
     words = ["--model_name_or_path", used, "--data_path", "d.jsonl", "--output_dir", "./out", "--overwrite_output_dir"]

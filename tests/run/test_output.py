@@ -40,7 +40,7 @@ def test_nothing_goes_before_the_first_save(place, group, tokenizer):
     models = [SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")]
     ModelFolders(models, tokenizer, config, run).save_after(4)
     left = files(place)
-    assert "notes.txt" in left and "checkpoints/step-4/actor/model.safetensors" in left
+    assert "notes.txt" in left and "models/step-4/actor/model.safetensors" in left
     assert not any(name.startswith(("actor/", "critic/", "samples/", ".")) for name in left)
     run.metrics.log(2, 16, {"loss": 0.5})
     run.finish()
@@ -78,7 +78,7 @@ def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, m
     monkeypatch.setattr("dschat.run.model_folders.save_model", interrupted)
     with pytest.raises(KeyboardInterrupt):
         folders.save_final()
-    assert run.record.saved == [str(tmp_path / "checkpoints" / "step-2")] and not (tmp_path / "actor").exists()
+    assert run.record.saved == [str(tmp_path / "models" / "step-2")] and not (tmp_path / "actor").exists()
     assert not (tmp_path / ".writing").exists()
     assert _report(KeyboardInterrupt(), run.record.saved) == 130
     assert f"the models saved last are in {run.record.saved[0]}" in capsys.readouterr().err

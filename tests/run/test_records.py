@@ -83,7 +83,7 @@ def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
     data = tmp_path / "train.jsonl"
     data.write_text("{}\n")
     folder = tmp_path / "out"
-    config = ppo_config(folder, kl_coef=0.1, save_steps=5)
+    config = ppo_config(folder, kl_coef=0.1, save_models=5)
     run = run_of("ppo", config)
     assert json.loads((folder / "run.json").read_text())["finished"] is False
     run.describe_data(
@@ -143,4 +143,4 @@ def test_models_along_the_way(group, tokenizer, tmp_path):
     config = ppo_config(tmp_path)
     model = SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")
     ModelFolders([model], tokenizer, config, run_of("ppo", config)).save_after(40)
-    assert (tmp_path / "checkpoints" / "step-40" / "actor" / "model.safetensors").is_file()
+    assert (tmp_path / "models" / "step-40" / "actor" / "model.safetensors").is_file()

@@ -120,7 +120,7 @@ def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
         gradient_accumulation_steps=2,
         ppo_epochs=2,
         eval_interval=4,
-        save_steps=4,
+        save_models=4,
         whiten_advantages=True,
     )
     assert total_updates(34, trainer.config, trainer.run.plan) == 8

@@ -13,6 +13,7 @@ from dschat.trainers.supervised.trainer import SupervisedTrainer
 from factories import (
     PAD,
     NotedSaves,
+    checkpoints_of,
     engine_of,
     hf_score,
     largest_difference,
@@ -44,7 +45,9 @@ def make_trainer(folder, micro=4, **overrides):
     run = run_of("reward", config)
     plan = run.plan
     engine = engine_of(make_classifier(), plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
-    return SupervisedTrainer(engine, RewardTask(TRAIN, HELD_OUT, PAD), config, run, NotedSaves())
+    return SupervisedTrainer(
+        engine, RewardTask(TRAIN, HELD_OUT, PAD), config, run, NotedSaves(), checkpoints_of(config, run, model=engine)
+    )
 
 
 def expected_of(examples):

@@ -15,6 +15,7 @@ from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 from factories import (
     PAD,
     NotedSaves,
+    checkpoints_of,
     engine_of,
     hf_logprobs,
     largest_difference,
@@ -36,7 +37,7 @@ def make_trainer(folder, train=TRAIN, held_out=HELD_OUT, micro=4, sft_on_prompt=
     plan = run.plan
     engine = engine_of(make_causal_lm(), plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
     task = SFTTask(train, held_out, PAD, sft_on_prompt)
-    return SupervisedTrainer(engine, task, config, run, NotedSaves())
+    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
 
 
 def nll_of(examples, on_prompt=False):
@@ -87,7 +88,7 @@ def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
 
 def test_fit_learns_and_keeps_its_appointments(group, tmp_path):
     """9 examples, updates of 4, so 2 an epoch; 6 epochs."""
-    trainer = make_trainer(tmp_path, num_train_epochs=6, eval_interval=4, save_steps=5)
+    trainer = make_trainer(tmp_path, num_train_epochs=6, eval_interval=4, save_models=5)
     assert total_updates(9, trainer.config, trainer.run.plan) == 12
     result = trainer.fit()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -119,7 +120,7 @@ def test_an_evaluation_that_fails_after_training_leaves_the_models(fails, group,
 
 
 def test_models_are_saved_before_an_evaluation_on_the_way(group, tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path, num_train_epochs=6, eval_interval=4, save_steps=4)
+    trainer = make_trainer(tmp_path, num_train_epochs=6, eval_interval=4, save_models=4)
     evaluate = trainer.evaluate
     monkeypatch.setattr(trainer, "evaluate", lambda: (trainer.folders.saves.append("evaluated"), evaluate())[1])
     trainer.fit()

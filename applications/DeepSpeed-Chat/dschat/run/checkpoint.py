@@ -41,7 +41,7 @@ from dschat.run.distributed import barrier, broadcast_object, gather_objects, is
 from dschat.run.identity import Identity, differences
 from dschat.run.output import RunOutput
 from dschat.run.progress import Json, Progress
-from dschat.run.random_states import random_states, set_random_states
+from dschat.run.random_states import set_random_states
 from dschat.run.stop import Stopped, stop_signals
 from dschat.run.whole_files import write_whole, written_beside
 
@@ -113,7 +113,7 @@ class Checkpoints:
         inside.mkdir(exist_ok=True)
         for name, engine in self._engines.items():
             engine.save_checkpoint(inside / name)
-        states = {f"random.{name}": state for name, state in random_states().items()}
+        states = {f"random.{name}": state for name, state in progress.random.items()}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in progress.tensors.items()}
         save_file(states | tensors, inside / f"rank-{rank()}.safetensors")
         if is_main():
@@ -183,14 +183,15 @@ class Checkpoints:
             engine.load_checkpoint(folder / name)
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
-        set_random_states({n.removeprefix("random."): x for n, x in tensors.items() if n.startswith("random.")})
+        random = {name.removeprefix("random."): x for name, x in tensors.items() if name.startswith("random.")}
+        set_random_states(random)
         if self._average is not None and is_main():
             for name, tensor in load_file(folder / AVERAGE).items():
                 self._average[name].copy_(tensor)
         self._run.go_on(state["metrics"], manifest["update"])
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith("random.")}
         logger.info("going on from %s", folder)
-        self._last = Progress(manifest["update"], state["numbers"], own)
+        self._last = Progress(manifest["update"], state["numbers"], random, own)
         return self._last
 
     def _choose(self, wanted: str) -> tuple[Path | None, Json]:

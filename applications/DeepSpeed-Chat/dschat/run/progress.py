@@ -16,9 +16,11 @@ class Progress:
     Attributes:
         update: optimiser updates so far.
         numbers: counters and coefficients, the same on every rank.
+        random: the global random states of this rank, see `dschat.run.random_states`.
         tensors: of this rank: a rollout that is in use, and sums over it.
     """
 
     update: int
     numbers: Json
+    random: dict[str, Tensor]
     tensors: dict[str, Tensor] = field(default_factory=dict)

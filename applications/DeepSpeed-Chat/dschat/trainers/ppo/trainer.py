@@ -27,6 +27,7 @@ from dschat.run.distributed import is_main, rank, world_size
 from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
 from dschat.run.progress import Json, Progress
+from dschat.run.random_states import random_states, set_random_states
 from dschat.run.seeds import SeedKind, derive_seed
 from dschat.scoring.source import ResponseTexts, ScoreSource
 from dschat.trainers.checks import check_batch, check_number
@@ -108,16 +109,19 @@ class PPOTrainer:
         self.update = self.iteration = 0  # those of finished iterations
         self.current: Iteration | None = None  # the one that is under way, from its first update on
         self.evaluated = -1  # after how many updates the last evaluation was
+        self.random = random_states()  # when `current` or `evaluated` last changed: users' functions may draw
         self.kl = kl_controller(config)
         self.update_settings = UpdateSettings.from_config(config, run.plan)
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         total = total_updates(len(self.prompts), self.config, self.run.plan)
+        self.random = random_states()
         self.go_on(self.checkpoints.load())
         with self.checkpoints.stopping(self.progress):
             if self.config.self_checks and self.progress().update == 0:
                 self.self_check()
+                set_random_states(self.random)
             with tqdm(total=total, initial=self.update, desc="ppo", disable=not is_main(), mininterval=1.0) as bar:
                 self._train_all(total, bar)
             if self.config.save_steps:
@@ -132,15 +136,15 @@ class PPOTrainer:
         """Where the run is."""
         numbers: Json = {"iteration": self.iteration, "evaluated": self.evaluated, "kl": self.kl.value}
         if self.current is None:
-            return Progress(self.update, numbers)
+            return Progress(self.update, numbers, self.random)
         state, tensors = self.current.state()
-        return Progress(self.update + self.current.updates.done, numbers | {"current": state}, tensors)
+        return Progress(self.update + self.current.updates.done, numbers | {"current": state}, self.random, tensors)
 
     def go_on(self, progress: Progress | None) -> None:
         """Takes the run up where it was; None leaves it at its beginning."""
         if progress is None:
             return
-        numbers = progress.numbers
+        numbers, self.random = progress.numbers, progress.random
         self.update, self.iteration, self.evaluated = progress.update, numbers["iteration"], numbers["evaluated"]
         self.kl = replace(self.kl, value=numbers["kl"])
         if "current" in numbers:
@@ -176,7 +180,7 @@ class PPOTrainer:
         )
         self.run.metrics.log(self.update, self.iteration * self.run.plan.global_rollout, metrics)
         self.run.record.measured(metrics, self.update)
-        self.evaluated = self.update
+        self.evaluated, self.random = self.update, random_states()
         if is_main():
             write_samples(self.run.folder, self.update, samples)
             if self.config.print_answers:
@@ -218,7 +222,7 @@ class PPOTrainer:
     def iterate(self, batches: list[list[int]], epoch: int) -> dict[str, float]:
         """One PPO iteration on the prompts of ``batches`` (generation batches of prompt numbers)."""
         if self.current is None:
-            self.current = self.collect(batches, epoch)
+            self.current, self.random = self.collect(batches, epoch), random_states()
         clock = Clock()
         metrics = self.current.metrics | self.train(self.current)
         clock.lap("training")

@@ -21,6 +21,7 @@ from dschat.run.metrics import Means
 from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
 from dschat.run.progress import Progress
+from dschat.run.random_states import random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.checks import check_number
 
@@ -98,7 +99,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
 
     def progress(self) -> Progress:
         """Where the run is."""
-        return Progress(self.update, {"evaluated": self.evaluated})
+        return Progress(self.update, {"evaluated": self.evaluated}, random_states())
 
     def go_on(self, progress: Progress | None) -> None:
         """Takes the run up where it was; None leaves it at its beginning."""
