@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves tests out that take minutes and that nobody asked for, and keeps the groups of `--dist loadgroup` together."""
+    """Leaves out tests of minutes that nobody asked for, and keeps the groups of `--dist loadgroup` together."""
     leave_out_slow(config, items)
     for item in items:  # pytest 9.2 does not look at the name that xdist 3.8 sets
         named = vars(item).get("_nodeid")
