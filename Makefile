@@ -1,5 +1,6 @@
 # make quickstart   the whole pipeline on this machine, with a report
 # make test         the test suite
+# make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make check        ruff, format, types
 # Each makes .venv and installs into it when requirements.txt or setup.py changed.
 
@@ -9,7 +10,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 INSTALLED := $(VENV)/installed
 DEV := $(VENV)/installed-dev
 
-.PHONY: quickstart test check install clean
+.PHONY: quickstart test mutants check install clean
 
 install: $(INSTALLED)
 
@@ -28,6 +29,9 @@ quickstart: $(INSTALLED)
 
 test: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
+
+mutants: $(DEV)
+	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_mutants.py -m mutants -q $(PYTEST_ARGS)
 
 check: $(DEV)
 	$(BIN)/ruff check

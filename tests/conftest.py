@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves slow tests out that nobody asked for, and keeps the groups of `--dist loadgroup` together."""
+    """Leaves out tests of minutes that nobody asked for, and keeps the groups of `--dist loadgroup` together."""
     leave_out_slow(config, items)
     for item in items:  # pytest 9.2 does not look at the name that xdist 3.8 sets
         named = vars(item).get("_nodeid")
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run if -m says what to run, or if they are named, as in tests/cli/test_mains.py::test_x."""
+    """Tests of minutes run if -m says what to run, or if they are named, as in tests/cli/test_mains.py::test_x."""
     if config.option.markexpr:
         return
     words = [word.split("::", 1) for word in config.args if "::" in word]
@@ -41,7 +41,8 @@ def leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
 
     def is_left_out(item: pytest.Item) -> bool:
         own = item.nodeid.split("::", 1)[1]
-        return "slow" in item.keywords and not any(item.path == file and own.startswith(test) for file, test in named)
+        is_long = "slow" in item.keywords or "mutants" in item.keywords
+        return is_long and not any(item.path == file and own.startswith(test) for file, test in named)
 
     left_out = [item for item in items if is_left_out(item)]
     if left_out:

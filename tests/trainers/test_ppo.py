@@ -95,7 +95,8 @@ def test_a_toy_reward_rises(ngram, group, tokenizer, tmp_path):
     first, last = sum(scores[:3]) / 3, sum(scores[-3:]) / 3
     assert first < 0.15 and last > 0.3 and last > 3 * first
     assert rows[0]["objective/kl"] == pytest.approx(0, abs=1e-4) and rows[-1]["objective/kl"] > 0.5
-    assert rows[0]["macro/length"] == pytest.approx(1.0 if ngram == 1 else rows[0]["macro/length"])
+    # Nearly every response is cut at 10 tokens, so nearly every macro action has all of its tokens.
+    assert rows[0]["macro/length"] == 1 if ngram == 1 else 4.5 < rows[0]["macro/length"] < 5
 
 
 TRAIN_KEYS = {
@@ -119,6 +120,7 @@ def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
         per_device_training_batch_size=4,
         gradient_accumulation_steps=2,
         ppo_epochs=2,
+        cliprange=0.01,
         eval_interval=4,
         save_models=4,
         whiten_advantages=True,
@@ -137,7 +139,7 @@ def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
     assert set(result) == {"eval/scores", "eval/kl", "eval/length", "eval/eos_rate", "eval/count"}
     assert evaluations[0]["eval/kl"] == pytest.approx(0, abs=1e-4) and evaluations[-1]["eval/kl"] != 0
     assert result.items() <= evaluations[-1].items()
-    assert train[0]["policy/clipfrac"] >= 0 and train[0]["val/ratio"] != 1
+    assert 0 < train[0]["policy/clipfrac"] < 1 and train[0]["val/ratio"] != 1  # the second PPO epoch meets the clip
     assert trainer.folders.saves == [4, 8, "final", "described"]
     samples = read_lines(tmp_path / "samples" / "update-000008.jsonl")
     assert len(samples) == 6 and {"prompt", "response", "score", "count", "finished", "tokens"} <= samples[0].keys()

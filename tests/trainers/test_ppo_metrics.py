@@ -51,7 +51,7 @@ def test_rollout_metrics_by_hand():
 
 def test_decoded_responses_and_token_texts(tokenizer):
     texts = [" the quick fox", "a cat; on a mat."]
-    rows = [([5], [*tokenizer(text)["input_ids"], EOS]) for text in texts]
+    rows = [([5], [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS]) for text in texts]
     rollout = make_rollout(rows, right=2)
     assert [decode_response(tokenizer, ids) for ids in rollout.response_rows()] == texts
     parts = token_texts(rows[0][1], tokenizer)

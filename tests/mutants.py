@@ -1,0 +1,568 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One-line changes of the package, each of which the tests named beside it must notice: `make mutants`.
+
+`python tests/mutants.py WORD...` makes only those whose name holds one of the words.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "applications" / "DeepSpeed-Chat" / "dschat"
+TIMEOUT = 300  # seconds for the tests of one mutant
+# Imported once, before a process is forked for each mutant; nothing of the package itself.
+PRELOADED = (
+    *("pytest", "hypothesis", "torch", "deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer", "transformers"),
+    *("transformers.generation", "transformers.models.gemma.modeling_gemma", "tokenizers", "peft", "tqdm"),
+)
+VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one file of the package.
+
+    Attributes:
+        name: what goes wrong.
+        file: below the package.
+        old: occurs once in it.
+        new: stands there instead.
+        tests: ids below tests/; at least one of them must fail.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def source(self) -> str:
+        """The changed file. Raises ValueError unless the old text occurs exactly once."""
+        text = (PACKAGE / self.file).read_text(encoding="utf-8")
+        if text.count(self.old) != 1 or self.old == self.new:
+            raise ValueError(f"mutant {self.name!r}: {self.file} holds {self.old!r} {text.count(self.old)} times")
+        return text.replace(self.old, self.new)
+
+
+def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
+    """Mutants of one file. Rows: name, old text, new text, and ids of tests, separated by spaces."""
+    for name, old, new, tests in rows:
+        yield Mutant(name, file, old, new, tuple(tests.split()))
+
+
+GAE = "rl/test_advantages.py::test_gae_by_hand"
+LOGPROBS = "rl/test_logprobs.py::test_by_hand"
+POLICY = "rl/test_losses.py::test_policy_loss_of_one_token_by_hand"
+VALUE = "rl/test_losses.py::test_value_loss_of_one_token_by_hand"
+SPLIT = "rl/test_losses.py::test_losses_do_not_depend_on_how_rows_are_split"
+SFT_LOSS = "rl/test_losses.py::test_sft_loss_is_the_mean_negative_logprob"
+PAIRWISE = "rl/test_losses.py::test_pairwise_loss_by_hand"
+SIGMA = "rl/test_macro_actions.py::test_sigma_of_five_tokens_by_hand"
+SEGMENT = "rl/test_macro_actions.py::test_segment_by_hand"
+MACRO_LOGPROBS = "rl/test_macro_actions.py::test_macro_logprobs_gradient_by_hand"
+WHITENING = "rl/test_masked.py::test_whitening_by_hand"
+ONE_ROW = "rl/test_ppo_batch.py::test_one_row_by_hand"
+REWARDS = "rl/test_rewards.py::test_token_rewards_by_hand"
+ESTIMATORS = "rl/test_rewards.py::test_kl_estimators_by_hand"
+REWARD_CLIP = "rl/test_rewards.py::test_clipping_clamps_the_score_and_not_the_penalty"
+MISSING_EOS = "rl/test_rewards.py::test_a_missing_eos_costs_the_penalty"
+ADAPTIVE = "rl/test_rewards.py::test_adaptive_kl_by_hand"
+FIXED = "rl/test_termination.py::test_fixed_by_hand"
+PPL = "rl/test_termination.py::test_ppl_by_hand rl/test_termination.py::test_ppl_modes_differ_by_hand"
+MULTISET = "rl/test_randomized.py::test_randomized_defaults_to_the_lengths_of_the_paper"
+PERMUTATION = "rl/test_randomized.py::test_randomized_consumes_a_permutation_of_the_multiset"
+ORDERS = "rl/test_randomized.py::test_randomized_draws_every_order_equally_often"
+ROW_SEEDS = "rl/test_randomized.py::test_row_seeds_do_not_collide"
+CREDIT = "trainers/test_ppo_flags_reach.py::test_credit_flags"
+UPDATE_FLAGS = "trainers/test_ppo_flags_reach.py::test_update_flags"
+METRICS = "trainers/test_ppo_metrics.py::test_rollout_metrics_by_hand"
+UPDATE = "trainers/test_update.py::test_losses_are_means_over_the_rows_of_their_update"
+ROW_ORDER = "trainers/test_update.py::test_the_seed_shuffles_the_rows"
+DRAWS = "trainers/test_update.py::test_every_batch_of_responses_is_drawn_with_a_seed_of_its_own"
+RUN_SEED = "trainers/test_update.py::test_another_seed_of_the_run_draws_and_shuffles_otherwise"
+EVAL_DRAWS = "trainers/test_update.py::test_every_evaluation_draws_alike"
+SHUFFLES = "trainers/test_update.py::test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank"
+EPOCHS = "trainers/test_update.py::test_every_epoch_takes_every_prompt_in_another_order"
+KL = "trainers/test_update.py::test_the_kl_coefficient_of_each_iteration"
+AVERAGE = "trainers/test_update.py::test_the_moving_average_moves_once_in_every_iteration"
+EVALUATION = "trainers/test_update.py::test_an_evaluation_is_the_mean_over_the_prompts"
+SUPERVISED = "trainers/test_update.py::test_supervised_epochs_take_every_example_in_another_order"
+TOTAL = "trainers/test_update.py::test_the_updates_that_a_schedule_is_over"
+OPTIMISERS = "trainers/test_optimisers.py::test_actor_and_critic_have_optimisers_of_their_own"
+SUPERVISED_OPTIMISERS = "trainers/test_optimisers.py::test_steps_1_and_2"
+TWO_RANKS = "trainers/test_two_ranks.py::test_two_processes_make_the_updates_of_one"
+FIT = "trainers/test_ppo.py::test_fit_writes_what_it_should"
+TEMPERATURE = "trainers/test_ppo.py::test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature"
+SFT_EVALUATION = "trainers/test_sft.py::test_evaluation_is_the_perplexity_over_tokens"
+SFT_COUNT = "trainers/test_sft.py::test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update"
+SCORE = "rollouts/test_rollout.py::test_score_is_each_row_alone_under_each_model[gpt2-5]"
+SCHEDULE = "engine/test_engine.py::test_schedule_and_warm_up_count_optimiser_updates"
+GROUPS = "engine/test_engine.py::test_weight_decay_acts_on_matrices_only"
+
+# fmt: off
+MUTANTS: tuple[Mutant, ...] = (
+    *changes("rl/advantages.py",
+        ("gamma of the next value is forgotten", "rewards + gamma * following", "rewards + following", GAE),
+        ("GAE adds the value", "gamma * following - values", "gamma * following + values", GAE),
+        ("GAE without lambda", "gamma * lam * running", "gamma * running", GAE),
+        ("GAE decays by lambda alone", "gamma * lam * running", "lam * running", GAE),
+        ("a value after the last step", "values[:, 1:], zeros[:, :1]", "values[:, 1:], values[:, -1:]",
+         "rl/test_advantages.py::test_gae_is_the_double_sum"),
+        ("GAE runs forwards", "reversed(range(values.shape[1]))", "range(values.shape[1])", GAE),
+        ("returns lack the value", "advantages, advantages + values", "advantages, advantages - values", GAE),
+    ),
+    *changes("rl/logprobs.py",
+        ("logits times the temperature", "logits = logits / temperature", "logits = logits * temperature", LOGPROBS),
+        ("log-probs are not normalised", "return chosen - log_z", "return chosen", LOGPROBS),
+        ("entropy's sign", "log_z - expected.nan_to_num_", "log_z + expected.nan_to_num_", LOGPROBS),
+        ("entropy is not normalised", "(logits - log_z[:, None]).exp_()", "logits.exp()", LOGPROBS),
+    ),
+    *changes("rl/losses.py",
+        ("the ratio is no exponential", "ratio = log_ratio.exp()", "ratio = 1 + log_ratio", POLICY),
+        ("policy: no lower clip", "ratio.clamp(1 - cliprange, 1 + cliprange)", "ratio.clamp(max=1 + cliprange)",
+         POLICY),
+        ("policy: no upper clip", "ratio.clamp(1 - cliprange, 1 + cliprange)", "ratio.clamp(min=1 - cliprange)",
+         POLICY),
+        ("policy: sign", "unclipped = -advantages * ratio", "unclipped = advantages * ratio", POLICY),
+        ("policy: the better branch", "weight * torch.maximum(", "weight * torch.minimum(", POLICY),
+        ("policy: mean of the part", "(unclipped, clipped)).sum() / num_tokens", "(unclipped, clipped)).mean()",
+         SPLIT),
+        ("policy: weights are ignored", "torch.where(response_mask, weights, 0.0)", "response_mask.float()",
+         "rl/test_policy_ratio.py::test_macro_ratios_have_their_closed_form"),
+        ("approxkl without its half", "log_ratio.square()).sum() / 2", "log_ratio.square()).sum()",
+         "rl/test_losses.py::test_approxkl_is_half_the_mean_square_for_small_steps"),
+        ("policy: share that is not clipped", "weight * (clipped > unclipped)", "weight * (clipped < unclipped)",
+         "rl/test_policy_ratio.py::test_several_updates_until_the_clip_binds"),
+        ("mean ratio ignores weights", "(weight * ratio).sum()", "ratio.sum()",
+         "rl/test_policy_ratio.py::test_macro_statistics_count_macro_actions"),
+        ("value: no half", "(unclipped, clipped).sum() / 2", "(unclipped, clipped).sum()", VALUE),
+        ("value: the better branch", " torch.maximum(unclipped, clipped).sum()",
+         " torch.minimum(unclipped, clipped).sum()", VALUE),
+        ("value: no upper clip", "torch.minimum(new_values, values + cliprange_value)", "new_values", VALUE),
+        ("value: no lower clip", "values + cliprange_value), values - cliprange_value)",
+         "values + cliprange_value), new_values)", "rl/test_losses.py::test_value_loss_is_the_scalar_rule"),
+        ("value: clipped around the return", "values + cliprange_value)", "returns + cliprange_value)", VALUE),
+        ("value: mean of the part", "(unclipped, clipped).sum() / 2 / num_tokens", "(unclipped, clipped).mean() / 2",
+         SPLIT),
+        ("value: share that is not clipped", '"clipfrac": (clipped > unclipped)', '"clipfrac": (clipped < unclipped)',
+         VALUE),
+        ("SFT: sign", "return -torch.where(response_mask, logprobs", "return torch.where(response_mask, logprobs",
+         SFT_LOSS),
+        ("SFT: divided by all positions", "logprobs, 0.0).sum() / num_tokens, {}", "logprobs, 0.0).mean(), {}",
+         SFT_LOSS),
+        ("pairs: sign", "margin = chosen_scores - rejected_scores", "margin = rejected_scores - chosen_scores",
+         PAIRWISE),
+        ("pairs: no logarithm", "-F.logsigmoid(margin)", "-torch.sigmoid(margin)", PAIRWISE),
+        ("pairs: mean of the part", "F.logsigmoid(margin).sum() / num_pairs", "F.logsigmoid(margin).mean()", PAIRWISE),
+        ("pairs: a tie counts as right", "(margin > 0)", "(margin >= 0)", PAIRWISE),
+    ),
+    *changes("rl/macro_actions.py",
+        ("sigma equal: not divided", "weights = 1 / length.double()", "weights = 1 / length.double() ** 0", SIGMA),
+        ("sigma unit: the first token", 'length - 1 if value_function == "unit" else 0', "0", SIGMA),
+        ("sigma first: the last token", 'length - 1 if value_function == "unit" else 0', "length - 1", SIGMA),
+        ("sigma position: early tokens weigh more", "(length - i).clamp(min=1)", "(i + 1).clamp(min=1)", SIGMA),
+        ("sigma position: not harmonic", "harmonic[length - 1]", "length", SIGMA),
+        ("every token gets the first action's number", "macro.index, x.shape[1]))", "0, x.shape[1]))",
+         "rl/test_macro_actions.py::test_to_tokens_broadcasts"),
+        ("an action starts at its end", "started[:, 1:] = (ends & response_mask)[:, :-1]",
+         "started[:, :] = ends & response_mask", SEGMENT),
+        ("rewards: mean for sum", 'if reduction == "mean":', 'if reduction != "mean":',
+         "rl/test_macro_actions.py::test_pool_rewards_sums"),
+        ("long actions weigh more", "1 / macro.lengths.clamp(min=1)", "1.0 * macro.lengths",
+         "rl/test_macro_actions.py::test_token_weights_are_one_over_length"),
+        ("macro ratio: sum and mean exchanged", '"mean" if mean else "sum"', '"sum" if mean else "mean"',
+         MACRO_LOGPROBS),
+    ),
+    *changes("rl/masked.py",
+        ("whitening: variance over n - 1", "(total_squares / count - mean", "(total_squares / (count - 1) - mean",
+         WHITENING),
+        ("whitening: mean over n - 1", "mean = total / count", "mean = total / (count - 1)", WHITENING),
+        ("whitening: mean stays", "(x.double() - mean)", "x.double()", WHITENING),
+        ("whitening: divided by the variance", "torch.rsqrt(variance + 1e-8)", "torch.reciprocal(variance + 1e-8)",
+         WHITENING),
+        ("the first for the last position", "following[:, :-1] = mask[:, 1:]", "following[:, 1:] = mask[:, :-1]",
+         "rl/test_masked.py::test_the_last_position_of_each_row"),
+        ("square of the sum", "kept.square().sum()", "kept.sum().square()",
+         "rl/test_masked.py::test_masked_moments_are_count_sum_and_sum_of_squares"),
+    ),
+    *changes("rl/ppo_batch.py",
+        ("tokens get returns as advantages", "advantages=to_tokens(advantages", "advantages=to_tokens(returns",
+         ONE_ROW),
+        ("tokens get advantages as returns", "returns=to_tokens(returns", "returns=to_tokens(advantages", ONE_ROW),
+        ("values are not pooled by sigma", "(trajectory.values, macro, value_function)", "(trajectory.values, macro)",
+         f"{CREDIT}[value_function]"),
+        ("macro rewards are always sums", "(rewards, macro, macro_reward, value_function)", "(rewards, macro)",
+         f"{CREDIT}[macro_reward]"),
+        ("scores without the penalty", "trajectory.ref_logprobs, scores, mask",
+         "trajectory.ref_logprobs, trajectory.scores, mask", f"{CREDIT}[missing_eos_penalty]"),
+        ("gamma and lambda exchanged", "macro.mask, gamma, lam)", "macro.mask, lam, gamma)", f"{CREDIT}[gamma]"),
+    ),
+    *changes("rl/rewards.py",
+        ("KL sign", "return -kl_coef * kl", "return kl_coef * kl", REWARDS),
+        ("score on every token", "torch.where(last_true(response_mask), scores", "torch.where(response_mask, scores",
+         REWARDS),
+        ("log-ratio reversed", "d = logprobs - ref_logprobs", "d = ref_logprobs - logprobs", ESTIMATORS),
+        ("k1 is not signed", "        return d\n", "        return d.abs()\n", ESTIMATORS),
+        ("k2 without its half", "d.square() / 2", "d.square()", ESTIMATORS),
+        ("k3 reversed", "torch.exp(-d) - 1 + d", "torch.exp(d) - 1 - d", ESTIMATORS),
+        ("scores: no lower clip", "clamp(-clip_reward_value, clip_reward_value)", "clamp(max=clip_reward_value)",
+         REWARD_CLIP),
+        ("scores: no upper clip", "clamp(-clip_reward_value, clip_reward_value)", "clamp(min=-clip_reward_value)",
+         REWARD_CLIP),
+        ("missing EOS: a bonus", "scores, scores - penalty)", "scores, scores + penalty)", MISSING_EOS),
+        ("missing EOS: finished ones pay", "torch.where(finished, scores,", "torch.where(~finished, scores,",
+         MISSING_EOS),
+        ("adaptive KL: sign", "kl / self.target - 1", "1 - kl / self.target", ADAPTIVE),
+        ("adaptive KL: no upper limit", "-0.2), 0.2)", "-0.2), 2.0)", ADAPTIVE),
+        ("adaptive KL: no lower limit", "- 1, -0.2)", "- 1, -2.0)", ADAPTIVE),
+        ("adaptive KL: samples are not counted", "error * num_samples / self.horizon", "error / self.horizon",
+         ADAPTIVE),
+        ("adaptive KL: added, not multiplied", "self.value * (1 + error", "self.value + (0 + error", ADAPTIVE),
+    ),
+    *changes("rl/termination.py",
+        ("fixed: ends one token late", "position % int(ngram) == 0)", "position % int(ngram) == 1)", FIXED),
+        ("fixed: the remainder does not end", "== 0) & response_mask) | last_true(response_mask)",
+         "== 0) & response_mask)", FIXED),
+        ("fixed: ends one token early", "torch.arange(1, response_mask.shape[1] + 1,",
+         "torch.arange(2, response_mask.shape[1] + 2,", FIXED),
+        ("randomized: the rest does not end", "(ends[:, :width] & response_mask) | last_true(response_mask)",
+         "ends[:, :width] & response_mask", PERMUTATION),
+        ("randomized: lengths are not repeated", "list(lengths) * repeat_times", "list(lengths)", MULTISET),
+        ("randomized: no shuffle", "multiset[draws.argsort(dim=1, stable=True)]", "multiset.expand_as(draws)", ORDERS),
+        ("randomized: with replacement", "draws.argsort(dim=1, stable=True)", "draws % len(multiset)", MULTISET),
+        ("row seeds ignore the epoch", "torch.tensor([seed, epoch]", "torch.tensor([seed, 0]", ROW_SEEDS),
+        ("row seeds ignore the seed", "torch.tensor([seed, epoch]", "torch.tensor([0, epoch]", ROW_SEEDS),
+        ("row seeds ignore the prompt", "(prompt_index.long() + 1) * _GOLDEN", "(0 * prompt_index.long()) * _GOLDEN",
+         ROW_SEEDS),
+        ("lengths are no running sums", "lengths.cumsum(1).clamp(max=width + 1) - 1",
+         "lengths.clamp(max=width + 1) - 1", MULTISET),
+        ("ppl token: a tie cuts", "nll[:, 1:] > nll[:, :-1]", "nll[:, 1:] >= nll[:, :-1]", PPL),
+        ("ppl prefix: sum for mean", "nll[:, 1:] * count > nll.cumsum(1)", "nll[:, 1:] > nll.cumsum(1)", PPL),
+        ("ppl chunk: sum for mean", "cut = current * count > total", "cut = current > total", PPL),
+        ("ppl chunk: sum of the whole prefix", "torch.where(cut, current, total + current)", "total + current", PPL),
+        ("ppl chunk: length of the whole prefix", "torch.where(cut, 1.0, count + 1)", "count + 1", PPL),
+        ("ppl: likelihood for surprise", "response_mask, -ref_logprobs", "response_mask, ref_logprobs", PPL),
+        ("ppl: cuts one token late", "ends[:, :-1] = cut_before & response_mask[:, 1:]",
+         "ends[:, 1:] = cut_before & response_mask[:, 1:]", PPL),
+        ("isolating joins what was cut", "return ends | before_last", "return before_last | last_true(response_mask)",
+         "rl/test_termination.py::test_isolate_last_token_by_hand"),
+    ),
+    *changes("conditions/termination.py",
+        ("randomized is the same in every epoch", "prompt_index, epoch)", "prompt_index, 0)",
+         "conditions/test_termination_condition.py::test_randomized_follows_seed_and_epoch"),
+        ("ppl mode does not arrive", "mask, flags.ppl_mode)", "mask)",
+         "conditions/test_termination_condition.py::test_ppl_looks_at_the_reference"),
+        ("ppl looks at the policy", "perplexity_ends(trajectory.ref_logprobs", "perplexity_ends(trajectory.logprobs",
+         "conditions/test_termination_condition.py::test_ppl_looks_at_the_reference"),
+    ),
+    *changes("trainers/ppo/credit.py",
+        ("credit: the flag's KL coefficient", "kl_coef=kl_coef,", "kl_coef=config.kl_coef,", KL),
+        ("credit: no gamma", "gamma=config.gamma", "gamma=1.0", f"{CREDIT}[gamma]"),
+        ("credit: no lambda", "lam=config.lam", "lam=1.0", f"{CREDIT}[lam]"),
+        ("credit: no value function", "value_function=config.value_function", 'value_function="equal"',
+         f"{CREDIT}[value_function]"),
+        ("credit: no macro reward", "macro_reward=config.macro_reward", 'macro_reward="sum"',
+         f"{CREDIT}[macro_reward]"),
+        ("credit: no KL estimator", "kl_estimator=config.kl_estimator", 'kl_estimator="k1"',
+         f"{CREDIT}[kl_estimator]"),
+        ("credit: no score clipping", "clip_reward_value=config.clip_reward_value", "clip_reward_value=None",
+         f"{CREDIT}[clip_reward_value]"),
+        ("credit: no missing-EOS penalty", "missing_eos_penalty=config.missing_eos_penalty",
+         "missing_eos_penalty=None", f"{CREDIT}[missing_eos_penalty]"),
+        ("whitening inverted", "if config.whiten_advantages", "if not config.whiten_advantages", f"{CREDIT}[plain]"),
+        ("whitening of each rank alone", "sum_over_ranks(totals).unbind()", "totals.unbind()", TWO_RANKS),
+    ),
+    *changes("trainers/ppo/update.py",
+        ("actor clipped with cliprange_value", "mask, settings.cliprange, count",
+         "mask, settings.cliprange_value, count", UPDATE),
+        ("critic clipped with cliprange", "mask, settings.cliprange_value, num_tokens",
+         "mask, settings.cliprange, num_tokens", UPDATE),
+        ("num_tokens of all rows", "sizes[rows, 1].sum()", "sizes[:, 1].sum()", UPDATE),
+        ("num_tokens counts prompts", "sizes[rows, 1].sum()", "sizes[rows].sum()", UPDATE),
+        ("num_macro of all rows", "batch.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()",
+         "batch.macro.mask.sum()", UPDATE),
+        ("counts of one rank", "sum_over_ranks(own).clamp(min=1)", "own.clamp(min=1)", TWO_RANKS),
+        ("macro ratio: product and mean exchanged", '== "macro_mean"', '!= "macro_mean"', UPDATE),
+        ("macro ratio divided by tokens", "token_weights(part.macro), num_macro",
+         "token_weights(part.macro), num_tokens", UPDATE),
+        ("macro ratio: long actions weigh more", "weights, count = token_weights(part.macro),",
+         "weights, count = None,", UPDATE),
+        ("policy entropy is a sum", "masked_sum(entropy, mask) / num_tokens", "masked_sum(entropy, mask)", UPDATE),
+        ("update at temperature 1", "mask.shape[1], settings.temperature)", "mask.shape[1])", UPDATE),
+        ("one PPO epoch only", "range(settings.ppo_epochs)", "range(1)", UPDATE),
+        ("statistics are sums over updates", "else number / num_updates", "else number", UPDATE),
+        ("rows are not shuffled", "shuffle.permutation(len(sizes))", "np.arange(len(sizes))", ROW_ORDER),
+        ("the shuffle has no seed", "RandomState(seed % 2**32)", "RandomState(0)", ROW_ORDER),
+        ("a skipped update has a norm", "if engine.skipped:", "if not engine.skipped:",
+         "trainers/test_update.py::test_an_update_that_fp16_left_out_is_counted_and_has_no_norm"),
+        ("flag cliprange does not arrive", "cliprange=config.cliprange,", "cliprange=config.cliprange_value,",
+         UPDATE_FLAGS),
+        ("flag cliprange_value does not arrive", "cliprange_value=config.cliprange_value",
+         "cliprange_value=config.cliprange", UPDATE_FLAGS),
+        ("flag temperature does not arrive", "temperature=config.temperature", "temperature=1.0", UPDATE_FLAGS),
+        ("an update is one micro-batch", "update_size=plan.update_per_rank", "update_size=plan.micro_batch",
+         UPDATE_FLAGS),
+    ),
+    *changes("trainers/ppo/sampler.py",
+        ("sampling seed ignores the run's", "derive_seed(self._seed, kind", "derive_seed(0, kind", RUN_SEED),
+        ("sampling seed ignores its use", "(self._seed, kind, draw", "(self._seed, 0, draw", DRAWS),
+        ("sampling seed the same in every iteration", "kind, draw, rank(), number)", "kind, 0, rank(), number)",
+         DRAWS),
+        ("sampling seed the same on every rank", "kind, draw, rank(), number)", "kind, draw, 0, number)", DRAWS),
+        ("sampling seed the same in every batch", "kind, draw, rank(), number)", "kind, draw, rank(), 0)", DRAWS),
+    ),
+    *changes("trainers/ppo/trainer.py",
+        ("evaluation draws with training's seeds", "SeedKind.EVALUATION, number", "SeedKind.TRAINING, number", DRAWS),
+        ("evaluations draw otherwise each time", "SeedKind.EVALUATION, number",
+         "SeedKind.EVALUATION, self.iteration + number", EVAL_DRAWS),
+        ("the self-check draws with training's seeds", "SeedKind.SELF_CHECK, draw=0", "SeedKind.TRAINING, draw=0",
+         DRAWS),
+        ("iterations of an epoch draw alike", "SeedKind.TRAINING, self.iteration", "SeedKind.TRAINING, epoch", DRAWS),
+        ("iterations are not counted", "self.iteration += 1", "self.iteration += 0", DRAWS),
+        ("shuffle seed the same in every iteration", "SeedKind.SHUFFLE, self.iteration)", "SeedKind.SHUFFLE, 0)",
+         SHUFFLES),
+        ("shuffle seed of each rank", "SeedKind.SHUFFLE, self.iteration)", "SeedKind.SHUFFLE, self.iteration, rank())",
+         SHUFFLES),
+        ("shuffle seed ignores the run's", "derive_seed(self.config.seed, SeedKind.SHUFFLE",
+         "derive_seed(0, SeedKind.SHUFFLE", RUN_SEED),
+        ("termination in epoch 0 always", "self.condition(trajectory, epoch)", "self.condition(trajectory, 0)",
+         EPOCHS),
+        ("prompts in the same order in every epoch", "epoch,\n                rank=rank()",
+         "0,\n                rank=rank()", EPOCHS),
+        ("every rank takes the first one's prompts", "rank=rank(),", "rank=0,", EPOCHS),
+        ("the KL coefficient does not reach credit", "found.ends, self.kl.value", "found.ends, self.config.kl_coef",
+         KL),
+        ("the KL coefficient stays", "self.kl = self.kl.update(", "self.kl.update(", KL),
+        ("KL per token for KL per sequence", 'self.kl.update(metrics["objective/kl"]',
+         'self.kl.update(metrics["objective/kl_per_token"]', KL),
+        ("KL samples of one rank", '["objective/kl"], self.run.plan.global_rollout',
+         '["objective/kl"], self.run.plan.rollout_per_rank', KL),
+        ("KL target and horizon exchanged", "config.adaptive_kl_target, config.adaptive_kl_horizon",
+         "config.adaptive_kl_horizon, config.adaptive_kl_target", KL),
+        ("the moving average is never updated", "self.average.update()", "pass", AVERAGE),
+        ("scored at temperature 1", "config.temperature,\n", "1.0,\n", TEMPERATURE),
+        ("updates of a rollout count as one", "self.update += self.run.plan.updates_per_rollout", "self.update += 1",
+         FIT),
+        ("step 3: the schedule is over one epoch", "plan.updates_per_rollout * config.num_train_epochs",
+         "plan.updates_per_rollout", TOTAL),
+        ("step 3: the schedule is over rollouts", "rollouts * plan.updates_per_rollout *", "rollouts *", TOTAL),
+        ("step 3: the schedule is over one rank's rollouts", "num_prompts // plan.global_rollout\n",
+         "num_prompts // plan.rollout_per_rank\n", TOTAL),
+    ),
+    *changes("trainers/ppo/trajectory.py",
+        ("values of the state after the token", "values[:, -num_response - 1 : -1]", "values[:, -num_response:]",
+         "rollouts/test_rollout.py::test_response_values_by_hand"),
+        ("the reference is the actor", "reference(*tokens, width, temperature)", "actor(*tokens, width, temperature)",
+         SCORE),
+        ("the reference at temperature 1", "reference(*tokens, width, temperature)", "reference(*tokens, width)",
+         SCORE),
+        ("the actor at temperature 1", "actor(*tokens, width, temperature)", "actor(*tokens, width)", SCORE),
+    ),
+    *changes("trainers/ppo/moving_average.py",
+        ("moving average: past and present exchanged", "1 - self._decay", "self._decay", AVERAGE),
+        ("moving average: another decay", "DECAY = 0.992", "DECAY = 0.99", AVERAGE),
+    ),
+    *changes("trainers/ppo/metrics.py",
+        ("KL is a mean over tokens", '"objective/kl", kl, rows', '"objective/kl", kl, tokens', METRICS),
+        ("KL per token is a mean over rows", '"objective/kl_per_token", kl, tokens',
+         '"objective/kl_per_token", kl, rows', METRICS),
+        ("objective/entropy's sign", "masked_sum(-trajectory.logprobs", "masked_sum(trajectory.logprobs", METRICS),
+        ("macro length is the response's", '"macro/length", tokens, macros', '"macro/length", tokens, rows', METRICS),
+        ("lambda_eff is a power, not a root", 'lam ** (1 / metrics["macro/length"])', 'lam ** metrics["macro/length"]',
+         METRICS),
+        ("explained variance is the unexplained", "1 - unexplained / spread", "unexplained / spread", METRICS),
+        ("squares instead of variances", '- metrics.pop("residuals") ** 2', '- 0 * metrics.pop("residuals")', METRICS),
+    ),
+    *changes("trainers/ppo/evaluation.py",
+        ("evaluation: batches weigh alike", "weight=len(rows))", "weight=int(bool(rows)))", EVALUATION),
+        ("evaluation: mean score of a batch", "trajectory.scores.sum()", "trajectory.scores.mean()", EVALUATION),
+    ),
+    *changes("trainers/supervised/trainer.py",
+        ("steps 1 and 2: count of one rank", "count = sum_over_ranks(own_count)", "count = own_count", TWO_RANKS),
+        ("steps 1 and 2: count of the first micro-batch", "self.task.count(batch) for batch in batches)",
+         "self.task.count(batch) for batch in batches[:1])", SUPERVISED),
+        ("steps 1 and 2: the same order in every epoch", "epoch,\n", "0,\n", SUPERVISED),
+        ("steps 1 and 2: the order has no seed", "config.seed,\n", "0,\n", SUPERVISED),
+        ("steps 1 and 2: evaluation of means", "examples, 1.0)", "examples, float(self.task.count(examples)))",
+         SFT_EVALUATION),
+        ("steps 1 and 2: evaluation weighs examples", "self.task.count(examples) if rows else 0)",
+         "len(examples) if rows else 0)", SFT_EVALUATION),
+        ("steps 1 and 2: the schedule is over one epoch", "return per_epoch * config.num_train_epochs",
+         "return per_epoch", TOTAL),
+        ("steps 1 and 2: the schedule is over micro-batches", "num_examples // plan.global_batch\n",
+         "num_examples // plan.micro_batch\n", TOTAL),
+    ),
+    *changes("trainers/supervised/sft.py",
+        ("SFT: the loss divided by all tokens", "len(example.response_ids) for example", "len(example) for example",
+         SFT_COUNT),
+        ("SFT on the prompt: one token too many", "len(example) - 1 for example", "len(example) for example",
+         SFT_COUNT),
+        ("perplexity to the base 2", "math.exp(min(", "math.exp2(min(", SFT_EVALUATION),
+    ),
+    *changes("trainers/supervised/reward.py",
+        ("chosen and rejected exchanged", "chosen, rejected = last_scores", "rejected, chosen = last_scores",
+         "trainers/test_reward.py::test_evaluation"),
+    ),
+    *changes("engine/engine.py",
+        ("backward without the world size", "loss * world_size()", "loss", TWO_RANKS),
+        ("backward divided by the accumulation", "scale_wrt_gas=False", "scale_wrt_gas=True",
+         "engine/test_engine.py::test_any_accumulation_gives_the_update_of_plain_torch[2]"),
+        ("Adam's betas", "ADAM_BETAS = (0.9, 0.95)", "ADAM_BETAS = (0.9, 0.999)", GROUPS),
+        ("weight decay on norms", '"weight_decay": 0.0}', '"weight_decay": weight_decay}', GROUPS),
+        ("no warm-up", "num_warmup_steps=optimizer.warmup_updates", "num_warmup_steps=0", SCHEDULE),
+        ("the schedule's total", "max(optimizer.total_updates, 1)", "max(2 * optimizer.total_updates, 1)", SCHEDULE),
+        ("constant schedule", "        optimizer.schedule,\n", '        "constant",\n', SCHEDULE),
+    ),
+    *changes("builders.py",
+        ("the actor with the critic's optimiser", "config.actor_learning_rate, config.actor_weight_decay",
+         "config.critic_learning_rate, config.critic_weight_decay", OPTIMISERS),
+        ("the critic with the actor's optimiser", "config.critic_learning_rate, config.critic_weight_decay",
+         "config.actor_learning_rate, config.actor_weight_decay", OPTIMISERS),
+        ("learning rate and weight decay exchanged", "config.learning_rate, config.weight_decay)",
+         "config.weight_decay, config.learning_rate)", SUPERVISED_OPTIMISERS),
+        ("the schedule does not know its total", "total_updates=total_updates,", "total_updates=1,", OPTIMISERS),
+        ("the warm-up's ratio does not arrive", "config.warmup_updates(total_updates)", "config.num_warmup_steps",
+         SUPERVISED_OPTIMISERS),
+        ("the schedule's name does not arrive", "schedule=config.lr_scheduler_type", 'schedule="linear"', OPTIMISERS),
+        ("gradient clipping does not arrive", "gradient_clipping=config.gradient_clipping", "gradient_clipping=1.0",
+         OPTIMISERS),
+    ),
+    *changes("config/common.py",
+        ("the warm-up is rounded down", "math.ceil(self.warmup_ratio * total_updates)",
+         "int(self.warmup_ratio * total_updates)", SUPERVISED_OPTIMISERS),
+    ),
+    *changes("config/batches.py",
+        ("a rollout is trained on once", "ppo_epochs * rollout // update", "rollout // update", TOTAL),
+    ),
+    *changes("data/collate.py",
+        ("order of examples ignores the epoch", "RandomState([seed, epoch])", "RandomState([seed, 0])",
+         "data/test_collate.py::test_order_depends_on_seed_and_epoch_only"),
+        ("order of examples ignores the seed", "RandomState([seed, epoch])", "RandomState([0, epoch])",
+         "data/test_collate.py::test_order_depends_on_seed_and_epoch_only"),
+        ("ranks share rows", "rows[rank::world_size], micro_size", "rows[::world_size], micro_size",
+         "data/test_collate.py::test_ranks_share_every_update"),
+    ),
+    *changes("run/seeds.py",
+        ("seeds depend on their first part alone", "SeedSequence(parts)", "SeedSequence(parts[:1])",
+         "trainers/test_ppo.py::test_derived_seeds_differ"),
+        ("evaluation is a kind of training", "EVALUATION = 1", "EVALUATION = 0", DRAWS),
+    ),
+    *changes("run/metrics.py",
+        ("metrics of one rank", "sum_over_ranks(stacked).tolist()", "stacked.tolist()", TWO_RANKS),
+        ("means are sums", "metrics[name] / weight if weight", "metrics[name] if weight",
+         "run/test_metrics.py::test_means_are_weighted"),
+    ),
+    *changes("models/policy.py",
+        ("log-probs of the token before", "last_hidden_state[:, -num_response - 1 : -1]",
+         "last_hidden_state[:, -num_response:]",
+         "models/test_policy.py::test_log_probs_and_entropy_are_those_of_the_models_own_logits[gemma-1.0]"),
+    ),
+    *changes("rollouts/generate.py",
+        ("every batch is drawn alike", "torch.manual_seed(seed)", "torch.manual_seed(0)",
+         "rollouts/test_rollout.py::test_a_seed_gives_the_same_draws_and_leaves_the_global_state_alone"),
+    ),
+)
+# fmt: on
+
+
+def make_overlay(folder: Path, mutant: Mutant) -> None:
+    """folder/dschat: links to the package's files, but for the changed one."""
+    place, source = folder / "dschat", PACKAGE
+    for part in Path(mutant.file).parts:
+        place.mkdir()
+        for entry in source.iterdir():
+            if entry.name not in (part, "__pycache__"):
+                (place / entry.name).symlink_to(entry)
+        place, source = place / part, source / part
+    place.write_text(mutant.source(), encoding="utf-8")
+
+
+def run_tests(tests: Sequence[str], packages: Path, folder: Path) -> None:
+    """Becomes a process that runs tests on the package in `packages`; never returns."""
+    signal.alarm(TIMEOUT)
+    output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ["PYTHONPATH"] = str(packages)  # of the processes that tests start
+    sys.path.insert(0, str(packages))
+    import pytest
+
+    options = ["-q", "-x", "-p", "no:cacheprovider", f"--basetemp={folder / 'tmp'}"]
+    status = 3
+    try:
+        status = int(pytest.main([*options, *(f"tests/{test}" for test in tests)]))
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def judge(mutant: Mutant | None, status: int, output: str) -> str:
+    """What is wrong with the outcome of a mutant's tests, or of all tests on the package as it is; empty if nothing.
+
+    Args:
+        mutant: None for the package as it is.
+        status: pytest's: 0 if all tests passed, 1 if some failed; anything else says nothing about the mutant.
+        output: pytest's.
+    """
+    if status == (1 if mutant else 0):
+        return ""
+    name = f"{mutant.name} ({mutant.file})" if mutant else "the package as it is"
+    if mutant and status == 0:
+        return f"{name}: its tests do not notice"
+    return f"{name}: pytest ended with {status}\n{textwrap.indent(output[-3000:], '    ')}"
+
+
+def run_all(mutants: Sequence[Mutant], place: Path) -> list[str]:
+    """Runs the tests of each mutant, and before them all tests on the package as it is; what was wrong."""
+    everything = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+    slowest_first = sorted(mutants, key=lambda mutant: TWO_RANKS not in mutant.tests)
+    waiting: list[Mutant | None] = [None, *slowest_first]
+    running: dict[int, tuple[Mutant | None, Path]] = {}
+    wrong = []
+    while waiting or running:
+        while waiting and len(running) < len(os.sched_getaffinity(0)):
+            mutant, folder = waiting.pop(0), place / str(len(waiting))
+            folder.mkdir()
+            if mutant is not None:
+                make_overlay(folder, mutant)
+            if (pid := os.fork()) == 0:
+                run_tests(mutant.tests if mutant else everything, folder if mutant else PACKAGE.parent, folder)
+            running[pid] = mutant, folder
+        pid, status = os.wait()
+        mutant, folder = running.pop(pid)
+        output = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
+        problem = judge(mutant, os.waitstatus_to_exitcode(status), output)
+        print(f"\n{problem}" if problem else ".", end="\n" if problem else "", flush=True)
+        wrong += [problem] if problem else []
+    return wrong
+
+
+def main(words: Sequence[str]) -> int:
+    """Makes the mutants; 0 if the tests notice each of them."""
+    chosen = [mutant for mutant in MUTANTS if not words or any(word in mutant.name for word in words)]
+    for mutant in chosen:
+        mutant.source()
+    os.environ.update(VARIABLES)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    os.chdir(ROOT)
+    begun = time.monotonic()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        wrong = run_all(chosen, Path(place))
+    killed = len(chosen) - sum(not problem.startswith("the package as it is") for problem in wrong)
+    print("\n".join(["", *(problem.splitlines()[0] for problem in wrong)]))
+    print(f"{killed} of {len(chosen)} mutants killed in {time.monotonic() - begun:.0f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which flags each model's optimiser and schedule get."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dschat import builders
+from dschat.config.sft import SFTConfig
+from dschat.engine.engine import OptimizerSettings
+from factories import ppo_config
+
+
+@pytest.fixture
+def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
+    """The optimisers of the engines in the order in which they are made; nothing is loaded."""
+    found: list[OptimizerSettings] = []
+    monkeypatch.setattr(builders, "train_engine", lambda model, optimizer, settings: found.append(optimizer))
+    for name in ("load_causal_lm", "load_scalar", "PolicyModel", "ScalarModel", "frozen_engine", "end_token_id"):
+        monkeypatch.setattr(builders, name, lambda *_, **__: None)
+    monkeypatch.setattr(builders, "_function_scores", lambda *_: None)
+    return found
+
+
+SHARED = {"lr_scheduler_type": "cosine", "gradient_clipping": 0.5}
+
+
+def test_actor_and_critic_have_optimisers_of_their_own(optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
+    own = {"actor_learning_rate": 1e-3, "actor_weight_decay": 0.1}
+    own |= {"critic_learning_rate": 2e-3, "critic_weight_decay": 0.2}
+    config = ppo_config(tmp_path, num_warmup_steps=3, **(own | SHARED))
+    builders.build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
+    assert optimisers == [
+        OptimizerSettings(1e-3, 0.1, 20, 3, "cosine", 0.5),
+        OptimizerSettings(2e-3, 0.2, 20, 3, "cosine", 0.5),
+    ]
+
+
+@pytest.mark.parametrize("build", [builders.build_policy, builders.build_reward_model])
+def test_steps_1_and_2(build: Any, optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
+    """A warm-up of 15 % of 10 updates is 2 updates."""
+    names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
+    config = SFTConfig(learning_rate=3e-3, weight_decay=0.3, warmup_ratio=0.15, **(names | SHARED))
+    build(config, config.plan_batches(1), SimpleNamespace(), 10)
+    assert optimisers == [OptimizerSettings(3e-3, 0.3, 10, 2, "cosine", 0.5)]

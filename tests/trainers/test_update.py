@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops with stand-ins for models: what is divided by what, and which seed, epoch and coefficient goes where."""
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dschat.config.sft import SFTConfig
+from dschat.rl.macro_actions import segment
+from dschat.rl.termination import fixed_ngram_ends
+from dschat.rl.types import PPOBatch, Rollout, Trajectory
+from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.moving_average import MovingAverage
+from dschat.trainers.ppo.trainer import PPOModels
+from dschat.trainers.ppo.trainer import total_updates as total_ppo_updates
+from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from dschat.trainers.supervised.trainer import SupervisedTrainer
+from dschat.trainers.supervised.trainer import total_updates as total_supervised_updates
+from factories import EOS, NotedSaves, make_prompt, make_rollout, ppo_config, ppo_trainer_of, run_of, to_device
+
+RESPONSE = [5, 6, 7, EOS]
+
+
+class StandIn:
+    """An engine that says one number of every token and notes what it is asked and told."""
+
+    grad_norm, skipped, learning_rate = 3.0, False, 1e-3
+    module = SimpleNamespace(inner=None)
+
+    def __init__(self, number: float) -> None:
+        self.number, self.weight = number, 0.0
+        self.losses: list[float] = []
+        self.lengths: list[int] = []  # of the response that each forward pass was about
+        self.temperatures: set[float] = set()
+
+    def __call__(self, input_ids: Any, attention_mask: Any, num_response: int = 0, temperature: float = 1.0) -> Any:
+        if not num_response:
+            return torch.full_like(input_ids, self.number, dtype=torch.float32)
+        self.lengths.append(int(attention_mask[0, -num_response:].sum()))
+        self.temperatures.add(temperature)
+        shape = (len(input_ids), num_response)
+        return torch.full(shape, self.number, device=input_ids.device), torch.full(shape, 0.7, device=input_ids.device)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.losses.append(float(loss))
+
+    def train(self) -> None: ...
+
+    eval = step = train
+
+    @contextmanager
+    def gathered(self) -> Any:
+        yield self.module
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        return {"w": torch.tensor([self.weight])}
+
+
+# -- one update
+
+
+def batch_of(lengths: tuple[int, ...] = (1, 2, 3, 4)) -> PPOBatch:
+    """Advantages 1, values 0 and returns 2 everywhere; macro actions of two tokens and what remains."""
+    rollout = make_rollout([([5], [6] * n) for n in lengths])
+    mask = rollout.response_mask
+    one = mask.float()
+    trajectory = Trajectory(rollout, -one, -one, 0 * one, torch.zeros(len(lengths)))
+    macro = segment(fixed_ngram_ends(mask, 2), mask)
+    return to_device(PPOBatch(trajectory, macro, 0 * one, 0 * one, one, 2 * one))
+
+
+# The ratio of a token is 1.1, of two tokens 1.21, which is clipped to 1.15. By the response's length: what its tokens
+# or macro actions add to −loss, and how many they are.
+SHARES = {
+    "token": {1: (1.1, 1), 2: (2.2, 2), 3: (3.3, 3), 4: (4.4, 4)},
+    "macro": {1: (1.1, 1), 2: (1.15, 1), 3: (2.25, 2), 4: (2.3, 2)},
+    "macro_mean": {1: (1.1, 1), 2: (2.2, 2), 3: (3.3, 3), 4: (4.4, 4)},
+}
+
+
+@pytest.mark.parametrize("policy_ratio", SHARES)
+def test_losses_are_means_over_the_rows_of_their_update(policy_ratio: str) -> None:
+    """Four rows in updates of two. Values: old 0, new 1, return 2 at a clip range of 0.5: ½ (0.5 − 2)² = 1.125."""
+    actor, critic = StandIn(-1 + math.log(1.1)), StandIn(1.0)
+    settings = UpdateSettings(2, 1, 2, cliprange=0.15, cliprange_value=0.5, temperature=0.7, policy_ratio=policy_ratio)
+    stats = ppo_update(actor, critic, batch_of(), settings, seed=0)
+    expected = []
+    assert len(actor.lengths) == 2 * 2 * 2  # PPO epochs, updates, rows
+    for update in range(4):
+        (first, count), (second, other) = (SHARES[policy_ratio][n] for n in actor.lengths[2 * update : 2 * update + 2])
+        expected.append(-(first + second) / (count + other))
+        assert sum(actor.losses[2 * update : 2 * update + 2]) == pytest.approx(expected[-1], abs=1e-6)
+        assert sum(critic.losses[2 * update : 2 * update + 2]) == pytest.approx(1.125, abs=1e-6)
+    assert sorted(actor.lengths[:4]) == sorted(actor.lengths[4:]) == [1, 2, 3, 4]
+    assert stats["loss/policy"] == pytest.approx(sum(expected) / 4, abs=1e-6)
+    assert stats["loss/value"] == pytest.approx(1.125) and stats["val/clipfrac"] == pytest.approx(1.0)
+    assert stats["policy/entropy"] == pytest.approx(0.7) and actor.temperatures == {0.7}
+    assert stats["grad_norm/actor"] == stats["grad_norm/critic"] == 3.0
+
+
+def test_the_seed_shuffles_the_rows() -> None:
+    orders = []
+    for seed in (0, 1, 2):
+        actor = StandIn(-1.0)
+        settings = UpdateSettings(1, 1, 1, cliprange=0.2, cliprange_value=0.2, temperature=1.0)
+        ppo_update(actor, StandIn(0.0), batch_of(tuple(range(1, 9))), settings, seed)
+        orders.append(tuple(actor.lengths))
+    assert len(set(orders)) == 3
+
+
+def test_an_update_that_fp16_left_out_is_counted_and_has_no_norm() -> None:
+    actor, critic = StandIn(-1.0), StandIn(0.0)
+    actor.skipped = True
+    settings = UpdateSettings(2, 2, 1, cliprange=0.2, cliprange_value=0.2, temperature=1.0)
+    stats = ppo_update(actor, critic, batch_of(), settings, seed=0)
+    assert stats["skipped/actor"] == 2 and "grad_norm/actor" not in stats and stats["grad_norm/critic"] == 3.0
+
+
+# -- a run of four iterations: two epochs of two rollouts, each of two generation batches of two prompts on each rank
+
+
+@dataclass
+class Notes:
+    """What the parts of a run were given."""
+
+    draws: list[int] = field(default_factory=list)  # seeds of generation, batch by batch
+    shuffles: list[int] = field(default_factory=list)  # seeds of ppo_update, iteration by iteration
+    epochs: list[int] = field(default_factory=list)  # told to the termination condition
+    batches: list[PPOBatch] = field(default_factory=list)  # trained on
+
+
+@pytest.fixture
+def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -> Any:
+    """trainer_of(rank, world_size, held_out=0, **flags): a trainer of stand-ins, and its notes."""
+
+    def make(rank: int = 0, world_size: int = 1, held_out: int = 0, **flags: Any) -> tuple[Any, Notes]:
+        notes = Notes()
+
+        def generate(model: Any, prompts: Any, sampling: Any, seed: int) -> Rollout:
+            notes.draws.append(seed)
+            ids, mask = prompts["input_ids"], prompts["attention_mask"]
+            response = torch.tensor([RESPONSE], device=ids.device).expand(len(ids), -1)
+            kept = torch.ones_like(response, dtype=torch.bool)
+            ids, mask = torch.cat([ids, response], 1), torch.cat([mask, kept], 1)
+            return Rollout(ids, mask, kept, prompts["index"], kept[:, 0])
+
+        def update(actor: Any, critic: Any, batch: PPOBatch, settings: Any, seed: int) -> dict[str, float]:
+            notes.batches.append(batch)
+            notes.shuffles.append(seed)
+            actor.weight = 1.0
+            return {"loss/policy": 0.0, "loss/value": 0.0}
+
+        monkeypatch.setattr("dschat.trainers.ppo.sampler.generate", generate)
+        monkeypatch.setattr("dschat.trainers.ppo.trainer.ppo_update", update)
+        for module in ("sampler", "trainer", "evaluation"):
+            monkeypatch.setattr(f"dschat.trainers.ppo.{module}.rank", lambda: rank)
+        for module in ("trainer", "evaluation"):
+            monkeypatch.setattr(f"dschat.trainers.ppo.{module}.world_size", lambda: world_size)
+        sizes = {"per_device_generation_batch_size": 2, "generation_batches": 2, "per_device_training_batch_size": 4}
+        sizes |= {"num_train_epochs": 2, "per_device_eval_batch_size": 2}
+        config = ppo_config(tmp_path / "out", **(sizes | {"self_checks": False} | flags))
+        reward = FunctionScores(lambda p, r, rows: [float(row["n"]) for row in rows], "--reward_function")
+        models = PPOModels(StandIn(-1.0), StandIn(-1.5), StandIn(0.0), reward)
+        prompts = [make_prompt([5] * (1 + i % 3), "", i, {"n": i}) for i in range(8 * world_size)]
+        trainer = ppo_trainer_of(models, prompts, prompts[:held_out], tokenizer, config)
+        trainer.run.plan = config.plan_batches(world_size)
+        condition = trainer.condition
+        trainer.condition = lambda trajectory, epoch: (notes.epochs.append(epoch), condition(trajectory, epoch))[1]
+        return trainer, notes
+
+    return make
+
+
+def test_every_batch_of_responses_is_drawn_with_a_seed_of_its_own(trainer_of: Any, monkeypatch: Any) -> None:
+    """On each of two ranks: 4 iterations x 2 batches, 3 batches of an evaluation, 1 of the self-check."""
+    for name in ("check_rollout", "check_scalar"):
+        monkeypatch.setattr(f"dschat.trainers.ppo.trainer.{name}", lambda *_: None)
+    seeds: list[int] = []
+    for rank in (0, 1):
+        for use, held_out, draws in (("fit", 0, 8), ("evaluate", 12, 3), ("self_check", 0, 1)):
+            trainer, notes = trainer_of(rank, 2, held_out)
+            getattr(trainer, use)()
+            assert len(notes.draws) == draws, use
+            seeds += notes.draws
+    assert len(set(seeds)) == 24
+
+
+def test_another_seed_of_the_run_draws_and_shuffles_otherwise(trainer_of: Any) -> None:
+    runs = []
+    for seed in (1, 2, 1):
+        trainer, notes = trainer_of(seed=seed)
+        trainer.fit()
+        runs.append((notes.draws, notes.shuffles))
+    assert runs[0] == runs[2]
+    assert not set(runs[0][0]) & set(runs[1][0]) and not set(runs[0][1]) & set(runs[1][1])
+
+
+def test_every_evaluation_draws_alike(trainer_of: Any) -> None:
+    trainer, notes = trainer_of(held_out=6)
+    trainer.evaluate()
+    trainer.iteration += 1
+    trainer.evaluate()
+    assert notes.draws[:3] == notes.draws[3:]
+
+
+def test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank(trainer_of: Any) -> None:
+    shuffles = []
+    for rank in (0, 1):
+        trainer, notes = trainer_of(rank, 2)
+        trainer.fit()
+        shuffles.append(notes.shuffles)
+    assert shuffles[0] == shuffles[1] and len(set(shuffles[0])) == 4
+
+
+def test_every_epoch_takes_every_prompt_in_another_order(trainer_of: Any) -> None:
+    """Two ranks share the 16 prompts of an epoch; of the epochs, 0 and 1, the termination condition is told."""
+    orders = []
+    for rank in (0, 1):
+        trainer, notes = trainer_of(rank, 2)
+        trainer.fit()
+        assert notes.epochs == [0, 0, 1, 1]
+        orders.append([batch.trajectory.rollout.prompt_index.tolist() for batch in notes.batches])
+    for epoch in (slice(0, 2), slice(2, 4)):
+        assert sorted(i for order in orders for rows in order[epoch] for i in rows) == list(range(16))
+    assert [set(rows) for rows in orders[0][:2]] != [set(rows) for rows in orders[0][2:]]
+
+
+# The KL is 0.5 nats per token and 2 per response. 8 responses at a horizon of 8: beyond the target the coefficient
+# grows by a fifth, below it falls by one.
+@pytest.mark.parametrize(
+    ("target", "coefficients"),
+    [(None, [0.1, 0.1, 0.1, 0.1]), (1.0, [0.1, 0.12, 0.144, 0.1728]), (4.0, [0.1, 0.08, 0.064, 0.0512])],
+)
+def test_the_kl_coefficient_of_each_iteration(
+    target: float | None, coefficients: list[float], trainer_of: Any
+) -> None:
+    horizon = {} if target is None else {"adaptive_kl_horizon": 8}
+    trainer, notes = trainer_of(0, 2, kl_coef=0.1, adaptive_kl_target=target, **horizon)
+    trainer.fit()
+    penalties = [float(-batch.rewards[0, 0]) for batch in notes.batches]
+    assert penalties == pytest.approx([0.5 * coefficient for coefficient in coefficients])
+
+
+def test_the_moving_average_moves_once_in_every_iteration(trainer_of: Any) -> None:
+    """The weight is 0 before the first of four iterations and 1 from then on; decay 0.992."""
+    trainer, _ = trainer_of()
+    trainer.average = MovingAverage(trainer.models.actor)
+    trainer.fit()
+    assert float(trainer.average.state_dict()["w"]) == pytest.approx(1 - 0.992**4, rel=1e-4)
+
+
+def test_an_evaluation_is_the_mean_over_the_prompts(trainer_of: Any) -> None:
+    """Scores 0 to 4 in batches of 2, 2 and 1; KL, length and EOS are those of every response."""
+    trainer, _ = trainer_of(held_out=5)
+    expected = {"eval/scores": 2.0, "eval/kl": 2.0, "eval/length": 4.0, "eval/eos_rate": 1.0}
+    assert trainer.evaluate() == pytest.approx(expected, abs=1e-6)
+
+
+# -- steps 1 and 2
+
+
+class Letters:
+    """A task whose loss is the share of an update's letters that a micro-batch holds."""
+
+    name = "letters"
+    train, eval = ["a" * n for n in range(1, 17)], ()
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def count(self, examples: list[str]) -> int:
+        return sum(map(len, examples))
+
+    def loss(self, engine: Any, examples: list[str], count: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        self.seen += map(len, examples)
+        return torch.tensor(float(self.count(examples))) / count, {}
+
+
+def supervised_run(folder: Any, seed: int) -> tuple[list[int], list[float]]:
+    """Two epochs of 16 examples in updates of 2 x 4: the examples by their lengths, and the losses."""
+    names = {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_train_epochs": 2}
+    config = SFTConfig(seed=seed, self_checks=False, **(names | sizes))
+    task, engine = Letters(), StandIn(0.0)
+    SupervisedTrainer(engine, task, config, run_of("sft", config), NotedSaves()).fit()
+    return task.seen, engine.losses
+
+
+def test_supervised_epochs_take_every_example_in_another_order(tmp_path: Any) -> None:
+    (seen, losses), (others, _) = supervised_run(tmp_path / "1", 1), supervised_run(tmp_path / "2", 2)
+    first, second = seen[:16], seen[16:]
+    assert sorted(first) == sorted(second) == list(range(1, 17))
+    assert set(first[:8]) != set(second[:8]) and set(first[:8]) != set(others[:8])
+    assert [sum(losses[i : i + 2]) for i in range(0, 8, 2)] == pytest.approx([1.0] * 4)
+
+
+def test_the_updates_that_a_schedule_is_over(tmp_path: Any) -> None:
+    """35 examples, three epochs. Rollouts of 8 on each of 2 ranks: 2 an epoch, of 2 updates by 2 PPO epochs each."""
+    sizes = {"per_device_generation_batch_size": 8, "per_device_training_batch_size": 4}
+    ppo = ppo_config(tmp_path, num_train_epochs=3, ppo_epochs=2, **sizes)
+    assert total_ppo_updates(35, ppo, ppo.plan_batches(2)) == 3 * 2 * 2 * 2
+    names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
+    sft = SFTConfig(per_device_train_batch_size=4, num_train_epochs=3, **names)
+    assert total_supervised_updates(35, sft, sft.plan_batches(2)) == 3 * 4
