@@ -152,8 +152,9 @@ def test_parsing_does_not_depend_on_the_prompt_or_the_other_rows(tmp_path):
 
 def test_a_parser_that_fails_falls_back_and_says_so(tmp_path, caplog):
     condition, trajectory = parsing_case(tmp_path, "the quick. a cat")
-    file = tmp_path / "parser.py"
-    file.write_text(file.read_text().replace("return [Tree", "raise RuntimeError('no'); return [Tree"))
+    file = tmp_path / "failing_parser.py"
+    whole = (tmp_path / "parser.py").read_text()
+    file.write_text(whole.replace("return [Tree", "raise RuntimeError('no'); return [Tree"))
     config = ppo_config(tmp_path, termination_condition="parsing", parser=f"{file}:make")
     found = condition_of(config, make_tokenizer())(trajectory, 0)
     assert (found.totals["parsing/sentences"], found.totals["parsing/fell_back"]) == (2, 2)

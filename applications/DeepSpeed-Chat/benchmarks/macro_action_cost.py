@@ -54,7 +54,7 @@ class PlainEngine:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._adam = torch.optim.AdamW(model.parameters(), lr=1e-5)
-        self.grad_norm = math.nan
+        self.grad_norm, self.skipped = math.nan, False
 
     def __call__(self, *args: Any) -> Any:
         return self._model(*args)
