@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,26 @@ def chunks(folder: Path, keep: Callable[..., None]) -> None:
     keep(folder, "untied", {"held": held}, untied)
 
 
-CHECKS: dict[str, Callable[..., None]] = {"updates": updates, "chunks": chunks}
+def resume(folder: Path, keep: Callable[..., None]) -> None:
+    """Runs of steps 1 and 3 that are stopped and taken up again, with everything sharded and with adapters."""
+    from recorded import sharding_file
+    from resume_runs import Setup, check_every_stop, ppo, supervised
+
+    points = {}
+    for stage, lora_dim, every in ((2, 0, 23), (3, 0, 23), (2, 2, 41)):
+        setup, name = Setup(stage, lora_dim, sharding_file(folder)), f"zero{stage}-lora{lora_dim}"
+        make = partial(_made, ppo, setup)
+        points[f"ppo-{name}"] = check_every_stop(make, folder / f"ppo-{name}", every, first=7)
+        make = partial(_made, partial(supervised, "sft"), setup)
+        points[f"sft-{name}"] = check_every_stop(make, folder / f"sft-{name}", every=4, first=1)
+    keep(folder, "resume", points)
+
+
+def _made(make: Callable[..., Any], setup: Any, place: Path, **flags: Any) -> Any:
+    return make(place, setup, **flags)
+
+
+CHECKS: dict[str, Callable[..., None]] = {"updates": updates, "chunks": chunks, "resume": resume}
 
 
 def main() -> None:

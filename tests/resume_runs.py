@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small runs of the three steps, stopped wherever they can be stopped, and taken up again."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dschat.config.reward import RewardConfig
+from dschat.config.sft import SFTConfig
+from dschat.data.examples import PairExample, SFTExample
+from dschat.engine.adapters_off import AdaptersOff
+from dschat.models.lora import add_lora
+from dschat.run import stop
+from dschat.run.checkpoint import Checkpoints
+from dschat.run.distributed import broadcast_object, is_main, world_size
+from dschat.run.stop import Stopped
+from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.moving_average import MovingAverage
+from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer
+from dschat.trainers.supervised.reward import RewardTask
+from dschat.trainers.supervised.sft import SFTTask
+from dschat.trainers.supervised.trainer import SupervisedTrainer
+from factories import (
+    PAD,
+    NotedSaves,
+    condition_of,
+    engine_of,
+    frozen_engine_of,
+    make_causal_lm,
+    make_classifier,
+    make_prompt,
+    make_tokenizer,
+    ppo_config,
+    ragged_rows,
+    random_ids,
+    run_of,
+)
+
+ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2, 3], [7, 1, 4, 3, 9, 2, 5, 8, 4], seed=1)
+GLOBAL = 2  # rows of a micro-batch on all processes
+SUPERVISED = {
+    "data_path": ["unused"],
+    "model_name_or_path": "unused",
+    "gradient_accumulation_steps": 2,
+    "per_device_eval_batch_size": 2,
+    "learning_rate": 1e-2,
+    "num_train_epochs": 2,
+    "eval_interval": 3,
+}
+# 2 epochs of 2 rollouts of 8 prompts in 2 generation batches; 2 PPO epochs of 2 updates of 2 micro-batches.
+PPO = {
+    "generation_batches": 2,
+    "gradient_accumulation_steps": 2,
+    "per_device_eval_batch_size": 4,
+    "ppo_epochs": 2,
+    "num_train_epochs": 2,
+    "eval_interval": 4,
+    "max_answer_seq_len": 6,
+    "lr_scheduler_type": "cosine",
+    "adaptive_kl_target": 2.0,
+    "enable_ema": True,
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How models are put under engines."""
+
+    zero_stage: int = 0
+    lora_dim: int = 0
+    config_file: str | None = None
+
+    def engine(self, model: Any, **options: Any) -> Any:
+        """A training engine of a Hugging Face model."""
+        if self.lora_dim:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                add_lora(model, self.lora_dim, None, "base")
+        options |= {"zero_stage": self.zero_stage, "config_file": self.config_file}
+        return engine_of(model, GLOBAL // world_size(), 2, **options)
+
+
+@dataclass
+class Made:
+    """A trainer and its engines by name."""
+
+    trainer: Any
+    engines: dict[str, Any]
+
+
+Make = Callable[..., Made]
+Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], dict[str, str]]
+
+
+def length(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float]:
+    """A reward that draws from the global random state, as users' functions may."""
+    return [len(response) + float(torch.rand(1)) for response in responses]
+
+
+def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
+    """Steps 1 (sft) and 2 (reward): 2 epochs of 2 updates."""
+    size = {"per_device_train_batch_size": GLOBAL // world_size(), "output_dir": str(folder)}
+    config: Any = {"sft": SFTConfig, "reward": RewardConfig}[step](**(SUPERVISED | size | flags))
+    run, held_out = run_of(step, config), ROWS[:3]
+    task: Any
+    if step == "sft":
+        engine = setup.engine(make_causal_lm(), learning_rate=1e-2)
+        task = SFTTask([SFTExample(p, r) for p, r in ROWS], [SFTExample(p, r) for p, r in held_out], PAD, False)
+    else:
+        engine = setup.engine(make_classifier(), learning_rate=1e-2)
+        pairs = [[PairExample(p + r, p + r[:1]) for p, r in rows] for rows in (ROWS, held_out)]
+        task = RewardTask(*pairs, PAD)
+    engines = {"model": engine}
+    checkpoints = Checkpoints(engines, config, run, identity={})
+    return Made(SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints), engines)  # type: ignore[arg-type]
+
+
+def ppo(folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
+    """Step 3: 4 rollouts of 4 updates."""
+    sizes = {
+        "per_device_generation_batch_size": 4 // world_size(),
+        "per_device_training_batch_size": GLOBAL // world_size(),
+    }
+    config, tokenizer = ppo_config(folder, **(PPO | sizes | flags)), make_tokenizer()
+    actor, critic = setup.engine(make_causal_lm()), setup.engine(make_classifier())
+    reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm())
+    models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"))
+    prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(18)]
+    run, condition = run_of("ppo", config), condition_of(config, tokenizer)
+    average = MovingAverage(actor) if config.enable_ema else None
+    engines = {"actor": actor, "critic": critic}
+    checkpoints = Checkpoints(engines, config, run, {}, average.weights if average else None)
+    parts = (models, prompts, prompts[:5], tokenizer, condition, config, run, NotedSaves(), checkpoints, average)
+    return Made(PPOTrainer(*parts), engines)  # type: ignore[arg-type]
+
+
+def result_of(made: Made, folder: Path) -> Result:
+    """Weights, metrics and samples of a run to its end; on the main process."""
+    torch.manual_seed(5)
+    made.trainer.fit()
+    made.trainer.run.finish()
+    states = {name: engine.full_state_dict() for name, engine in made.engines.items()}
+    if getattr(made.trainer, "average", None) is not None:
+        states["average"] = made.trainer.average.weights
+    weights = {f"{name}.{key}": x.float().clone() for name, state in states.items() for key, x in state.items()}
+    if not is_main():
+        return {}, [], {}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [{name: x for name, x in row.items() if "seconds" not in name and "time/" not in name} for row in rows]
+    return weights, rows, {file.name: file.read_text() for file in sorted(folder.glob("samples/*"))}
+
+
+def check_every_stop(make: Make, folder: Path, every: int, first: int = 0) -> int:
+    """Stops a run at every nth point at which it can be stopped, and compares what becomes of it.
+
+    Returns:
+        The number of such points.
+    """
+    whole, points = _stopped_at(None, lambda: result_of(make(folder / "whole"), folder / "whole"))
+    for number in range(first, points, every):
+        place = folder / f"stopped-{number}"
+        torch.manual_seed(5)
+        stopped, _ = _stopped_at(number, make(place).trainer.fit)
+        assert stopped is None, f"the run did not stop at point {number}"
+        resumed = make(place, resume_from_checkpoint="latest")
+        found, _ = _stopped_at(None, lambda resumed=resumed, place=place: result_of(resumed, place))
+        problem = _difference(whole, found)
+        assert broadcast_object(problem) is None, f"stopped at point {number} of {points}: {problem}"
+    return points
+
+
+def _stopped_at(number: int | None, run: Callable[[], Any]) -> tuple[Any, int]:
+    """What a run gives (None if it is stopped) whose call of this number of `raise_if_stopped` finds a signal.
+
+    Returns:
+        That, and the number of calls.
+    """
+    calls, real = 0, stop.largest_over_ranks
+
+    def noted(_: int) -> int:
+        nonlocal calls
+        calls += 1
+        return 15 if calls - 1 == number else 0
+
+    stop.largest_over_ranks = noted
+    try:
+        return run(), calls
+    except Stopped:
+        return None, calls
+    finally:
+        stop.largest_over_ranks = real
+
+
+def _difference(first: Result, second: Result) -> str | None:
+    """The first thing in which two runs differ."""
+    if first[1] != second[1]:
+        return f"metrics: {first[1]} and {second[1]}"
+    if first[2] != second[2]:
+        return "samples"
+    names = [name for name in first[0] if not torch.equal(first[0][name], second[0][name])]
+    return f"weights: {names[:3]}" if names or first[0].keys() != second[0].keys() else None

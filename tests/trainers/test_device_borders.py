@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3 on a device that this machine need not have: shapes and devices without numbers.
+
+PyTorch's meta device stands for a GPU. Whatever asks for a number raises: on a GPU, the host would wait for it. What
+mixes its tensors with one of the CPU raises, too: `OneDevice` sees to that. What is not shown: the numbers, memory,
+streams, what DeepSpeed does, the question that transformers asks in every forward (is a mask all True?), and the one
+that `segment` asks for each rollout (how many macro actions has its longest row?).
+"""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.rl.advantages import gae
+from dschat.rl.macro_actions import pool_rewards, pool_values, to_tokens
+from dschat.rl.ppo_batch import ppo_batch
+from dschat.rl.rewards import token_rewards
+from dschat.rl.termination import fixed_ngram_ends, make_row_seeds, perplexity_ends, randomized_ngram_ends
+from dschat.run.metrics import Means
+from dschat.trainers.ppo import update as ppo_updates
+from dschat.trainers.ppo.credit import whiten_advantages
+from dschat.trainers.ppo.metrics import rollout_metrics
+from dschat.trainers.ppo.trajectory import score
+from dschat.trainers.ppo.update import UpdateSettings
+from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows
+
+ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
+GPU = torch.device("meta")
+SETTINGS = UpdateSettings(4, 2, 1, cliprange=0.2, cliprange_value=0.2, temperature=0.8)
+
+
+class FakeEngine:
+    """A model without DeepSpeed, whose optimiser does nothing."""
+
+    grad_norm, skipped = 1.0, False
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any) -> Any:
+        return self.module(*args)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        """Nothing to do."""
+
+
+class OneDevice(TorchDispatchMode):
+    """Raises where tensors of the CPU and the device meet; a copy to the device is no such place."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        places = {x.device for x in given if x.dim() or x.device == GPU}
+        if len(places) > 1 and "copy" not in operation.__name__:
+            raise RuntimeError(f"{operation} mixes tensors of different devices")
+        return operation(*args, **(kwargs or {}))
+
+
+class FakeGPU:
+    """Models and a rollout with the shapes of real ones."""
+
+    def __init__(self) -> None:
+        self.actor = FakeEngine(PolicyModel(make_causal_lm().to(GPU)))
+        self.critic = FakeEngine(ScalarModel(make_classifier().to(GPU)))
+        self.rollout = moved(make_rollout(ROWS, left=1, right=2))
+
+
+def moved(real: Any) -> Any:
+    """A tensor, or a dataclass of such, on the device."""
+    if isinstance(real, torch.Tensor):
+        return real.to(GPU)
+    return replace(real, **{f.name: moved(getattr(real, f.name)) for f in fields(real)})
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Everything inside is on the GPU; metrics are added up, and not read."""
+    monkeypatch.setattr("transformers.masking_utils._ignore_causal_mask_sdpa", lambda *_, **__: False)
+    monkeypatch.setattr(Means, "reduce", lambda self: dict.fromkeys([*self._sums], 1.0))
+    fake = FakeGPU()
+    with OneDevice():
+        yield fake
+
+
+@pytest.fixture
+def trajectory(gpu):
+    """A scored rollout."""
+    scores = torch.zeros(4, device=GPU)
+    return score(gpu.rollout, scores, gpu.actor, gpu.actor, gpu.critic, 0.8, 2)
+
+
+@pytest.fixture(scope="module")
+def real_batch():
+    """Advantages of a rollout, on the CPU."""
+    rollout, scores = make_rollout(ROWS, left=1, right=2), torch.arange(4.0)
+    actor, critic = PolicyModel(make_causal_lm()), ScalarModel(make_classifier())
+    trajectory = score(rollout, scores, actor, actor, critic, 0.8, 2)
+    return ppo_batch(trajectory, fixed_ngram_ends(trajectory.response_mask, 3), kl_coef=0.05, gamma=1.0, lam=0.95)
+
+
+@pytest.fixture
+def batch(real_batch, gpu):
+    """The same on the device."""
+    return moved(real_batch)
+
+
+def on_gpu(item: Any) -> bool:
+    values = [getattr(item, f.name) for f in fields(item)]
+    return all(on_gpu(x) if is_dataclass(x) else x.device == GPU for x in values)
+
+
+def test_scoring_stays_on_the_device(trajectory):
+    assert on_gpu(trajectory) and trajectory.logprobs.shape == (4, 9)
+
+
+def test_what_is_measured_of_a_rollout_stays_on_the_device(batch):
+    assert rollout_metrics(batch, 0.95) and on_gpu(whiten_advantages(batch))
+
+
+def test_ends_are_found_on_the_device(trajectory):
+    mask = trajectory.response_mask
+    seeds = make_row_seeds(7, trajectory.rollout.prompt_index, 1)
+    for ends in (
+        fixed_ngram_ends(mask, 3),
+        fixed_ngram_ends(mask, float("inf")),
+        randomized_ngram_ends(mask, 3, (2, 3), seeds),
+        *(perplexity_ends(trajectory.ref_logprobs, mask, mode) for mode in ("chunk", "prefix", "token")),
+    ):
+        assert ends.device == GPU and ends.shape == mask.shape
+
+
+@pytest.mark.parametrize("ratio", ["token", "macro", "macro_mean"])
+def test_the_micro_batch_loop_never_waits_for_the_device(ratio, gpu, batch):
+    """One update of two micro-batches, forward and backward; lengths are known on the host."""
+    sizes = np.array([[len(prompt), len(response)] for prompt, response in ROWS])
+    settings, means = replace(SETTINGS, policy_ratio=ratio), Means()
+    ppo_updates._one_update(gpu.actor, gpu.critic, batch, np.arange(4), sizes, settings, means)
+    for engine in (gpu.actor, gpu.critic):
+        assert all(p.grad is None or p.grad.device == GPU for p in engine.module.parameters())
+    assert {"loss/policy", "loss/value"} <= set(means._sums)
+
+
+@pytest.mark.parametrize("mistake", ["a number is read", "a tensor stays on the CPU"])
+def test_a_mistake_in_the_loop_is_seen(mistake, gpu, batch, monkeypatch):
+    real = ppo_updates.masked_sum
+
+    def wrong(x, mask):
+        total = real(x, mask)
+        return total * float(total) if mistake == "a number is read" else real(x, mask) + torch.ones(1)
+
+    monkeypatch.setattr(ppo_updates, "masked_sum", wrong)
+    with pytest.raises(Exception, match="DataDependent|item|different devices|same device"):
+        test_the_micro_batch_loop_never_waits_for_the_device("token", gpu, batch)
+
+
+@pytest.mark.parametrize("value_function", ["equal", "unit", "position", "first"])
+def test_values_and_rewards_are_pooled_on_the_device(value_function, batch):
+    trajectory, macro = batch.trajectory, batch.macro
+    values = pool_values(trajectory.values, macro, value_function)
+    logprobs, mask = (trajectory.logprobs, trajectory.ref_logprobs), trajectory.response_mask
+    rewards, _ = token_rewards(*logprobs, trajectory.scores, mask, 0.05, clip_reward_value=5.0)
+    advantages, returns = gae(values, pool_rewards(rewards, macro), macro.mask, 1.0, 0.95)
+    assert {to_tokens(x, macro).device for x in (advantages, returns)} == {GPU}
