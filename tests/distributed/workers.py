@@ -50,25 +50,51 @@ def chunks(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def resume(folder: Path, keep: Callable[..., None]) -> None:
-    """Runs of steps 1 and 3 that are stopped and taken up again, with everything sharded and with adapters."""
-    from recorded import sharding_file
-    from resume_runs import Setup, check_every_stop, ppo, supervised
+    """Runs that are stopped inside a rollout, or between micro-batches, and taken up again."""
+    keep(folder, "resume", _resumed(folder, {"ppo": (SHARDED_3, 1000, 31), "sft": (SHARDED_2, 1000, 3)}))
+
+
+def resume_everywhere(folder: Path, keep: Callable[..., None]) -> None:
+    """The same with everything sharded and with adapters, at many places; and shards for another number of ranks."""
+    from resume_runs import result_of, supervised
 
     points = {}
-    for stage, lora_dim, every in ((2, 0, 23), (3, 0, 23), (2, 2, 41)):
-        setup, name = Setup(stage, lora_dim, sharding_file(folder)), f"zero{stage}-lora{lora_dim}"
-        make = partial(_made, ppo, setup)
-        points[f"ppo-{name}"] = check_every_stop(make, folder / f"ppo-{name}", every, first=7)
-        make = partial(_made, partial(supervised, "sft"), setup)
-        points[f"sft-{name}"] = check_every_stop(make, folder / f"sft-{name}", every=4, first=1)
-    keep(folder, "resume", points)
+    for setup, every in ((SHARDED_2, 23), (SHARDED_3, 23), (SHARDED_2 | {"lora_dim": 2}, 41)):
+        points |= _resumed(folder / str(len(points)), {"ppo": (setup, every, 7), "sft": (setup, 4, 1)})
+    keep(folder, "resume-everywhere", points)
+    made = _made(partial(supervised, "sft"), SHARDED_2, folder / "resized", save_steps=1, save_total_limit=0)
+    keep(folder, "resized", tensors=result_of(made, folder / "resized")[0])
 
 
-def _made(make: Callable[..., Any], setup: Any, place: Path, **flags: Any) -> Any:
-    return make(place, setup, **flags)
+SHARDED_2, SHARDED_3 = {"zero_stage": 2}, {"zero_stage": 3}
 
 
-CHECKS: dict[str, Callable[..., None]] = {"updates": updates, "chunks": chunks, "resume": resume}
+def _resumed(folder: Path, cases: dict[str, Any]) -> dict[str, int]:
+    from resume_runs import check_every_stop, ppo, supervised
+
+    makers = {"ppo": ppo, "sft": partial(supervised, "sft")}
+    points = {}
+    for step, (setup, every, first) in cases.items():
+        make = partial(_made, makers[step], setup)
+        name = f"{step}-zero{setup['zero_stage']}-lora{setup.get('lora_dim', 0)}"
+        points[name] = check_every_stop(make, folder / name, every, first)
+    return points
+
+
+def _made(make: Callable[..., Any], setup: dict[str, Any], place: Path, **flags: Any) -> Any:
+    from recorded import sharding_file
+    from resume_runs import Setup
+
+    place.mkdir(parents=True, exist_ok=True)
+    return make(place, Setup(**setup, config_file=sharding_file(place)), **flags)
+
+
+CHECKS: dict[str, Callable[..., None]] = {
+    "updates": updates,
+    "chunks": chunks,
+    "resume": resume,
+    "resume-everywhere": resume_everywhere,
+}
 
 
 def main() -> None:

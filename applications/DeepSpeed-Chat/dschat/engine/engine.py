@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from dschat.engine import zero3
+from dschat.engine import resharding, zero3
 from dschat.engine.compiled_ops import prepare_op
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.models.policy import PolicyModel
@@ -107,8 +107,18 @@ class Engine(Generic[M]):
         for script in folder.glob("zero_to_*.py"):  # DeepSpeed adds converters
             script.unlink(missing_ok=True)
 
-    def load_checkpoint(self, folder: Path) -> None:
-        """Restores what `save_checkpoint` wrote, on as many ranks as wrote it. Every rank must call it."""
+    def load_checkpoint(self, folder: Path, resized: bool = False) -> None:
+        """Restores what `save_checkpoint` wrote. Every rank must call it.
+
+        Args:
+            folder: that was written.
+            resized: by another number of ranks. Shards are then put together first, into a folder beside it.
+
+        Raises:
+            UserError: shards of ZeRO 3 from another number of ranks.
+        """
+        if resized and self._engine.zero_optimization_stage() > 0:
+            folder = resharding.universal(folder, self._engine)
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
     def full_state_dict(self) -> dict[str, Tensor]:

@@ -179,9 +179,13 @@ class Checkpoints:
             self._run.start_over()
             return None
         self._check(folder, manifest)
-        for name, engine in self._engines.items():
-            engine.load_checkpoint(folder / name)
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        resized = manifest["world_size"] != world_size()
+        if resized:
+            self._announce_resize(folder, manifest["world_size"], state["numbers"])
+        for name, engine in self._engines.items():
+            engine.load_checkpoint(folder / name, resized)
+            shutil.rmtree(self._folder / f".universal-{name}", ignore_errors=True)
         tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
         random = {name.removeprefix("random."): x for name, x in tensors.items() if name.startswith("random.")}
         set_random_states(random)
@@ -193,6 +197,18 @@ class Checkpoints:
         logger.info("going on from %s", folder)
         self._last = Progress(manifest["update"], state["numbers"], random, own)
         return self._last
+
+    def _announce_resize(self, folder: Path, before: int, numbers: Json) -> None:
+        """Says what another number of processes means; raises UserError inside a rollout, whose rows are theirs."""
+        if "current" in numbers:
+            raise UserError(
+                f"--resume_from_checkpoint: {folder} was written inside a rollout of {before} processes. Use as many, "
+                "or an earlier checkpoint."
+            )
+        logger.warning(
+            "%s was written by %d processes, now there are %d: the run goes on, but not to the last bit",
+            *(folder, before, world_size()),
+        )
 
     def _choose(self, wanted: str) -> tuple[Path | None, Json]:
         """The newest whole checkpoint, or the one that is named."""

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed's shards for another number of processes, by its universal checkpoints."""
+
+import contextlib
+import io
+import shutil
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from deepspeed.checkpoint.ds_to_universal import main as convert
+
+from dschat.errors import UserError
+from dschat.run.distributed import barrier, is_main
+
+
+def universal(folder: Path, engine: Any) -> Path:
+    """Puts the shards of a checkpoint together, and makes an engine read the result. Every rank must call it.
+
+    Args:
+        folder: that DeepSpeed wrote at ZeRO 1 or 2.
+        engine: DeepSpeed's, not loaded yet.
+
+    Returns:
+        The folder to load; the next one replaces it.
+
+    Raises:
+        UserError: shards of ZeRO 3, of which DeepSpeed 0.19.8 mixes up the optimiser's states of vectors.
+    """
+    if engine.zero_optimization_stage() == 3:
+        raise UserError(
+            "--resume_from_checkpoint: shards of ZeRO 3 go on with the number of processes that wrote them. Use that "
+            "number; or start from the models of --save_models."
+        )
+    target = folder.parent.parent / f".universal-{folder.name}"
+    if is_main():
+        shutil.rmtree(target, ignore_errors=True)
+        arguments = Namespace(
+            input_folder=str(folder),
+            output_folder=str(target),
+            num_extract_workers=1,
+            num_merge_workers=1,
+            keep_temp_folder=False,
+            strict=True,
+            inject_missing_state=True,
+            reference_ckpt_dir=None,
+        )
+        with contextlib.redirect_stdout(io.StringIO()):
+            convert(arguments)
+    barrier()
+    engine._config.load_universal_checkpoint = True
+    return target
