@@ -58,6 +58,11 @@ def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
         yield Mutant(name, file, old, new, tuple(tests.split()))
 
 
+RESUME = " ".join(
+    f"trainers/test_resume.py::test_step_3_stops_anywhere[29-{name}]"
+    for name in ("fixed", "randomized", "parsing", "ppl")
+)
+RESUME_1 = "trainers/test_resume.py::test_steps_1_and_2_stop_anywhere[sft]"
 GAE = "rl/test_advantages.py::test_gae_by_hand"
 LOGPROBS = "rl/test_logprobs.py::test_by_hand"
 POLICY = "rl/test_losses.py::test_policy_loss_of_one_token_by_hand"
@@ -298,7 +303,9 @@ MUTANTS: tuple[Mutant, ...] = (
         ("policy entropy is a sum", "masked_sum(entropy, mask) / num_tokens", "masked_sum(entropy, mask)", UPDATE),
         ("update at temperature 1", "mask.shape[1], settings.temperature)", "mask.shape[1])", UPDATE),
         ("one PPO epoch only", "range(settings.ppo_epochs)", "range(1)", UPDATE),
-        ("statistics are sums over updates", "else number / num_updates", "else number", UPDATE),
+        ("statistics are sums over updates", "else number / progress.done", "else number", UPDATE),
+        ("an interrupted iteration begins anew", "updates[progress.done :]", "updates[0:]", RESUME),
+        ("an update that is stopped leaves sums", "means = progress.means.copy()", "means = progress.means", RESUME),
         ("rows are not shuffled", "shuffle.permutation(len(sizes))", "np.arange(len(sizes))", ROW_ORDER),
         ("the shuffle has no seed", "RandomState(seed % 2**32)", "RandomState(0)", ROW_ORDER),
         ("a skipped update has a norm", "if engine.skipped:", "if not engine.skipped:",
@@ -320,6 +327,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("sampling seed the same in every batch", "kind, draw, rank(), number)", "kind, draw, rank(), 0)", DRAWS),
     ),
     *changes("trainers/ppo/trainer.py",
+        ("the coefficient is not taken up", 'value=numbers["kl"]', "value=self.kl.value", RESUME),
+        ("an epoch begins anew", "rollouts[self.iteration % per_epoch :]", "rollouts", RESUME),
         ("evaluation draws with training's seeds", "SeedKind.EVALUATION, number", "SeedKind.TRAINING, number", DRAWS),
         ("evaluations draw otherwise each time", "SeedKind.EVALUATION, number",
          "SeedKind.EVALUATION, self.iteration + number", EVAL_DRAWS),
@@ -386,6 +395,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("evaluation: mean score of a batch", "trajectory.scores.sum()", "trajectory.scores.mean()", EVALUATION),
     ),
     *changes("trainers/supervised/trainer.py",
+        ("an epoch of steps 1 and 2 begins anew", "updates[self.update % per_epoch :]", "updates", RESUME_1),
         ("steps 1 and 2: count of one rank", "count = sum_over_ranks(own_count)", "count = own_count", TWO_RANKS),
         ("steps 1 and 2: count of the first micro-batch", "self.task.count(batch) for batch in batches)",
          "self.task.count(batch) for batch in batches[:1])", SUPERVISED),
