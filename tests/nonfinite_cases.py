@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from factories import (
     ppo_trainer_of,
     random_ids,
 )
+from recorded import Case, engine_for, supervised_trainer, supervised_update
 
 ROLLOUT = 8  # prompts on all processes
 UPDATES = 2  # of a rollout, by two PPO epochs
@@ -180,3 +181,36 @@ def empty_responses(trainer: Any, where: int) -> None:
     sample.bad_logits = torch.zeros(ROLLOUT // world_size(), dtype=torch.bool)
     sample.sampling = real.sampling
     trainer.sample = sample
+
+
+def nonfinite(folder: Path, keep: Callable[..., None]) -> None:
+    """The second process alone gets such numbers: what either says, counts and writes, at ZeRO 0 and 2."""
+    for stage in (0, 2):
+        place = folder / f"nonfinite-{stage}"
+        said = messages_when_stopping(trainer_for(place / "stop", stage), 1)
+        notes = notes_when_skipping(trainer_for(place / "skip", stage, on_nonfinite="skip"), 1)
+        keep(folder, f"nonfinite-{stage}", {"said": said, "notes": notes})
+    for step, model in (("sft", make_causal_lm()), ("reward", make_classifier(seed=2))):
+        trainer = supervised_trainer(step, engine_for(model, Case(2, 2), folder), Case(2, 2), folder / step)
+        supervised_update(trainer, 0)
+        with _gradient(trainer.engine) if rank() == 1 else nullcontext():
+            try:
+                supervised_update(trainer, 1)
+            except UserError as error:
+                keep(folder, f"nonfinite-{step}", {"said": str(error)})
+
+
+def empty(folder: Path, keep: Callable[..., None]) -> None:
+    """Two iterations in which all responses of the second process are empty, with an evaluation after them."""
+    for stage in (0, 2, 3):
+        trainer = trainer_for(folder / f"empty-{stage}", stage)
+        empty_responses(trainer, 1)
+        metrics = [trainer.iterate(batches(number), 0) for number in (0, 1)]
+        metrics = [{name: x for name, x in row.items() if not name.startswith("time/")} for row in metrics]
+        engines = {"actor": trainer.models.actor, "critic": trainer.models.critic}
+        states = {name: engine.full_state_dict() for name, engine in engines.items()}
+        weights = {f"{role}.{name}": w for role, state in states.items() for name, w in state.items()}
+        keep(folder, f"empty-{stage}", [*metrics, trainer.evaluate()], weights)
+
+
+CHECKS = {"nonfinite": nonfinite, "empty": empty}

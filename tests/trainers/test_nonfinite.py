@@ -84,9 +84,10 @@ def test_what_is_left_out_changes_nothing(stage, group, tmp_path, caplog):
     lines = [record.getMessage() for record in caplog.records if "It is left out." in record.getMessage()]
     rollouts = sum(" of the " not in place for place in PLACES)
     assert len(lines) == rollouts + UPDATES * (len(PLACES) - rollouts)
+    assert sum("the batch is in" in line for line in lines) == 10
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("skipped/nonfinite") for row in rows] == [2.0] * len(PLACES) + [None]
-    assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 10  # and no more
+    assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 10
 
 
 def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
@@ -115,6 +116,14 @@ def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
     assert stats == alone and stats["skipped/nonfinite"] == 1
     weights = weights_of_all(actor=actor, critic=critic)
     assert largest_difference(weights, weights_of_all(actor=others[0], critic=others[1])) == 0
+
+
+def test_a_folder_that_cannot_be_written_does_not_change_what_happens(group, tmp_path, caplog):
+    trainer = trainer_for(tmp_path)
+    (tmp_path / "nonfinite").write_text("a file")
+    with spoiled(trainer, "values", 0), pytest.raises(UserError, match=r"in rows .* of the rollout\. Lower"):
+        trainer.iterate(batches(0), 0)
+    assert "could not be written" in caplog.text
 
 
 def test_a_metric_functions_numbers_count(group, tmp_path):

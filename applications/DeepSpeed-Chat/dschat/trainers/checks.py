@@ -97,10 +97,11 @@ class NonFinite:
         what += f" in rows {rows[:8]} of the rollout" if rows else ""
         folder = broadcast_object(self._run.folder) / FOLDER
         stem = f"update-{update}-rank-{owner}"
-        if rank() == owner:
-            _write(folder, stem, tensors(), {"update": update, "rank": owner, "what": name, "rows": rows})
-        barrier()  # a process that ends must not take the writing one with it
-        self._stop_or_warn(f"{what}; the batch is in {folder / stem}.safetensors.")
+        record = {"update": update, "rank": owner, "what": name, "rows": rows}
+        written = rank() == owner and _write(folder, stem, tensors(), record)
+        barrier()  # for as long as that takes: a process that ends would take the writing one with it
+        kept = gather_objects(written)[owner]
+        self._stop_or_warn(f"{what}; the batch is in {folder / stem}.safetensors." if kept else f"{what}.")
         return True
 
     def _stop_or_warn(self, message: str) -> None:
@@ -137,12 +138,15 @@ def bad_rows(batch: PPOBatch, bad_logits: Tensor, metric: Tensor | None) -> list
     return found if metric is None else [*found, ("numbers of the metric function", ~torch.isfinite(metric))]
 
 
-def _write(folder: Path, stem: str, tensors: Mapping[str, Tensor], record: Json) -> None:
-    """Writes a batch down; the run's course does not depend on whether that works."""
+def _write(folder: Path, stem: str, tensors: Mapping[str, Tensor], record: Json) -> bool:
+    """Writes a batch down, if there are not many; the run's course does not depend on whether that works."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if len(list(folder.glob(f"*-rank-{rank()}.json"))) < MOST_KEPT:
-            save_file({name: x.detach().cpu().clone() for name, x in tensors.items()}, folder / f"{stem}.safetensors")
-            (folder / f"{stem}.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+        if len(list(folder.glob(f"*-rank-{rank()}.json"))) >= MOST_KEPT:
+            return False
+        save_file({name: x.detach().cpu().clone() for name, x in tensors.items()}, folder / f"{stem}.safetensors")
+        (folder / f"{stem}.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     except (OSError, SafetensorError) as error:
         logger.warning("%s could not be written: %s", folder / stem, error)
+        return False
+    return True
