@@ -30,6 +30,8 @@ MOST_KEPT = 10  # batches that a process writes down: where updates are skipped 
 COUNTED = "skipped/nonfinite"  # the metric: updates that were left out
 PARTS = ("losses", "gradients", "gradient norms")  # of an update, see `Trained.nonfinite`
 REMEDY = "Lower the learning rates, or use --dtype bf16 or fp32 if this is fp16."
+OWN_FUNCTIONS = "A --reward_function or --metric_function must return finite numbers."
+METRIC = "numbers of the metric function"
 
 
 class NonFinite:
@@ -73,11 +75,11 @@ class NonFinite:
         seen = [engine.nonfinite == part for engine in engines.values() for part in PARTS]
         return self._meet(names, seen.index(True) if any(seen) else None, update, tensors, [])
 
-    def in_evaluation(self, metrics: Mapping[str, float], update: int) -> None:
+    def in_evaluation(self, metrics: Mapping[str, float], update: int, remedy: str = REMEDY) -> None:
         """Looks at means over all ranks. Raises UserError if the run stops at numbers that are not finite."""
         names = [name for name, number in metrics.items() if not math.isfinite(number)]
         if names:
-            self._stop_or_warn(f"after {update} updates, {', '.join(names)} of the evaluation is not finite.")
+            self._stop_or_warn(f"after {update} updates, {', '.join(names)} of the evaluation is not finite.", remedy)
 
     def _meet(
         self,
@@ -101,12 +103,13 @@ class NonFinite:
         written = rank() == owner and _write(folder, stem, tensors(), record)
         barrier()  # for as long as that takes: a process that ends would take the writing one with it
         kept = gather_objects(written)[owner]
-        self._stop_or_warn(f"{what}; the batch is in {folder / stem}.safetensors." if kept else f"{what}.")
+        remedy = OWN_FUNCTIONS if name in ("scores", METRIC) else REMEDY
+        self._stop_or_warn(f"{what}; the batch is in {folder / stem}.safetensors." if kept else f"{what}.", remedy)
         return True
 
-    def _stop_or_warn(self, message: str) -> None:
+    def _stop_or_warn(self, message: str, remedy: str) -> None:
         if not self._skips:
-            raise UserError(f"{message} {REMEDY} --on_nonfinite skip goes on without such batches.")
+            raise UserError(f"{message} {remedy} --on_nonfinite skip goes on without such batches.")
         if is_main():
             logger.warning("%s It is left out.", message)
 
@@ -135,7 +138,7 @@ def bad_rows(batch: PPOBatch, bad_logits: Tensor, metric: Tensor | None) -> list
         ("returns", returns),
         ("advantages", advantages),
     ]
-    return found if metric is None else [*found, ("numbers of the metric function", ~torch.isfinite(metric))]
+    return found if metric is None else [*found, (METRIC, ~torch.isfinite(metric))]
 
 
 def _write(folder: Path, stem: str, tensors: Mapping[str, Tensor], record: Json) -> bool:

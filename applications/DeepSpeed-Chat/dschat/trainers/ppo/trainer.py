@@ -28,7 +28,7 @@ from dschat.run.progress import Json, Progress
 from dschat.run.random_states import random_states, set_random_states
 from dschat.run.seeds import SeedKind, derive_seed
 from dschat.scoring.source import ResponseTexts, ScoreSource
-from dschat.trainers.checks import COUNTED, NonFinite
+from dschat.trainers.checks import COUNTED, OWN_FUNCTIONS, REMEDY, NonFinite
 from dschat.trainers.ppo.alarms import Alarms
 from dschat.trainers.ppo.clock import Clock
 from dschat.trainers.ppo.credit import assign_credit, kl_controller
@@ -170,7 +170,7 @@ class PPOTrainer:
             write_samples(self.run.folder, self.update, samples)
             if self.config.print_answers:
                 show_samples(samples)
-        self.nonfinite.in_evaluation(metrics, self.update)
+        self.nonfinite.in_evaluation(metrics, self.update, f"{REMEDY} {OWN_FUNCTIONS}")
         return metrics
 
     def _train_all(self, total: int, bar: tqdm[None]) -> None:
