@@ -54,6 +54,7 @@ def test_defaults_of_step_1():
         "num_warmup_steps": 0,
         "warmup_ratio": None,
         "gradient_clipping": 1.0,
+        "on_nonfinite": "stop",
         "dtype": None,
         "bf16": False,
         "zero_stage": 0,
@@ -126,6 +127,8 @@ def test_defaults_of_step_3():
         "kl_estimator": "k1",
         "adaptive_kl_target": None,
         "adaptive_kl_horizon": 10000,
+        "max_kl": None,
+        "kl_action": "warn",
     }
     assert {name: getattr(config, name) for name in expected} == expected
 

@@ -163,9 +163,17 @@ def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
         ],
         *[
             (f"--{name} 0", [f"--{name} 0", "above 0"])
-            for name in ("temperature", "cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target")
+            for name in (
+                "temperature",
+                "cliprange",
+                "cliprange_value",
+                "clip_reward_value",
+                "adaptive_kl_target",
+                "max_kl",
+            )
         ],
         ("--temperature -1", ["--temperature -1", "above 0"]),
+        ("--kl_action stop", ["--kl_action stop", "add --max_kl"]),
         ("--temperature nan", ["--temperature nan", "above 0"]),
         ("--ngram_lengths 2 0", ["--ngram_lengths 0", "at least 1"]),
         ("--gamma 1.1", ["--gamma 1.1", "from 0 to 1"]),

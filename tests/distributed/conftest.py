@@ -15,7 +15,7 @@ from cli_runs import built_once
 from launches import WORKERS, launch
 from recorded import FAST_CASES, Case
 
-CHECKS = ("updates", "chunks", "generation", "saving", "evaluation", "lora", "resume")
+CHECKS = ("updates", "chunks", "generation", "saving", "evaluation", "lora", "resume", "nonfinite", "empty")
 
 
 class Outputs:

@@ -99,6 +99,7 @@ CHECKS: dict[str, Callable[..., None]] = {
 
 def main() -> None:
     """Runs the checks named on the command line."""
+    from nonfinite_cases import CHECKS as NONFINITE
     from sharded_checks import CHECKS as SHARDED
 
     torch.set_num_threads(1)
@@ -107,7 +108,7 @@ def main() -> None:
     with process_group():
         for name in words[1:]:
             start = time.perf_counter()
-            (CHECKS | SHARDED)[name](folder, keep)
+            (CHECKS | SHARDED | NONFINITE)[name](folder, keep)
             barrier()
             if is_main():
                 print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)

@@ -177,6 +177,7 @@ def test_a_gradient_that_is_not_finite_is_no_skipped_update_in_bf16(group):
     layer.register_hook(lambda grad: grad * float("nan"))
     update(engine, 8)
     assert not math.isfinite(engine.grad_norm) and engine.skipped is False
+    assert engine.nonfinite == "gradients"
 
 
 @pytest.mark.parametrize(
@@ -189,6 +190,7 @@ def test_an_update_is_skipped_in_fp16_alone(fp16, applied, skipped):
         is_gradient_accumulation_boundary=lambda: True,
         get_global_grad_norm=lambda: math.inf,
         fp16_enabled=lambda: fp16,
+        zero_optimization_stage=lambda: 1,
         was_step_applied=lambda: applied,
     )
     engine = Engine(inner)

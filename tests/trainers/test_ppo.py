@@ -104,6 +104,7 @@ TRAIN_KEYS = {
     *("objective/count", "policy/approxkl", "policy/clipfrac", "policy/entropy", "loss/policy", "loss/value"),
     *("val/ratio", "val/clipfrac", "val/num_eos_tokens", "val/explained_variance"),
     *("macro/count", "macro/length", "macro/lambda_eff", "response/length", "response/eos_rate"),
+    *("response/score_length_correlation", "response/repetition"),
     *("time/generation", "time/scoring", "time/training", "lr/actor", "lr/critic"),
     *("grad_norm/actor", "grad_norm/critic"),
 }
@@ -233,7 +234,7 @@ def test_a_divergent_run_stops_with_a_message(group, tokenizer, tmp_path):
     trainer = make_trainer(tmp_path, tokenizer, self_checks=False)
     with torch.no_grad():
         trainer.models.critic.module.inner.score.weight.fill_(float("nan"))
-    with pytest.raises(UserError, match="after 0 updates, values is not finite"):
+    with pytest.raises(UserError, match="after 0 updates, values on rank 0 are not finite"):
         trainer.iterate([list(range(8))], 0)
 
 

@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,10 +11,11 @@ from dschat.data.encoding import decode_response
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory
-from dschat.trainers.ppo.metrics import rollout_metrics, token_table, token_texts
+from dschat.trainers.ppo.metrics import repeated_4grams, rollout_metrics, token_table, token_texts
 from factories import (
     EOS,
     make_rollout,
+    ragged_rows,
 )
 from rl_cases import trajectory_of
 
@@ -40,6 +42,8 @@ def test_rollout_metrics_by_hand():
         "objective/gold": 0.4,
         "response/length": 2.0,
         "response/eos_rate": 0.5,
+        "response/repetition": 0.0,  # neither has 4 tokens
+        "response/score_length_correlation": -1.0,  # the shorter one scores higher
         "macro/count": 1.5,
         "macro/length": 4 / 3,
         "macro/lambda_eff": 0.9**0.75,
@@ -47,6 +51,40 @@ def test_rollout_metrics_by_hand():
         "val/explained_variance": 1 - 0.1875 / 1.5,  # residuals 1, 1, 1, 2; returns 1, 1, 2, 4
     }
     assert metrics == pytest.approx(expected, abs=1e-6)
+
+
+def test_repeated_4grams_by_hand():
+    """6 7 6 7 6 7 has the 4-grams 6767, 7676, 6767; nine times 8 six times the same; the third is too short."""
+    rows = [([5], [6, 7, 6, 7, 6, 7]), ([5], [8] * 9), ([5, 5], [9] * 3), ([5], [10, 11, 12, 13, 14])]
+    rollout = make_rollout(rows, right=3)
+    assert [int(x) for x in repeated_4grams(rollout)] == [1 + 5, 3 + 6 + 2]
+    counted = [0, 0]
+    for _, ids in ragged_rows([2] * 6, [30, 1, 4, 17, 60, 3], seed=4):
+        ids = [i % 3 for i in ids]
+        grams = [tuple(ids[i : i + 4]) for i in range(len(ids) - 3)]
+        counted = [counted[0] + len(grams) - len(set(grams)), counted[1] + len(grams)]
+    random_rows = [(p, [i % 3 for i in r]) for p, r in ragged_rows([2] * 6, [30, 1, 4, 17, 60, 3], seed=4)]
+    assert [int(x) for x in repeated_4grams(make_rollout(random_rows))] == counted
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_responses_without_a_4gram(width):
+    assert [int(x) for x in repeated_4grams(make_rollout([([5], [6] * width)]))] == [0, 0]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_the_correlation_is_pearsons(offset):
+    lengths = [3, 9, 4, 7, 1, 8]
+    trajectory = trajectory_of(lengths, 9, seed=0)
+    scores = torch.tensor([0.5, 2.0, 0.25, 1.0, -1.0, 3.0]) + offset
+    trajectory = replace(trajectory, scores=scores)
+    ends = fixed_ngram_ends(trajectory.response_mask, 2)
+    batch = ppo_batch(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9)
+    expected = float(np.corrcoef(lengths, scores.double().numpy())[0, 1])
+    name = "response/score_length_correlation"
+    assert rollout_metrics(batch, 0.9)[name] == pytest.approx(expected, abs=1e-5)
+    constant = ppo_batch(replace(trajectory, scores=torch.full((6,), 1.3)), ends, kl_coef=0.5, gamma=1.0, lam=0.9)
+    assert rollout_metrics(constant, 0.9)[name] == 0
 
 
 def test_decoded_responses_and_token_texts(tokenizer):

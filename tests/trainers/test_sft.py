@@ -143,5 +143,5 @@ def test_a_divergent_run_stops_with_a_message(group, tmp_path):
     trainer = make_trainer(tmp_path)
     with torch.no_grad():
         next(trainer.engine.module.parameters()).fill_(float("nan"))
-    with pytest.raises(UserError, match="after 0 updates, the loss is nan"):
+    with pytest.raises(UserError, match="after 0 updates, losses of the model on rank 0 are not finite"):
         trainer.train_once([[0, 1, 2, 3]])

@@ -24,6 +24,7 @@ Schedule = Literal[
 ]
 Dtype = Literal["fp32", "bf16", "fp16"]
 ZeroStage = Literal[0, 1, 2, 3]
+OnNonFinite = Literal["stop", "skip"]
 SCHEDULE_HELP = "learning-rate schedule over the optimiser updates of the run"
 
 
@@ -82,6 +83,7 @@ class OptimisationFlags:
     num_warmup_steps: int = flag("warm-up in optimiser updates", 0)
     warmup_ratio: float | None = flag("warm-up as a part of all optimiser updates, instead of num_warmup_steps", None)
     gradient_clipping: float = flag("largest gradient norm of an update; 0 = no clipping", 1.0)
+    on_nonfinite: OnNonFinite = flag("at a NaN or infinity: stop the run, or skip that update or rollout", "stop")
 
 
 @dataclass(kw_only=True)

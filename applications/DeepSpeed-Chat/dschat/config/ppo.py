@@ -81,6 +81,8 @@ class PPOLossFlags:
     kl_estimator: Literal["k1", "k2", "k3"] = flag("estimator of the KL penalty", "k1")
     adaptive_kl_target: float | None = flag("KL per sequence that kl_coef is steered to; fixed if not given", None)
     adaptive_kl_horizon: int = flag("prompts over which kl_coef is steered", 10000)
+    max_kl: float | None = flag("KL per sequence in nats above which kl_action is taken; off if not given", None)
+    kl_action: Literal["warn", "stop"] = flag("above max_kl: warn, or save the models and stop the run", "warn")
     gamma: float = flag("discount per macro action", 1.0)
     lam: float = flag("lambda of GAE, per macro action", 0.95)
     cliprange: float = flag("clip range of the probability ratio", 0.2)
@@ -152,7 +154,7 @@ class PPOConfig(
         rates = ["actor_learning_rate", "critic_learning_rate", "actor_weight_decay", "critic_weight_decay"]
         others = ["top_k", "kl_coef", "missing_eos_penalty", "actor_lora_dim", "critic_lora_dim"]
         rules.check_numbers(self, rates + others, rules.AT_LEAST_0)
-        above_0 = ["temperature", "cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target"]
+        above_0 = ["temperature", "cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target", "max_kl"]
         rules.check_numbers(self, above_0, rules.ABOVE_0)
         rules.check_numbers(self, ["gamma", "lam"], rules.ZERO_TO_ONE)
         rules.check_numbers(self, ["top_p"], (lambda top_p: 0 < top_p <= 1, "a number above 0 and at most 1"))
@@ -182,6 +184,8 @@ class PPOConfig(
             )
         if self.adaptive_kl_target is not None and self.kl_coef == 0:
             raise UserError("--adaptive_kl_target cannot steer --kl_coef 0: give a --kl_coef above 0 to start from.")
+        if self.max_kl is None and self.kl_action != default_of(PPOConfig, "kl_action"):
+            raise UserError(f"--kl_action {self.kl_action} does nothing on its own: add --max_kl, or drop it.")
 
     @property
     def _dilutes_score(self) -> bool:

@@ -16,6 +16,7 @@ from transformers import get_scheduler
 from dschat.engine import resharding, zero3
 from dschat.engine.compiled_ops import prepare_op
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
+from dschat.engine.finite import FiniteWatch, SkippingAdamW
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import device, is_main, world_size
@@ -49,6 +50,8 @@ class Engine(Generic[M]):
         self._engine = engine
         self.grad_norm = math.nan  # of the last update, before clipping
         self.skipped = False  # the last update was left out, see `step`
+        self.nonfinite: str | None = None  # why the last update was left out, see `step`
+        self._watch = FiniteWatch(engine.module.parameters())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._engine(*args, **kwargs)
@@ -73,22 +76,34 @@ class Engine(Generic[M]):
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of one micro-batch's share of the update's loss (0-d)."""
-        self._engine.backward(loss * world_size(), scale_wrt_gas=False)
+        self._engine.backward(loss * (world_size() * self._watch.factor(loss)), scale_wrt_gas=False)
 
     def step(self) -> None:
         """Ends a micro-batch; on the last of an update, clips and applies the optimiser and the schedule.
 
-        In fp16 an update whose scaled gradients overflow is left out, by optimiser and schedule, and the next is
-        scaled less: that is ordinary. In bf16, too, DeepSpeed leaves out updates with gradients that are not finite.
-        Nothing would ever mend those, so they do not count as skipped, and their norm stops the run.
+        An update with gradients that are not finite is left out: weights, optimiser and schedule stay as they are. In
+        fp16, where scaled gradients may overflow, that is ordinary (`skipped`), and the next update is scaled less.
+        Otherwise `nonfinite` says what this process saw: "losses", "gradients", or "gradient norms" where its own
+        gradients are finite.
         """
         boundary = self._engine.is_gradient_accumulation_boundary()
         own_norm = self._own_grad_norm() if boundary else math.nan
+        if boundary and self._engine.zero_optimization_stage() == 0:  # from stage 1 on, DeepSpeed does so itself
+            self._engine.optimizer.overflow = not math.isfinite(own_norm)
         self._engine.step()
         if boundary:
             reported = self._engine.get_global_grad_norm()  # None in fp32 at ZeRO stage 0
             self.grad_norm = own_norm if reported is None else float(reported)
             self.skipped = self._engine.fp16_enabled() and not self._engine.was_step_applied()
+            self.nonfinite = self._nonfinite()
+
+    def _nonfinite(self) -> str | None:
+        losses, gradients = self._watch.read()
+        if not losses:
+            return "losses"
+        if self._engine.fp16_enabled() or (gradients and math.isfinite(self.grad_norm)):
+            return None
+        return "gradient norms" if gradients else "gradients"
 
     def _own_grad_norm(self) -> float:
         grads = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
@@ -141,7 +156,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     if settings.gradient_checkpointing:
         _enable_gradient_checkpointing(model.inner)
     model.to(device())
-    adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer.learning_rate, settings.offload)
+    adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer.learning_rate, settings)
     schedule = get_scheduler(
         optimizer.schedule,
         adam,
@@ -178,14 +193,15 @@ def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettin
     return replace(settings, zero_stage=1)
 
 
-def _adamw(groups: list[dict[str, Any]], learning_rate: float, offload: bool) -> torch.optim.Optimizer:
+def _adamw(groups: list[dict[str, Any]], learning_rate: float, settings: EngineSettings) -> torch.optim.Optimizer:
     """AdamW; DeepSpeed's vectorised one where the states live in CPU memory."""
-    if offload:
+    if settings.offload:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         prepare_op("cpu_adam")
         return DeepSpeedCPUAdam(groups, lr=learning_rate, betas=ADAM_BETAS, adamw_mode=True)
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=ADAM_BETAS)
+    kind = torch.optim.AdamW if settings.zero_stage else SkippingAdamW
+    return kind(groups, lr=learning_rate, betas=ADAM_BETAS)
 
 
 def _enable_gradient_checkpointing(model: Any) -> None:

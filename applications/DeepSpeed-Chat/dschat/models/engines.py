@@ -44,6 +44,9 @@ class Trained(Protocol):
 
     grad_norm: float  # of the last update, before clipping
     skipped: bool  # the last update was left out: fp16's loss scale was too large
+    # What was not finite in the last update, which was left out: "losses" or "gradients" of this process, or "gradient
+    # norms" over all; None where it was applied.
+    nonfinite: str | None
 
     @property
     def module(self) -> PolicyModel | ScalarModel: ...

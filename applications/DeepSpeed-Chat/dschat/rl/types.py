@@ -98,6 +98,17 @@ def select_rows(item: T, rows: Tensor) -> T:
     return replace(item, **changes)  # type: ignore[type-var]
 
 
+def tensors_of(item: object, name: str = "") -> dict[str, Tensor]:
+    """Every tensor in a dataclass of tensors and dataclasses, by its path below ``name``: trajectory.values."""
+    if isinstance(item, Tensor):
+        return {name: item}
+    parts = [
+        tensors_of(getattr(item, field.name), f"{name}.{field.name}" if name else field.name)
+        for field in fields(item)  # type: ignore[arg-type]
+    ]
+    return {path: tensor for part in parts for path, tensor in part.items()}
+
+
 def trim(batch: PPOBatch, prompt_width: int, response_width: int) -> PPOBatch:
     """The same rows with less padding.
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from dschat.rl.types import Rollout
 from dschat.rollouts.sampling import Sampling
@@ -41,7 +41,9 @@ class _ResponseRecorder(StoppingCriteria):
 
 
 @torch.no_grad()
-def generate(causal_lm: CausalLM, prompts: dict[str, Tensor], sampling: Sampling, seed: int) -> Rollout:
+def generate(
+    causal_lm: CausalLM, prompts: dict[str, Tensor], sampling: Sampling, seed: int, *processors: LogitsProcessor
+) -> Rollout:
     """Samples one response per prompt.
 
     Args:
@@ -49,6 +51,7 @@ def generate(causal_lm: CausalLM, prompts: dict[str, Tensor], sampling: Sampling
         prompts: input_ids (B, P) long and attention_mask (B, P) bool, padded on the left; index (B,) long.
         sampling: how to draw.
         seed: of the draws; the global random state is left as it was.
+        processors: see the logits before temperature and truncation.
 
     Returns:
         Rollout; R is the longest response of the batch.
@@ -62,6 +65,7 @@ def generate(causal_lm: CausalLM, prompts: dict[str, Tensor], sampling: Sampling
             input_ids=input_ids,
             attention_mask=attention_mask.long(),
             generation_config=sampling.generation_config(),
+            logits_processor=LogitsProcessorList(processors),
             stopping_criteria=StoppingCriteriaList([recorder]),
         )
     response_mask = recorder.response_mask(sequences.shape[1] - input_ids.shape[1])

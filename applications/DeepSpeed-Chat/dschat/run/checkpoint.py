@@ -6,6 +6,7 @@
     output_dir/models/step-N/        the models after N updates (--save_models), by run/model_folders.py
     output_dir/checkpoints/step-N/   the run after N updates (--save_steps), written here
     output_dir/samples/              responses of step 3's evaluations, by trainers/ppo/evaluation.py
+    output_dir/nonfinite/            batches with numbers that are not finite, by trainers/checks.py
     output_dir/tensorboard/          with --enable_tensorboard, by run/metrics.py
 
 A checkpoint holds, and `Checkpoints.save` writes:

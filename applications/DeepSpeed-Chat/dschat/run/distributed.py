@@ -70,6 +70,13 @@ def broadcast_object(item: T) -> T:
     return gather_objects(item)[0]
 
 
+def first_over_ranks(place: int | None) -> tuple[int, int] | None:
+    """The smallest of the places that ranks pass, and the lowest rank that passes it; None where no rank does."""
+    nowhere = -(1 << 62)
+    first = largest_over_ranks(nowhere if place is None else -(place * world_size() + rank()))
+    return None if first == nowhere else divmod(-first, world_size())
+
+
 def largest_over_ranks(number: int) -> int:
     """The largest of every rank's number. It does not pass through the GPU, so that nothing waits for it."""
     if world_size() == 1:

@@ -37,10 +37,4 @@ class FunctionScores:
                 f"{self._flag}: {self.name} returned shape {tuple(scores.shape)} for {len(texts.responses)} "
                 "responses; it must return one number per response."
             )
-        if not bool(torch.isfinite(scores).all()):
-            row = int((~torch.isfinite(scores)).nonzero()[0])
-            raise UserError(
-                f"{self._flag}: {self.name} returned {float(scores[row])} for the response {texts.responses[row]!r}; "
-                "every score must be finite."
-            )
         return scores

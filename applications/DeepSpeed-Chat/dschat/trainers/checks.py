@@ -1,51 +1,155 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stops a run at the first number that is not finite, and names it."""
+"""Numbers that are not finite: the first is named, what it came from is kept, and the run stops or goes on without it.
 
+Every process must take the same turn, though only one may have such a number. So there is one agreement per rollout
+and one per optimiser update.
+"""
+
+import json
+import logging
 import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from dschat.errors import UserError
-from dschat.rl.types import PPOBatch
+from dschat.models.engines import Trained
+from dschat.rl.types import PPOBatch, tensors_of
+from dschat.run.distributed import barrier, broadcast_object, first_over_ranks, gather_objects, is_main, rank
+from dschat.run.output import Run
+from dschat.run.progress import Json
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "nonfinite"
+MOST_KEPT = 10  # batches that a process writes down: where updates are skipped there may be no end of them
+COUNTED = "skipped/nonfinite"  # the metric: updates that were left out
+PARTS = ("losses", "gradients", "gradient norms")  # of an update, see `Trained.nonfinite`
+REMEDY = "Lower the learning rates, or use --dtype bf16 or fp32 if this is fp16."
+OWN_FUNCTIONS = "A --reward_function or --metric_function must return finite numbers."
+METRIC = "numbers of the metric function"
 
 
-def check_batch(batch: PPOBatch, update: int) -> None:
-    """Looks at what a PPO iteration computed, in the order in which it was computed.
+class NonFinite:
+    """What a run does with numbers that are not finite. Every rank must call its methods."""
 
-    Args:
-        batch: the iteration's batch.
-        update: optimiser updates so far, for the message.
+    def __init__(self, action: str, run: Run) -> None:
+        """Takes what to do, --on_nonfinite, and the run whose folder batches are written into."""
+        self._skips, self._run = action == "skip", run
 
-    Raises:
-        UserError: a field holds NaN or an infinity on the response.
+    def in_rollout(self, batch: PPOBatch, bad_logits: Tensor, metric: Tensor | None, update: int) -> bool:
+        """Whether a rollout must be left out.
+
+        Args:
+            batch: of this rank, with its advantages.
+            bad_logits: (B,) bool, rows that were sampled from logits that are not finite.
+            metric: (B,) of the metric function, if there is one.
+            update: optimiser updates so far.
+
+        Raises:
+            UserError: it must, and the run stops at that.
+        """
+        found = bad_rows(batch, bad_logits, metric)
+        names, rows = [name for name, _ in found], torch.stack([bad for _, bad in found]).cpu()
+        bad = rows.any(1)
+        own = int(bad.int().argmax()) if bool(bad.any()) else None
+        numbers = [] if own is None else rows[own].nonzero().flatten().tolist()
+        return self._meet(names, own, update, lambda: tensors_of(batch), numbers)
+
+    def in_update(self, engines: Mapping[str, Trained], update: int, tensors: Callable[[], dict[str, Tensor]]) -> bool:
+        """Whether the update that the engines have just come to the end of was left out.
+
+        Args:
+            engines: by name.
+            update: optimiser updates before this one.
+            tensors: what to write down.
+
+        Raises:
+            UserError: it was, and the run stops at that.
+        """
+        names = [f"{part} of the {name}" for name in engines for part in PARTS]
+        seen = [engine.nonfinite == part for engine in engines.values() for part in PARTS]
+        return self._meet(names, seen.index(True) if any(seen) else None, update, tensors, [])
+
+    def in_evaluation(self, metrics: Mapping[str, float], update: int, remedy: str = REMEDY) -> None:
+        """Looks at means over all ranks. Raises UserError if the run stops at numbers that are not finite."""
+        names = [name for name, number in metrics.items() if not math.isfinite(number)]
+        if names:
+            self._stop_or_warn(f"after {update} updates, {', '.join(names)} of the evaluation is not finite.", remedy)
+
+    def _meet(
+        self,
+        names: Sequence[str],
+        own: int | None,
+        update: int,
+        tensors: Callable[[], dict[str, Tensor]],
+        rows: list[int],
+    ) -> bool:
+        """Finds out which rank has what; the number of the first name that is not finite on this rank is ``own``."""
+        first = first_over_ranks(own)
+        if first is None:
+            return False
+        name, owner = names[first[0]], first[1]
+        rows = gather_objects(rows)[owner]
+        what = f"after {update} updates, {name} on rank {owner} are not finite"
+        what += f" in rows {rows[:8]} of the rollout" if rows else ""
+        folder = broadcast_object(self._run.folder) / FOLDER
+        stem = f"update-{update}-rank-{owner}"
+        record = {"update": update, "rank": owner, "what": name, "rows": rows}
+        written = rank() == owner and _write(folder, stem, tensors(), record)
+        barrier()  # for as long as that takes: a process that ends would take the writing one with it
+        kept = gather_objects(written)[owner]
+        remedy = OWN_FUNCTIONS if name in ("scores", METRIC) else REMEDY
+        self._stop_or_warn(f"{what}; the batch is in {folder / stem}.safetensors." if kept else f"{what}.", remedy)
+        return True
+
+    def _stop_or_warn(self, message: str, remedy: str) -> None:
+        if not self._skips:
+            raise UserError(f"{message} {remedy} --on_nonfinite skip goes on without such batches.")
+        if is_main():
+            logger.warning("%s It is left out.", message)
+
+
+def bad_rows(batch: PPOBatch, bad_logits: Tensor, metric: Tensor | None) -> list[tuple[str, Tensor]]:
+    """What of a rollout is not finite, in the order in which it was computed: names, and (B,) bool for each.
+
+    What lies off the response does not count. For the arguments see `NonFinite.in_rollout`.
     """
     trajectory, mask = batch.trajectory, batch.response_mask
-    fields = {
-        "logprobs": trajectory.logprobs,
-        "ref_logprobs": trajectory.ref_logprobs,
-        "values": trajectory.values,
-        "scores": trajectory.scores[:, None],
-        "kl": batch.kl,
-        "rewards": batch.rewards,
-        "advantages": batch.advantages,
-        "returns": batch.returns,
-    }
-    has_response = mask.any(1, keepdim=True)
-    bad_rows = torch.stack(
-        [(~torch.isfinite(x) & (mask if x.shape == mask.shape else has_response)).any(1) for x in fields.values()]
-    )
-    bad = bad_rows.any(1)
-    if not bool(bad.any()):
-        return
-    first = int(bad.int().argmax())
-    name, rows = list(fields)[first], bad_rows[first].nonzero().flatten().tolist()
-    raise UserError(
-        f"after {update} updates, {name} is not finite in rows {rows[:8]} of the rollout. Lower the learning rates, "
-        "or use --dtype bf16 or fp32 if this is fp16."
-    )
+
+    def bad(x: Tensor) -> Tensor:
+        return (~torch.isfinite(x) & mask).any(1)
+
+    advantages, returns = bad(batch.advantages), bad(batch.returns)
+    found = [
+        ("logits", bad_logits),
+        ("logprobs", bad(trajectory.logprobs)),
+        ("ref_logprobs", bad(trajectory.ref_logprobs)),
+        ("values", bad(trajectory.values)),
+        ("scores", ~torch.isfinite(trajectory.scores)),
+        ("kl", bad(batch.kl)),
+        ("rewards", bad(batch.rewards)),
+        # Whitening carries one rank's NaN to the advantages of all; the returns tell where it came from.
+        ("advantages", advantages & returns),
+        ("returns", returns),
+        ("advantages", advantages),
+    ]
+    return found if metric is None else [*found, (METRIC, ~torch.isfinite(metric))]
 
 
-def check_number(name: str, value: float, update: int) -> None:
-    """Raises UserError if a loss or gradient norm is not finite."""
-    if not math.isfinite(value):
-        raise UserError(f"after {update} updates, {name} is {value}. Lower the learning rate, or use another --dtype.")
+def _write(folder: Path, stem: str, tensors: Mapping[str, Tensor], record: Json) -> bool:
+    """Writes a batch down, if there are not many; the run's course does not depend on whether that works."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if len(list(folder.glob(f"*-rank-{rank()}.json"))) >= MOST_KEPT:
+            return False
+        save_file({name: x.detach().cpu().clone() for name, x in tensors.items()}, folder / f"{stem}.safetensors")
+        (folder / f"{stem}.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        logger.warning("%s could not be written: %s", folder / stem, error)
+        return False
+    return True

@@ -9,8 +9,16 @@ from torch import Tensor
 from dschat.config.ppo import PPOConfig
 from dschat.rl.masked import masked_moments, whiten
 from dschat.rl.ppo_batch import ppo_batch
+from dschat.rl.rewards import AdaptiveKL, FixedKL
 from dschat.rl.types import PPOBatch, Trajectory
 from dschat.run.distributed import sum_over_ranks
+
+
+def kl_controller(config: PPOConfig) -> FixedKL | AdaptiveKL:
+    """The KL coefficient of --kl_ctl, steered if --adaptive_kl_target is given."""
+    if config.adaptive_kl_target is None:
+        return FixedKL(config.kl_coef)
+    return AdaptiveKL(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
 
 
 def assign_credit(trajectory: Trajectory, ends: Tensor, kl_coef: float, config: PPOConfig) -> PPOBatch:

@@ -10,7 +10,7 @@ from typing import TypeVar, get_type_hints
 
 from torch import Tensor
 
-from dschat.rl.types import PPOBatch
+from dschat.rl.types import PPOBatch, tensors_of
 from dschat.run.distributed import device
 from dschat.run.metrics import Means
 from dschat.run.progress import Json
@@ -42,7 +42,7 @@ class Iteration:
             "skipped": dict(self.updates.skipped),
             "sums": dict(sums),
         }
-        return numbers, _flat(self.batch, "batch") | {f"means.{name}": x for name, x in tensors.items()}
+        return numbers, tensors_of(self.batch, "batch") | {f"means.{name}": x for name, x in tensors.items()}
 
     @classmethod
     def from_state(cls, numbers: Json, tensors: Mapping[str, Tensor]) -> Iteration:
@@ -53,17 +53,8 @@ class Iteration:
         return cls(_built(PPOBatch, tensors, "batch"), dict(numbers["metrics"]), updates)
 
 
-def _flat(item: object, name: str) -> dict[str, Tensor]:
-    """Every tensor in a dataclass of tensors and dataclasses, by its path."""
-    if isinstance(item, Tensor):
-        return {name: item}
-    assert is_dataclass(item)
-    parts = [_flat(getattr(item, f.name), f"{name}.{f.name}") for f in fields(item)]
-    return {path: tensor for part in parts for path, tensor in part.items()}
-
-
 def _built(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
-    """The dataclass that `_flat` took apart."""
+    """The dataclass that `tensors_of` took apart."""
     hints = get_type_hints(cls)
     values = {
         f.name: _built(hints[f.name], tensors, f"{name}.{f.name}")

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is logged of a rollout, and how a response is written down token by token."""
 
+import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.rl.masked import masked_moments, masked_sum
-from dschat.rl.types import PPOBatch
+from dschat.rl.types import PPOBatch, Rollout
 from dschat.run.metrics import Means
 
 
@@ -28,7 +30,8 @@ def rollout_metrics(
         totals: further metrics, sums over this rank's rows, logged as sums over all ranks. The same names on each.
 
     Returns:
-        objective/…, response/…, macro/…, val/num_eos_tokens and val/explained_variance. KL in nats.
+        objective/…, response/…, macro/…, val/num_eos_tokens and val/explained_variance. KL in nats. Of the responses,
+        score_length_correlation is Pearson's, and repetition the share of 4-grams that the response has had before.
     """
     mask, macro, trajectory = batch.response_mask, batch.macro, batch.trajectory
     rows, tokens, macros = mask.shape[0], mask.sum(), macro.mask.sum()
@@ -44,6 +47,11 @@ def rollout_metrics(
         means.add(f"objective/{metric_name}", metric.sum(), rows)
     means.add("response/length", tokens, rows)
     means.add("response/eos_rate", finished, rows)
+    repeated, grams = repeated_4grams(trajectory.rollout)
+    means.add("response/repetition", repeated, grams)
+    length, score = mask.sum(1).double(), trajectory.scores.double()
+    for name, products in (("l", length), ("s", score), ("l²", length**2), ("s²", score**2), ("ls", length * score)):
+        means.add(name, products.sum(), rows)
     means.add("macro/count", macros, rows)
     means.add("macro/length", tokens, macros)
     # Means of x and x² over tokens, from which follow the variances that the explained variance compares.
@@ -59,9 +67,36 @@ def _derived(means: Means, lam: float) -> dict[str, float]:
     metrics = means.reduce()
     spread = metrics.pop("returns²") - metrics.pop("returns") ** 2
     unexplained = metrics.pop("residuals²") - metrics.pop("residuals") ** 2
+    length, score, product = (metrics.pop(name) for name in ("l", "s", "ls"))
+    spreads = [_spread(metrics.pop(f"{name}²"), mean) for name, mean in (("l", length), ("s", score))]
+    correlation = (product - length * score) / math.sqrt(math.prod(spreads)) if all(spreads) else 0.0
+    metrics["response/score_length_correlation"] = min(max(correlation, -1.0), 1.0)
     metrics["val/explained_variance"] = 1 - unexplained / spread if spread > 1e-12 else 0.0
     metrics["macro/lambda_eff"] = lam ** (1 / metrics["macro/length"]) if metrics["macro/length"] else lam
     return metrics
+
+
+def _spread(mean_square: float, mean: float) -> float:
+    """The variance; 0 where it is no more than rounding."""
+    variance = mean_square - mean**2
+    return variance if variance > 1e-9 * mean_square else 0.0
+
+
+def repeated_4grams(rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """How many runs of 4 tokens occurred earlier in the same response, and how many there are; 0-d, of all rows."""
+    ids, mask = rollout.response_ids, rollout.response_mask
+    exists = mask[:, 3:]  # by its last token
+    if not exists.shape[1]:
+        return torch.zeros((), device=ids.device), torch.zeros((), device=ids.device)
+    pairs = (ids[:, :-1] << 31) + ids[:, 1:]
+    # What is no 4-gram gets a number of its own, so that it equals nothing.
+    places = -1 - torch.arange(exists.shape[1], device=ids.device)
+    first, second = torch.where(exists, pairs[:, :-2], places), pairs[:, 2:]
+    for number in (1, 0):  # by the second pair, then by the first: a stable sort keeps equal ones in order
+        order = (first, second)[number].argsort(dim=1, stable=True)
+        first, second = first.gather(1, order), second.gather(1, order)
+    same = (first[:, 1:] == first[:, :-1]) & (second[:, 1:] == second[:, :-1])
+    return same.sum(), exists.sum()
 
 
 def token_table(batch: PPOBatch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, object]]:

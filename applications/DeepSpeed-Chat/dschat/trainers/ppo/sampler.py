@@ -3,6 +3,8 @@
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.collate import collate_prompts
@@ -10,6 +12,7 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.types import Rollout
+from dschat.rollouts.finite_logits import FiniteLogits
 from dschat.rollouts.generate import concatenate, generate
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import device, rank
@@ -31,9 +34,13 @@ class ActorSampler:
             tokenizer: the actor's.
             sampling: how responses are drawn.
             seed: of the run.
+
+        Attributes:
+            bad_logits: (B,) bool, where the logits of the last rollout were not finite; such rows are of no use.
         """
         self._actor, self._tokenizer, self._seed = actor, tokenizer, seed
         self.sampling = sampling
+        self.bad_logits: Tensor = torch.zeros(0, dtype=torch.bool)
 
     def __call__(
         self, batches: Sequence[Sequence[PromptExample]], kind: SeedKind, draw: int
@@ -47,14 +54,17 @@ class ActorSampler:
                 from the run's seed, kind, draw, rank and the batch's place in `batches`.
         """
         self._actor.eval()
-        rollouts = []
+        rollouts, bad_logits = [], []
         with self._actor.gathered() as policy:
             for number, examples in enumerate(batches):
                 raise_if_stopped()
                 prompts = collate_prompts(examples, self.sampling.pad_id)
                 prompts = {name: x.to(device()) for name, x in prompts.items()}
                 seed = derive_seed(self._seed, kind, draw, rank(), number)
-                rollouts.append(generate(policy.inner, prompts, self.sampling, seed))
+                watch = FiniteLogits()
+                rollouts.append(generate(policy.inner, prompts, self.sampling, seed, watch))
+                bad_logits.append(watch.bad_rows)
+        self.bad_logits = torch.cat(bad_logits)
         rollout = concatenate(rollouts, self.sampling.pad_id)
         examples = [example for batch in batches for example in batch]
         return rollout, ResponseTexts(

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -19,8 +18,7 @@ from dschat.data.collate import update_batches
 from dschat.data.examples import PromptExample
 from dschat.errors import UserError
 from dschat.models.engines import Policy, TrainedPolicy, TrainedScalar
-from dschat.rl.rewards import AdaptiveKL, FixedKL
-from dschat.rl.types import PPOBatch, Rollout, Trajectory
+from dschat.rl.types import PPOBatch, Rollout, Trajectory, select_rows, tensors_of
 from dschat.rollouts.sampling import Sampling
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
@@ -30,8 +28,10 @@ from dschat.run.progress import Json, Progress
 from dschat.run.random_states import random_states, set_random_states
 from dschat.run.seeds import SeedKind, derive_seed
 from dschat.scoring.source import ResponseTexts, ScoreSource
-from dschat.trainers.checks import check_batch, check_number
-from dschat.trainers.ppo.credit import assign_credit
+from dschat.trainers.checks import COUNTED, OWN_FUNCTIONS, REMEDY, NonFinite
+from dschat.trainers.ppo.alarms import Alarms
+from dschat.trainers.ppo.clock import Clock
+from dschat.trainers.ppo.credit import assign_credit, kl_controller
 from dschat.trainers.ppo.evaluation import evaluate, show_samples, write_samples
 from dschat.trainers.ppo.iteration import Iteration
 from dschat.trainers.ppo.metrics import rollout_metrics
@@ -52,22 +52,6 @@ class PPOModels:
     reward: ScoreSource
     metric: ScoreSource | None = None  # a second score, logged and never trained on
     metric_name: str = ""
-
-
-@dataclass
-class Clock:
-    """Seconds of the parts of an iteration, waiting for the device at each border."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    _last: float = field(default_factory=time.perf_counter)
-
-    def lap(self, name: str) -> None:
-        """Books the time since the last lap under ``time/name``."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self.seconds[f"time/{name}"] = now - self._last
-        self._last = now
 
 
 class PPOTrainer:
@@ -102,7 +86,8 @@ class PPOTrainer:
         """
         self.models, self.prompts, self.condition = models, prompts, condition
         self.config, self.run, self.folders, self.average = config, run, folders, average
-        self.checkpoints = checkpoints
+        self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run)
+        self.alarms = Alarms.from_config(config, run.plan)
         self.held_out = held_out[: config.eval_iters * config.per_device_eval_batch_size * world_size() or None]
         self.tokenizer = tokenizer
         self.sample = ActorSampler(models.actor, tokenizer, Sampling.from_config(config, tokenizer), config.seed)
@@ -185,6 +170,7 @@ class PPOTrainer:
             write_samples(self.run.folder, self.update, samples)
             if self.config.print_answers:
                 show_samples(samples)
+        self.nonfinite.in_evaluation(metrics, self.update, f"{REMEDY} {OWN_FUNCTIONS}")
         return metrics
 
     def _train_all(self, total: int, bar: tqdm[None]) -> None:
@@ -204,12 +190,17 @@ class PPOTrainer:
             for batches in rollouts[self.iteration % per_epoch :]:
                 before = self.update
                 metrics = self.iterate(batches, epoch)
-                bar.set_postfix(reward=f"{metrics['objective/scores']:.3f}", kl=f"{metrics['objective/kl']:.3f}")
+                shown = {name: metrics.get(f"objective/{name}", math.nan) for name in ("scores", "kl")}
+                bar.set_postfix({name: f"{number:.3f}" for name, number in shown.items()})
                 bar.update(self.update - before)
-                if due(config.save_models, before, self.update):
+                why_stop = self.alarms.look(metrics, self.update, may_stop=self.update < total)
+                if why_stop or due(config.save_models, before, self.update):
                     self.folders.save_after(self.update)
-                if due(config.save_steps, before, self.update) and self.update < total:
+                wanted = config.save_steps if why_stop else due(config.save_steps, before, self.update)
+                if wanted and self.update < total:
                     self.checkpoints.save(self.progress())
+                if why_stop:
+                    raise UserError(why_stop)
                 self._evaluate_if_due(total)
 
     def _evaluate_if_due(self, total: int) -> None:
@@ -224,9 +215,12 @@ class PPOTrainer:
         if self.current is None:
             self.current, self.random = self.collect(batches, epoch), random_states()
         clock = Clock()
-        metrics = self.current.metrics | self.train(self.current)
-        clock.lap("training")
-        self.kl = self.kl.update(metrics["objective/kl"], self.run.plan.global_rollout)
+        if self.current is None:
+            metrics = {COUNTED: float(self.run.plan.updates_per_rollout)}
+        else:
+            metrics = self.current.metrics | self.train(self.current)
+            clock.lap("training")
+            self.kl = self.kl.update(metrics["objective/kl"], self.run.plan.global_rollout)
         self.update += self.run.plan.updates_per_rollout
         self.iteration += 1
         self.current = None
@@ -234,16 +228,17 @@ class PPOTrainer:
         self.run.metrics.log(self.update, self.iteration * self.run.plan.global_rollout, metrics)
         return metrics
 
-    def collect(self, batches: list[list[int]], epoch: int) -> Iteration:
-        """Samples, scores and assigns credit; an iteration without updates so far."""
+    def collect(self, batches: list[list[int]], epoch: int) -> Iteration | None:
+        """Samples, scores and assigns credit; an iteration without updates so far. None if it must be left out."""
         clock = Clock()
         learning_rates = {"lr/actor": self.models.actor.learning_rate, "lr/critic": self.models.critic.learning_rate}
-        examples = [[self.prompts[i] for i in rows] for rows in batches]
-        rollout, texts = self.sample(examples, SeedKind.TRAINING, self.iteration)
+        prompts = [[self.prompts[i] for i in rows] for rows in batches]
+        rollout, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration)
         clock.lap("generation")
         trajectory, metric = self.score(rollout, texts)
         batch, totals = self.assign_credit(trajectory, epoch)
-        check_batch(batch, self.update)
+        if self.nonfinite.in_rollout(batch, self.sample.bad_logits, metric, self.update):
+            return None
         metrics = rollout_metrics(batch, self.config.lam, metric, self.models.metric_name, totals)
         clock.lap("scoring")
         return Iteration(batch, metrics | learning_rates | {"objective/kl_coef": self.kl.value} | clock.seconds)
@@ -275,25 +270,15 @@ class PPOTrainer:
         actor.train()
         critic.train()
         seed = derive_seed(self.config.seed, SeedKind.SHUFFLE, self.iteration)
-        metrics = ppo_update(actor, critic, iteration.batch, self.update_settings, seed, iteration.updates)
+        batch, engines = iteration.batch, {"actor": actor, "critic": critic}
+
+        def left_out(done: int, rows: Tensor) -> bool:
+            return self.nonfinite.in_update(engines, self.update + done, lambda: tensors_of(select_rows(batch, rows)))
+
+        metrics = ppo_update(actor, critic, batch, self.update_settings, seed, iteration.updates, left_out)
         if self.average is not None:
             self.average.update()
-        for name in ("loss/policy", "loss/value"):
-            check_number(name, metrics[name], self.update)
-        for name, skipped, norm in (
-            ("actor", actor.skipped, actor.grad_norm),
-            ("critic", critic.skipped, critic.grad_norm),
-        ):
-            if not skipped:
-                check_number(f"grad_norm/{name}", norm, self.update)
         return metrics
-
-
-def kl_controller(config: PPOConfig) -> FixedKL | AdaptiveKL:
-    """The KL coefficient of --kl_ctl, steered if --adaptive_kl_target is given."""
-    if config.adaptive_kl_target is None:
-        return FixedKL(config.kl_coef)
-    return AdaptiveKL(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
 
 
 def total_updates(num_prompts: int, config: PPOConfig, plan: BatchPlan) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from dschat.rl.types import PPOBatch, select_rows, trim
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.stop import raise_if_stopped
+from dschat.trainers.checks import COUNTED
 from dschat.trainers.ppo.trajectory import response_values
 
 Integers = npt.NDArray[np.int64]
@@ -58,7 +60,7 @@ class UpdateProgress:
 
     done: int = 0
     means: Means = field(default_factory=Means)
-    skipped: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)  # by metric
 
 
 def ppo_update(
@@ -68,6 +70,7 @@ def ppo_update(
     settings: UpdateSettings,
     seed: int,
     progress: UpdateProgress | None = None,
+    left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
 ) -> dict[str, float]:
     """Trains actor and critic on one rollout.
 
@@ -81,13 +84,16 @@ def ppo_update(
         settings: sizes and clipping.
         seed: of the shuffle; the same on every rank.
         progress: where an interrupted call stopped; it is kept up to date, update by update.
+        left_out: called at the end of each update with the number of those before it and the update's rows (N,).
+            Says whether numbers were not finite, so that nothing was applied and nothing of it counts.
 
     Raises:
         Stopped: see `dschat.run.stop`.
 
     Returns:
         Means over the updates: policy/…, loss/…, val/…, and the gradient norms of those that were applied; and, where
-        there are such, skipped/actor and skipped/critic, the number of updates that fp16 left out.
+        there are such, skipped/actor and skipped/critic, the number of updates that fp16 left out, and
+        skipped/nonfinite, the number of those that count for nothing.
     """
     response_lengths = batch.response_mask.sum(1)
     prompt_lengths = batch.trajectory.rollout.attention_mask.sum(1) - response_lengths
@@ -101,19 +107,28 @@ def ppo_update(
         means = progress.means.copy()  # an update that is stopped half-way leaves nothing behind
         rows = rows[np.argsort(sizes[rows].sum(1), kind="stable")]
         _one_update(actor, critic, batch, rows, sizes, settings, means)
-        for name, engine in (("actor", actor), ("critic", critic)):
-            if engine.skipped:
-                progress.skipped[name] += 1
-            else:
-                means.add(f"grad_norm/{name}", engine.grad_norm)
-        progress.means, progress.done = means, progress.done + 1
+        if left_out(progress.done, torch.as_tensor(rows, device=batch.response_mask.device)):
+            progress.skipped[COUNTED] += 1
+        else:
+            _note_norms(actor, critic, means, progress.skipped)
+            progress.means = means
+        progress.done += 1
     # Every update added its shares of each statistic, so that their sum is divided by the number of updates here. The
     # gradient norms were added as means.
+    counted = progress.done - progress.skipped[COUNTED]
     metrics = {
-        name: number if name.startswith("grad_norm/") else number / progress.done
+        name: number if name.startswith("grad_norm/") else number / counted
         for name, number in progress.means.reduce().items()
     }
-    return metrics | {f"skipped/{name}": float(count) for name, count in progress.skipped.items()}
+    return metrics | {name: float(count) for name, count in progress.skipped.items() if count}
+
+
+def _note_norms(actor: TrainedPolicy, critic: TrainedScalar, means: Means, skipped: Counter[str]) -> None:
+    for name, engine in (("actor", actor), ("critic", critic)):
+        if engine.skipped:
+            skipped[f"skipped/{name}"] += 1
+        else:
+            means.add(f"grad_norm/{name}", engine.grad_norm)
 
 
 def _one_update(

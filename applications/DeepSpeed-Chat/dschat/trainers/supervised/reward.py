@@ -28,16 +28,17 @@ class RewardTask:
     def loss(
         self, engine: TrainedScalar, examples: Sequence[PairExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        tokens = self._collate(examples)
-        chosen, rejected = last_scores(engine(*tokens), tokens[1]).chunk(2)
+        tokens = self.collate(examples)
+        scores = last_scores(engine(**tokens), tokens["attention_mask"])
+        chosen, rejected = scores.chunk(2)
         return pairwise_loss(chosen, rejected, count)
 
     def self_check(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> None:
-        check_scalar(engine, self._collate(examples), self._pad_id)
+        tokens = self.collate(examples)
+        check_scalar(engine, (tokens["input_ids"], tokens["attention_mask"]), self._pad_id)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         return means
 
-    def _collate(self, examples: Sequence[PairExample]) -> tuple[Tensor, Tensor]:
-        batch = collate_pairs(examples, self._pad_id)
-        return batch["input_ids"].to(device()), batch["attention_mask"].to(device())
+    def collate(self, examples: Sequence[PairExample]) -> dict[str, Tensor]:
+        return {name: x.to(device()) for name, x in collate_pairs(examples, self._pad_id).items()}

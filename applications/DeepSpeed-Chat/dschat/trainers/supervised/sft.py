@@ -33,19 +33,19 @@ class SFTTask:
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[SFTExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        batch = self._collate(examples)
+        batch = self.collate(examples)
         mask = batch["response_mask"]
         logprobs, _ = engine(batch["input_ids"], batch["attention_mask"], mask.shape[1])
         return sft_loss(logprobs, mask, count)
 
     def self_check(self, engine: TrainedPolicy, examples: Sequence[SFTExample]) -> None:
-        batch = self._collate(examples)
+        batch = self.collate(examples)
         tokens = (batch["input_ids"], batch["attention_mask"])
         check_policy(engine, tokens, batch["response_mask"].shape[1], 1.0, self._pad_id)
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         return {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0))}
 
-    def _collate(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
+    def collate(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
         batch = collate_sft(examples, self._pad_id, self._on_prompt)
         return {name: x.to(device()) for name, x in batch.items()}

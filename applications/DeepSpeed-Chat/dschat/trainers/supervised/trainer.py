@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Sized
 from typing import Generic, Protocol, TypeVar
 
@@ -23,7 +24,7 @@ from dschat.run.output import Run, due
 from dschat.run.progress import Progress
 from dschat.run.random_states import random_states
 from dschat.run.stop import raise_if_stopped
-from dschat.trainers.checks import check_number
+from dschat.trainers.checks import COUNTED, NonFinite
 
 Example = TypeVar("Example", bound=Sized)
 EngineT = TypeVar("EngineT", bound=Trained)
@@ -44,6 +45,9 @@ class Task(Protocol[Example, AnyEngine]):
         self, engine: AnyEngine, examples: Sequence[Example], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum over the micro-batch divided by ``count``; statistics divided likewise."""
+
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """What the engine reads of a micro-batch."""
 
     def self_check(self, engine: AnyEngine, examples: Sequence[Example]) -> None:
         """Raises UserError if the model is computed wrongly."""
@@ -75,7 +79,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
             checkpoints: saves what the run needs to go on, and gives it back.
         """
         self.engine, self.task, self.config, self.run, self.folders = engine, task, config, run, folders
-        self.checkpoints = checkpoints
+        self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run)
         self.lengths = [len(example) for example in task.train]
         self.update = 0
         self.evaluated = -1  # after how many updates the last evaluation was
@@ -127,7 +131,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
             )
             for micro_batches in updates[self.update % per_epoch :]:
                 metrics = self.train_once(micro_batches)
-                bar.set_postfix(loss=f"{metrics[f'loss/{self.task.name}']:.4f}")
+                bar.set_postfix(loss=f"{metrics.get(f'loss/{self.task.name}', math.nan):.4f}")
                 bar.update()
                 if due(config.save_models, self.update - 1, self.update):
                     self.folders.save_after(self.update)
@@ -156,15 +160,19 @@ class SupervisedTrainer(Generic[Example, EngineT]):
             sums.add_sum(f"loss/{self.task.name}", loss)
             sums.add_sums({f"train/{name}": value for name, value in stats.items()})
         self.update += 1
-        metrics = {**sums.reduce(), "lr": learning_rate}
-        check_number("the loss", metrics[f"loss/{self.task.name}"], self.update - 1)
-        if self.engine.skipped:
-            metrics["skipped"] = 1.0
+        if self.nonfinite.in_update({"model": self.engine}, self.update - 1, lambda: self._tensors(batches)):
+            metrics = {COUNTED: 1.0}
         else:
-            check_number("the gradient norm", self.engine.grad_norm, self.update - 1)
-            metrics["grad_norm"] = self.engine.grad_norm
+            skipped, norm = self.engine.skipped, self.engine.grad_norm
+            metrics = {**sums.reduce(), **({"skipped": 1.0} if skipped else {"grad_norm": norm})}
+        metrics["lr"] = learning_rate
         self.run.metrics.log(self.update, self.update * self.run.plan.global_batch, metrics)
         return metrics
+
+    def _tensors(self, batches: list[list[Example]]) -> dict[str, Tensor]:
+        """What an update's micro-batches are made of, by number and name."""
+        parts = [(number, self.task.collate(batch)) for number, batch in enumerate(batches)]
+        return {f"{number}.{name}": x for number, part in parts for name, x in part.items()}
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -187,6 +195,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
         self.run.metrics.log(self.update, self.update * self.run.plan.global_batch, metrics)
         self.run.record.measured(metrics, self.update)
         self.evaluated = self.update
+        self.nonfinite.in_evaluation(metrics, self.update)
         return metrics
 
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Only one of two processes has a NaN, or responses: both take the same turns, and neither waits for the other."""
+
+import json
+import math
+
+import pytest
+
+from factories import largest_difference, make_causal_lm
+from nonfinite_cases import PLACES, UPDATES
+
+pytestmark = pytest.mark.xdist_group("launcher")
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_every_process_names_the_one_that_has_it(stage, two_processes):
+    first, second = (two_processes.numbers(f"nonfinite-{stage}", rank)["said"] for rank in (0, 1))
+    assert first == second and first.keys() == PLACES.keys()
+    for place, message in first.items():
+        assert message.startswith(f"after {UPDATES} updates, {place} on rank 1 are not finite"), message
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_its_batch_is_written_down_by_that_process(stage, two_processes):
+    folder = two_processes.folder / f"nonfinite-{stage}" / "stop" / "nonfinite"
+    stem = f"update-{UPDATES}-rank-1"
+    assert sorted(file.name for file in folder.iterdir()) == [f"{stem}.json", f"{stem}.safetensors"]
+    record = json.loads((folder / f"{stem}.json").read_text())
+    assert record == {"update": UPDATES, "rank": 1, "what": "losses of the critic", "rows": []}  # the last place
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_processes):
+    for rank in (0, 1):
+        notes = two_processes.numbers(f"nonfinite-{stage}", rank)["notes"]
+        after = notes.pop("after")
+        assert notes.keys() == PLACES.keys()
+        for place, note in notes.items():
+            assert note["counted"] == UPDATES, place
+            for number, role in enumerate(("actor", "critic")):
+                if role in place or " of the " not in place:
+                    assert note["moved"][number] == 0 and note["stood"][number], place
+        assert all(map(math.isfinite, after.values())) and "skipped/nonfinite" not in after
+
+
+@pytest.mark.parametrize("step", ["sft", "reward"])
+def test_steps_1_and_2(step, two_processes):
+    for rank in (0, 1):
+        said = two_processes.numbers(f"nonfinite-{step}", rank)["said"]
+        assert said.startswith("after 1 updates, gradients of the model on rank 1 are not finite; the batch is in ")
+
+
+def test_a_process_without_responses_keeps_step(two_processes):
+    """The same metrics on both, half of the rows empty; and the same weights at every ZeRO stage."""
+    weights = [two_processes.tensors(f"empty-{stage}") for stage in (0, 2, 3)]
+    for stage in (0, 2, 3):
+        first, second = (two_processes.numbers(f"empty-{stage}", rank) for rank in (0, 1))
+        assert first == second
+        assert all(math.isfinite(number) for row in first for number in row.values())
+        assert all(0 < row["response/length"] <= 3 and row["loss/value"] > 0 for row in first[:2])
+    assert largest_difference(weights[0], weights[1]) < 1e-5 and largest_difference(weights[0], weights[2]) < 1e-5
+    start = {f"actor.inner.{name}": w.detach() for name, w in make_causal_lm().named_parameters()}
+    assert max(float((weights[0][name] - w).abs().max()) for name, w in start.items()) > 1e-4

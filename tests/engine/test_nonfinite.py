@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An update with numbers that are not finite leaves an engine as it was, at every ZeRO stage."""
+
+import math
+
+import pytest
+import torch
+
+from factories import engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, weights_of
+
+ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)
+
+
+def update(engine, factor=1.0, rows=ROWS, spoil=lambda loss: loss):
+    """One update of two micro-batches; the loss of the second is `spoil`ed."""
+    for number, part in enumerate((rows[:2], rows[2:])):
+        ids, attention_mask, mask = pad_rows(part)
+        logprobs, _ = engine(ids, attention_mask, mask.shape[1])
+        loss = -torch.where(mask, logprobs, 0.0).sum() / 15 * factor
+        engine.backward(spoil(loss) if number else loss)
+        engine.step()
+
+
+def infinite_with_finite_gradients(loss):
+    return loss + math.inf
+
+
+SPOILED = {"NaN": lambda loss: loss * math.nan, "an infinity": infinite_with_finite_gradients}
+
+
+def engine_at(stage, **options):
+    options = {"learning_rate": 1e-2, "zero_stage": stage, "schedule": "linear", "total_updates": 10} | options
+    return engine_of(make_causal_lm(), 2, 2, **options)
+
+
+@pytest.mark.parametrize("what", SPOILED)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_loss_that_is_not_finite_changes_nothing(stage, what, group):
+    """Weights, Adam's moments and step count, and the schedule: the next update is that of a run without this one."""
+    engine, other = engine_at(stage), engine_at(stage)
+    update(engine)
+    update(other)
+    before, rate = engine.full_state_dict(), engine.learning_rate
+    update(engine, spoil=SPOILED[what])
+    assert engine.nonfinite == "losses" and not engine.skipped
+    assert largest_difference(engine.full_state_dict(), before) == 0 and engine.learning_rate == rate
+    update(engine)
+    update(other)
+    assert engine.nonfinite is None and engine.grad_norm == other.grad_norm
+    assert largest_difference(engine.full_state_dict(), other.full_state_dict()) == 0
+    assert engine.learning_rate == other.learning_rate != rate
+
+
+@pytest.mark.parametrize("clipping", [0.0, 1.0])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_gradient_that_is_not_finite_changes_nothing(stage, clipping, group):
+    engine, other = engine_at(stage, gradient_clipping=clipping), engine_at(stage, gradient_clipping=clipping)
+    update(other)
+    weight = engine.module.inner.model.layers[0].mlp.up_proj.weight
+    hook = weight.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor(0), math.inf))
+    update(engine)
+    hook.remove()
+    assert engine.nonfinite == "gradients" and not math.isfinite(engine.grad_norm)
+    update(engine)
+    assert engine.nonfinite is None and engine.grad_norm == other.grad_norm
+    assert largest_difference(engine.full_state_dict(), other.full_state_dict()) == 0
+
+
+def test_gradients_whose_norm_overflows(group):
+    """Each number is finite, their squares are not."""
+    engine = engine_at(0)
+    before = weights_of(engine)
+    update(engine, factor=1e30)
+    assert engine.nonfinite == "gradient norms"
+    assert largest_difference(weights_of(engine), before) == 0
+
+
+def test_micro_batches_before_the_last_count(group):
+    engine = engine_at(0)
+    for number, part in enumerate((ROWS[:2], ROWS[2:])):
+        ids, attention_mask, mask = pad_rows(part)
+        loss = engine(ids, attention_mask, mask.shape[1])[0].sum()
+        engine.backward(loss if number else loss * math.nan)
+        engine.step()
+    assert engine.nonfinite == "losses"

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A PPO trainer in which one process gets a NaN at a chosen place, and one in which it gets empty responses only."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dschat.errors import UserError
+from dschat.run.distributed import rank, world_size
+from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.trainer import PPOModels
+from factories import (
+    engine_of,
+    frozen_engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    make_prompt,
+    make_tokenizer,
+    ppo_config,
+    ppo_trainer_of,
+    random_ids,
+)
+from recorded import Case, engine_for, supervised_trainer, supervised_update
+
+ROLLOUT = 8  # prompts on all processes
+UPDATES = 2  # of a rollout, by two PPO epochs
+
+
+class Reward:
+    """Lengths; NaN for the last response while `broken`."""
+
+    broken = False
+
+    def __call__(self, prompts: Any, responses: Any, rows: Any) -> list[float]:
+        scores = [float(len(response)) for response in responses]
+        return [*scores[:-1], math.nan] if self.broken else scores
+
+
+def trainer_for(folder: Path, zero_stage: int = 0, prompt_lengths: tuple[int, ...] = (2, 3, 4), **flags: Any) -> Any:
+    """A PPO trainer with rollouts of 8 prompts, two micro-batches an update and two PPO epochs."""
+    share = ROLLOUT // world_size()
+    flags = {"eval_iters": 0, "max_answer_seq_len": 6} | flags
+    config = ppo_config(
+        folder,
+        per_device_generation_batch_size=share,
+        per_device_training_batch_size=share // 2,
+        gradient_accumulation_steps=2,
+        ppo_epochs=UPDATES,
+        **flags,
+    )
+    options = {"zero_stage": zero_stage, "learning_rate": 1e-3, "schedule": "linear", "total_updates": 20}
+    actor = engine_of(make_causal_lm(), share // 2, 2, **options)
+    critic = engine_of(make_classifier(seed=2), share // 2, 2, **options)
+    reward = FunctionScores(Reward(), "--reward_function")
+    models = PPOModels(actor, frozen_engine_of(make_causal_lm(seed=1)), critic, reward)
+    lengths = [prompt_lengths[i % len(prompt_lengths)] for i in range(4 * ROLLOUT)]
+    prompts = [make_prompt([1, *random_ids(n - 1, i)], f"p{i}", i) for i, n in enumerate(lengths)]
+    return ppo_trainer_of(models, prompts, prompts[:3], make_tokenizer(), config)
+
+
+def batches(number: int) -> list[list[int]]:
+    """This process's prompts of a rollout, in one generation batch."""
+    return [list(range(number * ROLLOUT, (number + 1) * ROLLOUT))[rank() :: world_size()]]
+
+
+@contextmanager
+def _hook(module: Any, spoil: Callable[[Any], Any], in_training: bool = False) -> Iterator[None]:
+    def hook(module: Any, inputs: Any, output: Any) -> Any:
+        return spoil(output) if module.training or not in_training else output
+
+    handle = module.register_forward_hook(hook)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def _gradient(engine: Any) -> Iterator[None]:
+    weight = next(p for name, p in engine.module.named_parameters() if "up_proj" in name)
+    handle = weight.register_hook(lambda gradient: gradient * math.nan)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def _scores(trainer: Any) -> Iterator[None]:
+    reward = trainer.models.reward._function
+    reward.broken = True
+    yield
+    reward.broken = False
+
+
+@contextmanager
+def _advantages(trainer: Any) -> Iterator[None]:
+    real = trainer.assign_credit
+
+    def spoiled(trajectory: Any, epoch: int) -> Any:
+        batch, totals = real(trajectory, epoch)
+        return replace(batch, advantages=batch.advantages * math.nan), totals
+
+    trainer.assign_credit = spoiled
+    yield
+    trainer.assign_credit = real
+
+
+# What the message must say → how the number comes about.
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "logits": lambda trainer: _hook(trainer.models.actor.module.output_head, lambda logits: logits * math.nan),
+    "logprobs": lambda trainer: _hook(trainer.models.actor.module, lambda pair: (pair[0] * math.nan, pair[1])),
+    "values": lambda trainer: _hook(trainer.models.critic.module, lambda values: values * math.nan),
+    "scores": _scores,
+    "advantages": _advantages,
+    "gradients of the actor": lambda trainer: _gradient(trainer.models.actor),
+    "gradients of the critic": lambda trainer: _gradient(trainer.models.critic),
+    "losses of the critic": lambda trainer: _hook(trainer.models.critic.module, lambda v: v * math.inf, True),
+}
+
+
+@contextmanager
+def spoiled(trainer: Any, place: str, where: int) -> Iterator[None]:
+    """Inside, one process gets numbers that are not finite."""
+    if rank() != where:
+        yield
+        return
+    with PLACES[place](trainer):
+        yield
+
+
+def messages_when_stopping(trainer: Any, where: int) -> dict[str, str]:
+    """What each place makes a trainer say that stops; it has made one healthy iteration before."""
+    said = {}
+    trainer.iterate(batches(0), 0)
+    for place in PLACES:
+        with spoiled(trainer, place, where):
+            try:
+                trainer.iterate(batches(1), 0)
+            except UserError as error:
+                said[place] = str(error)
+        trainer.current = None
+    return said
+
+
+def notes_when_skipping(trainer: Any, where: int) -> dict[str, Any]:
+    """For each place what was counted, and how far weights and schedules moved; and the iteration after them all."""
+    notes = {}
+    engines = (trainer.models.actor, trainer.models.critic)
+    for place in PLACES:
+        before, rates = [engine.full_state_dict() for engine in engines], [engine.learning_rate for engine in engines]
+        with spoiled(trainer, place, where):
+            metrics = trainer.iterate(batches(1), 0)
+        moved = [
+            largest_difference(engine.full_state_dict(), state) if state else 0.0
+            for engine, state in zip(engines, before, strict=True)
+        ]
+        stood = [engine.learning_rate == rate for engine, rate in zip(engines, rates, strict=True)]
+        notes[place] = {"counted": metrics.get("skipped/nonfinite"), "moved": moved, "stood": stood}
+    after = trainer.iterate(batches(2), 0)
+    return notes | {"after": {name: x for name, x in after.items() if not name.startswith("time/")}}
+
+
+def empty_responses(trainer: Any, where: int) -> None:
+    """Lets the responses of one process be empty."""
+    real = trainer.sample
+
+    def sample(*arguments: Any) -> Any:
+        rollout, texts = real(*arguments)
+        if rank() != where:
+            return rollout, texts
+        mask = torch.zeros_like(rollout.response_mask)
+        attention = rollout.attention_mask.clone()
+        attention[:, rollout.prompt_width :] = False
+        return replace(
+            rollout, response_mask=mask, attention_mask=attention, finished=torch.zeros_like(rollout.finished)
+        ), replace(texts, responses=["" for _ in texts.responses])
+
+    sample.bad_logits = torch.zeros(ROLLOUT // world_size(), dtype=torch.bool)
+    sample.sampling = real.sampling
+    trainer.sample = sample
+
+
+def nonfinite(folder: Path, keep: Callable[..., None]) -> None:
+    """The second process alone gets such numbers: what either says, counts and writes, at ZeRO 0 and 2."""
+    for stage in (0, 2):
+        place = folder / f"nonfinite-{stage}"
+        said = messages_when_stopping(trainer_for(place / "stop", stage), 1)
+        notes = notes_when_skipping(trainer_for(place / "skip", stage, on_nonfinite="skip"), 1)
+        keep(folder, f"nonfinite-{stage}", {"said": said, "notes": notes})
+    for step, model in (("sft", make_causal_lm()), ("reward", make_classifier(seed=2))):
+        trainer = supervised_trainer(step, engine_for(model, Case(2, 2), folder), Case(2, 2), folder / step)
+        supervised_update(trainer, 0)
+        with _gradient(trainer.engine) if rank() == 1 else nullcontext():
+            try:
+                supervised_update(trainer, 1)
+            except UserError as error:
+                keep(folder, f"nonfinite-{step}", {"said": str(error)})
+
+
+def empty(folder: Path, keep: Callable[..., None]) -> None:
+    """Two iterations in which all responses of the second process are empty, with an evaluation after them."""
+    for stage in (0, 2, 3):
+        trainer = trainer_for(folder / f"empty-{stage}", stage)
+        empty_responses(trainer, 1)
+        metrics = [trainer.iterate(batches(number), 0) for number in (0, 1)]
+        metrics = [{name: x for name, x in row.items() if not name.startswith("time/")} for row in metrics]
+        engines = {"actor": trainer.models.actor, "critic": trainer.models.critic}
+        states = {name: engine.full_state_dict() for name, engine in engines.items()}
+        weights = {f"{role}.{name}": w for role, state in states.items() for name, w in state.items()}
+        keep(folder, f"empty-{stage}", [*metrics, trainer.evaluate()], weights)
+
+
+CHECKS = {"nonfinite": nonfinite, "empty": empty}

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alarms of step 3: when they sound, how often, and what a stop leaves."""
+
+import json
+import logging
+
+import pytest
+
+from dschat.errors import UserError
+from dschat.trainers.ppo.alarms import Alarms, critic_alarm, eos_alarm, kl_alarm, length_alarm, repetition_alarm
+from nonfinite_cases import trainer_for
+
+HEALTHY = {
+    "objective/kl": 3.0,
+    "response/score_length_correlation": 0.5,
+    "response/repetition": 0.2,
+    "response/eos_rate": 0.7,
+    "val/explained_variance": 0.1,
+}
+UNHEALTHY = {
+    "kl": ({"objective/kl": 12.5}, "after 8 updates, the KL to the reference is 12.5 nats per sequence"),
+    "length": ({"response/score_length_correlation": -0.95}, "scores follow the length of responses"),
+    "repetition": ({"response/repetition": 0.51}, "responses repeat themselves (51% of their 4-grams)"),
+    "eos": ({"response/eos_rate": 0.0}, "no response ends with EOS any more"),
+    "critic": ({"val/explained_variance": -1.5}, "the critic's values are worse than a constant"),
+}
+
+
+def lines_of(caplog):
+    return [record.getMessage() for record in caplog.records if record.name.endswith("alarms")]
+
+
+def alarms(max_kl=10.0, stops=False, interval=4, rows=32):
+    return Alarms(max_kl, stops, interval, rows)
+
+
+def test_the_limits_themselves_are_silent():
+    assert kl_alarm({"objective/kl": 10.0}, 10.0) is None and kl_alarm({"objective/kl": 1e9}, None) is None
+    assert length_alarm({"response/score_length_correlation": 0.9}, 32) is None
+    assert repetition_alarm({"response/repetition": 0.5}) is None
+    assert critic_alarm({"val/explained_variance": -1.0}) is None
+    assert eos_alarm({"response/eos_rate": 0.0}, ended_before=False) is None
+
+
+def test_a_correlation_over_few_rows_is_silent():
+    metrics = {"response/score_length_correlation": 1.0}
+    assert length_alarm(metrics, 31) is None and "correlation 1.00" in length_alarm(metrics, 32)
+
+
+def test_a_healthy_run_is_silent(caplog):
+    watch = alarms()
+    assert [watch.look(HEALTHY, update) for update in range(5)] == [None] * 5 and not lines_of(caplog)
+
+
+@pytest.mark.parametrize("name", UNHEALTHY)
+def test_each_alarm_is_one_line(name, caplog):
+    watch, (change, said) = alarms(), UNHEALTHY[name]
+    assert watch.look(HEALTHY, 4) is None and watch.look(HEALTHY | change, 8) is None
+    (line,) = lines_of(caplog)
+    assert said in line and line.startswith("after 8 updates, ")
+
+
+def test_an_alarm_is_repeated_once_in_an_interval(caplog):
+    watch = alarms(interval=4)
+    for update in range(1, 11):
+        watch.look(HEALTHY | {"response/repetition": 0.8}, update)
+    assert [line.split(",")[0] for line in lines_of(caplog)] == [f"after {n} updates" for n in (1, 5, 9)]
+
+
+def test_alarms_do_not_silence_each_other(caplog):
+    watch = alarms()
+    watch.look(HEALTHY | {"response/repetition": 0.8}, 1)
+    watch.look(HEALTHY | {"response/repetition": 0.8, "val/explained_variance": -2.0}, 2)
+    assert len(lines_of(caplog)) == 2
+
+
+def test_a_rollout_that_was_left_out_says_nothing(caplog):
+    assert alarms(stops=True).look({"skipped/nonfinite": 2.0}, 1) is None and not lines_of(caplog)
+
+
+def test_a_stop_is_returned_not_logged_unless_it_would_spare_nothing(caplog):
+    metrics = HEALTHY | {"objective/kl": 11.0}
+    why = alarms(stops=True).look(metrics, 6)
+    assert why.startswith("after 6 updates, the KL to the reference is 11 nats per sequence, above --max_kl 10")
+    assert not lines_of(caplog)
+    assert alarms(stops=True).look(metrics, 6, may_stop=False) is None and len(lines_of(caplog)) == 1
+
+
+@pytest.mark.parametrize(("flags", "interval"), [({}, 50), ({"eval_interval": 7}, 7)])
+def test_the_interval_is_that_of_evaluations(flags, interval, group, tmp_path):
+    assert trainer_for(tmp_path, **flags).alarms._interval == interval
+
+
+@pytest.mark.parametrize("save_steps", [0, 100])
+def test_a_stop_loses_nothing(save_steps, group, tmp_path):
+    """The actor begins away from its reference: the KL of the first rollout is above the limit already."""
+    flags = {"max_kl": 1e-3, "save_steps": save_steps, "self_checks": False}
+    trainer = trainer_for(tmp_path, kl_action="stop", **flags)
+    with pytest.raises(UserError, match=r"after 2 updates, the KL .* above --max_kl 0.001\. The models are saved"):
+        trainer.fit()
+    assert trainer.folders.saves == [2]
+    assert (tmp_path / "checkpoints" / "step-2" / "manifest.json").exists() is bool(save_steps)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["update"] == 2 and rows[-1]["objective/kl"] > 1e-3
+    if save_steps:
+        trainer.run.metrics.close()
+        resumed = trainer_for(tmp_path, **flags, resume_from_checkpoint="latest")
+        resumed.fit()
+        assert resumed.update == 8 and resumed.folders.saves == ["final", "described"]
+
+
+def test_without_kl_action_the_run_goes_on(group, tmp_path, caplog):
+    trainer = trainer_for(tmp_path, max_kl=1e-3, self_checks=False)
+    with caplog.at_level(logging.WARNING):
+        trainer.fit()
+    kl_lines = [line for line in lines_of(caplog) if "--max_kl" in line]
+    assert len(kl_lines) == 1 and trainer.folders.saves == ["final", "described"]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Responses without a token, of one token, all at the longest, and prompts of one token."""
+
+import math
+
+import pytest
+import torch
+
+from dschat.rl.types import select_rows
+from dschat.trainers.ppo.trajectory import score
+from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from factories import (
+    engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    make_rollout,
+    ragged_rows,
+    weights_of_all,
+)
+from nonfinite_cases import batches, empty_responses, trainer_for
+
+CONDITIONS = [
+    {"termination_condition": "fixed", "ngram": 3},
+    {"termination_condition": "fixed", "ngram": math.inf},
+    {"termination_condition": "randomized"},
+    {"termination_condition": "parsing", "parser": "chunker"},
+    {"termination_condition": "ppl"},
+    {"isolate_last_token": True, "macro_reward": "mean"},
+]
+
+
+def named(flags):
+    return "-".join(str(value) for value in flags.values())
+
+
+def finite(metrics):
+    return all(math.isfinite(number) for number in metrics.values())
+
+
+@pytest.mark.parametrize("value_function", ["equal", "position"])
+@pytest.mark.parametrize("flags", CONDITIONS, ids=named)
+def test_a_rollout_of_empty_responses(flags, value_function, group, tmp_path):
+    """Nothing to learn: with gradients of 0 and no weight decay, Adam's first step is 0."""
+    trainer = trainer_for(tmp_path, value_function=value_function, whiten_advantages=True, **flags)
+    empty_responses(trainer, 0)
+    engines = {"actor": trainer.models.actor, "critic": trainer.models.critic}
+    before = weights_of_all(**engines)
+    metrics = trainer.iterate(batches(0), 0)
+    assert finite(metrics)
+    zero = ("response/length", "response/repetition", "macro/count", "objective/kl", "loss/policy", "loss/value")
+    assert [metrics[name] for name in zero] == [0.0] * len(zero)
+    assert largest_difference(weights_of_all(**engines), before) == 0
+    assert finite(trainer.evaluate())
+
+
+@pytest.mark.parametrize("flags", CONDITIONS, ids=named)
+def test_rows_without_a_token_change_nothing_for_the_others(flags, group, tmp_path):
+    """Credit and update of four rows are those of the same rows with two empty ones between them."""
+    trainer = trainer_for(tmp_path, **flags)
+    rows = ragged_rows([2, 5, 1, 4], [7, 1, 4, 6], seed=8)
+    mixed = [rows[0], (rows[0][0], []), rows[1], rows[2], (rows[1][0], []), rows[3]]
+    batches_of, stats = [], []
+    for case, places in ((rows, [0, 1, 2, 3]), (mixed, [0, 2, 3, 5])):
+        rollout = make_rollout(case)
+        rollout.prompt_index[places] = torch.arange(4)  # which `randomized` draws from
+        models, scores = trainer.models, rollout.response_mask.sum(1).float()
+        trajectory = score(rollout, scores, models.actor, models.reference, models.critic, 1.0, 8)
+        batch, _ = trainer.assign_credit(trajectory, 0)
+        batches_of.append(select_rows(batch, torch.tensor(places)))
+        actor, critic = engine_of(make_causal_lm(), len(case), 1), engine_of(make_classifier(seed=2), len(case), 1)
+        stats.append(ppo_update(actor, critic, batch, UpdateSettings(len(case), len(case), 1, 0.2, 0.2, 1.0), seed=0))
+    for name in ("advantages", "returns", "rewards"):
+        numbers, others = (getattr(batch, name) for batch in batches_of)
+        torch.testing.assert_close(others, numbers, rtol=1e-4, atol=1e-5)
+    assert stats[1] == pytest.approx(stats[0], rel=1e-3, abs=1e-5)  # the gradient norms, too
+
+
+@pytest.mark.parametrize("flags", CONDITIONS, ids=named)
+@pytest.mark.parametrize("longest", [1, 2])
+def test_responses_of_one_token_to_prompts_of_one_token(longest, flags, group, tmp_path):
+    trainer = trainer_for(tmp_path, prompt_lengths=(1,), max_answer_seq_len=longest, **flags)
+    metrics = trainer.iterate(batches(0), 0)
+    assert finite(metrics) and 1 <= metrics["response/length"] <= longest
+    assert metrics["loss/value"] > 0
+    if longest == 1:
+        assert metrics["macro/length"] == metrics["macro/count"] == 1
+
+
+def test_all_responses_at_the_longest(group, tmp_path):
+    """EOS is made impossible, so every row is cut."""
+    trainer = trainer_for(tmp_path, missing_eos_penalty=1.0)
+    trainer.models.actor.module.output_head.register_forward_hook(
+        lambda module, inputs, logits: logits.index_fill(-1, torch.tensor(2), -1e4)
+    )
+    metrics = trainer.iterate(batches(0), 0)
+    assert finite(metrics)
+    assert (metrics["response/length"], metrics["response/eos_rate"], metrics["val/num_eos_tokens"]) == (6, 0, 0)

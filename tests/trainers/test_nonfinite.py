@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A number that is not finite stops a run or is left out, wherever it comes up. Two processes: tests/distributed."""
+
+import json
+import logging
+import math
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dschat.config.reward import RewardConfig
+from dschat.config.sft import SFTConfig
+from dschat.data.examples import PairExample, SFTExample
+from dschat.errors import UserError
+from dschat.trainers.ppo.update import UpdateProgress, UpdateSettings, ppo_update
+from dschat.trainers.supervised.reward import RewardTask
+from dschat.trainers.supervised.sft import SFTTask
+from dschat.trainers.supervised.trainer import SupervisedTrainer
+from factories import (
+    PAD,
+    NotedSaves,
+    checkpoints_of,
+    engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    ragged_rows,
+    run_of,
+    weights_of,
+    weights_of_all,
+)
+from nonfinite_cases import (
+    PLACES,
+    ROLLOUT,
+    UPDATES,
+    batches,
+    messages_when_stopping,
+    notes_when_skipping,
+    spoiled,
+    trainer_for,
+)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_every_place_is_named_and_its_batch_written_down(stage, group, tmp_path):
+    said = messages_when_stopping(trainer_for(tmp_path, stage), 0)
+    assert said.keys() == PLACES.keys()
+    for place, message in said.items():
+        assert message.startswith(f"after {UPDATES} updates, {place} on rank 0 are not finite"), message
+        assert "--on_nonfinite skip" in message
+    assert "in rows [7] of the rollout" in said["scores"] and "rows" not in said["gradients of the actor"]
+    assert f"{tmp_path}/nonfinite/update-{UPDATES}-rank-0.safetensors" in said["values"]
+
+
+def test_what_is_written_down(group, tmp_path):
+    trainer = trainer_for(tmp_path)
+    with spoiled(trainer, "values", 0), pytest.raises(UserError):
+        trainer.iterate(batches(0), 0)
+    folder = tmp_path / "nonfinite"
+    record = json.loads((folder / "update-0-rank-0.json").read_text())
+    assert record == {"update": 0, "rank": 0, "what": "values", "rows": list(range(ROLLOUT))}
+    tensors = load_file(folder / "update-0-rank-0.safetensors")
+    mask = tensors["trajectory.rollout.response_mask"]
+    assert bool(tensors["trajectory.values"][mask].isnan().all())
+    assert bool(tensors["trajectory.logprobs"].isfinite().all()) and len(tensors["advantages"]) == ROLLOUT
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_what_is_left_out_changes_nothing(stage, group, tmp_path, caplog):
+    trainer = trainer_for(tmp_path, stage, on_nonfinite="skip")
+    with caplog.at_level(logging.WARNING):
+        notes = notes_when_skipping(trainer, 0)
+    after = notes.pop("after")
+    for place, note in notes.items():
+        assert note["counted"] == UPDATES, place
+        actor, critic = note["moved"], note["stood"]
+        untouched = {"actor": [0], "critic": [1]}.get(place.rsplit(" ", 1)[-1], [0, 1])
+        assert [actor[i] for i in untouched] == [0.0] * len(untouched), place
+        assert [critic[i] for i in untouched] == [True] * len(untouched), place
+    assert "skipped/nonfinite" not in after and all(map(math.isfinite, after.values()))
+    assert trainer.update == UPDATES * (len(PLACES) + 1)
+    lines = [record.getMessage() for record in caplog.records if "It is left out." in record.getMessage()]
+    rollouts = sum(" of the " not in place for place in PLACES)
+    assert len(lines) == rollouts + UPDATES * (len(PLACES) - rollouts)
+    assert sum("the batch is in" in line for line in lines) == 10
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row.get("skipped/nonfinite") for row in rows] == [2.0] * len(PLACES) + [None]
+    assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 10
+
+
+def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
+    """The first of two updates: weights and statistics are those of the second alone."""
+    trainer = trainer_for(tmp_path)
+    batch = trainer.collect(batches(0), 0).batch
+    settings = UpdateSettings(8, 4, 2, 0.2, 0.2, 1.0)
+
+    def engines():
+        return engine_of(make_causal_lm(), 4, 2), engine_of(make_classifier(seed=2), 4, 2)
+
+    actor, critic = engines()
+    weight = actor.module.inner.model.layers[0].mlp.up_proj.weight
+    value = critic.module.inner.model.layers[0].mlp.up_proj.weight
+    hooks = [w.register_hook(lambda gradient: gradient * math.nan) for w in (weight, value)]
+
+    def left_out(done, rows):
+        assert sorted(rows.tolist()) == list(range(8))
+        for hook in hooks:
+            hook.remove()
+        return (actor.nonfinite, critic.nonfinite) == ("gradients", "gradients")
+
+    stats = ppo_update(actor, critic, batch, settings, 3, left_out=left_out)
+    others = engines()
+    alone = ppo_update(*others, batch, settings, 3, UpdateProgress(done=1, skipped=Counter({"skipped/nonfinite": 1})))
+    assert stats == alone and stats["skipped/nonfinite"] == 1
+    weights = weights_of_all(actor=actor, critic=critic)
+    assert largest_difference(weights, weights_of_all(actor=others[0], critic=others[1])) == 0
+
+
+def test_a_folder_that_cannot_be_written_does_not_change_what_happens(group, tmp_path, caplog):
+    trainer = trainer_for(tmp_path)
+    (tmp_path / "nonfinite").write_text("a file")
+    with spoiled(trainer, "values", 0), pytest.raises(UserError, match=r"in rows .* of the rollout\. Lower"):
+        trainer.iterate(batches(0), 0)
+    assert "could not be written" in caplog.text
+
+
+def test_a_metric_functions_numbers_count(group, tmp_path):
+    trainer = trainer_for(tmp_path)
+    batch = trainer.collect(batches(0), 0).batch
+    metric = torch.tensor([0.0] * 7 + [math.inf])
+    with pytest.raises(UserError, match=r"numbers of the metric function on rank 0 are not finite in rows \[7\]"):
+        trainer.nonfinite.in_rollout(batch, torch.zeros(8, dtype=torch.bool), metric, 0)
+
+
+def test_a_nan_that_whitening_spreads_is_advantages(group, tmp_path):
+    trainer = trainer_for(tmp_path, whiten_advantages=True)
+    with spoiled(trainer, "scores", 0), pytest.raises(UserError, match=r"scores on rank 0 .* in rows \[7\]"):
+        trainer.iterate(batches(0), 0)
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_an_evaluation_names_its_mean(action, group, tmp_path, caplog):
+    trainer = trainer_for(tmp_path, on_nonfinite=action)
+    said = "after 0 updates, eval/scores of the evaluation is not finite"
+    with spoiled(trainer, "scores", 0):
+        if action == "stop":
+            with pytest.raises(UserError, match=said):
+                trainer.evaluate()
+        else:
+            trainer.evaluate()
+            assert said in caplog.text
+
+
+ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)
+
+
+def supervised(step, folder, **flags):
+    flags = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2} | flags
+    flags |= {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
+    config = {"sft": SFTConfig, "reward": RewardConfig}[step](**flags)
+    if step == "sft":
+        engine = engine_of(make_causal_lm(), 2, 2, zero_stage=config.zero_stage)
+        task = SFTTask([SFTExample(p, r) for p, r in ROWS], [], PAD)
+    else:
+        engine = engine_of(make_classifier(), 2, 2, zero_stage=config.zero_stage)
+        task = RewardTask([PairExample(p + r, p) for p, r in ROWS], [], PAD)
+    run = run_of(step, config)
+    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
+
+
+def spoil(trainer, part):
+    """A NaN in the forward pass, or in a gradient."""
+    if part == "losses":
+        return trainer.engine.module.register_forward_hook(
+            lambda module, inputs, output: (
+                (output[0] * math.nan, output[1])
+                if len(output) == 2 and isinstance(output, tuple)
+                else output * math.nan
+            )
+        )
+    weight = trainer.engine.module.inner.model.layers[0].mlp.up_proj.weight
+    return weight.register_hook(lambda gradient: gradient * math.nan)
+
+
+@pytest.mark.parametrize("part", ["losses", "gradients"])
+@pytest.mark.parametrize("step", ["sft", "reward"])
+def test_steps_1_and_2_stop(step, part, group, tmp_path):
+    trainer = supervised(step, tmp_path)
+    trainer.train_once([[0, 1], [2, 3]])
+    spoil(trainer, part)
+    with pytest.raises(UserError, match=f"after 1 updates, {part} of the model on rank 0 are not finite"):
+        trainer.train_once([[0, 1], [2, 3]])
+    tensors = load_file(tmp_path / "nonfinite" / "update-1-rank-0.safetensors")
+    assert {"0.input_ids", "0.attention_mask", "1.input_ids", "1.attention_mask"} <= tensors.keys()
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("part", ["losses", "gradients"])
+@pytest.mark.parametrize("step", ["sft", "reward"])
+def test_steps_1_and_2_go_on_without_it(step, part, stage, group, tmp_path):
+    trainer = supervised(step, tmp_path, on_nonfinite="skip", zero_stage=stage)
+    hook = spoil(trainer, part)
+    before = weights_of(trainer.engine)
+    assert trainer.train_once([[0, 1], [2, 3]]) == {"skipped/nonfinite": 1.0, "lr": 1e-3}
+    assert largest_difference(weights_of(trainer.engine), before) == 0 and trainer.update == 1
+    hook.remove()
+    metrics = trainer.train_once([[0, 1], [2, 3]])
+    assert "skipped/nonfinite" not in metrics and largest_difference(weights_of(trainer.engine), before) > 1e-4
