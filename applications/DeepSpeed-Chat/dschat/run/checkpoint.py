@@ -11,10 +11,11 @@
 A checkpoint holds, and `Checkpoints.save` writes:
 
     NAME/                 per trained model DeepSpeed's files: weights, optimiser, schedule, loss scale, by every rank
-    state.json            counters and coefficients, and how long metrics.jsonl was
+    state.json            counters and coefficients
+    metrics.jsonl         the rows until then
     average.safetensors   the moving average of --enable_ema
     rank-N.safetensors    per rank: global random states, and the rollout that is in use
-    manifest.json         what the run is made of, and the size and SHA-256 of every other file; written last
+    manifest.json         what the run is made of, and the size and SHA-256 of every file, its own too; written last
 
 The folder is written beside its place and renamed. DeepSpeed's files are pickles: they are opened only after their
 hashes were found equal.
@@ -43,11 +44,11 @@ from dschat.run.output import RunOutput
 from dschat.run.progress import Json, Progress
 from dschat.run.random_states import set_random_states
 from dschat.run.stop import Stopped, stop_signals
-from dschat.run.whole_files import write_whole, written_beside
+from dschat.run.whole_files import end_moves, write_whole, written_beside
 
 logger = logging.getLogger(__name__)
 
-MANIFEST, STATE, AVERAGE = "manifest.json", "state.json", "average.safetensors"
+MANIFEST, STATE, METRICS, AVERAGE = "manifest.json", "state.json", "metrics.jsonl", "average.safetensors"
 LATEST = "latest"
 # Per step the metric that makes a checkpoint the best, and whether a larger one is better.
 BEST = {"sft": ("eval/loss", False), "reward": ("eval/accuracy", True), "ppo": ("eval/scores", True)}
@@ -119,23 +120,30 @@ class Checkpoints:
         if is_main():
             if self._average is not None:
                 save_file(self._average, inside / AVERAGE)
-            state = {"numbers": progress.numbers, "metrics": self._run.metrics.position()}
+            state = {"numbers": progress.numbers, "run": self._run.state()}
             (inside / STATE).write_text(json.dumps(state), encoding="utf-8")
+            (inside / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
         files = _hash_together(inside)
         if is_main():
-            manifest = {
+            manifest: Json = {
                 "step": self._run.record.step,
                 "update": progress.update,
                 "world_size": world_size(),
                 "identity": self._identity,
                 "files": {file: found._asdict() for file, found in files.items()},
             }
-            write_whole(inside / MANIFEST, json.dumps(manifest, indent=1))
+            write_whole(inside / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
 
     def _remove_old(self) -> None:
-        """Keeps the newest --save_total_limit checkpoints, and the one with the best evaluation."""
+        """Keeps the newest --save_total_limit checkpoints, and the one with the best evaluation.
+
+        One with more updates than the run has now is damaged, or was given up when the run went back before it.
+        """
+        assert self._last is not None
         found, limit = self._newest_first(), self._config.save_total_limit
+        while _update_of(found[0]) > self._last.update:
+            shutil.rmtree(found.pop(0))
         if not limit:
             return
         best = self._best({_update_of(folder) for folder in found})
@@ -182,39 +190,51 @@ class Checkpoints:
         for name, engine in self._engines.items():
             engine.load_checkpoint(folder / name)
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        metrics = (folder / METRICS).read_text(encoding="utf-8")
         tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
         random = {name.removeprefix("random."): x for name, x in tensors.items() if name.startswith("random.")}
         set_random_states(random)
         if self._average is not None and is_main():
             for name, tensor in load_file(folder / AVERAGE).items():
                 self._average[name].copy_(tensor)
-        self._run.go_on(state["metrics"], manifest["update"])
+        self._run.go_on(state["run"], metrics, manifest["update"])
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith("random.")}
         logger.info("going on from %s", folder)
         self._last = Progress(manifest["update"], state["numbers"], random, own)
         return self._last
 
     def _choose(self, wanted: str) -> tuple[Path | None, Json]:
-        """The newest whole checkpoint, or the one that is named."""
-        candidates = self._newest_first() if wanted == LATEST else [Path(wanted)]
-        for folder in broadcast_object(candidates):
+        """The newest whole checkpoint, or the one that is named; None where there is none at all."""
+        if is_main():
+            end_moves(self._folder)
+        candidates = broadcast_object(self._newest_first() if wanted == LATEST else [Path(wanted)])
+        problem = None
+        for folder in candidates:
             manifest, problem = self._read(folder)
             if problem is None:
                 return folder, manifest
             if wanted != LATEST:
-                whole = [other for other in self._newest_first() if other.resolve() != folder.resolve()]
-                rest = f" Others are {', '.join(map(str, whole))}." if whole else ""
+                others = [other for other in self._newest_first() if other.resolve() != folder.resolve()]
+                rest = f" Others are {', '.join(map(str, others))}." if others else ""
                 raise UserError(f"--resume_from_checkpoint {wanted}: {problem}.{rest}")
             logger.warning("%s is not used: %s", folder, problem)
+        if problem is not None:
+            raise UserError(
+                f"--resume_from_checkpoint: no checkpoint in {self._folder} is whole; of {folder}: {problem}. Give "
+                "another --output_dir, or --overwrite_output_dir alone to begin anew."
+            )
         return None, {}
 
     def _read(self, folder: Path) -> tuple[Json, str | None]:
         """A checkpoint's manifest, and what is wrong with the checkpoint; the same on every rank."""
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            files = {name: _File(**found) for name, found in manifest["files"].items()}
-        except (OSError, ValueError, TypeError, KeyError):
+            given = manifest.pop("sha256")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return {}, f"it has no {MANIFEST} that can be read, so it is no checkpoint or was not written to its end"
+        if given != _digest(manifest):
+            return {}, f"its file {MANIFEST} is damaged"
+        files = {name: _File(**found) for name, found in manifest["files"].items()}
         found = _hash_together(folder)
         for name, expected in files.items():
             if name not in found:
@@ -246,6 +266,10 @@ class Checkpoints:
 
 def _update_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
+
+
+def _digest(manifest: Json) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def _hash_together(folder: Path) -> dict[str, _File]:
