@@ -15,10 +15,46 @@ from typing import Any
 from cli_runs import Result, read_jsonl, result_of, start_forked
 
 RESUME = {"resume_from_checkpoint": True}
+# A reward function, in a file that can let a process be signalled at a moment. FAULT has the function at which it
+# happens, as module:name; at which of its calls; and the signals that it sends itself, or a file that it makes before
+# it waits for somebody else's.
 FUNCTIONS = """
+import importlib, os, time
+
 def length(prompts, responses, rows):
     return [float(len(response)) for response in responses]
+
+def hurt(place, number, what):
+    module, _, path = place.partition(":")
+    *parents, name = path.split(".")
+    owner = importlib.import_module(module)
+    for parent in parents:
+        owner = getattr(owner, parent)
+    call, calls = getattr(owner, name), []
+
+    def hurting(*args, **named):
+        calls.append(name)
+        if len(calls) == int(number) and what.startswith("/"):
+            open(what, "w").close()
+            time.sleep(2)
+        elif len(calls) == int(number):
+            for sent in what.split(","):
+                os.kill(os.getpid(), int(sent))
+        return call(*args, **named)
+
+    setattr(owner, name, hurting)
+
+if os.environ.get("FAULT") and os.environ.get("RANK", "0") == os.environ.get("FAULT_RANK", "0"):
+    hurt(*os.environ["FAULT"].split("|"))
 """
+MOMENTS = {
+    "generation": "dschat.trainers.ppo.sampler:generate|3",
+    "scoring": "dschat.scoring.function:FunctionScores.__call__|3",
+    "training": "dschat.trainers.ppo.update:_critic_step|3",
+    "saving": "dschat.engine.engine:Engine.save_checkpoint|4",
+    "saving-models": "dschat.run.model_folders:save_model|2",
+    "learning": "dschat.trainers.supervised.sft:SFTTask.loss|3",
+}
 
 
 def make_inputs(folder: Path) -> None:
