@@ -169,8 +169,11 @@ class MetricsLog:
         seconds = round(self.seconds(), 3)
         row = dict(zip(HEAD, (update, samples, seconds), strict=True))
         row.update({k: (v if math.isfinite(v) else None) for k, v in metrics.items()})  # type: ignore[misc]
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+        except OSError as error:  # it does not say which file
+            raise OSError(error.errno, error.strerror, self._file.name) from error
         self._show(update, metrics)
 
     def _show(self, update: int, metrics: Mapping[str, float]) -> None:
