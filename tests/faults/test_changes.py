@@ -7,25 +7,27 @@ import shutil
 import pytest
 
 from cli_runs import message_of
-from fault_runs import FUNCTIONS, RESUME, contents, expect_same, make_inputs, outcome
+from fault_runs import FUNCTIONS, RESUME, Trial, contents, expect_same, flags_of, make_inputs, outcome
+
+
+@pytest.fixture(scope="session")
+def finished_own(tmp_path_factory):
+    """A finished step 3 on files of its own, and those files."""
+    inputs, place = tmp_path_factory.mktemp("own-inputs"), tmp_path_factory.mktemp("own")
+    make_inputs(inputs)
+    run = Trial("ppo", flags_of("ppo", inputs), place)
+    run.run().expect(0)
+    return run, inputs
 
 
 @pytest.fixture
-def own(trial, tmp_path):
-    """own(step): a run of 4 updates on files of its own, which a test may change."""
-
-    def made(step):
-        make_inputs(tmp_path / "inputs")
-        run = trial(step)
-        paths = ("data_path", "model_name_or_path", "actor_model_name_or_path", "critic_model_name_or_path")
-        for name in (*paths, "reward_function"):
-            if name in run.flags:
-                place = str(run.flags[name])
-                run.flags[name] = str(tmp_path / "inputs") + place.partition("fault-inputs")[2]
-        run.run().expect(0)
-        return run, tmp_path / "inputs"
-
-    return made
+def own(finished_own):
+    """The same; afterwards its files are what they were."""
+    run, inputs = finished_own
+    before = contents(inputs)
+    yield run, inputs
+    for name, content in before.items():
+        (inputs / name).write_bytes(content)
 
 
 def change_data(inputs):
@@ -67,7 +69,7 @@ NAMES = ["data", "model", "tokenizer", "function", "flags", "batch", "ema"]
 
 @pytest.mark.parametrize(("change", "flags", "said"), CHANGES, ids=NAMES)
 def test_a_change_is_refused_and_nothing_is_touched(change, flags, said, own):
-    run, inputs = own("ppo")
+    run, inputs = own
     if change is not None:
         change(inputs)
     before = contents(run.out)
