@@ -188,7 +188,7 @@ def test_checkpoints_that_cannot_be_written(copied, whole):
     interrupted(copied)
     (copied.out / "checkpoints").chmod(0o555)
     result = copied.run(without_override, **RESUME)
-    message_of(result, f"{copied.out}/checkpoints/step-8 could not be written", "step-6, is whole")
+    message_of(result, f"{copied.out}/checkpoints/step-8 could not be written", "step-6, stays")
     (copied.out / "checkpoints").chmod(0o755)
     copied.run(**RESUME).expect(0)
     expect_same(whole("ppo"), outcome(copied.out))

@@ -227,12 +227,10 @@ class Checkpoints:
 
     def _read(self, folder: Path) -> tuple[Json, str | None]:
         """A checkpoint's manifest, and what is wrong with the checkpoint; the same on every rank."""
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            given = manifest.pop("sha256")
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        manifest = broadcast_object(_manifest_in(folder) if is_main() else {})
+        if not manifest:
             return {}, f"it has no {MANIFEST} that can be read, so it is no checkpoint or was not written to its end"
-        if given != _digest(manifest):
+        if manifest.pop("sha256") != _digest(manifest):
             return {}, f"its file {MANIFEST} is damaged"
         files = {name: _File(**found) for name, found in manifest["files"].items()}
         found = _hash_together(folder)
@@ -261,11 +259,19 @@ class Checkpoints:
 
     def _kept(self) -> str:
         found = self._newest_first()
-        return f"The one before, {found[0]}, is whole." if found else "There is no earlier one."
+        return f"The one before, {found[0]}, stays." if found else "There is no earlier one."
 
 
 def _update_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
+
+
+def _manifest_in(folder: Path) -> Json:
+    try:
+        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and "sha256" in found else {}
 
 
 def _digest(manifest: Json) -> str:
