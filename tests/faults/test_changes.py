@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from cli_runs import message_of
-from fault_runs import FUNCTIONS, RESUME, Trial, contents, expect_same, flags_of, make_inputs, outcome
+from dschat.run.checkpoint import _digest
+from fault_runs import FUNCTIONS, MOMENTS, RESUME, Trial, contents, expect_same, flags_of, make_inputs, outcome
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +84,32 @@ def test_a_checkpoint_of_another_step_is_refused(trial, whole, shared):
     other = shared / "fault-sft" / "out" / "checkpoints" / "step-4"
     run = trial("ppo")
     message_of(run.run(resume_from_checkpoint=other), str(other), "it is of the sft step")
+
+
+def as_of_two_processes(folder):
+    """Rewrites a checkpoint's manifest."""
+    file = folder / "manifest.json"
+    manifest = json.loads(file.read_text()) | {"world_size": 2}
+    manifest["sha256"] = _digest({name: value for name, value in manifest.items() if name != "sha256"})
+    file.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("shared_out", ["shards", "rollout", "nothing"])
+def test_another_number_of_processes(shared_out, trial, whole, monkeypatch):
+    """It is refused where processes hold different parts: of an optimiser, or of a rollout that is in use."""
+    run = trial("ppo", zero_stage=1) if shared_out == "shards" else trial("ppo")
+    with monkeypatch.context() as hurt:
+        hurt.setenv("FAULT", f"{MOMENTS['training' if shared_out == 'rollout' else 'generation']}|15")
+        run.run().expect(143)
+    newest = run.out / "checkpoints" / f"step-{run.checkpoints()[-1]}"
+    assert not list(newest.rglob("*.py")), "DeepSpeed's converters are not kept"
+    as_of_two_processes(newest)
+    result = run.run(**RESUME)
+    if shared_out == "nothing":
+        result.expect(0)
+        expect_same(whole("ppo"), outcome(run.out))
+    else:
+        message_of(result, str(newest), "2 processes share what it holds, here are 1")
 
 
 def test_flags_that_may_change(trial, whole, tmp_path, monkeypatch):

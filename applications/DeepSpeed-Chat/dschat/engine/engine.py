@@ -104,8 +104,8 @@ class Engine(Generic[M]):
         """Writes weights, optimiser, schedule and loss scale; frozen weights are not. Every rank must call it."""
         where, tag = str(folder.parent), folder.name
         self._engine.save_checkpoint(where, tag=tag, save_latest=False, exclude_frozen_parameters=True)
-        for script in folder.glob("zero_to_*.py"):  # DeepSpeed adds converters
-            script.unlink(missing_ok=True)
+        for script in folder.parent.glob("zero_to_*.py") if is_main() else ():  # DeepSpeed adds converters
+            script.unlink()
 
     def load_checkpoint(self, folder: Path) -> None:
         """Restores what `save_checkpoint` wrote, on as many ranks as wrote it. Every rank must call it."""

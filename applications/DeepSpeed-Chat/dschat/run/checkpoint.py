@@ -186,10 +186,10 @@ class Checkpoints:
             logger.info("%s: no checkpoint yet, the run starts from the beginning", self._folder)
             self._run.start_over()
             return None
-        self._check(folder, manifest)
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        self._check(folder, manifest, in_rollout="current" in state["numbers"])
         for name, engine in self._engines.items():
             engine.load_checkpoint(folder / name)
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         metrics = (folder / METRICS).read_text(encoding="utf-8")
         tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
         random = {name.removeprefix("random."): x for name, x in tensors.items() if name.startswith("random.")}
@@ -241,10 +241,12 @@ class Checkpoints:
                 return {}, f"its file {name} is damaged"
         return manifest, None
 
-    def _check(self, folder: Path, manifest: Json) -> None:
+    def _check(self, folder: Path, manifest: Json, in_rollout: bool) -> None:
         """Raises UserError where the checkpoint is not this run's."""
-        other_size = manifest["world_size"] != world_size()
-        found = differences(manifest["identity"], self._identity, other_size)
+        size = manifest["world_size"]
+        found = differences(manifest["identity"], self._identity, other_size=size != world_size())
+        if size != world_size() and (in_rollout or any("zero_pp_rank" in name for name in manifest["files"])):
+            found.append(f"{size} processes share what it holds, here are {world_size()}")
         if manifest["step"] != self._run.record.step:
             found = [f"it is of the {manifest['step']} step"]
         if found:
