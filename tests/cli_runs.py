@@ -34,6 +34,7 @@ PLAIN = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONWARNINGS": "ignore",
 }
+PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
     "dschat.builders",
@@ -107,17 +108,30 @@ def run_forked(step: str, flags: dict[str, Any] | list[str], scratch: Path) -> R
         flags: see `arguments`, or the words themselves.
         scratch: folder for what it prints.
     """
+    return result_of(start_forked(step, flags, scratch), scratch)
+
+
+def start_forked(
+    step: str, flags: dict[str, Any] | list[str], scratch: Path, first: Callable[[], None] | None = None
+) -> Any:
+    """Starts what `run_forked` runs, and gives its process; `first` is called in the fork before the main."""
     scratch.mkdir(parents=True, exist_ok=True)
-    files = (scratch / "stdout.txt", scratch / "stderr.txt")
+    files = [str(scratch / name) for name in PRINTED]
     command = [str(STEPS[step] / "main.py"), *(flags if isinstance(flags, list) else arguments(flags))]
-    process = _forks().Process(target=_run_here, args=(command, environment(), [str(file) for file in files]))
+    process = _forks().Process(target=_run_here, args=(command, environment(), files, first))
     process.start()
-    process.join(TIMEOUT)
+    return process
+
+
+def result_of(process: Any, scratch: Path, seconds: float = TIMEOUT) -> Result:
+    """How a process of `start_forked` ends; one that takes longer is killed."""
+    process.join(seconds)
     if process.is_alive():
         process.kill()
         process.join()
     assert process.exitcode is not None
-    stdout, stderr = (file.read_text(encoding="utf-8", errors="replace") for file in files)
+    files = (scratch / name for name in PRINTED)
+    stdout, stderr = (file.read_text(encoding="utf-8", errors="replace") if file.exists() else "" for file in files)
     return Result(process.exitcode, stdout, stderr)
 
 
@@ -125,10 +139,10 @@ def run_forked(step: str, flags: dict[str, Any] | list[str], scratch: Path) -> R
 def _forks() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
-    before = dict(os.environ)
+    before, variables = dict(os.environ), environment()
     try:
         os.environ.clear()
-        os.environ.update(environment())
+        os.environ.update(variables)
         multiprocessing.forkserver.ensure_running()  # with these variables, which libraries read on import
     finally:
         os.environ.clear()
@@ -136,13 +150,17 @@ def _forks() -> Any:
     return context
 
 
-def _run_here(command: list[str], variables: dict[str, str], files: list[str]) -> None:
+def _run_here(
+    command: list[str], variables: dict[str, str], files: list[str], first: Callable[[], None] | None
+) -> None:
     """What the fork does: becomes `python main.py ...`."""
     for file, descriptor in zip(files, (1, 2), strict=True):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = command
+    if first is not None:
+        first()
     runpy.run_path(command[0], run_name="__main__")
 
 

@@ -105,7 +105,8 @@ class Parser:
 
 def main(language: str, seconds: float) -> None:
     """Answers until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
+    for number in (signal.SIGINT, signal.SIGTERM):  # these are for the one who asks, and who wants the answer still
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, wherever it is, if nobody else does
     # The library may write to the standard output; answers go where it does not know of.
     answers = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1)

@@ -80,3 +80,23 @@ def test_tensorboard(tmp_path):
 def test_no_tensorboard_unless_asked_for(tmp_path):
     MetricsLog(tmp_path).close()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_rows_are_cut_back_to_those_of_a_checkpoint(tmp_path):
+    """Whatever the file holds: more rows, fewer, others, or half of one."""
+    log = MetricsLog(tmp_path)
+    log.log(1, 8, {"loss": 2.0})
+    kept = log.text()
+    log.log(2, 16, {"loss": 1.0})
+    log.close()
+    whole = (tmp_path / "metrics.jsonl").read_text()
+    for found in (whole, kept, "", kept[:-5], whole[:-5], "x" * 500):
+        (tmp_path / "metrics.jsonl").write_text(found)
+        log = MetricsLog(tmp_path, keep=True)
+        assert (tmp_path / "metrics.jsonl").read_text() == found, "until it is clear what stays"
+        log.cut(kept, 100.0, 1)
+        log.log(2, 16, {"loss": 1.0})
+        log.close()
+        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert [(row["update"], row["loss"]) for row in rows] == [(1, 2.0), (2, 1.0)]
+        assert rows[1]["seconds"] >= 100.0

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dschat.run.whole_files import write_whole, written_beside
+from dschat.run.whole_files import end_moves, write_whole, written_beside
 
 
 def names(folder):
@@ -50,7 +50,7 @@ def test_new_files_and_folders_replace_old_ones_and_leave_others(tmp_path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from dschat.run.whole_files import write_whole, written_beside
+from dschat.run.whole_files import end_moves, write_whole, written_beside
 place = Path(sys.argv[1])
 with written_beside(place, place, lambda: None) as beside:
     (beside / "actor").mkdir()
@@ -86,3 +86,13 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"):
         write_whole(file, "new")
     assert file.read_text() == "old"
+
+
+def test_a_folder_that_made_way_comes_back_or_goes(tmp_path):
+    """After a kill between the two renames, and after one behind them; files of the user's stay."""
+    for name in (".actor.replaced-by-a-newer-one", ".critic.replaced-by-a-newer-one", "critic", ".mine.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name)
+    end_moves(tmp_path)
+    assert names(tmp_path) == [".mine.old", "actor", "critic"]
+    assert (tmp_path / "critic" / "config.json").read_text() == "critic"

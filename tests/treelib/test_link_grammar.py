@@ -110,6 +110,15 @@ def test_killed_from_outside(backend):
     assert backend.parse(["The dog ran.", "The dog ran."])[1] is not None
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_for_the_whole_run_leaves_it_to_its_work(sent, backend):
+    """A launcher sends it to every process, and the one that asks still wants its answer."""
+    backend.parse(["The dog ran."])
+    before = backend._worker.pid
+    os.kill(before, sent)
+    assert backend.parse(["The dog ran."])[0] is not None and backend._worker.pid == before
+
+
 def test_a_language_without_a_dictionary(backend):
     with pytest.raises(TreelibError, match="no dictionary of the language 'xx'.*apt-get install"):
         LinkGrammarBackend("xx")

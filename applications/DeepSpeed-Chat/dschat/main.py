@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,6 +20,8 @@ from dschat.errors import UserError
 if TYPE_CHECKING:
     from dschat.run.output import RunOutput
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+REMEDY = "Make room, and go on with --resume_from_checkpoint."
 C = TypeVar("C", bound=CommonConfig)
 
 
@@ -55,8 +59,9 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
                     logging.getLogger().setLevel(logging.WARNING)
                 run = RunOutput(step, config, plan)
                 saved = run.record.saved
-                train(config, run)
-                run.finish()
+                with _clear_when_full(config.output_dir):
+                    train(config, run)
+                    run.finish()
             except Stopped as stop:
                 if is_main():
                     print(f"stopped by {stop}; to go on, add --resume_from_checkpoint to the command", file=sys.stderr)
@@ -72,6 +77,19 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
     except BaseException as error:
         return _report(error, saved)
     return 0
+
+
+@contextmanager
+def _clear_when_full(folder: str) -> Iterator[None]:
+    """Inside, a disk that is full or cannot be written is reported like a wrong flag."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise UserError(
+            f"--output_dir {error.filename or folder} could not be written: {error.strerror}. {REMEDY}"
+        ) from error
 
 
 def _report(error: BaseException, saved: Sequence[str]) -> int:

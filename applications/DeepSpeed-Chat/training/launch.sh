@@ -144,22 +144,41 @@ batch_flags() {
     read -r -a BATCH <<<"$words"
 }
 
-# launch FLAGS…: the step's main.py with these flags on every GPU. SIGTERM and Ctrl-C reach the launcher and all its
-# processes, which have a process group of their own; the script waits for them and ends with the signal's status.
+# launch FLAGS…: the step's main.py with these flags on every GPU. The script waits for all processes, which have a
+# process group of their own, and after SIGTERM or Ctrl-C ends with the signal's status.
 launch() {
     local status=0 job signal_status=""
     set -m
     deepspeed "${LAUNCHER[@]}" "$MAIN" --deepspeed "$@" &
     job=$!
     set +m
-    trap 'signal_status=143; kill -TERM -- "-$job" 2>/dev/null || true' TERM
-    trap 'signal_status=130; kill -INT -- "-$job" 2>/dev/null || true' INT
+    trap 'pass_on TERM 143' TERM
+    trap 'pass_on INT 130' INT
     wait "$job" || status=$?
     while kill -0 -- "-$job" 2>/dev/null; do # a signal ends `wait`, not the processes
         wait "$job" || status=$?
         sleep 0.2
     done
     return "${signal_status:-$status}"
+}
+
+# pass_on SIGNAL STATUS: the first signal goes to the processes that train, which save a checkpoint however long that
+# takes and end; the launcher follows them. It would kill them after 30 seconds, and does so at a second signal.
+pass_on() {
+    local processes=()
+    [[ -n $signal_status ]] || mapfile -t processes < <(training_processes)
+    signal_status=$2
+    kill "-$1" -- "${processes[@]:--$job}" 2>/dev/null || true
+}
+
+# Grandchildren of the launcher, on this machine; none before they are there, or where ssh starts them.
+training_processes() {
+    local words=" ${LAUNCHER[*]} " child
+    if [[ $words != *" --hostfile "* || $words == *" --no_ssh "* ]]; then
+        for child in $(pgrep -P "$job"); do
+            pgrep -P "$child"
+        done
+    fi
 }
 
 choose_processes

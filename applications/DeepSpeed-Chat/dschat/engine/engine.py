@@ -119,18 +119,15 @@ class Engine(Generic[M]):
         """Writes weights, optimiser, schedule and loss scale; frozen weights are not. Every rank must call it."""
         where, tag = str(folder.parent), folder.name
         self._engine.save_checkpoint(where, tag=tag, save_latest=False, exclude_frozen_parameters=True)
-        for script in folder.glob("zero_to_*.py"):  # DeepSpeed adds converters
-            script.unlink(missing_ok=True)
+        for script in folder.parent.glob("zero_to_*.py") if is_main() else ():  # DeepSpeed adds converters
+            script.unlink()
 
     def load_checkpoint(self, folder: Path, resized: bool = False) -> None:
         """Restores what `save_checkpoint` wrote. Every rank must call it.
 
         Args:
             folder: that was written.
-            resized: by another number of ranks. Shards are then put together first, into a folder beside it.
-
-        Raises:
-            UserError: shards of ZeRO 3 from another number of ranks.
+            resized: by another number of ranks. Shards of ZeRO 1 and 2 are then put together first, beside it.
         """
         if resized and self._engine.zero_optimization_stage() > 0:
             folder = resharding.universal(folder, self._engine)

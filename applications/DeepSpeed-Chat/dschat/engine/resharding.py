@@ -10,7 +10,6 @@ from typing import Any
 
 from deepspeed.checkpoint.ds_to_universal import main as convert
 
-from dschat.errors import UserError
 from dschat.run.distributed import barrier, is_main
 
 
@@ -23,15 +22,7 @@ def universal(folder: Path, engine: Any) -> Path:
 
     Returns:
         The folder to load; the next one replaces it.
-
-    Raises:
-        UserError: shards of ZeRO 3, of which DeepSpeed 0.19.8 mixes up the optimiser's states of vectors.
     """
-    if engine.zero_optimization_stage() == 3:
-        raise UserError(
-            "--resume_from_checkpoint: shards of ZeRO 3 go on with the number of processes that wrote them. Use that "
-            "number; or start from the models of --save_models."
-        )
     target = folder.parent.parent / f".universal-{folder.name}"
     if is_main():
         shutil.rmtree(target, ignore_errors=True)

@@ -12,24 +12,22 @@
 A checkpoint holds, and `Checkpoints.save` writes:
 
     NAME/                 per trained model DeepSpeed's files: weights, optimiser, schedule, loss scale, by every rank
-    state.json            counters and coefficients, and how long metrics.jsonl was
+    state.json            counters and coefficients
+    metrics.jsonl         the rows until then
     average.safetensors   the moving average of --enable_ema
     rank-N.safetensors    per rank: global random states, and the rollout that is in use
-    manifest.json         what the run is made of, and the size and SHA-256 of every other file; written last
+    manifest.json         what the run is made of, and the size and SHA-256 of every file, its own too; written last
 
 The folder is written beside its place and renamed. DeepSpeed's files are pickles: they are opened only after their
 hashes were found equal.
 """
 
-import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -38,25 +36,21 @@ from torch import Tensor
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
-from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, rank, world_size
+from dschat.run.distributed import barrier, broadcast_object, is_main, rank, world_size
 from dschat.run.identity import Identity, differences
+from dschat.run.manifest import MANIFEST, File, digest, hash_together, read_manifest
 from dschat.run.output import RunOutput
 from dschat.run.progress import Json, Progress
 from dschat.run.random_states import set_random_states
 from dschat.run.stop import Stopped, stop_signals
-from dschat.run.whole_files import write_whole, written_beside
+from dschat.run.whole_files import end_moves, write_whole, written_beside
 
 logger = logging.getLogger(__name__)
 
-MANIFEST, STATE, AVERAGE = "manifest.json", "state.json", "average.safetensors"
+STATE, METRICS, AVERAGE = "state.json", "metrics.jsonl", "average.safetensors"
 LATEST = "latest"
 # Per step the metric that makes a checkpoint the best, and whether a larger one is better.
 BEST = {"sft": ("eval/loss", False), "reward": ("eval/accuracy", True), "ppo": ("eval/scores", True)}
-
-
-class _File(NamedTuple):
-    size: int
-    sha256: str
 
 
 class Checkpoints:
@@ -120,23 +114,30 @@ class Checkpoints:
         if is_main():
             if self._average is not None:
                 save_file(self._average, inside / AVERAGE)
-            state = {"numbers": progress.numbers, "metrics": self._run.metrics.position()}
+            state = {"numbers": progress.numbers, "run": self._run.state()}
             (inside / STATE).write_text(json.dumps(state), encoding="utf-8")
+            (inside / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
-        files = _hash_together(inside)
+        files = hash_together(inside)
         if is_main():
-            manifest = {
+            manifest: Json = {
                 "step": self._run.record.step,
                 "update": progress.update,
                 "world_size": world_size(),
                 "identity": self._identity,
                 "files": {file: found._asdict() for file, found in files.items()},
             }
-            write_whole(inside / MANIFEST, json.dumps(manifest, indent=1))
+            write_whole(inside / MANIFEST, json.dumps(manifest | {"sha256": digest(manifest)}, indent=1))
 
     def _remove_old(self) -> None:
-        """Keeps the newest --save_total_limit checkpoints, and the one with the best evaluation."""
+        """Keeps the newest --save_total_limit checkpoints, and the one with the best evaluation.
+
+        One with more updates than the run has now is damaged, or was given up when the run went back before it.
+        """
+        assert self._last is not None
         found, limit = self._newest_first(), self._config.save_total_limit
+        while _update_of(found[0]) > self._last.update:
+            shutil.rmtree(found.pop(0))
         if not limit:
             return
         best = self._best({_update_of(folder) for folder in found})
@@ -179,60 +180,56 @@ class Checkpoints:
             logger.info("%s: no checkpoint yet, the run starts from the beginning", self._folder)
             self._run.start_over()
             return None
-        self._check(folder, manifest)
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        self._check(folder, manifest, in_rollout="current" in state["numbers"])
         resized = manifest["world_size"] != world_size()
-        if resized:
-            self._announce_resize(folder, manifest["world_size"], state["numbers"])
         for name, engine in self._engines.items():
             engine.load_checkpoint(folder / name, resized)
             shutil.rmtree(self._folder / f".universal-{name}", ignore_errors=True)
+        metrics = (folder / METRICS).read_text(encoding="utf-8")
         tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
         random = {name.removeprefix("random."): x for name, x in tensors.items() if name.startswith("random.")}
         set_random_states(random)
         if self._average is not None and is_main():
             for name, tensor in load_file(folder / AVERAGE).items():
                 self._average[name].copy_(tensor)
-        self._run.go_on(state["metrics"], manifest["update"])
+        self._run.go_on(state["run"], metrics, manifest["update"])
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith("random.")}
         logger.info("going on from %s", folder)
         self._last = Progress(manifest["update"], state["numbers"], random, own)
         return self._last
 
-    def _announce_resize(self, folder: Path, before: int, numbers: Json) -> None:
-        """Says what another number of processes means; raises UserError inside a rollout, whose rows are theirs."""
-        if "current" in numbers:
-            raise UserError(
-                f"--resume_from_checkpoint: {folder} was written inside a rollout of {before} processes. Use as many, "
-                "or an earlier checkpoint."
-            )
-        logger.warning(
-            "%s was written by %d processes, now there are %d: the run goes on, but not to the last bit",
-            *(folder, before, world_size()),
-        )
-
     def _choose(self, wanted: str) -> tuple[Path | None, Json]:
-        """The newest whole checkpoint, or the one that is named."""
-        candidates = self._newest_first() if wanted == LATEST else [Path(wanted)]
-        for folder in broadcast_object(candidates):
+        """The newest whole checkpoint, or the one that is named; None where there is none at all."""
+        if is_main():
+            end_moves(self._folder)
+        candidates = broadcast_object(self._newest_first() if wanted == LATEST else [Path(wanted)])
+        problem = None
+        for folder in candidates:
             manifest, problem = self._read(folder)
             if problem is None:
                 return folder, manifest
             if wanted != LATEST:
-                whole = [other for other in self._newest_first() if other.resolve() != folder.resolve()]
-                rest = f" Others are {', '.join(map(str, whole))}." if whole else ""
+                others = [other for other in self._newest_first() if other.resolve() != folder.resolve()]
+                rest = f" Others are {', '.join(map(str, others))}." if others else ""
                 raise UserError(f"--resume_from_checkpoint {wanted}: {problem}.{rest}")
             logger.warning("%s is not used: %s", folder, problem)
+        if problem is not None:
+            raise UserError(
+                f"--resume_from_checkpoint: no checkpoint in {self._folder} is whole; of {folder}: {problem}. Give "
+                "another --output_dir, or --overwrite_output_dir alone to begin anew."
+            )
         return None, {}
 
     def _read(self, folder: Path) -> tuple[Json, str | None]:
         """A checkpoint's manifest, and what is wrong with the checkpoint; the same on every rank."""
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            files = {name: _File(**found) for name, found in manifest["files"].items()}
-        except (OSError, ValueError, TypeError, KeyError):
+        manifest = broadcast_object(read_manifest(folder) if is_main() else {})
+        if not manifest:
             return {}, f"it has no {MANIFEST} that can be read, so it is no checkpoint or was not written to its end"
-        found = _hash_together(folder)
+        if manifest.pop("sha256") != digest(manifest):
+            return {}, f"its file {MANIFEST} is damaged"
+        files = {name: File(**found) for name, found in manifest["files"].items()}
+        found = hash_together(folder)
         for name, expected in files.items():
             if name not in found:
                 return {}, f"its file {name} is missing"
@@ -240,10 +237,15 @@ class Checkpoints:
                 return {}, f"its file {name} is damaged"
         return manifest, None
 
-    def _check(self, folder: Path, manifest: Json) -> None:
+    def _check(self, folder: Path, manifest: Json, in_rollout: bool) -> None:
         """Raises UserError where the checkpoint is not this run's."""
-        other_size = manifest["world_size"] != world_size()
-        found = differences(manifest["identity"], self._identity, other_size)
+        size, here = manifest["world_size"], world_size()
+        found = differences(manifest["identity"], self._identity, other_size=size != here)
+        if size != here and in_rollout:
+            found.append(f"it was written inside a rollout of {size} processes, here are {here}")
+        # DeepSpeed 0.19.8 puts the optimiser's states of vectors together wrongly from these.
+        if size != here and any("zero_pp_rank" in name and "model_states" in name for name in manifest["files"]):
+            found.append(f"{size} processes share ZeRO 3's weights in it, here are {here}")
         if manifest["step"] != self._run.record.step:
             found = [f"it is of the {manifest['step']} step"]
         if found:
@@ -251,6 +253,9 @@ class Checkpoints:
                 f"--resume_from_checkpoint: {folder} is of another run: {'; '.join(found)}. Give the flags and files "
                 "of that run, or another --output_dir."
             )
+        if size != here:
+            told = "%s was written by %d processes, now there are %d: the run goes on, but not to the last bit"
+            logger.warning(told, folder, size, here)
 
     def _newest_first(self) -> list[Path]:
         folders = [folder for folder in self._folder.glob("step-*") if folder.name[5:].isdigit()]
@@ -258,24 +263,8 @@ class Checkpoints:
 
     def _kept(self) -> str:
         found = self._newest_first()
-        return f"The one before, {found[0]}, is whole." if found else "There is no earlier one."
+        return f"The one before, {found[0]}, stays." if found else "There is no earlier one."
 
 
 def _update_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
-
-
-def _hash_together(folder: Path) -> dict[str, _File]:
-    """Size and SHA-256 of every file below a folder but the manifest, each rank its share; and flushes them."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    names = broadcast_object([name for name in names if name != MANIFEST])
-    own: dict[str, _File] = {}
-    for name in names[rank() :: world_size()]:
-        try:
-            with open(folder / name, "rb") as stream:
-                os.fsync(stream.fileno())
-                size = os.fstat(stream.fileno()).st_size
-                own[name] = _File(size, hashlib.file_digest(stream, "sha256").hexdigest())
-        except OSError:
-            continue  # it counts as missing
-    return {name: found for part in gather_objects(own) for name, found in part.items()}

@@ -49,14 +49,18 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE_FLAGS}
     sizes = dataclasses.asdict(plan) | {"global_rollout": plan.global_rollout}
     counts = [[source["train"], source["eval"]] for source in data["sources"]]
-    functions = [value.rpartition(":")[0] for value in flags.values() if isinstance(value, str) and ".py:" in value]
+    functions = {
+        name: Path(value.rpartition(":")[0])
+        for name, value in flags.items()
+        if isinstance(value, str) and ".py:" in value
+    }
     return {
         **{f"--{name}": _text(value) for name, value in flags.items()},
         **{name: _text(value) for name, value in sizes.items()},
         "the data": _hash(json.dumps([sorted(data["sha256"].values()), counts])),
         "the tokenizer": _tokenizer_hash(tokenizer),
         **{f"the model of {name}": _model_hash(getattr(config, name)) for name in _model_flags(config)},
-        **{f"the file {Path(path).name}": _hash(Path(path).read_text(encoding="utf-8")) for path in functions},
+        **{f"the file of --{name}": _hash(file.read_bytes()) for name, file in functions.items()},
     }
 
 

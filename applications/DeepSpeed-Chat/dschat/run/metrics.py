@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 Number = float | int | Tensor
-Position = dict[str, float]  # bytes and seconds since the beginning
+HEAD = ("update", "samples", "seconds")  # of every row
 
 
 class Means:
@@ -116,26 +116,45 @@ class MetricsLog:
 
             self._board = SummaryWriter(str(self._board_folder), purge_step=purge_step)
 
-    def position(self) -> Position:
-        """Where the rows end now; on the main process."""
-        assert self._file is not None
-        return {"bytes": self._file.tell(), "seconds": time.perf_counter() - self._start}
+    def seconds(self) -> float:
+        """Since the beginning of the run."""
+        return time.perf_counter() - self._start
 
-    def cut(self, position: Position, update: int) -> None:
-        """Drops every row after a position, and what TensorBoard shows of later updates."""
-        self._start = time.perf_counter() - position["seconds"]
-        if self._file is not None:
-            self._file.truncate(int(position["bytes"]))
-            self._file.seek(0, 2)
-            self._open_board(update + 1)
+    def text(self) -> str:
+        """Every row so far, as the file holds them; on the main process."""
+        assert self._file is not None
+        self._file.seek(0)
+        text = self._file.read()
+        self._file.seek(0, 2)
+        return text
 
     def rows(self) -> list[dict[str, float | None]]:
         """Every row so far; on the main process."""
-        assert self._file is not None
+        return [json.loads(line) for line in self.text().splitlines()]
+
+    def cut(self, text: str, seconds: float, update: int) -> None:
+        """Goes on from the rows of a checkpoint: all others go, and so does what TensorBoard shows of later updates.
+
+        Args:
+            text: the rows, from `text`.
+            seconds: since the beginning of the run, until then.
+            update: optimiser updates until then.
+        """
+        self._start = time.perf_counter() - seconds
+        if self._file is None:
+            return
         self._file.seek(0)
-        rows = [json.loads(line) for line in self._file]
+        if self._file.read(len(text)) != text:  # another folder, or a damaged file
+            self._file.truncate(0)
+            self._file.write(text)
+            self._file.flush()
+        self._file.truncate(len(text.encode()))
         self._file.seek(0, 2)
-        return rows
+        # An evaluation may follow its update's checkpoint: that update is begun anew, with the rows that stay.
+        self._open_board(update)
+        for row in self.rows():
+            if row["update"] == update:
+                self._show(update, {name: x for name, x in row.items() if name not in HEAD and x is not None})
 
     def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
         """Writes one row.
@@ -147,11 +166,17 @@ class MetricsLog:
         """
         if self._file is None:
             return
-        seconds = round(time.perf_counter() - self._start, 3)
-        row = {"update": update, "samples": samples, "seconds": seconds}
+        seconds = round(self.seconds(), 3)
+        row = dict(zip(HEAD, (update, samples, seconds), strict=True))
         row.update({k: (v if math.isfinite(v) else None) for k, v in metrics.items()})  # type: ignore[misc]
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+        except OSError as error:  # it does not say which file
+            raise OSError(error.errno, error.strerror, self._file.name) from error
+        self._show(update, metrics)
+
+    def _show(self, update: int, metrics: Mapping[str, float]) -> None:
         if self._board is not None:
             for name, value in metrics.items():
                 self._board.add_scalar(name, value, update)

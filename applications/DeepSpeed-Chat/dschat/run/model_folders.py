@@ -17,10 +17,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.config.common import CommonConfig
+from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
@@ -93,6 +95,18 @@ class ModelFolders:
                 self._describe(model, self._place / model.subfolder)
 
     def _save(self, folder: Path) -> None:
+        """Raises UserError where they cannot be written; what was there stays."""
+        try:
+            self._write(folder)
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"the models could not be written into {folder}: {error}. Make room, and go on with "
+                "--resume_from_checkpoint."
+            ) from error
+        self._run.record.saved.append(str(folder))
+        barrier()
+
+    def _write(self, folder: Path) -> None:
         writing = written_beside(self._place, folder, self._run.take_over) if is_main() else nullcontext()
         with writing as beside:
             for model in self._models:
@@ -102,8 +116,6 @@ class ModelFolders:
                     weights = {name.removeprefix("inner."): tensor for name, tensor in state.items()}
                     save_model(model.engine.module.inner, weights, self._tokenizer, place, self._config.merge_lora)
                     self._describe(model, place)
-        self._run.record.saved.append(str(folder))
-        barrier()
 
     def _describe(self, model: SavedModel, folder: Path) -> None:
         name = model.subfolder or self._place.resolve().name

@@ -2,6 +2,7 @@
 """The output folder of a run: its flags (train_config.json), its record (run.json) and its metrics."""
 
 import dataclasses
+import json
 import logging
 import shutil
 import sys
@@ -15,7 +16,8 @@ from dschat.config.parse import to_json
 from dschat.config.rules import RUN_FOLDERS
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
-from dschat.run.metrics import MetricsLog, Position
+from dschat.run.metrics import MetricsLog
+from dschat.run.progress import Json
 from dschat.run.records import RunRecord, file_hashes, new_record
 from dschat.run.whole_files import write_whole
 
@@ -155,21 +157,41 @@ class RunOutput:
         self.record.finished = True
         self._save_record()
 
-    def start_over(self) -> None:
-        """Begins in a folder whose earlier run saved no checkpoint."""
-        self.go_on({"bytes": 0, "seconds": 0.0}, 0)
-        self.record.resumed_at = []
+    def state(self) -> Json:
+        """What `go_on` takes; on the main process."""
+        record = self.record
+        kept = {name: getattr(record, name) for name in ("metrics", "metrics_update", "saved", "resumed_at")}
+        return {"seconds": self.metrics.seconds(), "record": kept}
 
-    def go_on(self, position: Position, update: int) -> None:
+    def start_over(self) -> None:
+        """Begins in a folder whose earlier run saved no checkpoint.
+
+        Raises:
+            UserError: that run was finished.
+        """
+        if broadcast_object(_is_finished(self._place)):
+            raise UserError(
+                f"--resume_from_checkpoint: {self._place} holds a finished run without a checkpoint to go on from. "
+                "Give another --output_dir, or --overwrite_output_dir alone to replace it."
+            )
+        self._cut("", 0.0, 0)
+
+    def go_on(self, state: Json, metrics: str, update: int) -> None:
         """Goes on with an earlier run's folder: what that wrote after some update goes.
 
         Args:
-            position: end of its metrics, from `MetricsLog.position`.
+            state: from `state`.
+            metrics: the rows until then.
             update: optimiser updates until then.
         """
-        self.metrics.cut(position, update)
+        record, kept = self.record, state["record"]
+        record.measured(kept["metrics"], kept["metrics_update"])
+        record.saved[:], record.resumed_at = kept["saved"], [*kept["resumed_at"], update]
+        self._cut(metrics, state["seconds"], update)
+
+    def _cut(self, metrics: str, seconds: float, update: int) -> None:
+        self.metrics.cut(metrics, seconds, update)
         self._held = False
-        self.record.resumed_at.append(update)
         if is_main():
             for file in (self._place / "samples").glob("update-*.jsonl"):
                 if int(file.stem.removeprefix("update-")) > update:
@@ -185,3 +207,10 @@ class RunOutput:
 def due(interval: int, before: int, after: int) -> bool:
     """Whether a multiple of ``interval`` updates was passed between ``before`` and ``after``; never for 0."""
     return interval > 0 and after // interval > before // interval
+
+
+def _is_finished(folder: Path) -> bool:
+    try:
+        return json.loads((folder / "run.json").read_text(encoding="utf-8")).get("finished") is True
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LAST = "config.json"  # what makes a folder a model's comes last
+REPLACED = ".replaced-by-a-newer-one"  # ends the name of a folder that makes way, for as long as it takes
 
 
 @contextmanager
@@ -25,6 +26,7 @@ def written_beside(root: Path, place: Path, before_moving: Callable[[], None]) -
     """
     beside = root / ".writing"
     shutil.rmtree(beside, ignore_errors=True)  # what a killed process left
+    end_moves(place)
     beside.mkdir(parents=True)
     try:
         yield beside
@@ -36,6 +38,16 @@ def written_beside(root: Path, place: Path, before_moving: Callable[[], None]) -
         _flush_one(place)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def end_moves(place: Path) -> None:
+    """Ends what a process that was killed between two renames began: a folder without its successor comes back."""
+    for old in place.glob(f".*{REPLACED}"):
+        target = place / old.name[1:].removesuffix(REPLACED)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(target)
 
 
 def write_whole(file: Path, text: str) -> None:
@@ -51,7 +63,7 @@ def _move(entry: Path, target: Path) -> None:
     if not target.is_dir():
         entry.replace(target)
         return
-    old = target.with_name(f".{target.name}.old")
+    old = target.with_name(f".{target.name}{REPLACED}")
     shutil.rmtree(old, ignore_errors=True)
     target.rename(old)
     entry.rename(target)
