@@ -212,5 +212,9 @@ def test_an_interrupted_run(prompt_flags, sft, tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, screen = process.communicate(timeout=60)
-    assert process.returncode == 130 and "interrupted" in screen and "Traceback" not in screen, screen
+    assert (
+        process.returncode == 130
+        and "stopped by SIGINT; to go on, add --resume_from_checkpoint" in screen
+        and "Traceback" not in screen
+    ), screen
     assert json.loads((tmp_path / "out" / "run.json").read_text())["finished"] is False

@@ -28,7 +28,15 @@ PPO_TRAIN = LEADING | {
     *("objective/kl", "objective/kl_per_token", "objective/kl_coef", "objective/entropy", "objective/scores"),
     *("objective/rlhf_reward", "policy/approxkl", "policy/clipfrac", "policy/entropy", "loss/policy", "loss/value"),
     *("val/ratio", "val/clipfrac", "val/num_eos_tokens", "val/explained_variance", "macro/count", "macro/length"),
-    *("macro/lambda_eff", "response/length", "response/eos_rate", "time/generation", "time/scoring"),
+    *(
+        "macro/lambda_eff",
+        "response/repetition",
+        "response/score_length_correlation",
+        "response/length",
+        "response/eos_rate",
+        "time/generation",
+        "time/scoring",
+    ),
     *("time/training", "lr/actor", "lr/critic", "grad_norm/actor", "grad_norm/critic"),
 }
 PPO_EVAL = LEADING | {"eval/scores", "eval/kl", "eval/length", "eval/eos_rate"}
@@ -128,7 +136,7 @@ def test_tensorboard_shows_the_same(step, request):
 
 
 def test_the_screen_shows_progress(shared, sft, reward, ppo):
-    for step, words in {"sft": ["loss="], "reward": ["loss="], "ppo": ["reward=", "kl="]}.items():
+    for step, words in {"sft": ["loss="], "reward": ["loss="], "ppo": ["scores=", "kl="]}.items():
         screen = (shared / f"{step}.stderr").read_text()
         assert f"{step}: 100%" in screen and all(word in screen for word in words)
         assert "global batch 8 = 8 per process x 1 processes" in screen and "4 updates" in screen

@@ -15,7 +15,8 @@ from cli_runs import built_once
 from launches import WORKERS, launch
 from recorded import FAST_CASES, Case
 
-CHECKS = ("updates", "chunks", "generation", "saving", "evaluation", "lora", "resume", "nonfinite", "empty")
+CHECKS = ("updates", "chunks", "generation", "saving", "evaluation", "lora")
+FAULTS = ("resume", "nonfinite", "empty")  # of tests that are slow
 
 
 class Outputs:
@@ -60,3 +61,9 @@ def run_cases(shared: Path) -> Callable[..., Outputs]:
 def two_processes(run_cases: Callable[..., Outputs]) -> Outputs:
     """Results of every check."""
     return run_cases("two-processes", FAST_CASES, CHECKS)
+
+
+@pytest.fixture(scope="session")
+def two_interrupted(run_cases: Callable[..., Outputs]) -> Outputs:
+    """Results of runs that are stopped, or meet numbers that are not finite."""
+    return run_cases("two-interrupted", (), FAULTS)

@@ -9,20 +9,20 @@ import pytest
 from factories import largest_difference, make_causal_lm
 from nonfinite_cases import PLACES, UPDATES
 
-pytestmark = pytest.mark.xdist_group("launcher")
+pytestmark = [pytest.mark.xdist_group("launcher"), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_every_process_names_the_one_that_has_it(stage, two_processes):
-    first, second = (two_processes.numbers(f"nonfinite-{stage}", rank)["said"] for rank in (0, 1))
+def test_every_process_names_the_one_that_has_it(stage, two_interrupted):
+    first, second = (two_interrupted.numbers(f"nonfinite-{stage}", rank)["said"] for rank in (0, 1))
     assert first == second and first.keys() == PLACES.keys()
     for place, message in first.items():
         assert message.startswith(f"after {UPDATES} updates, {place} on rank 1 are not finite"), message
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_its_batch_is_written_down_by_that_process(stage, two_processes):
-    folder = two_processes.folder / f"nonfinite-{stage}" / "stop" / "nonfinite"
+def test_its_batch_is_written_down_by_that_process(stage, two_interrupted):
+    folder = two_interrupted.folder / f"nonfinite-{stage}" / "stop" / "nonfinite"
     stem = f"update-{UPDATES}-rank-1"
     assert sorted(file.name for file in folder.iterdir()) == [f"{stem}.json", f"{stem}.safetensors"]
     record = json.loads((folder / f"{stem}.json").read_text())
@@ -30,9 +30,9 @@ def test_its_batch_is_written_down_by_that_process(stage, two_processes):
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_processes):
+def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_interrupted):
     for rank in (0, 1):
-        notes = two_processes.numbers(f"nonfinite-{stage}", rank)["notes"]
+        notes = two_interrupted.numbers(f"nonfinite-{stage}", rank)["notes"]
         after = notes.pop("after")
         assert notes.keys() == PLACES.keys()
         for place, note in notes.items():
@@ -44,17 +44,17 @@ def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_processe
 
 
 @pytest.mark.parametrize("step", ["sft", "reward"])
-def test_steps_1_and_2(step, two_processes):
+def test_steps_1_and_2(step, two_interrupted):
     for rank in (0, 1):
-        said = two_processes.numbers(f"nonfinite-{step}", rank)["said"]
+        said = two_interrupted.numbers(f"nonfinite-{step}", rank)["said"]
         assert said.startswith("after 1 updates, gradients of the model on rank 1 are not finite; the batch is in ")
 
 
-def test_a_process_without_responses_keeps_step(two_processes):
+def test_a_process_without_responses_keeps_step(two_interrupted):
     """The same metrics on both, half of the rows empty; and the same weights at every ZeRO stage."""
-    weights = [two_processes.tensors(f"empty-{stage}") for stage in (0, 2, 3)]
+    weights = [two_interrupted.tensors(f"empty-{stage}") for stage in (0, 2, 3)]
     for stage in (0, 2, 3):
-        first, second = (two_processes.numbers(f"empty-{stage}", rank) for rank in (0, 1))
+        first, second = (two_interrupted.numbers(f"empty-{stage}", rank) for rank in (0, 1))
         assert first == second
         assert all(math.isfinite(number) for row in first for number in row.values())
         assert all(0 < row["response/length"] <= 3 and row["loss/value"] > 0 for row in first[:2])

@@ -8,7 +8,7 @@ import pytest
 from factories import largest_difference
 from resume_runs import Setup, result_of, supervised
 
-pytestmark = pytest.mark.xdist_group("launcher")
+pytestmark = [pytest.mark.xdist_group("launcher"), pytest.mark.slow]
 
 
 def check_points(outputs, name, number):
@@ -18,11 +18,10 @@ def check_points(outputs, name, number):
     assert all(count > (30 if run.startswith("ppo") else 7) for run, count in points.items())
 
 
-def test_inside_a_rollout_and_between_micro_batches(two_processes):
-    check_points(two_processes, "resume", 2)
+def test_inside_a_rollout_and_between_micro_batches(two_interrupted):
+    check_points(two_interrupted, "resume", 2)
 
 
-@pytest.mark.slow
 def test_everywhere_and_by_another_number_of_processes(run_cases, group, tmp_path, caplog):
     """Shards of ZeRO 2 from two processes go on with one: the weights of the uninterrupted run but for rounding."""
     outputs = run_cases("resumed-everywhere", (), ("resume-everywhere",))

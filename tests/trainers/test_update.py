@@ -21,7 +21,17 @@ from dschat.trainers.ppo.trainer import total_updates as total_ppo_updates
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 from dschat.trainers.supervised.trainer import SupervisedTrainer
 from dschat.trainers.supervised.trainer import total_updates as total_supervised_updates
-from factories import EOS, NotedSaves, make_prompt, make_rollout, ppo_config, ppo_trainer_of, run_of, to_device
+from factories import (
+    EOS,
+    NotedSaves,
+    checkpoints_of,
+    make_prompt,
+    make_rollout,
+    ppo_config,
+    ppo_trainer_of,
+    run_of,
+    to_device,
+)
 
 RESPONSE = [5, 6, 7, EOS]
 
@@ -29,7 +39,7 @@ RESPONSE = [5, 6, 7, EOS]
 class StandIn:
     """An engine that says one number of every token and notes what it is asked and told."""
 
-    grad_norm, skipped, learning_rate = 3.0, False, 1e-3
+    grad_norm, skipped, nonfinite, learning_rate = 3.0, False, None, 1e-3
     module = SimpleNamespace(inner=None)
 
     def __init__(self, number: float) -> None:
@@ -141,15 +151,16 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
     def make(rank: int = 0, world_size: int = 1, held_out: int = 0, **flags: Any) -> tuple[Any, Notes]:
         notes = Notes()
 
-        def generate(model: Any, prompts: Any, sampling: Any, seed: int) -> Rollout:
+        def generate(model: Any, prompts: Any, sampling: Any, seed: int, logits: Any) -> Rollout:
             notes.draws.append(seed)
             ids, mask = prompts["input_ids"], prompts["attention_mask"]
             response = torch.tensor([RESPONSE], device=ids.device).expand(len(ids), -1)
             kept = torch.ones_like(response, dtype=torch.bool)
+            logits(ids, torch.zeros(len(ids), 3, device=ids.device))
             ids, mask = torch.cat([ids, response], 1), torch.cat([mask, kept], 1)
             return Rollout(ids, mask, kept, prompts["index"], kept[:, 0])
 
-        def update(actor: Any, critic: Any, batch: PPOBatch, settings: Any, seed: int) -> dict[str, float]:
+        def update(actor: Any, critic: Any, batch: PPOBatch, settings: Any, seed: int, *_: Any) -> dict[str, float]:
             notes.batches.append(batch)
             notes.shuffles.append(seed)
             actor.weight = 1.0
@@ -287,7 +298,8 @@ def supervised_run(folder: Any, seed: int) -> tuple[list[int], list[float]]:
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_train_epochs": 2}
     config = SFTConfig(seed=seed, self_checks=False, **(names | sizes))
     task, engine = Letters(), StandIn(0.0)
-    SupervisedTrainer(engine, task, config, run_of("sft", config), NotedSaves()).fit()
+    run = run_of("sft", config)
+    SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run)).fit()
     return task.seen, engine.losses
 
 

@@ -122,15 +122,16 @@ class Engine(Generic[M]):
         for script in folder.parent.glob("zero_to_*.py") if is_main() else ():  # DeepSpeed adds converters
             script.unlink()
 
-    def load_checkpoint(self, folder: Path, resized: bool = False) -> None:
+    def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
         """Restores what `save_checkpoint` wrote. Every rank must call it.
 
         Args:
             folder: that was written.
-            resized: by another number of ranks. Shards of ZeRO 1 and 2 are then put together first, beside it.
+            scratch: where to put shards of ZeRO 1 and 2 together first, if another number of ranks wrote them.
         """
-        if resized and self._engine.zero_optimization_stage() > 0:
-            folder = resharding.universal(folder, self._engine)
+        if scratch is not None and self._engine.zero_optimization_stage() > 0:
+            resharding.universal(folder, self._engine, scratch)
+            folder = scratch
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
     def full_state_dict(self) -> dict[str, Tensor]:

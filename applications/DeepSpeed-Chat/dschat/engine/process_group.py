@@ -18,7 +18,7 @@ import deepspeed  # noqa: E402
 
 from dschat.engine.compiled_ops import prepare_op  # noqa: E402
 from dschat.errors import UserError  # noqa: E402
-from dschat.run.distributed import make_patient_group  # noqa: E402
+from dschat.run.distributed import make_host_groups  # noqa: E402
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -47,7 +47,7 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
         _choose_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout))
-    make_patient_group()
+    make_host_groups(timeout)
     try:
         yield
         dist.barrier()

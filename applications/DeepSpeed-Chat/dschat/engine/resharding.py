@@ -13,17 +13,14 @@ from deepspeed.checkpoint.ds_to_universal import main as convert
 from dschat.run.distributed import barrier, is_main
 
 
-def universal(folder: Path, engine: Any) -> Path:
+def universal(folder: Path, engine: Any, target: Path) -> None:
     """Puts the shards of a checkpoint together, and makes an engine read the result. Every rank must call it.
 
     Args:
         folder: that DeepSpeed wrote at ZeRO 1 or 2.
         engine: DeepSpeed's, not loaded yet.
-
-    Returns:
-        The folder to load; the next one replaces it.
+        target: a folder for the result; what is there goes.
     """
-    target = folder.parent.parent / f".universal-{folder.name}"
     if is_main():
         shutil.rmtree(target, ignore_errors=True)
         arguments = Namespace(
@@ -40,4 +37,3 @@ def universal(folder: Path, engine: Any) -> Path:
             convert(arguments)
     barrier()
     engine._config.load_universal_checkpoint = True
-    return target

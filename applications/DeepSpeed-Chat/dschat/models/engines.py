@@ -70,8 +70,8 @@ class Trained(Protocol):
     def save_checkpoint(self, folder: Path) -> None:
         """Writes weights, optimiser and schedule into a folder. Every rank must call it."""
 
-    def load_checkpoint(self, folder: Path, resized: bool = False) -> None:
-        """Restores what `save_checkpoint` wrote, `resized` by another number of ranks. Every rank must call it."""
+    def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
+        """Restores what `save_checkpoint` wrote; by way of `scratch` if on other ranks. Every rank must call it."""
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""

@@ -95,6 +95,8 @@ class Checkpoints:
                 inside = self._place / ".writing" / name
                 self._write(inside, progress)
         except (OSError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+                raise  # nothing to do with the disk
             raise UserError(
                 f"{self._folder / name} could not be written: {error}. {self._kept()} Make room, and go on with "
                 "--resume_from_checkpoint."
@@ -102,6 +104,7 @@ class Checkpoints:
         barrier()
         self._last = progress
         if is_main():
+            self._run.forget_earlier_run()
             self._remove_old()
 
     def _write(self, inside: Path, progress: Progress) -> None:
@@ -183,9 +186,12 @@ class Checkpoints:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         self._check(folder, manifest, in_rollout="current" in state["numbers"])
         resized = manifest["world_size"] != world_size()
+        scratch = self._folder / ".resharded"
         for name, engine in self._engines.items():
-            engine.load_checkpoint(folder / name, resized)
-            shutil.rmtree(self._folder / f".universal-{name}", ignore_errors=True)
+            engine.load_checkpoint(folder / name, scratch / name if resized else None)
+        barrier()  # nobody reads it any more
+        if is_main():
+            shutil.rmtree(scratch, ignore_errors=True)
         metrics = (folder / METRICS).read_text(encoding="utf-8")
         tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
         random = {name.removeprefix("random."): x for name, x in tensors.items() if name.startswith("random.")}
@@ -204,6 +210,12 @@ class Checkpoints:
         if is_main():
             end_moves(self._folder)
         candidates = broadcast_object(self._newest_first() if wanted == LATEST else [Path(wanted)])
+        own = self._folder.resolve() in candidates[0].resolve().parents if candidates else True
+        if not own and broadcast_object((self._place / "run.json").exists()):
+            raise UserError(
+                f"--resume_from_checkpoint {wanted} is not of the run in --output_dir {self._place}, which would be "
+                "lost. Give that checkpoint's own --output_dir, or a new one."
+            )
         problem = None
         for folder in candidates:
             manifest, problem = self._read(folder)

@@ -42,12 +42,17 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 _patient: dist.ProcessGroup | None = None  # for `barrier`
+_host: dist.ProcessGroup | None = None  # for numbers that do not pass through the GPU
 
 
-def make_patient_group() -> None:
-    """Lets `barrier` wait for as long as it takes (a rank may write a large model). Every rank must call it."""
-    global _patient
-    _patient = dist.new_group(backend="gloo", timeout=timedelta(days=365)) if world_size() > 1 else None
+def make_host_groups(timeout: float) -> None:
+    """Makes the groups of `barrier`, which waits for as long as it takes (a rank may write a large model), and of
+    `largest_over_ranks`, which waits for `timeout` seconds. Every rank must call it.
+    """
+    global _patient, _host
+    if world_size() > 1:
+        _patient = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+        _host = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
 
 def barrier() -> None:
@@ -82,5 +87,5 @@ def largest_over_ranks(number: int) -> int:
     if world_size() == 1:
         return number
     largest = torch.tensor(number)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_patient)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=_host)
     return int(largest)

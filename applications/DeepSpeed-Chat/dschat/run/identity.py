@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
+from dschat.run.distributed import device
 from dschat.run.progress import Json
 
 # Flags that may differ: how long to train, when to save and evaluate, where things lie (their content is compared).
@@ -49,18 +50,21 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE_FLAGS}
     sizes = dataclasses.asdict(plan) | {"global_rollout": plan.global_rollout}
     counts = [[source["train"], source["eval"]] for source in data["sources"]]
-    functions = {
+    files = {
         name: Path(value.rpartition(":")[0])
         for name, value in flags.items()
         if isinstance(value, str) and ".py:" in value
     }
+    if flags.get("deepspeed_config"):
+        files["deepspeed_config"] = Path(flags.pop("deepspeed_config"))
     return {
+        "the kind of device": device().type,
         **{f"--{name}": _text(value) for name, value in flags.items()},
         **{name: _text(value) for name, value in sizes.items()},
         "the data": _hash(json.dumps([sorted(data["sha256"].values()), counts])),
         "the tokenizer": _tokenizer_hash(tokenizer),
         **{f"the model of {name}": _model_hash(getattr(config, name)) for name in _model_flags(config)},
-        **{f"the file of --{name}": _hash(file.read_bytes()) for name, file in functions.items()},
+        **{f"the file of --{name}": _hash(file.read_bytes()) for name, file in files.items()},
     }
 
 

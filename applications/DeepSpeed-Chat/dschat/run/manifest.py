@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from dschat.run.distributed import broadcast_object, gather_objects, rank, world_size
+from dschat.run.distributed import barrier, broadcast_object, gather_objects, rank, world_size
 from dschat.run.progress import Json
 
 MANIFEST = "manifest.json"
@@ -47,4 +47,5 @@ def hash_together(folder: Path) -> dict[str, File]:
                 own[name] = File(size, hashlib.file_digest(stream, "sha256").hexdigest())
         except OSError:
             continue  # it counts as missing
+    barrier()  # sizes differ: the time-out of other collectives shall not count
     return {name: found for part in gather_objects(own) for name, found in part.items()}

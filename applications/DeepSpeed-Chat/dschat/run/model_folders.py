@@ -103,6 +103,8 @@ class ModelFolders:
                 f"the models could not be written into {folder}: {error}. Make room, and go on with "
                 "--resume_from_checkpoint."
             ) from error
+        if is_main():
+            self._run.forget_earlier_run()
         self._run.record.saved.append(str(folder))
         barrier()
 

@@ -25,6 +25,8 @@ logger = logging.getLogger("dschat")
 
 FLAGS_FILE = "train_config.json"
 UNFINISHED = ".unfinished"  # below the folder of an earlier run that this one replaces, until its first save
+GIVEN_UP = ".given-up"  # what --overwrite_output_dir replaces, until it is replaced
+DELETED = ".deleted"  # the same, while it is being deleted
 # Files that a run leaves in its folder, beside RUN_FOLDERS.
 FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE)
 
@@ -82,6 +84,7 @@ class RunOutput:
         self.record.batches = dataclasses.asdict(plan)
         try:
             if is_main():
+                _put_back(self._place)
                 shutil.rmtree(self._place / UNFINISHED, ignore_errors=True)
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._save_record()
@@ -99,16 +102,26 @@ class RunOutput:
         """Removes what the earlier run left, now that this one has something in its place. Main process only."""
         if self._folder == self._place:
             return
+        given_up = self._place / GIVEN_UP
+        given_up.mkdir(exist_ok=True)
         for entry in self._left_by_earlier_run():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            entry.rename(given_up / entry.name)
         for entry in list(self._folder.iterdir()):
             entry.replace(self._place / entry.name)
         self._folder.rmdir()
         self._folder = self._place
 
+    def forget_earlier_run(self) -> None:
+        """Deletes what `take_over` put aside, now that what this run saved is in its place."""
+        if (self._place / GIVEN_UP).exists():
+            (self._place / GIVEN_UP).rename(self._place / DELETED)
+            shutil.rmtree(self._place / DELETED)
+            for board in self._old_boards:
+                board.unlink(missing_ok=True)
+
     def _left_by_earlier_run(self) -> list[Path]:
         folders = [self._place / name for name in RUN_FOLDERS if (self._place / name).is_dir()]
-        return [*folders, *(file for pattern in FILES for file in self._place.glob(pattern)), *self._old_boards]
+        return [*folders, *(file for pattern in FILES for file in self._place.glob(pattern))]
 
     def describe_data(self, data: Data, **dropped: Mapping[str, int]) -> None:
         """Records sources, row counts, what was dropped and why, and the files' hashes.
@@ -207,6 +220,18 @@ class RunOutput:
 def due(interval: int, before: int, after: int) -> bool:
     """Whether a multiple of ``interval`` updates was passed between ``before`` and ``after``; never for 0."""
     return interval > 0 and after // interval > before // interval
+
+
+def _put_back(folder: Path) -> None:
+    """Ends what a killed process began: an earlier run that was put aside comes back unless it was being deleted."""
+    shutil.rmtree(folder / DELETED, ignore_errors=True)
+    for entry in list((folder / GIVEN_UP).glob("*")):
+        target = folder / entry.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        entry.replace(target)
+    if (folder / GIVEN_UP).exists():
+        (folder / GIVEN_UP).rmdir()
 
 
 def _is_finished(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.run.distributed import is_main
+from dschat.run.progress import Json
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,15 @@ class Alarms:
                 self._log(name, f"after {update} updates, {sentence}", update)
         if not stops:
             return None
-        return f"after {update} updates, {found['kl']}. The models are saved. Raise --kl_ctl or --max_kl to go on."
+        return f"after {update} updates, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
+
+    def state(self) -> Json:
+        """What a checkpoint keeps."""
+        return {"logged": self._logged, "ended": self._ended}
+
+    def go_on(self, state: Json) -> None:
+        """Takes up what `state` gave."""
+        self._logged, self._ended = dict(state["logged"]), state["ended"]
 
     def _log(self, name: str, message: str, update: int) -> None:
         last = self._logged.get(name)

@@ -120,6 +120,7 @@ class PPOTrainer:
     def progress(self) -> Progress:
         """Where the run is."""
         numbers: Json = {"iteration": self.iteration, "evaluated": self.evaluated, "kl": self.kl.value}
+        numbers["alarms"] = self.alarms.state()
         if self.current is None:
             return Progress(self.update, numbers, self.random)
         state, tensors = self.current.state()
@@ -132,6 +133,7 @@ class PPOTrainer:
         numbers, self.random = progress.numbers, progress.random
         self.update, self.iteration, self.evaluated = progress.update, numbers["iteration"], numbers["evaluated"]
         self.kl = replace(self.kl, value=numbers["kl"])
+        self.alarms.go_on(numbers["alarms"])
         if "current" in numbers:
             self.current = Iteration.from_state(numbers["current"], progress.tensors)
             self.update -= self.current.updates.done
@@ -196,8 +198,7 @@ class PPOTrainer:
                 why_stop = self.alarms.look(metrics, self.update, may_stop=self.update < total)
                 if why_stop or due(config.save_models, before, self.update):
                     self.folders.save_after(self.update)
-                wanted = config.save_steps if why_stop else due(config.save_steps, before, self.update)
-                if wanted and self.update < total:
+                if (why_stop or due(config.save_steps, before, self.update)) and self.update < total:
                     self.checkpoints.save(self.progress())
                 if why_stop:
                     raise UserError(why_stop)
