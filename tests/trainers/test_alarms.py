@@ -96,7 +96,9 @@ def test_a_stop_loses_nothing(save_steps, group, tmp_path):
     """The actor begins away from its reference: the KL of the first rollout is above the limit already."""
     flags = {"max_kl": 1e-3, "save_steps": save_steps, "self_checks": False}
     trainer = trainer_for(tmp_path, kl_action="stop", **flags)
-    with pytest.raises(UserError, match=r"after 2 updates, the KL .* above --max_kl 0.001\. The models are saved"):
+    with pytest.raises(
+        UserError, match=r"after 2 updates, the KL .* above --max_kl 0.001\. Models and a checkpoint are saved"
+    ):
         trainer.fit()
     assert trainer.folders.saves == [2]
     assert (tmp_path / "checkpoints" / "step-2" / "manifest.json").exists() is bool(save_steps)

@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 
 STATE, METRICS, AVERAGE = "state.json", "metrics.jsonl", "average.safetensors"
 LATEST = "latest"
+WRITE_ERRORS = ("PytorchStreamWriter", "iostream")  # in what torch says where a file cannot be written
 # Per step the metric that makes a checkpoint the best, and whether a larger one is better.
 BEST = {"sft": ("eval/loss", False), "reward": ("eval/accuracy", True), "ppo": ("eval/scores", True)}
 
@@ -95,8 +96,8 @@ class Checkpoints:
                 inside = self._place / ".writing" / name
                 self._write(inside, progress)
         except (OSError, RuntimeError, SafetensorError) as error:
-            if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
-                raise  # nothing to do with the disk
+            if isinstance(error, RuntimeError) and not any(word in str(error) for word in WRITE_ERRORS):
+                raise
             raise UserError(
                 f"{self._folder / name} could not be written: {error}. {self._kept()} Make room, and go on with "
                 "--resume_from_checkpoint."
