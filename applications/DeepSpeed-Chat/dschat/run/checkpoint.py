@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -49,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 STATE, METRICS, AVERAGE = "state.json", "metrics.jsonl", "average.safetensors"
 LATEST = "latest"
-WRITE_ERRORS = ("PytorchStreamWriter", "iostream")  # in what torch says where a file cannot be written
 # Per step the metric that makes a checkpoint the best, and whether a larger one is better.
 BEST = {"sft": ("eval/loss", False), "reward": ("eval/accuracy", True), "ppo": ("eval/scores", True)}
 
@@ -95,9 +95,9 @@ class Checkpoints:
                 barrier()  # the folder is there
                 inside = self._place / ".writing" / name
                 self._write(inside, progress)
-        except (OSError, RuntimeError, SafetensorError) as error:
-            if isinstance(error, RuntimeError) and not any(word in str(error) for word in WRITE_ERRORS):
-                raise
+        except (torch.OutOfMemoryError, torch.distributed.DistError):
+            raise
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch's of a full disk are plain RuntimeErrors
             raise UserError(
                 f"{self._folder / name} could not be written: {error}. {self._kept()} Make room, and go on with "
                 "--resume_from_checkpoint."
