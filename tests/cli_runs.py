@@ -95,6 +95,18 @@ def run_command(command: Sequence[Any], cwd: Path | None = None, **changes: str 
     return Result(done.returncode, done.stdout, done.stderr)
 
 
+def sft_flags_of(inputs: Path) -> dict[str, Any]:
+    """Step 1: an update of 8 demonstrations from a folder with data/ and model/."""
+    return {
+        "data_path": inputs / "data" / "demonstrations",
+        "data_split": "1,0,0",
+        "model_name_or_path": inputs / "model",
+        "max_seq_len": 192,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 3e-3,
+    }
+
+
 def run_process(step: str, flags: dict[str, Any], **changes: str | None) -> Result:
     """A main as its users start it: `python main.py ...`."""
     return run_command([sys.executable, STEPS[step] / "main.py", *arguments(flags)], **changes)

@@ -51,6 +51,13 @@ def leave_out_slow(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes of this run see."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
 def tokenizer():
     """A byte-level BPE tokenizer of 100 ids: 0 <pad>, 1 <bos>, 2 <eos>."""
     return make_tokenizer()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli_runs import Result, read_jsonl, result_of, start_forked
+from cli_runs import Result, read_jsonl, result_of, sft_flags_of, start_forked
 
 RESUME = {"resume_from_checkpoint": True}
 # A reward function, in a file that can let a process be signalled at a moment. FAULT has the function at which it
@@ -72,14 +72,7 @@ def flags_of(step: str, inputs: Path) -> dict[str, Any]:
     """Step 1: 4 updates of 8 demonstrations. Step 3: 4 rollouts of 8 prompts, 2 updates each. Both save each time."""
     common = {"save_steps": 1, "eval_interval": 2, "save_total_limit": 2}
     if step == "sft":
-        return common | {
-            "data_path": inputs / "data" / "demonstrations",
-            "data_split": "1,0,0",
-            "model_name_or_path": inputs / "model",
-            "max_seq_len": 192,
-            "per_device_train_batch_size": 8,
-            "learning_rate": 3e-3,
-        }
+        return common | sft_flags_of(inputs)
     return common | {
         "data_path": inputs / "data" / "comparisons",
         "data_split": "0,32,32",

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small corpus, model and the chain of steps 1, 2 and 3, made once for all test processes."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from cli_runs import (
     read_jsonl,
     run_forked,
     run_process,
+    sft_flags_of,
 )
 
 FUNCTIONS = """
@@ -39,13 +39,6 @@ def thirds(trajectory, tokenizer):
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all test processes of this run see."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
-@pytest.fixture(scope="session")
 def inputs(shared: Path) -> Path:
     """data/demonstrations, data/comparisons and model: what the quickstart makes, smaller."""
 
@@ -63,14 +56,7 @@ def inputs(shared: Path) -> Path:
 @pytest.fixture(scope="session")
 def sft_flags(inputs: Path) -> dict[str, Any]:
     """Step 1: 4 updates of 8 demonstrations."""
-    return {
-        "data_path": inputs / "data" / "demonstrations",
-        "data_split": "1,0,0",
-        "model_name_or_path": inputs / "model",
-        "max_seq_len": 192,
-        "per_device_train_batch_size": 8,
-        "learning_rate": 3e-3,
-    }
+    return sft_flags_of(inputs)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 """One launch of two processes, whose results many tests look at."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,6 @@ class Outputs:
     def tensors(self, name: str, rank: int = 0) -> dict[str, torch.Tensor]:
         """What a rank kept."""
         return load_file(self.folder / f"{name}-{rank}.safetensors")
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all test processes of this run see."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session")

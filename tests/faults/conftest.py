@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small corpus and model, and the run that nothing happened to, made once for all test processes."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,6 @@ import pytest
 
 from cli_runs import built_once
 from fault_runs import Trial, flags_of, make_inputs, outcome
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all test processes of this run see."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session")

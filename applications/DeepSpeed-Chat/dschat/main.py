@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dschat.run.output import RunOutput
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-REMEDY = "Make room, and go on with --resume_from_checkpoint."
 C = TypeVar("C", bound=CommonConfig)
 
 
@@ -59,7 +58,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
                     logging.getLogger().setLevel(logging.WARNING)
                 run = RunOutput(step, config, plan)
                 saved = run.record.saved
-                with _clear_when_full(config.output_dir):
+                with _clear_when_full(config):
                     train(config, run)
                     run.finish()
             except Stopped as stop:
@@ -80,7 +79,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
 
 
 @contextmanager
-def _clear_when_full(folder: str) -> Iterator[None]:
+def _clear_when_full(config: CommonConfig) -> Iterator[None]:
     """Inside, a disk that is full or cannot be written is reported like a wrong flag."""
     try:
         yield
@@ -88,7 +87,8 @@ def _clear_when_full(folder: str) -> Iterator[None]:
         if error.errno not in NO_ROOM:
             raise
         raise UserError(
-            f"--output_dir {error.filename or folder} could not be written: {error.strerror}. {REMEDY}"
+            f"--output_dir {error.filename or config.output_dir} could not be written: {error.strerror}. "
+            f"{config.full_disk_remedy}"
         ) from error
 
 

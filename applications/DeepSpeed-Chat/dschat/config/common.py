@@ -195,6 +195,13 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
             )
 
     @property
+    def full_disk_remedy(self) -> str:
+        """What to do after a run ended because the disk was full."""
+        if self.save_steps or self.resume_from_checkpoint is not None:
+            return "Make room, and go on with --resume_from_checkpoint."
+        return "Make room, and start again; with --save_steps, a run can go on."
+
+    @property
     @abstractmethod
     def zero_stages(self) -> list[int]:
         """ZeRO stage of each trained model."""

@@ -99,8 +99,7 @@ class Checkpoints:
             raise
         except (OSError, RuntimeError, SafetensorError) as error:  # torch's of a full disk are plain RuntimeErrors
             raise UserError(
-                f"{self._folder / name} could not be written: {error}. {self._kept()} Make room, and go on with "
-                "--resume_from_checkpoint."
+                f"{self._folder / name} could not be written: {error}. {self._kept()} {self._config.full_disk_remedy}"
             ) from error
         barrier()
         self._last = progress
@@ -136,11 +135,12 @@ class Checkpoints:
     def _remove_old(self) -> None:
         """Keeps the newest --save_total_limit checkpoints, and the one with the best evaluation.
 
-        One with more updates than the run has now is damaged, or was given up when the run went back before it.
+        Those with more updates than the run has now go, too: they are damaged, or the run went back before them.
         """
         assert self._last is not None
         found, limit = self._newest_first(), self._config.save_total_limit
         while _update_of(found[0]) > self._last.update:
+            logger.warning("removing %s: the run went on from an earlier checkpoint", found[0])
             shutil.rmtree(found.pop(0))
         if not limit:
             return

@@ -28,7 +28,6 @@ FREE_FLAGS = frozenset(
 # What may differ between runs of different numbers of processes; the global sizes may not.
 SHARES = frozenset(
     (
-        *("micro_batch", "accumulation", "update_per_rank", "rollout_per_rank", "world_size"),
         *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_training_batch_size"),
         *("per_device_generation_batch_size", "generation_batches"),
     )
@@ -45,11 +44,10 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         config: the flags.
         plan: the batch sizes.
         tokenizer: of the run.
-        data: sources and file hashes, as `RunRecord.data` holds them.
+        data: sources (with the revision of those from the hub) and file hashes, as `RunRecord.data` holds them.
     """
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE_FLAGS}
-    sizes = dataclasses.asdict(plan) | {"global_rollout": plan.global_rollout}
-    counts = [[source["train"], source["eval"]] for source in data["sources"]]
+    sources = [[source["train"], source["eval"], source.get("hub")] for source in data["sources"]]
     files = {
         name: Path(value.rpartition(":")[0])
         for name, value in flags.items()
@@ -60,8 +58,9 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     return {
         "the kind of device": device().type,
         **{f"--{name}": _text(value) for name, value in flags.items()},
-        **{name: _text(value) for name, value in sizes.items()},
-        "the data": _hash(json.dumps([sorted(data["sha256"].values()), counts])),
+        "examples of an update": _text(plan.global_batch),
+        "prompts of a rollout": _text(plan.global_rollout),
+        "the data": _hash(json.dumps([sorted(data["sha256"].values()), sources])),
         "the tokenizer": _tokenizer_hash(tokenizer),
         **{f"the model of {name}": _model_hash(getattr(config, name)) for name in _model_flags(config)},
         **{f"the file of --{name}": _hash(file.read_bytes()) for name, file in files.items()},
@@ -76,7 +75,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: b
         now: of this run.
         other_size: the number of processes differs, so that a process's share of a batch may.
     """
-    passed_over = {*SHARES, *(f"--{name}" for name in SHARES)} if other_size else set()
+    passed_over = {f"--{name}" for name in SHARES} if other_size else set()
     found = []
     for name in sorted({*before, *now} - passed_over):
         old, new = before.get(name), now.get(name)

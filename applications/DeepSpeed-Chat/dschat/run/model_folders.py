@@ -100,8 +100,7 @@ class ModelFolders:
             self._write(folder)
         except (OSError, SafetensorError) as error:
             raise UserError(
-                f"the models could not be written into {folder}: {error}. Make room, and go on with "
-                "--resume_from_checkpoint."
+                f"the models could not be written into {folder}: {error}. {self._config.full_disk_remedy}"
             ) from error
         if is_main():
             self._run.forget_earlier_run()

@@ -25,7 +25,7 @@ logger = logging.getLogger("dschat")
 
 FLAGS_FILE = "train_config.json"
 UNFINISHED = ".unfinished"  # below the folder of an earlier run that this one replaces, until its first save
-GIVEN_UP = ".given-up"  # what --overwrite_output_dir replaces, until it is replaced
+GIVEN_UP = ".given-up"  # what an earlier run left, put aside until this run's first save stands in its place
 DELETED = ".deleted"  # the same, while it is being deleted
 # Files that a run leaves in its folder, beside RUN_FOLDERS.
 FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE)
@@ -59,8 +59,8 @@ class Data(Protocol):
 class RunOutput:
     """The folder while the run goes on; every rank has one, the main process writes.
 
-    With --overwrite_output_dir, what an earlier run left stays until this one saves its first models: so long this one
-    writes into a folder below.
+    With --overwrite_output_dir, what an earlier run left stays until this one first saves something. Until then, this
+    one writes into a folder below.
     """
 
     def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
@@ -90,7 +90,7 @@ class RunOutput:
                 self._save_record()
         except OSError as error:
             raise UserError(f"--output_dir {self._place}: cannot be written: {error}") from error
-        board = Path(config.tensorboard_path or "tensorboard") if config.enable_tensorboard else None
+        board = Path(config.tensorboard_path) if config.enable_tensorboard and config.tensorboard_path else None
         self.metrics = MetricsLog(self._folder, board, keep=self._held)
 
     @property
@@ -99,7 +99,7 @@ class RunOutput:
         return self._folder
 
     def take_over(self) -> None:
-        """Removes what the earlier run left, now that this one has something in its place. Main process only."""
+        """Puts aside what the earlier run left: this one has written something to put there. Main process only."""
         if self._folder == self._place:
             return
         given_up = self._place / GIVEN_UP

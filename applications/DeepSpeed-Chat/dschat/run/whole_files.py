@@ -17,7 +17,7 @@ REPLACED = ".replaced-by-a-newer-one"  # ends the name of a folder that makes wa
 def written_beside(root: Path, place: Path, before_moving: Callable[[], None]) -> Iterator[Path]:
     """A new folder in ``root`` to write into; afterwards its files and folders are in ``place``, beside what is there.
 
-    A file or folder that was there before is replaced, and is until then what it was. If writing fails, nothing is.
+    A file or folder that was there stays as it is until its successor is whole. If writing fails, nothing is replaced.
 
     Args:
         root: of the file system of ``place``; made if need be.

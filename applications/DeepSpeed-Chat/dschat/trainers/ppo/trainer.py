@@ -94,7 +94,8 @@ class PPOTrainer:
         self.update = self.iteration = 0  # those of finished iterations
         self.current: Iteration | None = None  # the one that is under way, from its first update on
         self.evaluated = -1  # after how many updates the last evaluation was
-        self.random = random_states()  # when `current` or `evaluated` last changed: users' functions may draw
+        # The global random states when `current` or `evaluated` last changed; users' functions may draw from them.
+        self.random: dict[str, Tensor] = {}
         self.kl = kl_controller(config)
         self.update_settings = UpdateSettings.from_config(config, run.plan)
 

@@ -85,7 +85,7 @@ def ppo_update(
         seed: of the shuffle; the same on every rank.
         progress: where an interrupted call stopped; it is kept up to date, update by update.
         left_out: called at the end of each update with the number of those before it and the update's rows (N,).
-            Says whether numbers were not finite, so that nothing was applied and nothing of it counts.
+            Says whether numbers were not finite, so that a model left the update out and its statistics do not count.
 
     Raises:
         Stopped: see `dschat.run.stop`.

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run that goes on must share with its first part."""
+
+import pytest
+
+from dschat.run.identity import differences, identity_of
+from factories import make_causal_lm, ppo_config, save_folder
+
+DATA = {"sources": [{"train": 8, "eval": 2, "hub": {"id": "a/b", "revision": "1" * 40}}], "sha256": {}}
+
+
+@pytest.fixture
+def identity(tokenizer, tmp_path):
+    """identity(data, **flags): of a run."""
+    model = save_folder(tmp_path / "model", make_causal_lm(), tokenizer)
+
+    def of(data=DATA, world_size=1, **flags):
+        config = ppo_config(tmp_path, actor_model_name_or_path=model, reward_function=None, **flags)
+        return identity_of(config, config.plan_batches(world_size), tokenizer, data)
+
+    return of
+
+
+def test_another_revision_on_the_hub_is_other_data(identity):
+    """Such a set has no file here whose hash could differ."""
+    later = {"sources": [DATA["sources"][0] | {"hub": {"id": "a/b", "revision": "2" * 40}}], "sha256": {}}
+    assert differences(identity(), identity(), other_size=False) == []
+    assert differences(identity(), identity(later), other_size=False) == ["the data has changed"]
+
+
+def test_a_process_s_share_may_differ_with_their_number_but_not_what_they_share(identity):
+    """8 prompts on one process are 4 on each of two; 8 on each of two are 16."""
+    whole = identity(per_device_training_batch_size=4, gradient_accumulation_steps=2)
+    halves = {"per_device_generation_batch_size": 4, "per_device_training_batch_size": 4}
+    assert differences(whole, identity(world_size=2, **halves), other_size=True) == []
+    found = differences(whole, identity(world_size=2, per_device_training_batch_size=4), other_size=True)
+    assert found == ["prompts of a rollout was 8, is 16"]
+    assert differences(whole, identity(gamma=0.5), other_size=True)[0].startswith("--gamma was 1.0, is 0.5")
