@@ -134,6 +134,10 @@ class Engine(Generic[M]):
             folder = scratch
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight's name and whole tensor, one at a time; see `dschat.models.engines.Trained`."""
+        yield from zero3.whole_weights(self._engine)
+
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""
         return zero3.full_state_dict(self._engine, keep=is_main())

@@ -63,23 +63,29 @@ def gathered(engine: Any) -> Iterator[None]:
         hold_head(engine)
 
 
+def whole_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
+    """Name and whole tensor of every parameter, gathered one at a time, then of every saved buffer.
+
+    A tensor is valid until the next is asked for. Called by every rank.
+
+    Args:
+        engine: DeepSpeed's engine, at any stage.
+    """
+    for name, parameter in engine.module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            yield name, parameter.detach()
+    persistent = engine.module.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in engine.module.named_buffers() if name in persistent)
+
+
 def full_state_dict(engine: Any, keep: bool) -> dict[str, Tensor]:
-    """Whole weights of the module on the CPU, gathered one parameter at a time. Called by every rank.
+    """Whole weights of the module on the CPU. Called by every rank.
 
     Args:
         engine: DeepSpeed's engine, at any stage.
         keep: collect them on this rank; others take part and return {}.
     """
-    state: dict[str, Tensor] = {}
-    for name, parameter in engine.module.named_parameters():
-        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
-            if keep:
-                state[name] = parameter.detach().cpu().clone()
-    if keep:
-        persistent = engine.module.state_dict().keys()
-        buffers = {name: b for name, b in engine.module.named_buffers() if name in persistent}
-        state.update({name: buffer.detach().cpu().clone() for name, buffer in buffers.items()})
-    return state
+    return {name: x.cpu().clone() for name, x in whole_weights(engine) if keep}
 
 
 def _remove_hooks(offload: Any) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What trainers, scores and checkpoints need of a model under an engine; `dschat.engine` fulfils it."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -72,6 +73,12 @@ class Trained(Protocol):
 
     def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
         """Restores what `save_checkpoint` wrote; by way of `scratch` if on other ranks. Every rank must call it."""
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and whole tensor of every weight, one at a time, on this rank's device; valid until the next is asked for.
+
+        Every rank must call it, and go through all of it.
+        """
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""
