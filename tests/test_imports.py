@@ -22,6 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "data": {"common"},
     "models": {"rl"},
+    # what a run will take, from its flags and configs alone
+    "plan": {"common", "config", "data", "models", "rl"},
     # what a run knows of itself, and what moves its weights
     "run": {"config", "models"},
     "engine": {"config", "models", "run"},
