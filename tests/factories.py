@@ -205,6 +205,15 @@ def frozen_engine_of(model: Any, dtype: torch.dtype = torch.float32) -> Any:
     return frozen_engine(wrapper(model.to(dtype)), EngineSettings(dtype, _plan(1, 1)))
 
 
+def score(rollout: Any, scores: Any, actor: Any, reference: Any, critic: Any, temperature: float, most: int) -> Any:
+    """The Trajectory of a rollout with the given scores (B,), at most so many rows of the longest length at once."""
+    from dschat.rl.types import Trajectory
+    from dschat.trainers.ppo.models import response_logprobs, response_values
+
+    logprobs, ref_logprobs = (response_logprobs(model, rollout, temperature, most) for model in (actor, reference))
+    return Trajectory(rollout, logprobs, ref_logprobs, response_values(critic, rollout, most), scores)
+
+
 def _plan(micro: int, accumulation: int) -> Any:
     from dschat.config.batches import plan_batches
     from dschat.run.distributed import world_size

@@ -13,7 +13,7 @@ import torch
 from dschat.errors import UserError
 from dschat.run.distributed import rank, world_size
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.trainer import PPOModels
+from dschat.trainers.ppo.models import PPOModels
 from factories import (
     engine_of,
     frozen_engine_of,

@@ -20,7 +20,6 @@ from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, select_rows
 from dschat.run.distributed import rank, world_size
 from dschat.trainers.ppo.credit import whiten_advantages
-from dschat.trainers.ppo.trajectory import score
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
@@ -35,6 +34,7 @@ from factories import (
     make_rollout,
     ragged_rows,
     run_of,
+    score,
 )
 
 GLOBAL_BATCH = 8

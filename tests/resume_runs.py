@@ -19,8 +19,9 @@ from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.stop import Stopped
 from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
-from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer
+from dschat.trainers.ppo.trainer import PPOTrainer
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
 from dschat.trainers.supervised.trainer import SupervisedTrainer

@@ -22,8 +22,9 @@ from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
-from dschat.trainers.ppo.trainer import PPOModels, PPOTrainer
+from dschat.trainers.ppo.trainer import PPOTrainer
 from factories import (
     BOS,
     PAD,

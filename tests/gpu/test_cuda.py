@@ -8,7 +8,7 @@ from dschat.models.policy import PolicyModel
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.trainer import PPOModels
+from dschat.trainers.ppo.models import PPOModels
 from factories import (
     KINDS,
     engine_of,

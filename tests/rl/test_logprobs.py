@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import linear
 
+from dschat.rl.logprobs import Head, chunk_positions
 from dschat.rl.logprobs import token_logprobs as chunked_logprobs
 from rl_cases import PROPERTY, SEEDS, assert_close, normal
 
@@ -23,6 +24,7 @@ def soft_capped(weight: torch.Tensor, bias: torch.Tensor, cap: float | None = 3.
         logits = linear(hidden, weight, bias)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
+    to_logits.parameters = (weight, bias)
     return to_logits
 
 
@@ -34,10 +36,12 @@ def token_logprobs(
     chunk_elements: int = 2**23,
     vocab_size: int = VOCABULARY,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The function under test; the one place that knows its parameters."""
-    return chunked_logprobs(
-        hidden, targets, to_logits, vocab_size, temperature=temperature, chunk_elements=chunk_elements
-    )
+    """The function under test, on (B, R) positions; the one place that knows its parameters."""
+    parameters = getattr(to_logits, "parameters", ())
+    head = Head(to_logits, parameters, vocab_size, temperature)
+    flat = hidden.flatten(0, 1), targets.flatten()
+    logprobs, entropy = chunked_logprobs(*flat, head, chunk=max(1, chunk_elements // vocab_size))
+    return logprobs.view_as(targets), entropy.view_as(targets)
 
 
 def leaves(rows: int, width: int, size: int, seed: int) -> list[torch.Tensor]:
@@ -140,11 +144,46 @@ def test_logits_are_made_in_chunks_and_again_in_backward() -> None:
             sizes.append(logits.numel())
             return logits
 
+        to_logits.parameters = (weight, bias)
+
         logprobs, _ = token_logprobs(hidden, targets, to_logits, 1.0, chunk)
         forward = sum(sizes)
         assert max(sizes) <= most and forward >= 24 * VOCABULARY
         logprobs.sum().backward()
         assert max(sizes) <= most and sum(sizes) >= forward + 24 * VOCABULARY
+
+
+def test_logits_that_fit_are_made_once() -> None:
+    hidden, weight, bias = leaves(3, 8, 5, 0)
+    calls = []
+
+    def to_logits(h: torch.Tensor) -> torch.Tensor:
+        calls.append(len(h))
+        return linear(h, weight, bias)
+
+    head = Head(to_logits, (weight, bias), VOCABULARY)
+    logprobs, entropy = chunked_logprobs(hidden.flatten(0, 1), targets_like(3, 8, 0).flatten(), head, False, 24)
+    logprobs.sum().backward()
+    assert calls == [24] and entropy.shape == (0,)
+    with pytest.raises(RuntimeError):
+        logprobs.sum().backward()
+
+
+def test_a_chunk_holds_512_positions_at_least_on_a_gpu() -> None:
+    assert chunk_positions(256_000, torch.device("cuda")) == 1048
+    assert chunk_positions(2_000_000, torch.device("cuda")) == 512
+    assert chunk_positions(256_000, torch.device("cpu")) == 78
+
+
+def test_the_heads_gradient_is_added_up_in_float32() -> None:
+    """256 chunks of one position, each with a gradient of 2^-8 beside one of 1: in bf16 the sum would stay at 1."""
+    hidden = torch.full((257, 1), 2.0**-8, dtype=torch.bfloat16)
+    hidden[0] = 1
+    weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    head = Head(lambda h: linear(h, weight), (weight,), 2)
+    logprobs, _ = chunked_logprobs(hidden, torch.zeros(257, dtype=torch.long), head, chunk=1)
+    logprobs.sum().backward()
+    assert_close(weight.grad.float(), [[1.0], [-1.0]])  # 0.5 · (1 + 256 / 256)
 
 
 def test_bfloat16_hidden_states_give_float32_logprobs() -> None:

@@ -13,7 +13,7 @@ from dschat.models.scalar import ScalarModel
 from dschat.rl.types import Rollout
 from dschat.rollouts.generate import concatenate, generate
 from dschat.rollouts.sampling import Sampling
-from dschat.trainers.ppo.trajectory import response_values, score
+from dschat.trainers.ppo.models import response_values
 from factories import (
     BOS,
     EOS,
@@ -28,6 +28,7 @@ from factories import (
     ppo_config,
     ragged_rows,
     random_ids,
+    score,
 )
 
 

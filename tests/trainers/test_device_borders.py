@@ -27,9 +27,8 @@ from dschat.run.metrics import Means
 from dschat.trainers.ppo import update as ppo_updates
 from dschat.trainers.ppo.credit import whiten_advantages
 from dschat.trainers.ppo.metrics import rollout_metrics
-from dschat.trainers.ppo.trajectory import score
 from dschat.trainers.ppo.update import UpdateSettings
-from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows
+from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
 GPU = torch.device("meta")

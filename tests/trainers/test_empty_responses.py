@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from dschat.rl.types import select_rows
-from dschat.trainers.ppo.trajectory import score
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 from factories import (
     engine_of,
@@ -16,6 +15,7 @@ from factories import (
     make_classifier,
     make_rollout,
     ragged_rows,
+    score,
     weights_of_all,
 )
 from nonfinite_cases import batches, empty_responses, trainer_for

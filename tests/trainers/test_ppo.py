@@ -11,7 +11,8 @@ from dschat.errors import UserError
 from dschat.run.seeds import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
-from dschat.trainers.ppo.trainer import PPOModels, total_updates
+from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.ppo.update import total_updates
 from factories import (
     engine_of,
     frozen_engine_of,

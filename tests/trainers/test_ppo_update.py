@@ -10,7 +10,6 @@ from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import select_rows
 from dschat.trainers.ppo.credit import whiten_advantages
-from dschat.trainers.ppo.trajectory import score
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 from factories import (
     engine_of,
@@ -20,6 +19,7 @@ from factories import (
     make_classifier,
     make_rollout,
     ragged_rows,
+    score,
     to_device,
     weights_of_all,
 )

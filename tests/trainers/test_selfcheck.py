@@ -13,7 +13,6 @@ from dschat.rl.types import Trajectory
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.trajectory import score
 from dschat.trainers.selfcheck import check_policy, check_rollout, check_scalar
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
@@ -30,6 +29,7 @@ from factories import (
     pad_rows,
     ragged_rows,
     random_ids,
+    score,
     to_device,
 )
 
@@ -192,7 +192,7 @@ def test_the_tasks_of_steps_1_and_2_check_their_models(group):
 
 def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer, tmp_path):
     """A reference of other weights stops the run, unless --no_self_checks."""
-    from dschat.trainers.ppo.trainer import PPOModels
+    from dschat.trainers.ppo.models import PPOModels
     from factories import engine_of, ppo_config, ppo_trainer_of
 
     def trainer_of(name, self_checks):

@@ -15,10 +15,10 @@ from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Rollout, Trajectory
 from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
-from dschat.trainers.ppo.trainer import PPOModels
-from dschat.trainers.ppo.trainer import total_updates as total_ppo_updates
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from dschat.trainers.ppo.update import total_updates as total_ppo_updates
 from dschat.trainers.supervised.trainer import SupervisedTrainer
 from dschat.trainers.supervised.trainer import total_updates as total_supervised_updates
 from factories import (

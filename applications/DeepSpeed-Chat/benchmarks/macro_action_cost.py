@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from dschat.trainers.ppo.trajectory import score
 from machine import machine
 from torch import Tensor, nn
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaForSequenceClassification
@@ -37,7 +38,6 @@ from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
-from dschat.trainers.ppo.trajectory import score
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 
 CONDITIONS: dict[str, Callable[[Trajectory], Tensor]] = {

@@ -23,7 +23,7 @@ from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_t
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ScoreSource
-from dschat.trainers.ppo.trainer import PPOModels
+from dschat.trainers.ppo.models import PPOModels
 
 BASE = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
@@ -139,8 +139,7 @@ def _reward_source(config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         return _function_scores(config.reward_function or "", "--reward_function")
     settings = _frozen_settings(config, plan)
     model = load_scalar(config.reward_model_name_or_path, REWARD, settings.dtype, tokenizer, may_be_new=False)
-    batch_size = max(config.per_device_generation_batch_size, config.per_device_eval_batch_size)
-    return RewardModelScores(frozen_engine(ScalarModel(model), settings), batch_size)
+    return RewardModelScores(frozen_engine(ScalarModel(model), settings), plan.micro_batch)
 
 
 def _function_scores(spec: str, flag: str) -> FunctionScores:

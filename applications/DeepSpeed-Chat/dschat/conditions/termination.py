@@ -19,7 +19,7 @@ from dschat.rl.termination import (
     randomized_ngram_ends,
     span_ends,
 )
-from dschat.rl.types import Trajectory
+from dschat.rl.types import ScoredRollout, Trajectory
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,16 @@ class TerminationCondition:
             self._parsing = ParsingCondition(tokenizer, backend, flags.parsing_cutoff, {end_id})
             self.parser = {"name": backend.name, "version": backend.version}
 
-    def __call__(self, trajectory: Trajectory, epoch: int) -> Ends:
+    @property
+    def reads_trajectories(self) -> bool:
+        """Whether it needs log-probs and values of actor and critic: a user's function may read anything."""
+        return self._user is not None
+
+    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         """Finds where the macro actions of every response end.
 
         Args:
-            trajectory: of this rank.
+            trajectory: of this rank; a scored rollout is enough unless `reads_trajectories`.
             epoch: pass over the data set; `randomized` draws anew in each.
 
         Raises:
@@ -73,6 +78,7 @@ class TerminationCondition:
         flags, mask = self._flags, trajectory.response_mask
         totals: dict[str, float] = {}
         if self._user is not None:
+            assert isinstance(trajectory, Trajectory)  # the caller asked
             ends = self._user(trajectory)
         elif self._parsing is not None:
             found = self._parsing(trajectory.rollout.response_rows())

@@ -21,8 +21,13 @@ class AdaptersOff:
         return self._actor.module
 
     def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor, num_response: int, temperature: float = 1.0
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        targets: Tensor | int,
+        temperature: float = 1.0,
+        with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy of responses under the base model; see `PolicyModel.forward`."""
+        """Log-probs and entropies under the base model; see `PolicyModel.forward`."""
         with torch.no_grad(), adapters_off(self._actor.module):
-            return self._actor(input_ids, attention_mask, num_response, temperature)
+            return self._actor(input_ids, attention_mask, targets, temperature, with_entropy)

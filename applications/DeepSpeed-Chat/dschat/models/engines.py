@@ -13,17 +13,22 @@ from dschat.models.scalar import ScalarModel
 
 
 class PolicyForward(Protocol):
-    """Log-probs (B, R) and entropy (B, R) of responses; see `PolicyModel.forward`."""
+    """Log-probs and entropies of tokens; see `PolicyModel.forward`."""
 
     def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor, num_response: int, temperature: float = 1.0
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        targets: Tensor | int,
+        temperature: float = 1.0,
+        with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]: ...
 
 
 class ScalarForward(Protocol):
     """A number at every position (B, T); see `ScalarModel.forward`."""
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor: ...
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor: ...
 
 
 class Policy(PolicyForward, Protocol):
@@ -75,9 +80,9 @@ class Trained(Protocol):
         """Restores what `save_checkpoint` wrote; by way of `scratch` if on other ranks. Every rank must call it."""
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of every weight, one at a time, on this rank's device; valid until the next is asked for.
+        """Name and whole tensor of every weight, one at a time, on this rank's device.
 
-        Every rank must call it, and go through all of it.
+        A tensor is valid until the next is asked for. Every rank must call it, and go through all of it.
         """
 
     def full_state_dict(self) -> dict[str, Tensor]:

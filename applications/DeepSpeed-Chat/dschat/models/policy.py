@@ -8,18 +8,19 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from dschat.models.backbone import last_hidden_state
 from dschat.models.float32_linear import keep_float32
-from dschat.models.positions import position_ids
-from dschat.rl.logprobs import token_logprobs
+from dschat.rl.logprobs import Head, token_logprobs
 
 
 class PolicyModel(nn.Module):
     """Actor or reference. ``inner`` is the Hugging Face causal LM, which is what gets saved.
 
-    All computation goes through ``forward`` (or ``generate``), so that DeepSpeed's hooks see every use of a parameter.
+    All computation goes through ``forward`` (or generation), so that DeepSpeed's hooks see every use of a parameter.
     """
 
     def __init__(self, causal_lm: Any) -> None:
@@ -35,29 +36,40 @@ class PolicyModel(nn.Module):
         return self.inner.get_output_embeddings()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, num_response: int, temperature: float = 1.0
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        targets: Tensor | int,
+        temperature: float = 1.0,
+        with_entropy: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the last ``num_response`` positions.
+        """Log-probs and entropies of some tokens.
 
         Args:
-            input_ids: (B, P+R) long, prompts padded on the left, responses on the right.
-            attention_mask: (B, P+R) bool.
-            num_response: R.
+            input_ids: (B, T) long.
+            attention_mask: (B, T) bool, True on real tokens; None where every row begins in the first column, so that
+                no token comes after padding.
+            targets: (N,) long, the places of the tokens in ``input_ids.flatten()``, none in a first column; or R for
+                the last R columns of every row.
             temperature: divides the logits.
+            with_entropy: compute the entropy, too.
 
         Returns:
-            logprobs (B, R) and entropy (B, R, without gradient), float32; meaningless where nothing is attended.
+            logprobs, and entropy without gradient: (N,) or (B, R), float32. Meaningless where nothing is attended.
+            Without the entropy, its tensor is empty.
         """
-        backbone = getattr(self.inner, self.inner.base_model_prefix)
-        output = backbone(
-            input_ids=input_ids,
-            attention_mask=attention_mask.long(),
-            use_cache=False,
-            **position_ids(backbone, attention_mask),
-        )
-        states = output.last_hidden_state[:, -num_response - 1 : -1]
-        targets = input_ids[:, -num_response:]
-        return token_logprobs(states, targets, self.to_logits, self.vocab_size, temperature)
+        states = last_hidden_state(self.inner, input_ids, attention_mask)
+        shape: tuple[int, ...] = (-1,)
+        if isinstance(targets, int):
+            shape = (len(input_ids), targets)
+            places = torch.arange(input_ids.numel(), device=input_ids.device).view_as(input_ids)
+            targets = places[:, places.shape[1] - targets :].flatten()
+        backbone = self.inner.base_model_prefix
+        parameters = [p for name, m in self.inner.named_children() if name != backbone for p in m.parameters()]
+        head = Head(self.to_logits, parameters, self.vocab_size, temperature)
+        chosen = input_ids.flatten()[targets]
+        logprobs, entropy = token_logprobs(states.flatten(0, 1)[targets - 1], chosen, head, with_entropy)
+        return logprobs.view(shape), entropy.view(shape) if with_entropy else entropy
 
 
 def logits_function(causal_lm: Any) -> Callable[[Tensor], Tensor]:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dschat.models.backbone import last_hidden_state
 from dschat.models.float32_linear import keep_float32
-from dschat.models.positions import position_ids
 from dschat.rl.masked import last_true
 
 
@@ -21,24 +21,17 @@ class ScalarModel(nn.Module):
         self.inner: Any = classifier
         keep_float32(classifier.score)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The head's output at every position.
 
         Args:
             input_ids: (B, T) long, padded on either side.
-            attention_mask: (B, T) bool.
+            attention_mask: (B, T) bool, True on real tokens; None where every row begins in the first column.
 
         Returns:
             (B, T) float32; meaningless where nothing is attended. The number at a position has seen that token.
         """
-        backbone = getattr(self.inner, self.inner.base_model_prefix)
-        output = backbone(
-            input_ids=input_ids,
-            attention_mask=attention_mask.long(),
-            use_cache=False,
-            **position_ids(backbone, attention_mask),
-        )
-        return self.inner.score(output.last_hidden_state).squeeze(-1).float()
+        return self.inner.score(last_hidden_state(self.inner, input_ids, attention_mask)).squeeze(-1).float()
 
 
 def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:

@@ -1,70 +1,157 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-probabilities and entropy of tokens from hidden states, in chunks, so that B×R×V logits never exist at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-# The most logits held at one time: 80 MB in float32, which is 78 positions of a vocabulary of 256,000. Not fewer: on a
-# CPU, glibc gives freed blocks above 32 MiB back to the system and keeps smaller ones, so that a process with smaller
-# chunks would grow with every chunk.
-CHUNK_ELEMENTS = 20_000_000
+# The most logits held at one time. On a CPU 80 MB in float32; not fewer, since glibc gives freed blocks above 32 MiB
+# back to the system and keeps smaller ones, so that a process with smaller chunks would grow with every chunk. On a
+# GPU 1 GiB, and never fewer than 512 positions: each chunk reads the whole head.
+CPU_LOGITS = 20_000_000
+GPU_LOGITS = 2**28
+GPU_POSITIONS = 512
+BLOCK = 2**19  # logits that a CPU's cache holds while they are turned into probabilities
+
+
+@dataclass(frozen=True)
+class Head:
+    """What turns hidden states into the logits of a softmax.
+
+    Attributes:
+        to_logits: maps (N, H) to (N, V), the model's own post-processing included (Gemma-2 soft-caps its logits).
+        parameters: that it uses; they get their gradients, which are added up over chunks in float32.
+        vocab_size: V.
+        temperature: divides the logits.
+    """
+
+    to_logits: Callable[[Tensor], Tensor]
+    parameters: Sequence[Tensor]
+    vocab_size: int
+    temperature: float = 1.0
 
 
 def token_logprobs(
-    hidden: Tensor,
-    targets: Tensor,
-    to_logits: Callable[[Tensor], Tensor],
-    vocab_size: int,
-    temperature: float = 1.0,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    hidden: Tensor, targets: Tensor, head: Head, with_entropy: bool = True, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target under softmax(logits / temperature), and the entropy of that distribution.
 
-    Chunks of positions go through ``to_logits`` one after another; under autograd each is recomputed in the backward
-    pass, so memory stays at one chunk of logits whatever B, R and V are.
+    Where all positions make one chunk, its softmax is kept for the backward pass; otherwise the logits of each chunk
+    are computed again there. Memory is one chunk of logits either way.
 
     Args:
-        hidden: (B, R, H), the states that predict the targets.
-        targets: (B, R) long.
-        to_logits: maps (N, H) to (N, V), the model's own post-processing included (Gemma-2 soft-caps its logits).
-        vocab_size: V, which sets how many positions make a chunk.
-        temperature: divides the logits.
-        chunk_elements: the most logits held at one time.
+        hidden: (N, H), the states that predict the targets.
+        targets: (N,) long.
+        head: from states to logits.
+        with_entropy: compute the entropy, too.
+        chunk: positions of a chunk; chosen by the device when None.
 
     Returns:
-        logprobs (B, R) float32, differentiable; entropy (B, R) float32 in nats, without gradient.
+        logprobs (N,) float32, differentiable once; entropy (N,) float32 in nats, without gradient, (0,) if it is not
+        wanted.
     """
-    flat_hidden, flat_targets = hidden.flatten(0, 1), targets.flatten()
-    size = max(1, chunk_elements // vocab_size)
-    recompute = torch.is_grad_enabled()
+    chunk = chunk or chunk_positions(head.vocab_size, hidden.device)
+    trained = [p for p in head.parameters if p.requires_grad]
+    if torch.is_grad_enabled() and (hidden.requires_grad or trained):
+        logprobs, entropy = _TokenLogprobs.apply(hidden, targets, head, with_entropy, chunk, *trained)
+        return logprobs, entropy
+    parts = [
+        _softmax(head.to_logits(states), states, chosen, head.temperature, with_entropy)[1:]
+        for states, chosen in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    ]
+    logprobs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+    return logprobs, entropy
 
-    def one_chunk(chunk_hidden: Tensor, chunk_targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = to_logits(chunk_hidden).float()
-        if temperature != 1.0:
-            logits = logits / temperature
-        log_z = logits.logsumexp(-1)
-        chosen = logits.gather(-1, chunk_targets[:, None]).squeeze(-1)
-        return chosen - log_z, _entropy(logits.detach(), log_z.detach())
 
-    logprobs, entropies = [], []
-    for chunk_hidden, chunk_targets in zip(flat_hidden.split(size), flat_targets.split(size), strict=True):
-        if recompute:
-            chunk = checkpoint(one_chunk, chunk_hidden, chunk_targets, use_reentrant=False, preserve_rng_state=False)
-        else:
-            chunk = one_chunk(chunk_hidden, chunk_targets)
-        logprobs.append(chunk[0])
-        entropies.append(chunk[1])
-    if not logprobs:
-        empty = hidden.new_zeros(targets.shape, dtype=torch.float32)
-        return empty, empty
-    return torch.cat(logprobs).view_as(targets), torch.cat(entropies).view_as(targets)
+def chunk_positions(vocab_size: int, device: torch.device) -> int:
+    """Positions whose logits are held at one time."""
+    if device.type == "cpu":
+        return max(1, CPU_LOGITS // vocab_size)
+    return max(GPU_POSITIONS, GPU_LOGITS // vocab_size)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """The derivative of log softmax is written out: (one-hot − softmax) / temperature, in the softmax's own memory."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, head: Head, with_entropy: bool, chunk: int, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(hidden, targets, *parameters)
+        ctx.head, ctx.chunk, ctx.kept = head, chunk, None
+        parts = []
+        for states, chosen in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            if len(hidden) > chunk:
+                logits = head.to_logits(states)
+            else:
+                states, logits = _with_graph(states, hidden.requires_grad, head)
+            softmax, *part = _softmax(logits.detach(), states, chosen, head.temperature, with_entropy)
+            if len(hidden) <= chunk:
+                ctx.kept = states, logits, softmax
+            parts.append(part)
+        logprobs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, targets, *parameters = ctx.saved_tensors
+        needs_hidden, head, kept = ctx.needs_input_grad[0], ctx.head, ctx.kept
+        ctx.kept = ()  # its softmax is written over
+        hidden_grads, sums = [], [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+        pieces = zip(*(x.split(ctx.chunk) for x in (hidden, targets, grads[0])), strict=True)
+        for states, chosen, grad in pieces:
+            if kept is None:
+                states, logits = _with_graph(states, needs_hidden, head)
+                softmax = _softmax(logits.detach(), states, chosen, head.temperature, False)[0]
+            else:
+                states, logits, softmax = kept
+            grad = (grad / head.temperature)[:, None]
+            softmax.mul_(-grad).scatter_add_(1, chosen[:, None], grad)
+            wanted = [*([states] if needs_hidden else []), *parameters]
+            found = list(torch.autograd.grad(logits, wanted, softmax.to(logits.dtype)))
+            if needs_hidden:
+                hidden_grads.append(found.pop(0))
+            for number, x in enumerate(found):
+                sums[number] = x if kept is not None else sums[number].add_(x)
+        return torch.cat(hidden_grads) if needs_hidden else None, None, None, None, None, *sums
+
+
+def _with_graph(states: Tensor, needs_grad: bool, head: Head) -> tuple[Tensor, Tensor]:
+    """States that a graph begins at, and their logits."""
+    states = states.detach().requires_grad_(needs_grad)
+    with torch.enable_grad():
+        return states, head.to_logits(states)
 
 
 @torch.no_grad()
-def _entropy(logits: Tensor, log_z: Tensor) -> Tensor:
-    """Entropy in nats of softmax(logits): log Z − Σ p·logit. (N, V), (N,) → (N,)."""
-    expected = (logits - log_z[:, None]).exp_().mul_(logits)
-    return log_z - expected.nan_to_num_(nan=0.0).sum(-1)  # p = 0 at a logit of −inf adds nothing
+def _softmax(
+    logits: Tensor, states: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """softmax(logits / temperature) (N, V) float32, in the logits' own memory where that is nobody else's.
+
+    Returns:
+        The softmax; log-probs (N,) of the targets; entropy (N,), or (0,).
+    """
+    shared = logits.untyped_storage().data_ptr() == states.untyped_storage().data_ptr()
+    softmax = logits.clone() if shared else logits
+    softmax = softmax.float()
+    if temperature != 1.0:
+        softmax.div_(temperature)
+    rows = max(1, BLOCK // softmax.shape[1]) if softmax.device.type == "cpu" else max(1, len(softmax))
+    logprobs, entropies = [], []
+    for block, chosen in zip(softmax.split(rows), targets.split(rows), strict=True):
+        block.sub_(block.amax(-1, keepdim=True))
+        own = block.gather(-1, chosen[:, None]).squeeze(-1)
+        powers = block.exp() if with_entropy else block.exp_()
+        total = powers.sum(-1)
+        logprobs.append(own - total.log())
+        if with_entropy:
+            expected = block.mul_(powers).nan_to_num_(nan=0.0).sum(-1)  # p = 0 at a logit of −inf adds nothing
+            entropies.append(total.log() - expected / total)
+        torch.div(powers, total[:, None], out=block)
+    return softmax, torch.cat(logprobs), torch.cat(entropies) if with_entropy else softmax.new_empty(0)

@@ -11,12 +11,12 @@ from torch import Tensor
 from dschat.rl.advantages import gae
 from dschat.rl.macro_actions import pool_rewards, pool_values, segment, to_tokens
 from dschat.rl.rewards import penalise_missing_eos, token_rewards
-from dschat.rl.types import PPOBatch, Trajectory
+from dschat.rl.types import MacroActions, PPOBatch, Trajectory
 
 
 def ppo_batch(
     trajectory: Trajectory,
-    ends: Tensor,
+    ends: Tensor | MacroActions,
     *,
     kl_coef: float,
     gamma: float,
@@ -34,7 +34,7 @@ def ppo_batch(
     Args:
         trajectory: B scored responses.
         ends: (B, R) bool, the last tokens of macro actions, from a termination condition; all True is token-level
-            PPO.
+            PPO. Or the macro actions themselves, which spares the synchronisation.
         kl_coef, kl_estimator, clip_reward_value: see :func:`dschat.rl.rewards.token_rewards`.
         gamma, lam: of GAE, counted in macro steps.
         value_function: σ, see :func:`dschat.rl.macro_actions.value_weights`.
@@ -49,7 +49,7 @@ def ppo_batch(
     rewards, kl = token_rewards(
         trajectory.logprobs, trajectory.ref_logprobs, scores, mask, kl_coef, kl_estimator, clip_reward_value
     )
-    macro = segment(ends, mask)
+    macro = ends if isinstance(ends, MacroActions) else segment(ends, mask)
     macro_values = pool_values(trajectory.values, macro, value_function)
     macro_rewards = pool_rewards(rewards, macro, macro_reward, value_function)
     advantages, returns = gae(macro_values, macro_rewards, macro.mask, gamma, lam)

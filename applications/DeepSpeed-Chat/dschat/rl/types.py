@@ -40,6 +40,20 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class ScoredRollout:
+    """A rollout with what is known of it before actor and critic are asked; float32."""
+
+    rollout: Rollout
+    ref_logprobs: Tensor  # (B, R): log π_ref(y_j | x, y_<j) of the frozen reference
+    scores: Tensor  # (B,): from the reward function
+
+    @property
+    def response_mask(self) -> Tensor:
+        """(B, R) bool, the rollout's."""
+        return self.rollout.response_mask
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """A rollout with what the four models say of it; float32."""
 
@@ -76,6 +90,11 @@ class PPOBatch:
     returns: Tensor  # (B, R): the macro action's return, on each of its tokens
 
     @property
+    def rollout(self) -> Rollout:
+        """The trajectory's."""
+        return self.trajectory.rollout
+
+    @property
     def response_mask(self) -> Tensor:
         """(B, R) bool, the rollout's."""
         return self.trajectory.response_mask
@@ -109,36 +128,27 @@ def tensors_of(item: object, name: str = "") -> dict[str, Tensor]:
     return {path: tensor for part in parts for path, tensor in part.items()}
 
 
-def trim(batch: PPOBatch, prompt_width: int, response_width: int) -> PPOBatch:
-    """The same rows with less padding.
+def trim(item: T, width: int) -> T:
+    """The same rows with less padding behind the responses.
 
     Args:
-        batch: (B, P+R).
-        prompt_width: P' ≤ P: columns of left padding beyond it are dropped.
-        response_width: R' ≤ R: columns of right padding beyond it are dropped.
+        item: Rollout, ScoredRollout, Trajectory, MacroActions or PPOBatch.
+        width: R' ≤ R: columns of the response beyond it are dropped.
 
     Returns:
-        PPOBatch of (B, P'+R').
+        A new object of the same type, its tensors (B, R') or (B, P+R').
     """
-    trajectory, rollout, macro = batch.trajectory, batch.trajectory.rollout, batch.macro
-    start = rollout.prompt_width - prompt_width
-    end = start + prompt_width + response_width
-    return PPOBatch(
-        trajectory=Trajectory(
-            rollout=replace(
-                rollout,
-                input_ids=rollout.input_ids[:, start:end],
-                attention_mask=rollout.attention_mask[:, start:end],
-                response_mask=rollout.response_mask[:, :response_width],
-            ),
-            logprobs=trajectory.logprobs[:, :response_width],
-            ref_logprobs=trajectory.ref_logprobs[:, :response_width],
-            values=trajectory.values[:, :response_width],
-            scores=trajectory.scores,
-        ),
-        macro=replace(macro, index=macro.index[:, :response_width]),
-        kl=batch.kl[:, :response_width],
-        rewards=batch.rewards[:, :response_width],
-        advantages=batch.advantages[:, :response_width],
-        returns=batch.returns[:, :response_width],
-    )
+    if isinstance(item, Rollout):
+        end = item.prompt_width + width
+        input_ids, attention_mask = item.input_ids[:, :end], item.attention_mask[:, :end]
+        mask = item.response_mask[:, :width]
+        return replace(item, input_ids=input_ids, attention_mask=attention_mask, response_mask=mask)
+    if isinstance(item, MacroActions):
+        return replace(item, index=item.index[:, :width])
+    changes = {}
+    for field in fields(item):  # type: ignore[arg-type]
+        value = getattr(item, field.name)
+        changes[field.name] = (
+            trim(value, width) if is_dataclass(value) else value[:, :width] if value.dim() > 1 else value
+        )
+    return replace(item, **changes)  # type: ignore[type-var]

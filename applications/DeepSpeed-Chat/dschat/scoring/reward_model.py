@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from dschat.models.engines import Scalar
-from dschat.models.scalar import last_scores
-from dschat.rl.types import Rollout, select_rows
+from dschat.models.layout import layouts
+from dschat.rl.types import Rollout
 from dschat.scoring.source import ResponseTexts
 
 
@@ -18,8 +18,7 @@ class RewardModelScores:
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
-        parts = []
-        for rows in torch.arange(len(rollout.input_ids), device=rollout.input_ids.device).split(self._batch_size):
-            part = select_rows(rollout, rows)
-            parts.append(last_scores(self.model(part.input_ids, part.attention_mask), part.attention_mask))
-        return torch.cat(parts)
+        scores = torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)
+        for rows in layouts(rollout, self._batch_size):
+            scores[rows.rows] = rows.last(self.model(rows.input_ids, None))
+        return scores

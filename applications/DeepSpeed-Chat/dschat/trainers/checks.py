@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dschat.errors import UserError
 from dschat.models.engines import Trained
-from dschat.rl.types import PPOBatch, tensors_of
+from dschat.rl.types import PPOBatch, ScoredRollout, tensors_of
 from dschat.run.distributed import barrier, broadcast_object, first_over_ranks, gather_objects, is_main, rank
 from dschat.run.output import Run
 from dschat.run.progress import Json
@@ -41,14 +41,20 @@ class NonFinite:
         """Takes what to do, --on_nonfinite, and the run whose folder batches are written into."""
         self._skips, self._run = action == "skip", run
 
-    def in_rollout(self, batch: PPOBatch, bad_logits: Tensor, metric: Tensor | None, update: int) -> bool:
+    def in_rollout(
+        self,
+        batch: PPOBatch | ScoredRollout,
+        update: int,
+        bad_logits: Tensor | None = None,
+        metric: Tensor | None = None,
+    ) -> bool:
         """Whether a rollout must be left out.
 
         Args:
-            batch: of this rank, with its advantages.
-            bad_logits: (B,) bool, rows that were sampled from logits that are not finite.
-            metric: (B,) of the metric function, if there is one.
+            batch: of this rank; with its advantages, if they are known.
             update: optimiser updates so far.
+            bad_logits: (B,) bool, rows that were sampled from logits that are not finite, if that is known.
+            metric: (B,) of the metric function, if there is one.
 
         Raises:
             UserError: it must, and the run stops at that.
@@ -114,31 +120,37 @@ class NonFinite:
             logger.warning("%s It is left out.", message)
 
 
-def bad_rows(batch: PPOBatch, bad_logits: Tensor, metric: Tensor | None) -> list[tuple[str, Tensor]]:
+def bad_rows(
+    batch: PPOBatch | ScoredRollout, bad_logits: Tensor | None, metric: Tensor | None
+) -> list[tuple[str, Tensor]]:
     """What of a rollout is not finite, in the order in which it was computed: names, and (B,) bool for each.
 
     What lies off the response does not count. For the arguments see `NonFinite.in_rollout`.
     """
-    trajectory, mask = batch.trajectory, batch.response_mask
-
-    def bad(x: Tensor) -> Tensor:
-        return (~torch.isfinite(x) & mask).any(1)
-
-    advantages, returns = bad(batch.advantages), bad(batch.returns)
-    found = [
-        ("logits", bad_logits),
-        ("logprobs", bad(trajectory.logprobs)),
-        ("ref_logprobs", bad(trajectory.ref_logprobs)),
-        ("values", bad(trajectory.values)),
-        ("scores", ~torch.isfinite(trajectory.scores)),
-        ("kl", bad(batch.kl)),
-        ("rewards", bad(batch.rewards)),
-        # Whitening carries one rank's NaN to the advantages of all; the returns tell where it came from.
-        ("advantages", advantages & returns),
-        ("returns", returns),
-        ("advantages", advantages),
-    ]
+    found = [] if bad_logits is None else [("logits", bad_logits)]
+    if isinstance(batch, ScoredRollout):
+        found += [("ref_logprobs", _bad(batch.ref_logprobs, batch)), ("scores", ~torch.isfinite(batch.scores))]
+    else:
+        trajectory = batch.trajectory
+        advantages, returns = _bad(batch.advantages, batch), _bad(batch.returns, batch)
+        found += [
+            ("logprobs", _bad(trajectory.logprobs, batch)),
+            ("ref_logprobs", _bad(trajectory.ref_logprobs, batch)),
+            ("values", _bad(trajectory.values, batch)),
+            ("scores", ~torch.isfinite(trajectory.scores)),
+            ("kl", _bad(batch.kl, batch)),
+            ("rewards", _bad(batch.rewards, batch)),
+            # Whitening carries one rank's NaN to the advantages of all; the returns tell where it came from.
+            ("advantages", advantages & returns),
+            ("returns", returns),
+            ("advantages", advantages),
+        ]
     return found if metric is None else [*found, (METRIC, ~torch.isfinite(metric))]
+
+
+def _bad(x: Tensor, batch: PPOBatch | ScoredRollout) -> Tensor:
+    """(B, R) → (B,) bool: numbers of the response that are not finite."""
+    return (~torch.isfinite(x) & batch.response_mask).any(1)
 
 
 def _write(folder: Path, stem: str, tensors: Mapping[str, Tensor], record: Json) -> bool:

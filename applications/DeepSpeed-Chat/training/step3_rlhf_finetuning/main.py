@@ -22,7 +22,8 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     from dschat.run.identity import identity_of
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.ppo.moving_average import MovingAverage
-    from dschat.trainers.ppo.trainer import PPOTrainer, total_updates
+    from dschat.trainers.ppo.trainer import PPOTrainer
+    from dschat.trainers.ppo.update import total_updates
 
     check_lengths(config)
     tokenizer = load_ppo_tokenizer(config)

@@ -10,7 +10,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.rl.masked import masked_moments, whiten
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.rewards import AdaptiveKL, FixedKL
-from dschat.rl.types import PPOBatch, Trajectory
+from dschat.rl.types import MacroActions, PPOBatch, Trajectory
 from dschat.run.distributed import sum_over_ranks
 
 
@@ -21,12 +21,12 @@ def kl_controller(config: PPOConfig) -> FixedKL | AdaptiveKL:
     return AdaptiveKL(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
 
 
-def assign_credit(trajectory: Trajectory, ends: Tensor, kl_coef: float, config: PPOConfig) -> PPOBatch:
+def assign_credit(trajectory: Trajectory, ends: Tensor | MacroActions, kl_coef: float, config: PPOConfig) -> PPOBatch:
     """Macro actions, advantages and returns.
 
     Args:
         trajectory: of this rank.
-        ends: (B, R) bool, True where a macro action ends.
+        ends: (B, R) bool, True where a macro action ends; or the macro actions.
         kl_coef: of this iteration; with --adaptive_kl_target it is not the flag's.
         config: the flags.
     """

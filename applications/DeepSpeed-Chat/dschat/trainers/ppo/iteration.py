@@ -14,6 +14,7 @@ from dschat.rl.types import PPOBatch, tensors_of
 from dschat.run.distributed import device
 from dschat.run.metrics import Means
 from dschat.run.progress import Json
+from dschat.trainers.ppo.late_credit import PendingBatch
 from dschat.trainers.ppo.update import UpdateProgress
 
 T = TypeVar("T")
@@ -25,11 +26,11 @@ class Iteration:
 
     Attributes:
         batch: this rank's rows.
-        metrics: of the rollout.
+        metrics: of the rollout, those that are known.
         updates: how many updates are done, and what was measured in them.
     """
 
-    batch: PPOBatch
+    batch: PPOBatch | PendingBatch
     metrics: dict[str, float]
     updates: UpdateProgress = field(default_factory=UpdateProgress)
 
@@ -50,7 +51,12 @@ class Iteration:
         sums = {name.removeprefix("means."): x for name, x in tensors.items() if name.startswith("means.")}
         means = Means.from_state(numbers["sums"], sums)
         updates = UpdateProgress(numbers["done"], means, Counter(numbers["skipped"]))
-        return cls(_built(PPOBatch, tensors, "batch"), dict(numbers["metrics"]), updates)
+        batch: PPOBatch | PendingBatch
+        if any(name.startswith("batch.scored.") for name in tensors):
+            batch = _built(PendingBatch, tensors, "batch")
+        else:
+            batch = _built(PPOBatch, tensors, "batch")
+        return cls(batch, dict(numbers["metrics"]), updates)
 
 
 def _built(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:

@@ -13,21 +13,27 @@ from dschat.rl.types import PPOBatch, Rollout
 from dschat.run.metrics import Means
 
 
-def rollout_metrics(
-    batch: PPOBatch,
-    lam: float,
-    metric: Tensor | None = None,
-    metric_name: str = "",
-    totals: Mapping[str, float] | None = None,
-) -> dict[str, float]:
+def outside_metrics(metric: Tensor | None, metric_name: str, totals: Mapping[str, float]) -> dict[str, float]:
+    """What others than the models say of a rollout, over all ranks; one synchronisation if there is anything.
+
+    Args:
+        metric: (B,) of the metric function, whose mean is objective/<metric_name>; None without one.
+        metric_name: of the metric function.
+        totals: sums over this rank's rows, by the same names on each rank; their sums are returned.
+    """
+    means = Means()
+    if metric is not None:
+        means.add(f"objective/{metric_name}", metric.sum(), len(metric))
+    means.add_sums(totals)
+    return means.reduce()
+
+
+def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
     """Means over the responses of all ranks; one synchronisation.
 
     Args:
         batch: this rank's rows.
         lam: GAE's λ, which acts per macro action; per token that is λ_eff = λ^(1/mean macro length), logged.
-        metric: (B,) of the metric function, logged as objective/<metric_name>.
-        metric_name: of the metric function.
-        totals: further metrics, sums over this rank's rows, logged as sums over all ranks. The same names on each.
 
     Returns:
         objective/…, response/…, macro/…, val/num_eos_tokens and val/explained_variance. KL in nats. Of the responses,
@@ -43,8 +49,6 @@ def rollout_metrics(
     means.add("objective/entropy", surprise, rows)
     means.add("objective/scores", trajectory.scores.sum(), rows)
     means.add("objective/rlhf_reward", masked_sum(batch.rewards, mask), rows)
-    if metric is not None:
-        means.add(f"objective/{metric_name}", metric.sum(), rows)
     means.add("response/length", tokens, rows)
     means.add("response/eos_rate", finished, rows)
     repeated, grams = repeated_4grams(trajectory.rollout)
@@ -59,7 +63,7 @@ def rollout_metrics(
         count, total, squares = masked_moments(x, mask)
         means.add(name, total, count)
         means.add(f"{name}²", squares, count)
-    means.add_sums({"val/num_eos_tokens": finished, **(totals or {})})
+    means.add_sum("val/num_eos_tokens", finished)
     return _derived(means, lam)
 
 

@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.data.collate import update_batches
 from dschat.data.examples import PromptExample
 from dschat.errors import UserError
-from dschat.models.engines import Policy, TrainedPolicy, TrainedScalar
-from dschat.rl.types import PPOBatch, Rollout, Trajectory, select_rows, tensors_of
+from dschat.rl.macro_actions import segment
+from dschat.rl.types import MacroActions, PPOBatch, Rollout, Trajectory, select_rows, tensors_of
 from dschat.rollouts.sampling import Sampling
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
@@ -27,31 +26,20 @@ from dschat.run.output import Run, due
 from dschat.run.progress import Json, Progress
 from dschat.run.random_states import random_states, set_random_states
 from dschat.run.seeds import SeedKind, derive_seed
-from dschat.scoring.source import ResponseTexts, ScoreSource
+from dschat.scoring.source import ResponseTexts
 from dschat.trainers.checks import COUNTED, OWN_FUNCTIONS, REMEDY, NonFinite
 from dschat.trainers.ppo.alarms import Alarms
 from dschat.trainers.ppo.clock import Clock
 from dschat.trainers.ppo.credit import assign_credit, kl_controller
 from dschat.trainers.ppo.evaluation import evaluate, show_samples, write_samples
 from dschat.trainers.ppo.iteration import Iteration
-from dschat.trainers.ppo.metrics import rollout_metrics
+from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
+from dschat.trainers.ppo.metrics import outside_metrics, rollout_metrics
+from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
 from dschat.trainers.ppo.sampler import ActorSampler
-from dschat.trainers.ppo.trajectory import score
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from dschat.trainers.ppo.update import UpdateSettings, ppo_update, total_updates
 from dschat.trainers.selfcheck import check_rollout, check_scalar
-
-
-@dataclass(frozen=True)
-class PPOModels:
-    """Engines and score sources of a run."""
-
-    actor: TrainedPolicy
-    reference: Policy
-    critic: TrainedScalar
-    reward: ScoreSource
-    metric: ScoreSource | None = None  # a second score, logged and never trained on
-    metric_name: str = ""
 
 
 class PPOTrainer:
@@ -164,7 +152,9 @@ class PPOTrainer:
             self.models.metric_name,
             sample=lambda examples, number: self.sample([examples], SeedKind.EVALUATION, number),
             score=self.score,
-            assign_credit=lambda trajectory: self.assign_credit(trajectory, epoch=0)[0],
+            assign_credit=lambda trajectory: assign_credit(
+                trajectory, self.condition(trajectory, 0).ends, self.kl.value, self.config
+            ),
         )
         self.run.metrics.log(self.update, self.iteration * self.run.plan.global_rollout, metrics)
         self.run.record.measured(metrics, self.update)
@@ -222,6 +212,7 @@ class PPOTrainer:
         else:
             metrics = self.current.metrics | self.train(self.current)
             clock.lap("training")
+        if "objective/kl" in metrics:
             self.kl = self.kl.update(metrics["objective/kl"], self.run.plan.global_rollout)
         self.update += self.run.plan.updates_per_rollout
         self.iteration += 1
@@ -231,40 +222,45 @@ class PPOTrainer:
         return metrics
 
     def collect(self, batches: list[list[int]], epoch: int) -> Iteration | None:
-        """Samples, scores and assigns credit; an iteration without updates so far. None if it must be left out."""
+        """Samples and scores; an iteration without updates so far. None if it must be left out."""
         clock = Clock()
-        learning_rates = {"lr/actor": self.models.actor.learning_rate, "lr/critic": self.models.critic.learning_rate}
+        models, plan = self.models, self.run.plan
+        learning_rates = {"lr/actor": models.actor.learning_rate, "lr/critic": models.critic.learning_rate}
         prompts = [[self.prompts[i] for i in rows] for rows in batches]
         rollout, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration)
         clock.lap("generation")
-        trajectory, metric = self.score(rollout, texts)
-        batch, totals = self.assign_credit(trajectory, epoch)
-        if self.nonfinite.in_rollout(batch, self.sample.bad_logits, metric, self.update):
+        scored, metric = models.score(rollout, texts, self.config.temperature, plan.micro_batch)
+        known = scored if self.credit_is_late else models.complete(scored, self.config.temperature, plan.micro_batch)
+        found = self.condition(known, epoch)
+        macro = segment(found.ends, scored.response_mask)
+        batch = self.credit(known, macro) if isinstance(known, Trajectory) else PendingBatch(known, macro)
+        checked = batch if isinstance(batch, PPOBatch) else scored
+        if self.nonfinite.in_rollout(checked, self.update, self.sample.bad_logits, metric):
             return None
-        metrics = rollout_metrics(batch, self.config.lam, metric, self.models.metric_name, totals)
+        metrics = outside_metrics(metric, models.metric_name, found.totals)
+        if isinstance(batch, PPOBatch):
+            metrics |= rollout_metrics(batch, self.config.lam)
         clock.lap("scoring")
         return Iteration(batch, metrics | learning_rates | {"objective/kl_coef": self.kl.value} | clock.seconds)
 
+    @property
+    def credit_is_late(self) -> bool:
+        """Whether the update's own forward passes give log-probs and values; see `dschat.trainers.ppo.late_credit`.
+
+        Not with several updates on a rollout, whitening over all of its tokens, or a condition that reads them.
+        """
+        one_update = self.run.plan.updates_per_rollout == 1
+        return one_update and not self.config.whiten_advantages and not self.condition.reads_trajectories
+
     def score(self, rollout: Rollout, texts: ResponseTexts) -> tuple[Trajectory, Tensor | None]:
         """Scores, log-probs, values; and the metric function's numbers (B,), if there is one."""
-        models, config = self.models, self.config
-        for engine in (models.actor, models.critic):
-            engine.eval()
-        trajectory = score(
-            rollout,
-            models.reward(rollout, texts),
-            models.actor,
-            models.reference,
-            models.critic,
-            config.temperature,
-            max(config.per_device_generation_batch_size, config.per_device_eval_batch_size),
-        )
-        return trajectory, models.metric(rollout, texts) if models.metric else None
+        most = self.run.plan.micro_batch
+        scored, metric = self.models.score(rollout, texts, self.config.temperature, most)
+        return self.models.complete(scored, self.config.temperature, most), metric
 
-    def assign_credit(self, trajectory: Trajectory, epoch: int) -> tuple[PPOBatch, Mapping[str, float]]:
-        """Where macro actions end, their advantages and returns; and what the termination condition counted."""
-        found = self.condition(trajectory, epoch)
-        return assign_credit(trajectory, found.ends, self.kl.value, self.config), found.totals
+    def credit(self, trajectory: Trajectory, macro: MacroActions) -> PPOBatch:
+        """Advantages and returns."""
+        return assign_credit(trajectory, macro, self.kl.value, self.config)
 
     def train(self, iteration: Iteration) -> dict[str, float]:
         """The optimiser updates of an iteration, those that are left."""
@@ -272,27 +268,18 @@ class PPOTrainer:
         actor.train()
         critic.train()
         seed = derive_seed(self.config.seed, SeedKind.SHUFFLE, self.iteration)
-        batch, engines = iteration.batch, {"actor": actor, "critic": critic}
+        engines, pending = {"actor": actor, "critic": critic}, iteration.batch
+        source = pending if isinstance(pending, PPOBatch) else LateCredit(pending, self.credit)
 
         def left_out(done: int, rows: Tensor) -> bool:
+            batch = source if isinstance(source, PPOBatch) else source.batch()
+            if batch is not source and self.nonfinite.in_rollout(batch, self.update):
+                return True
             return self.nonfinite.in_update(engines, self.update + done, lambda: tensors_of(select_rows(batch, rows)))
 
-        metrics = ppo_update(actor, critic, batch, self.update_settings, seed, iteration.updates, left_out)
+        metrics = ppo_update(actor, critic, source, self.update_settings, seed, iteration.updates, left_out)
+        if isinstance(source, LateCredit) and COUNTED not in metrics:
+            metrics |= rollout_metrics(source.batch(), self.config.lam)
         if self.average is not None:
             self.average.update()
         return metrics
-
-
-def total_updates(num_prompts: int, config: PPOConfig, plan: BatchPlan) -> int:
-    """Optimiser updates of the whole run: an incomplete last rollout is dropped in every epoch.
-
-    Raises:
-        UserError: fewer prompts than one rollout.
-    """
-    rollouts = num_prompts // plan.global_rollout
-    if rollouts == 0:
-        raise UserError(
-            f"--data_path: {num_prompts} prompts are fewer than one rollout of {plan.global_rollout}. Lower "
-            "--per_device_generation_batch_size or --generation_batches, or give more data."
-        )
-    return rollouts * plan.updates_per_rollout * config.num_train_epochs

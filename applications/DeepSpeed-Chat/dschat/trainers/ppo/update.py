@@ -8,24 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
+from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy, TrainedScalar
+from dschat.models.layout import Integers, Layout, Lengths, group_by_length, lay_out
 from dschat.rl.losses import policy_loss, value_loss
 from dschat.rl.macro_actions import macro_logprobs, token_weights
-from dschat.rl.masked import masked_sum
 from dschat.rl.types import PPOBatch, select_rows, trim
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.checks import COUNTED
-from dschat.trainers.ppo.trajectory import response_values
-
-Integers = npt.NDArray[np.int64]
+from dschat.trainers.ppo.late_credit import LateCredit
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class UpdateProgress:
 def ppo_update(
     actor: TrainedPolicy,
     critic: TrainedScalar,
-    batch: PPOBatch,
+    batch: PPOBatch | LateCredit,
     settings: UpdateSettings,
     seed: int,
     progress: UpdateProgress | None = None,
@@ -80,7 +78,7 @@ def ppo_update(
     Args:
         actor: engine of a PolicyModel, in training mode.
         critic: engine of a ScalarModel, in training mode.
-        batch: this rank's rows.
+        batch: this rank's rows; a LateCredit only where they make one update.
         settings: sizes and clipping.
         seed: of the shuffle; the same on every rank.
         progress: where an interrupted call stopped; it is kept up to date, update by update.
@@ -95,19 +93,18 @@ def ppo_update(
         there are such, skipped/actor and skipped/critic, the number of updates that fp16 left out, and
         skipped/nonfinite, the number of those that count for nothing.
     """
-    response_lengths = batch.response_mask.sum(1)
-    prompt_lengths = batch.trajectory.rollout.attention_mask.sum(1) - response_lengths
-    sizes = torch.stack([prompt_lengths, response_lengths], dim=1).cpu().numpy()
+    known = batch if isinstance(batch, PPOBatch) else batch.pending
+    lengths = Lengths.of(known.rollout)
+    count = len(lengths.totals)
     shuffle = np.random.RandomState(seed % 2**32)
     progress = progress or UpdateProgress()
-    orders = [shuffle.permutation(len(sizes)) for _ in range(settings.ppo_epochs)]
-    starts = range(0, len(sizes), settings.update_size)
+    orders = [shuffle.permutation(count) for _ in range(settings.ppo_epochs)]
+    starts = range(0, count, settings.update_size)
     updates = [order[start : start + settings.update_size] for order in orders for start in starts]
     for rows in updates[progress.done :]:
         means = progress.means.copy()  # an update that is stopped half-way leaves nothing behind
-        rows = rows[np.argsort(sizes[rows].sum(1), kind="stable")]
-        _one_update(actor, critic, batch, rows, sizes, settings, means)
-        if left_out(progress.done, torch.as_tensor(rows, device=batch.response_mask.device)):
+        _one_update(actor, critic, batch, rows, lengths, settings, means)
+        if left_out(progress.done, torch.as_tensor(rows, device=known.response_mask.device)):
             progress.skipped[COUNTED] += 1
         else:
             _note_norms(actor, critic, means, progress.skipped)
@@ -134,33 +131,55 @@ def _note_norms(actor: TrainedPolicy, critic: TrainedScalar, means: Means, skipp
 def _one_update(
     actor: TrainedPolicy,
     critic: TrainedScalar,
-    batch: PPOBatch,
+    batch: PPOBatch | LateCredit,
     rows: Integers,
-    sizes: Integers,
+    lengths: Lengths,
     settings: UpdateSettings,
     means: Means,
 ) -> None:
     """One optimiser update of both models; adds its statistics to ``means``."""
-    device = batch.response_mask.device
-    num_macro = batch.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
-    own = torch.stack([torch.as_tensor(sizes[rows, 1].sum(), device=device), num_macro]).float()
+    known = batch if isinstance(batch, PPOBatch) else batch.pending
+    device = known.response_mask.device
+    num_macro = known.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
+    own = torch.stack([torch.as_tensor(lengths.responses[rows].sum(), device=device), num_macro]).float()
     num_tokens, num_macro = sum_over_ranks(own).clamp(min=1).unbind()
-    micro_batches = [rows[i : i + settings.micro_batch] for i in range(0, len(rows), settings.micro_batch)]
-    for chosen in micro_batches:
+    count = -(-len(rows) // settings.micro_batch)
+    for group in group_by_length(lengths.totals[rows], count, settings.micro_batch):
         raise_if_stopped()
-        prompt_width, response_width = sizes[chosen].max(0).tolist()
-        part = select_rows(batch, torch.as_tensor(chosen, device=device))
-        part = trim(part, prompt_width, max(response_width, 1))
-        means.add_sums(_actor_step(actor, part, num_tokens, num_macro, settings))
-        means.add_sums(_critic_step(critic, part, num_tokens, settings))
+        chosen = lay_out(known.rollout, rows[group], lengths)
+        new_values = None
+        new_logprobs, entropy = _logprobs(actor, chosen, settings.temperature)
+        if isinstance(batch, PPOBatch):
+            part = trim(select_rows(batch, chosen.rows), chosen.width)
+        else:
+            new_values = _values(critic, chosen)
+            part = batch.part(chosen, new_logprobs, new_values)
+        means.add_sums(_actor_step(actor, part, new_logprobs, num_tokens, num_macro, settings))
+        means.add_sum("policy/entropy", entropy.sum() / num_tokens)
+        new_values = _values(critic, chosen) if new_values is None else new_values
+        means.add_sums(_critic_step(critic, part, new_values, num_tokens, settings))
+
+
+def _logprobs(actor: TrainedPolicy, rows: Layout, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs (b, R') of the responses, differentiable, and entropies (N,) of their tokens."""
+    logprobs, entropy = actor(rows.input_ids, None, rows.targets, temperature)
+    return rows.spread(logprobs), entropy
+
+
+def _values(critic: TrainedScalar, rows: Layout) -> Tensor:
+    """V(x, y_<j) of the responses (b, R'), differentiable."""
+    return rows.before(critic(rows.input_ids, None))
 
 
 def _actor_step(
-    actor: TrainedPolicy, part: PPOBatch, num_tokens: Tensor, num_macro: Tensor, settings: UpdateSettings
+    actor: TrainedPolicy,
+    part: PPOBatch,
+    new_logprobs: Tensor,
+    num_tokens: Tensor,
+    num_macro: Tensor,
+    settings: UpdateSettings,
 ) -> dict[str, Tensor]:
     """One micro-batch of the actor; returns its share of the update's statistics."""
-    rollout, mask = part.trajectory.rollout, part.response_mask
-    new_logprobs, entropy = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1], settings.temperature)
     logprobs, weights, count = part.trajectory.logprobs, None, num_tokens
     if settings.policy_ratio != "token":
         mean = settings.policy_ratio == "macro_mean"
@@ -168,6 +187,7 @@ def _actor_step(
         logprobs = macro_logprobs(logprobs, part.macro, mean)
         if not mean:
             weights, count = token_weights(part.macro), num_macro
+    mask = part.response_mask
     loss, stats = policy_loss(new_logprobs, logprobs, part.advantages, mask, settings.cliprange, count, weights)
     actor.backward(loss)
     actor.step()
@@ -175,20 +195,31 @@ def _actor_step(
         "loss/policy": loss,
         "policy/approxkl": stats["approxkl"],
         "policy/clipfrac": stats["clipfrac"],
-        "policy/entropy": masked_sum(entropy, mask) / num_tokens,
         "val/ratio": stats["ratio"],
     }
 
 
 def _critic_step(
-    critic: TrainedScalar, part: PPOBatch, num_tokens: Tensor, settings: UpdateSettings
+    critic: TrainedScalar, part: PPOBatch, new_values: Tensor, num_tokens: Tensor, settings: UpdateSettings
 ) -> dict[str, Tensor]:
     """One micro-batch of the critic; returns its share of the update's statistics."""
-    rollout, mask = part.trajectory.rollout, part.response_mask
-    new_values = response_values(critic(rollout.input_ids, rollout.attention_mask), mask.shape[1])
-    loss, stats = value_loss(
-        new_values, part.trajectory.values, part.returns, mask, settings.cliprange_value, num_tokens
-    )
+    values, mask = part.trajectory.values, part.response_mask
+    loss, stats = value_loss(new_values, values, part.returns, mask, settings.cliprange_value, num_tokens)
     critic.backward(loss)
     critic.step()
     return {"loss/value": loss, "val/clipfrac": stats["clipfrac"]}
+
+
+def total_updates(num_prompts: int, config: PPOConfig, plan: BatchPlan) -> int:
+    """Optimiser updates of the whole run: an incomplete last rollout is dropped in every epoch.
+
+    Raises:
+        UserError: fewer prompts than one rollout.
+    """
+    rollouts = num_prompts // plan.global_rollout
+    if rollouts == 0:
+        raise UserError(
+            f"--data_path: {num_prompts} prompts are fewer than one rollout of {plan.global_rollout}. Lower "
+            "--per_device_generation_batch_size or --generation_batches, or give more data."
+        )
+    return rollouts * plan.updates_per_rollout * config.num_train_epochs

@@ -35,7 +35,7 @@ class SFTTask:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self.collate(examples)
         mask = batch["response_mask"]
-        logprobs, _ = engine(batch["input_ids"], batch["attention_mask"], mask.shape[1])
+        logprobs, _ = engine(batch["input_ids"], batch["attention_mask"], mask.shape[1], with_entropy=False)
         return sft_loss(logprobs, mask, count)
 
     def self_check(self, engine: TrainedPolicy, examples: Sequence[SFTExample]) -> None:

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a rollout laid out for a forward pass: grouped by length, each beginning in the first column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dschat.rl.types import Rollout
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of each row of a rollout, known to the host; B rows."""
+
+    prompts: Integers  # (B,)
+    responses: Integers  # (B,)
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> Lengths:
+        """Reads them from the device, once."""
+        responses = rollout.response_mask.sum(1)
+        both = torch.stack([rollout.attention_mask.sum(1) - responses, responses]).cpu().numpy()
+        return cls(both[0], both[1])
+
+    @property
+    def totals(self) -> Integers:
+        """(B,): prompt and response."""
+        return self.prompts + self.responses
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Some rows of a rollout for one forward pass, without an attention mask; b rows, N response tokens, T ≤ P+R."""
+
+    input_ids: Tensor  # (b, T) long: prompt, response, then anything
+    targets: Tensor  # (N,) long: places of the response tokens in input_ids.flatten(), row by row
+    places: Tensor  # (N,) long: places of the same tokens in a (b, R') tensor, flattened
+    rows: Tensor  # (b,) long: the rows' numbers in the rollout
+    ends: Tensor  # (b,) long: the column of each row's last token
+    width: int  # R', the longest response here, 1 at least
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Numbers of the response tokens (N,), differentiable, as (b, R'), 0 elsewhere."""
+        flat = x.new_zeros(len(self.rows) * self.width)
+        return flat.index_copy(0, self.places, x).view(len(self.rows), self.width)
+
+    def before(self, x: Tensor) -> Tensor:
+        """Of a scalar model's numbers at every token (b, T): that of the state before each response token, (b, R')."""
+        return self.spread(x.flatten()[self.targets - 1])
+
+    def last(self, x: Tensor) -> Tensor:
+        """Of a scalar model's numbers at every token (b, T): that at each row's last token, (b,)."""
+        return x.gather(1, self.ends[:, None]).squeeze(1)
+
+
+def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
+    """Lays rows out; the host knows all indices, so that nothing waits for the device.
+
+    Args:
+        rollout: B rows.
+        rows: (b,) numbers of the rows wanted.
+        lengths: of all B rows.
+    """
+    prompts, responses = lengths.prompts[rows], lengths.responses[rows]
+    total, width = int((prompts + responses).max()), max(int(responses.max()), 1)
+    offset = np.concatenate([np.arange(count) for count in responses]) if len(rows) else np.zeros(0, np.int64)
+    row = np.repeat(np.arange(len(rows)), responses)
+    starts = rollout.prompt_width - prompts
+    indices = [rows, starts, prompts + responses - 1, row * total + prompts[row] + offset, row * width + offset]
+    device = rollout.input_ids.device
+    copied = _to_device(np.concatenate(indices), device)
+    numbers, first, ends, targets, places = copied.split([len(index) for index in indices])
+    columns = first[:, None] + torch.arange(total, device=device)
+    columns = columns.clamp(max=rollout.input_ids.shape[1] - 1)
+    input_ids = rollout.input_ids[numbers].gather(1, columns)
+    return Layout(input_ids, targets, places, numbers, ends, width)
+
+
+def group_by_length(lengths: Integers, count: int, most: int) -> list[Integers]:
+    """Cuts rows into groups of similar length, so that as little as possible is padding.
+
+    Rows are ordered by length and cut into exactly `count` groups, at places that make the sum over groups of rows ×
+    longest row smallest. No group is larger than `most` rows of the longest row's length: short rows may be more.
+
+    Args:
+        lengths: (n,) tokens of each row.
+        count: groups; at most n.
+        most: rows of the longest length that a forward pass may hold; count × most ≥ n.
+
+    Returns:
+        Row numbers of each group, shortest first.
+    """
+    order = np.argsort(lengths, kind="stable")
+    ordered = lengths[order].astype(np.int64)
+    n, budget = len(ordered), most * int(ordered[-1])
+    # cost[i] is the least padded size of the first i rows in the groups so far; a group of rows i…j−1 adds its area.
+    first = np.arange(n + 1)
+    area = (first[None, :] - first[:, None])[:, 1:] * ordered[None, :]  # [i, j − 1]
+    allowed = (area > 0) & (area <= budget)
+    area = np.where(allowed, area, np.inf)
+    cost = np.full(n + 1, np.inf)
+    cost[0] = 0
+    cuts = []
+    for _ in range(count):
+        candidates = cost[:, None] + area
+        best = candidates.argmin(0)
+        cuts.append(np.concatenate([[0], best]))
+        cost = np.concatenate([[np.inf], candidates[best, np.arange(n)]])
+    groups, end = [], n
+    for cut in reversed(cuts):
+        groups.append(order[cut[end] : end])
+        end = int(cut[end])
+    return groups[::-1]
+
+
+def layouts(rollout: Rollout, most: int) -> Iterator[Layout]:
+    """All rows of a rollout for ⌈B / most⌉ forward passes, which hold at most `most` rows of the longest length."""
+    lengths = Lengths.of(rollout)
+    count = -(-len(lengths.totals) // most)
+    for rows in group_by_length(lengths.totals, count, most):
+        yield lay_out(rollout, rows, lengths)
+
+
+def share_of_tokens(lengths: Integers, groups: list[Integers]) -> float:
+    """Real tokens among those that forward passes over the groups compute."""
+    computed = sum(len(group) * int(lengths[group].max()) for group in groups)
+    return float(lengths.sum() / computed) if computed else 1.0
+
+
+def _to_device(numbers: Integers, device: torch.device) -> Tensor:
+    """A copy that the host does not wait for."""
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

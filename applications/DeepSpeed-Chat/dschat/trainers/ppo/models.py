@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of a run of step 3, and what they say of a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dschat.models.engines import Policy, PolicyForward, ScalarForward, TrainedPolicy, TrainedScalar
+from dschat.models.layout import Layout, layouts
+from dschat.rl.types import Rollout, ScoredRollout, Trajectory
+from dschat.run.stop import raise_if_stopped
+from dschat.scoring.source import ResponseTexts, ScoreSource
+
+
+@dataclass(frozen=True)
+class PPOModels:
+    """Engines and score sources of a run."""
+
+    actor: TrainedPolicy
+    reference: Policy
+    critic: TrainedScalar
+    reward: ScoreSource
+    metric: ScoreSource | None = None  # a second score, logged and never trained on
+    metric_name: str = ""
+
+    def score(
+        self, rollout: Rollout, texts: ResponseTexts, temperature: float, most: int
+    ) -> tuple[ScoredRollout, Tensor | None]:
+        """Scores and reference log-probs; and the metric function's numbers (B,), if there is one.
+
+        Args:
+            rollout: B responses.
+            texts: what they say.
+            temperature: that of sampling (1 for greedy).
+            most: rows of the longest length that a forward pass may hold.
+        """
+        scores = self.reward(rollout, texts).float()
+        ref_logprobs = response_logprobs(self.reference, rollout, temperature, most)
+        return ScoredRollout(rollout, ref_logprobs, scores), self.metric(rollout, texts) if self.metric else None
+
+    def complete(
+        self, scored: ScoredRollout, temperature: float, most: int, logprobs: Tensor | None = None
+    ) -> Trajectory:
+        """The same with log-probs and values of actor and critic.
+
+        Args:
+            scored: B responses.
+            temperature: that of sampling (1 for greedy).
+            most: rows of the longest length that a forward pass may hold.
+            logprobs: (B, R) of the actor, where they are known.
+        """
+        for engine in (self.actor, self.critic):
+            engine.eval()
+        rollout = scored.rollout
+        if logprobs is None:
+            logprobs = response_logprobs(self.actor, rollout, temperature, most)
+        values = response_values(self.critic, rollout, most)
+        return Trajectory(rollout, logprobs, scored.ref_logprobs, values, scored.scores)
+
+
+def response_logprobs(model: PolicyForward, rollout: Rollout, temperature: float, most: int) -> Tensor:
+    """Log-probs of every response token, (B, R) float32, 0 off the response; without gradient.
+
+    Args:
+        model: PolicyModel or its engine.
+        rollout: B responses.
+        temperature: that of sampling (1 for greedy).
+        most: rows of the longest length that a forward pass may hold.
+    """
+
+    def logprobs(rows: Layout) -> Tensor:
+        return rows.spread(model(rows.input_ids, None, rows.targets, temperature, False)[0])
+
+    return _of_rows(rollout, most, logprobs)
+
+
+def response_values(model: ScalarForward, rollout: Rollout, most: int) -> Tensor:
+    """V(x, y_<j), the state before every response token j, (B, R) float32, 0 off the response; without gradient.
+
+    Args:
+        model: ScalarModel or its engine.
+        rollout: B responses.
+        most: rows of the longest length that a forward pass may hold.
+    """
+    return _of_rows(rollout, most, lambda rows: rows.before(model(rows.input_ids, None)))
+
+
+@torch.no_grad()
+def _of_rows(rollout: Rollout, most: int, numbers: Callable[[Layout], Tensor]) -> Tensor:
+    result = torch.zeros_like(rollout.response_mask, dtype=torch.float32)
+    for rows in layouts(rollout, most):
+        raise_if_stopped()
+        result[rows.rows, : rows.width] = numbers(rows)
+    return result
