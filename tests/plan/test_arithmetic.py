@@ -8,8 +8,8 @@ from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.sft import SFTConfig
 from dschat.plan.counts import counts, find_rows
-from dschat.plan.logits import Head, sampling_logits, scoring_logits, training_logits
-from dschat.plan.shapes import meta_model, shape_of
+from dschat.plan.logits import Head, kept_gradient, sampling_logits, scoring_logits, training_logits
+from dschat.plan.shapes import cached_per_token, meta_model, shape_of
 from dschat.plan.states import Weights, gathering, passing, reducing, states, stepping
 
 # Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
@@ -59,8 +59,6 @@ def test_lora_trains_its_adapters_alone():
 )
 def test_keys_and_values_of_a_token(config, elements):
     """Two tensors a layer, key-value heads times their width."""
-    from dschat.plan.shapes import cached_per_token
-
     assert cached_per_token(config) == elements
 
 
@@ -99,9 +97,12 @@ def test_offload_moves_states_to_main_memory():
 
 
 def test_what_zero_holds_for_a_while():
-    """Buckets of 5 · 10⁸ elements; at stage 3 up to 10⁹ weights, and one more tensor, are whole."""
+    """Buckets of 5 · 10⁸ elements, in float32 below stage 2, where a micro-batch's own gradients are beside it in bf16;
+    at stage 3 up to 10⁹ weights, and one more tensor, are whole."""
     big = 7 * 10**9
-    assert reducing(Weights(big, big, 10**9, 2, 1), 8) == 2 * 10**9  # float32
+    assert reducing(Weights(big, big, 10**9, 2, 1), 8) == 2 * 10**9 + 2 * big
+    assert reducing(Weights(big, big, 10**9, 2, 1), 1) == 2 * big
+    assert reducing(Weights(big, big, 10**9, 4, 0), 8) == 2 * 10**9
     assert reducing(Weights(big, big, 10**9, 2, 2), 8) == 10**9
     assert reducing(Weights(big, big, 10**9, 4, 0), 1) == 0
     assert passing(Weights(big, big, 10**9, 2, 2), 8) == 0
@@ -113,7 +114,7 @@ def test_what_zero_holds_for_a_while():
 
 
 def test_the_optimisers_own_memory():
-    """Unfused, two intermediate results of the size of what is updated at a time; stage 1 and 3 flatten gradients."""
+    """Unfused, two intermediate results of the size of what is updated at a time; stage 3 flattens gradients."""
     assert stepping(Weights(1000, 1000, 100, 4, 0), 1, fused=False) == 4 * 2 * 100
     assert stepping(Weights(1000, 1000, 100, 2, 2), 4, fused=False) == 4 * 2 * 250
     assert stepping(Weights(1000, 1000, 100, 2, 2), 4, fused=True) == 0
@@ -121,28 +122,49 @@ def test_the_optimisers_own_memory():
     assert stepping(Weights(1000, 1000, 100, 2, 3, offload=True), 4, fused=False) == 0
 
 
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
 def test_logits_that_fit_are_kept():
-    """40 positions × 1000 logits of 4 bytes: one tensor between the passes, three in the backward pass."""
-    found = training_logits(Head(1000, 8000, False, True, 2), 40, cuda=False)
-    assert (found.forward, found.held, found.backward) == (2 * 160_000, 160_000, 3 * 160_000 + 2 * 8000)
+    """40 positions × 1000 logits of 4 bytes; in the backward pass the head's gradient of 8000 weights, in float32."""
+    found = training_logits(Head(1000, 8000, False, True, 4), 40, CPU)
+    assert (found.forward, found.held, found.backward) == (160_000, 160_000, 160_000 + 8 * 8000)
+    found = training_logits(Head(1000, 8000, False, False, 4), 40, CPU)
+    assert found.backward == 160_000
 
 
 def test_logits_that_do_not_fit_are_computed_again():
-    """78 positions of a vocabulary of 256,000 at a time, and a float32 sum of the head's gradient."""
-    head = Head(256_000, 256_000 * 8, True, True, 2)
+    """78 positions of a vocabulary of 256,000 at a time, beside the 78 before; nothing is kept."""
+    found = training_logits(Head(256_000, 256_000 * 8, True, True, 4), 2048, CPU)
     chunk = 4 * 78 * 256_000
-    found = training_logits(head, 2048, cuda=False)
     assert (found.forward, found.held) == (2 * chunk, 0)
-    assert found.backward == 3 * chunk + (4 + 2) * 256_000 * 8
-    assert scoring_logits(256_000, 2048, cuda=False) == 2 * chunk
-    assert scoring_logits(256_000, 10, cuda=False) == 2 * 4 * 10 * 256_000
+    assert found.backward == 2 * chunk + (4 + 4) * 256_000 * 8
 
 
-def test_chunks_on_a_gpu():
-    """2²⁸ logits, which are 1048 positions of a vocabulary of 256,000; and at least 512 positions."""
-    assert scoring_logits(256_000, 2048, cuda=True) == 2 * 4 * 1048 * 256_000
-    assert scoring_logits(10**6, 2048, cuda=True) == 2 * 4 * 512 * 10**6
-    assert sampling_logits(256_000, 32) == 20 * 32 * 256_000
+def test_logits_of_half_precision_and_of_a_soft_cap():
+    """bf16: half as much for the logits' gradient, and a gradient of 2 bytes beside the float32 sum. On a CPU the head
+    is converted, on a GPU the entropy takes a tensor more. A soft cap keeps a second tensor, and works on two more."""
+    plain, capped = (Head(1000, 8000, False, True, 2, capped=capped) for capped in (False, True))
+    found = training_logits(plain, 40, GPU)
+    assert (found.forward, found.held, found.backward) == (320_000, 160_000, 160_000 + 80_000 + 6 * 8000)
+    found = training_logits(capped, 40, GPU)
+    assert (found.forward, found.held, found.backward) == (480_000, 320_000, 320_000 + 320_000 + 6 * 8000)
+    assert training_logits(plain, 40, CPU).forward == 160_000 + 4 * 8000
+
+
+def test_the_embeddings_gradient_is_kept_where_it_is_the_head():
+    assert kept_gradient(Head(1000, 8000, True, True, 2)) == 16_000
+    assert kept_gradient(Head(1000, 8000, False, True, 2)) == kept_gradient(Head(1000, 8000, True, False, 2)) == 0
+
+
+def test_logits_without_gradients():
+    """On a GPU chunks of 2²⁸ logits, 1048 positions of a vocabulary of 256,000, and at least 512 positions."""
+    head = Head(256_000, 1, True, True, 4)
+    assert scoring_logits(head, 2048, CPU) == 4 * 78 * 256_000
+    assert scoring_logits(head, 10, CPU) == 4 * 10 * 256_000
+    assert scoring_logits(head, 2048, GPU) == 4 * 1048 * 256_000
+    assert scoring_logits(Head(10**6, 1, True, True, 4), 2048, GPU) == 4 * 512 * 10**6
+    assert sampling_logits(head, 32, GPU) == 20 * 32 * 256_000
 
 
 def ppo(**flags):

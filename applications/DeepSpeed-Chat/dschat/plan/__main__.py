@@ -105,7 +105,7 @@ def _planned(
     plan = make_plan(config, machine, configs)
     rows = find_rows(config) if prompts is None else (prompts, 0)
     counted = None if rows is None else counts(config, config.plan_batches(machine.processes), *rows)
-    return Planned(title, plan, counted, [] if plan.fits_device else remedies(plan, configs))
+    return Planned(title, plan, counted, [] if plan.fits else remedies(plan, configs))
 
 
 def _configs(given: str | None, base: str | None) -> Callable[[str, str], PreTrainedConfig]:

@@ -22,7 +22,7 @@ class Host:
         processes: the programs themselves.
         offload: states and weights that live there.
         average: the moving average of the actor.
-        loading: copies of a model on their way to the device, one at a time in each process.
+        loading: weights on their way to the device.
         saving: shards of files on the main process.
     """
 
@@ -58,6 +58,5 @@ def host_of(roles: Sequence[Role], processes: int, average: bool) -> Host:
 
 
 def loading(role: Role) -> int:
-    """Bytes of one process while it loads a model: all of it, at ZeRO 3 a tensor at a time."""
-    weights = role.weights
-    return weights.width * (weights.largest if weights.stage == 3 else weights.parameters)
+    """Bytes of one process while it loads a model: a weight at a time, which goes to its GPU, or is cut at ZeRO 3."""
+    return role.weights.width * role.weights.largest

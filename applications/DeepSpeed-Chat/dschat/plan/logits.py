@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of logits and log-probs, which are made in chunks of positions."""
+"""Bytes of logits and log-probs, which `dschat.rl.logprobs` makes in chunks of positions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from dschat.plan.passes import Pass
 from dschat.plan.states import FLOAT32
-from dschat.rl.logprobs import CHUNK_ELEMENTS
+from dschat.rl.logprobs import chunk_positions
 
-# On CUDA a chunk holds at least these positions, and at least these logits (1 GiB).
-CUDA_POSITIONS = 512
-CUDA_ELEMENTS = 2**28
-# float32 tensors of a chunk's size at one time.
-SCORING_BUFFERS = 2  # logits and their exponentials
-TRAINING_BUFFERS = 3  # logits, softmax and their gradient
 SAMPLING_BYTES = FLOAT32 + 2 * 8  # per logit of a row: itself, probability and cumulative sum in float64
 
 
@@ -28,6 +24,7 @@ class Head:
         tied: whether it is the embedding, too.
         trained: whether it has a gradient.
         width: bytes of an element.
+        capped: whether the model soft-caps its logits (Gemma-2).
     """
 
     vocab: int
@@ -35,41 +32,52 @@ class Head:
     tied: bool
     trained: bool
     width: int
+    capped: bool = False
 
 
-def chunk_elements(vocab: int, cuda: bool) -> int:
-    """The most logits held at one time."""
-    return max(CUDA_POSITIONS * vocab, CUDA_ELEMENTS) if cuda else CHUNK_ELEMENTS
-
-
-def training_logits(head: Head, positions: int, cuda: bool) -> Pass:
+def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
     """Log-probs of `positions` tokens with gradients, in bytes.
 
-    Where all logits fit into a chunk they are kept for the backward pass. Else a chunk at a time is computed again,
-    and the head's gradient is added up in float32. An embedding that is the head, too, has its gradient of both only
-    at the end of the backward pass: until then that of the head is kept.
+    The softmax is made in the logits' place. Where all positions make one chunk it is kept for the backward pass; else
+    each chunk is made again, while the one before is still there. Soft-capping keeps its result and works on two more
+    tensors in the backward pass; the entropy takes one more on a GPU.
+
+    The head's gradient is added up in float32 beside that of a chunk.
     """
-    elements, chunk = positions * head.vocab, chunk_elements(head.vocab, cuda)
-    own = head.width * head.weight if head.trained else 0
-    if elements <= chunk:
-        logits = FLOAT32 * elements
-        return Pass(SCORING_BUFFERS * logits, logits, TRAINING_BUFFERS * logits + own)
-    logits = FLOAT32 * (chunk // head.vocab) * head.vocab
-    sums = FLOAT32 * head.weight if head.trained else 0
-    return Pass(SCORING_BUFFERS * logits, 0, TRAINING_BUFFERS * logits + sums + own)
+    chunk = chunk_positions(head.vocab, device)
+    kept = positions <= chunk
+    logits = FLOAT32 * head.vocab * min(positions, chunk)
+    entropy = 0 if device.type == "cpu" else logits
+    before = 0 if kept else logits
+    graph = logits * (1 + head.capped)
+    half = logits // 2 if head.width < FLOAT32 else 0  # the logits' gradient in the head's format
+    gradient = (FLOAT32 + head.width) * head.weight if head.trained else 0
+    return Pass(
+        forward=graph + entropy + before + _converted(head, device),
+        held=graph if kept else 0,
+        backward=graph + max(half, 2 * logits * head.capped) + before + gradient,
+    )
 
 
 def kept_gradient(head: Head) -> int:
-    """Bytes of the head's gradient during the rest of the backward pass."""
+    """Bytes of the head's gradient during the rest of the backward pass.
+
+    An embedding that is the head, too, has the sum of both gradients only at the end.
+    """
     return head.width * head.weight if head.tied and head.trained else 0
 
 
-def scoring_logits(vocab: int, positions: int, cuda: bool) -> int:
-    """Bytes of log-probs of `positions` tokens without gradients."""
-    chunk = max(1, chunk_elements(vocab, cuda) // vocab)
-    return SCORING_BUFFERS * FLOAT32 * min(positions, chunk) * vocab
+def scoring_logits(head: Head, positions: int, device: torch.device) -> int:
+    """Bytes of log-probs of `positions` tokens without gradients and entropy."""
+    chunk = min(positions, chunk_positions(head.vocab, device))
+    return FLOAT32 * head.vocab * chunk * (1 + head.capped) + _converted(head, device)
 
 
-def sampling_logits(vocab: int, rows: int) -> int:
+def sampling_logits(head: Head, rows: int, device: torch.device) -> int:
     """Bytes of the next token's distributions."""
-    return SAMPLING_BYTES * rows * vocab
+    return SAMPLING_BYTES * rows * head.vocab + _converted(head, device)
+
+
+def _converted(head: Head, device: torch.device) -> int:
+    """On a CPU, a head in half precision is multiplied in float32."""
+    return FLOAT32 * head.weight if device.type == "cpu" and head.width < FLOAT32 else 0

@@ -92,20 +92,22 @@ class Role:
         """Of a policy."""
         own = shape(self.model)
         frozen = not self.weights.trained or self.model.lora_rank > 0
-        return Head(own.vocab, own.head, own.tied, not frozen, self.model.width)
+        return Head(own.vocab, own.head, own.tied, not frozen, self.model.width, own.capped)
 
 
-def roles_of(config: CommonConfig, configs: Callable[[str, str], PreTrainedConfig], cuda: bool) -> list[Role]:
+def roles_of(
+    config: CommonConfig, configs: Callable[[str, str], PreTrainedConfig], device: torch.device
+) -> list[Role]:
     """The models that a run holds.
 
     Args:
         config: the flags.
         configs: (path, flag) → a model's config.
-        cuda: on GPUs, where bf16 is the default.
+        device: of a process: the number format is bf16 on GPUs, float32 on CPUs, unless a flag says otherwise.
     """
     if isinstance(config, SupervisedConfig):
         name: RoleName = "policy" if config.step == 1 else "reward model"
-        maker = _Maker(config, configs, cuda)
+        maker = _Maker(config, configs, device)
         return [
             maker.trained(
                 name,
@@ -117,7 +119,7 @@ def roles_of(config: CommonConfig, configs: Callable[[str, str], PreTrainedConfi
             )
         ]
     assert isinstance(config, PPOConfig)
-    return _ppo_roles(config, _Maker(config, configs, cuda))
+    return _ppo_roles(config, _Maker(config, configs, device))
 
 
 def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
@@ -141,9 +143,11 @@ def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
 class _Maker:
     """Makes roles of a run's flags."""
 
-    def __init__(self, config: CommonConfig, configs: Callable[[str, str], PreTrainedConfig], cuda: bool) -> None:
+    def __init__(
+        self, config: CommonConfig, configs: Callable[[str, str], PreTrainedConfig], device: torch.device
+    ) -> None:
         self._config, self._configs = config, configs
-        self._dtype = DTYPES[config.dtype or ("bf16" if cuda else "fp32")]
+        self._dtype = DTYPES[config.dtype or ("fp32" if device.type == "cpu" else "bf16")]
         self._read: dict[str, PreTrainedConfig] = {}
 
     def trained(

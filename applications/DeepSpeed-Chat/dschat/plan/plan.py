@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedConfig
 
 from dschat.config.common import CommonConfig
@@ -34,6 +35,11 @@ class Machine:
     processes: int
     device_memory: int | None
     main_memory: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where a process computes."""
+        return torch.device("cpu" if self.device_memory is None else "cuda")
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,14 @@ class Plan:
         """Whether the run can be made."""
         return self.fits_device and self.fits_host
 
+    @property
+    def excess(self) -> int:
+        """Bytes too many, of a GPU and of main memory; below 0 where there is room."""
+        device, main = self.machine.device_memory, self.machine.main_memory
+        too_many = [self.peak - device] if device is not None else []
+        too_many += [self.main_memory - main] if main is not None else []
+        return max(too_many, default=0)
+
 
 def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
     """Plans a run.
@@ -97,9 +111,8 @@ def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
     Raises:
         UserError: a model's config cannot be read, or the batch sizes do not fit together.
     """
-    cuda = machine.device_memory is not None
     batches = config.plan_batches(machine.processes)
-    roles = roles_of(config, configs, cuda)
-    phases = phases_of(config, batches, roles, cuda)
+    roles = roles_of(config, configs, machine.device)
+    phases = phases_of(config, batches, roles, machine.device)
     average = isinstance(config, PPOConfig) and config.enable_ema
     return Plan(config, machine, tuple(roles), tuple(phases), host_of(roles, machine.processes, average))

@@ -27,16 +27,16 @@ def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
     """
     config = plan.config
     tried = [(change, _changed(config, change, plan, configs)) for change in _changes(config, plan)]
-    enough = [(change, changed) for change, changed in tried if changed.fits_device]
+    enough = [(change, changed) for change, changed in tried if changed.fits]
     if enough:
         return enough
     together: Change = {}
     changed = plan
     for change in _changes(config, plan):
         attempt = _changed(config, together | change, plan, configs)
-        if attempt.peak < changed.peak:
+        if attempt.excess < changed.excess:
             together, changed = together | change, attempt
-        if changed.fits_device:
+        if changed.fits:
             break
     return [(together, changed)] if together else []
 

@@ -31,7 +31,7 @@ class Shape:
         vocab: V; 0 of a scalar model.
         hidden: H.
         cached: keys and values that a token leaves in the cache, over all layers.
-        layers: decoder layers.
+        capped: whether the model soft-caps its logits.
     """
 
     parameters: int
@@ -42,7 +42,7 @@ class Shape:
     vocab: int
     hidden: int
     cached: int
-    layers: int
+    capped: bool
 
 
 def meta_model(
@@ -86,7 +86,7 @@ def shape_of(model: Any) -> Shape:
         vocab=0 if head is None else head.weight.shape[0],
         hidden=embedding.weight.shape[1],
         cached=cached_per_token(config),
-        layers=config.num_hidden_layers,
+        capped=bool(getattr(config, "final_logit_softcapping", None)),
     )
 
 

@@ -79,7 +79,7 @@ def states(weights: Weights, processes: int) -> States:
     parameters = weights.width * (_share(weights.parameters, processes) if stage == 3 else weights.parameters)
     gradients = FLOAT32 * (share if stage >= 2 else weights.trained)
     optimizer = _optimizer_bytes(weights.width) * (share if stage >= 1 else weights.trained)
-    buffers = _bucket(weights, stage) if stage == 3 else 0
+    buffers = _bucket(weights) if stage == 3 else 0
     if not weights.offload:
         return States(parameters, gradients, optimizer, buffers)
     if stage == 3:  # one more float32 gradient is kept for the optimiser
@@ -101,7 +101,9 @@ def passing(weights: Weights, processes: int) -> int:
 
 
 def reducing(weights: Weights, processes: int) -> int:
-    """Bytes of DeepSpeed's own during a backward pass: gradients on their way to other processes.
+    """Bytes of DeepSpeed's own during a backward pass: gradients on their way to their sum and to other processes.
+
+    The bucket of stages 2 and 3 is made as large as it may get, whatever the model's size.
 
     Args:
         weights: of the model.
@@ -110,9 +112,11 @@ def reducing(weights: Weights, processes: int) -> int:
     stage = effective_stage(weights.stage, weights.width)
     if stage == 3:
         return 0  # counted in `states`
-    if stage == 0:
-        return weights.width * min(weights.trained, REDUCE_BUCKET) if processes > 1 else 0
-    return _bucket(weights, stage)
+    if stage == 2 or (stage == 1 and (weights.offload or weights.width == FLOAT32)):
+        return _bucket(weights)
+    bucket = FLOAT32 * min(weights.trained, REDUCE_BUCKET) if processes > 1 else 0
+    fresh = weights.width * weights.trained if stage == 1 else 0  # those of a micro-batch, until they are added up
+    return bucket + fresh
 
 
 def stepping(weights: Weights, processes: int, fused: bool) -> int:
@@ -126,7 +130,7 @@ def stepping(weights: Weights, processes: int, fused: bool) -> int:
     stage = effective_stage(weights.stage, weights.width)
     share = _share(weights.trained, processes)
     piece = min(weights.largest, weights.trained) if stage == 0 else min(share, LIVE_PARAMETERS)
-    flat = piece if stage == 3 or stage == 1 else 0  # gradients put together
+    flat = piece if stage == 3 else 0  # gradients put together
     return 0 if weights.offload else FLOAT32 * (flat + (0 if fused else 2 * piece))
 
 
@@ -141,9 +145,14 @@ def _optimizer_bytes(width: int) -> int:
     return MOMENTS if width == FLOAT32 else MOMENTS + FLOAT32
 
 
-def _bucket(weights: Weights, stage: int) -> int:
-    """The bucket is made as large as it may get, whatever the model's size; at stage 1 it holds float32."""
-    return (FLOAT32 if stage == 1 else weights.width) * REDUCE_BUCKET if weights.trained else 0
+def keeps_gradients(weights: Weights) -> bool:
+    """Whether the sum of gradients stays in memory between updates: at ZeRO 3, and at 1 in half precision."""
+    stage = effective_stage(weights.stage, weights.width)
+    return stage == 3 or (stage == 1 and weights.width < FLOAT32)
+
+
+def _bucket(weights: Weights) -> int:
+    return weights.width * REDUCE_BUCKET if weights.trained else 0
 
 
 def _share(elements: int, processes: int) -> int:
