@@ -45,13 +45,12 @@ class Reward:
 def trainer_for(folder: Path, zero_stage: int = 0, prompt_lengths: tuple[int, ...] = (2, 3, 4), **flags: Any) -> Any:
     """A PPO trainer with rollouts of 8 prompts, two micro-batches an update and two PPO epochs."""
     share = ROLLOUT // world_size()
-    flags = {"eval_iters": 0, "max_answer_seq_len": 6} | flags
+    flags = {"eval_iters": 0, "max_answer_seq_len": 6, "ppo_epochs": UPDATES} | flags
     config = ppo_config(
         folder,
         per_device_generation_batch_size=share,
         per_device_training_batch_size=share // 2,
         gradient_accumulation_steps=2,
-        ppo_epochs=UPDATES,
         **flags,
     )
     options = {"zero_stage": zero_stage, "learning_rate": 1e-3, "schedule": "linear", "total_updates": 20}
@@ -97,15 +96,15 @@ def _scores(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _advantages(trainer: Any) -> Iterator[None]:
-    real = trainer.assign_credit
+    real = trainer.credit
 
-    def spoiled(trajectory: Any, epoch: int) -> Any:
-        batch, totals = real(trajectory, epoch)
-        return replace(batch, advantages=batch.advantages * math.nan), totals
+    def spoiled(trajectory: Any, macro: Any) -> Any:
+        batch = real(trajectory, macro)
+        return replace(batch, advantages=batch.advantages * math.nan)
 
-    trainer.assign_credit = spoiled
+    trainer.credit = spoiled
     yield
-    trainer.assign_credit = real
+    trainer.credit = real
 
 
 # What the message must say → how the number comes about.

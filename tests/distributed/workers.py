@@ -37,14 +37,14 @@ def updates(folder: Path, keep: Callable[..., None]) -> None:
 
 def chunks(folder: Path, keep: Callable[..., None]) -> None:
     """ZeRO 3 where a rank's log-probs take more chunks, and so more uses of the head, than the other's."""
-    from dschat.rl.logprobs import token_logprobs
+    from dschat.rl import logprobs
     from recorded import CHUNKED, run_case, untied_updates
 
-    before = token_logprobs.__defaults__
-    token_logprobs.__defaults__ = (1.0, 300)  # 3 positions of a vocabulary of 100
+    before = logprobs.CPU_LOGITS
+    logprobs.CPU_LOGITS = 300  # 3 positions of a vocabulary of 100
     weights, metrics = run_case(CHUNKED, folder)
     untied, held = untied_updates(CHUNKED, folder)
-    token_logprobs.__defaults__ = before
+    logprobs.CPU_LOGITS = before
     keep(folder, "chunks", metrics, weights)
     keep(folder, "untied", {"held": held}, untied)
 

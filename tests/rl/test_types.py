@@ -53,14 +53,14 @@ def test_select_rows_selects_in_every_tensor() -> None:
         assert torch.equal(other, mine)
 
 
-def test_trim_drops_padding_on_both_sides() -> None:
-    """Prompts of 5 columns keep their last 2, responses of 6 columns their first 4; the numbers stay."""
+def test_trim_drops_padding_behind_the_responses() -> None:
+    """Responses of 6 columns keep their first 4; the prompts' 5 columns and the numbers stay."""
     batch = batch_of([4, 0, 3], 6, prompt_width=5)
     before = [t.clone() for t in tensors_of(batch)]
-    small = trim(batch, 2, 4)
+    small = trim(batch, 4)
     rollout = small.trajectory.rollout
-    assert rollout.input_ids.tolist() == [[11 * i + k for k in range(3, 9)] for i in range(3)]
-    assert torch.equal(rollout.attention_mask, batch.trajectory.rollout.attention_mask[:, 3:9])
+    assert rollout.input_ids.tolist() == [[11 * i + k for k in range(9)] for i in range(3)]
+    assert torch.equal(rollout.attention_mask, batch.trajectory.rollout.attention_mask[:, :9])
     assert rollout.response_ids.shape == small.response_mask.shape == (3, 4)
     for name in ("kl", "rewards", "advantages", "returns"):
         assert torch.equal(getattr(small, name), getattr(batch, name)[:, :4])
@@ -74,5 +74,5 @@ def test_trim_drops_padding_on_both_sides() -> None:
 
 def test_trim_to_the_same_size_changes_nothing() -> None:
     batch = batch_of([4, 0, 3], 6)
-    for mine, other in zip(tensors_of(batch), tensors_of(trim(batch, 3, 6)), strict=True):
+    for mine, other in zip(tensors_of(batch), tensors_of(trim(batch, 6)), strict=True):
         assert torch.equal(mine, other)

@@ -13,7 +13,6 @@ from dschat.models.scalar import ScalarModel
 from dschat.rl.types import Rollout
 from dschat.rollouts.generate import concatenate, generate
 from dschat.rollouts.sampling import Sampling
-from dschat.trainers.ppo.models import response_values
 from factories import (
     BOS,
     EOS,
@@ -259,12 +258,6 @@ def test_score_is_each_row_alone_under_each_model(kind, batch_size):
             assert stored.dtype == torch.float32 and not stored.requires_grad
             torch.testing.assert_close(stored[row, :n], numbers, rtol=0, atol=1e-5, msg=name)
             assert not bool(stored[row, n:].any())
-
-
-def test_response_values_by_hand():
-    values = torch.tensor([[10.0, 11.0, 12.0, 13.0, 14.0]])
-    assert response_values(values, 3).tolist() == [[11.0, 12.0, 13.0]]
-    assert response_values(values, 1).tolist() == [[13.0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -77,7 +77,7 @@ def test_a_missing_soft_cap_is_found(group):
 
 def test_positions_that_count_padding_are_found(group, monkeypatch):
     engine = frozen_engine_of(make_causal_lm("gpt2"))
-    monkeypatch.setattr("dschat.models.policy.position_ids", lambda *_: {})
+    monkeypatch.setattr("dschat.models.backbone.position_ids", lambda *_: {})
     monkeypatch.setattr("dschat.trainers.selfcheck.position_ids", lambda *_: {})
     with pytest.raises(UserError, match="log-probs with padding differ from those without"):
         check(engine)
@@ -100,7 +100,7 @@ def test_a_scalar_model_that_reads_another_position_is_found(group):
 
 def test_a_scalar_model_whose_positions_count_padding_is_found(group, monkeypatch):
     engine = frozen_engine_of(make_classifier("gpt2"))
-    monkeypatch.setattr("dschat.models.scalar.position_ids", lambda *_: {})
+    monkeypatch.setattr("dschat.models.backbone.position_ids", lambda *_: {})
     monkeypatch.setattr("dschat.trainers.selfcheck.position_ids", lambda *_: {})
     rows = [(random_ids(4, 1), random_ids(4, 2)), (random_ids(4, 3), random_ids(4, 4))]
     with pytest.raises(UserError, match="scores with padding differ from those without"):

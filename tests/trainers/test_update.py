@@ -48,13 +48,13 @@ class StandIn:
         self.lengths: list[int] = []  # of the response that each forward pass was about
         self.temperatures: set[float] = set()
 
-    def __call__(self, input_ids: Any, attention_mask: Any, num_response: int = 0, temperature: float = 1.0) -> Any:
-        if not num_response:
+    def __call__(self, input_ids: Any, mask: None, targets: Any = None, temperature: float = 1.0, *_: Any) -> Any:
+        if targets is None:
             return torch.full_like(input_ids, self.number, dtype=torch.float32)
-        self.lengths.append(int(attention_mask[0, -num_response:].sum()))
+        self.lengths.append(len(targets))
         self.temperatures.add(temperature)
-        shape = (len(input_ids), num_response)
-        return torch.full(shape, self.number, device=input_ids.device), torch.full(shape, 0.7, device=input_ids.device)
+        one = torch.ones(len(targets), device=input_ids.device)
+        return self.number * one, 0.7 * one
 
     def backward(self, loss: torch.Tensor) -> None:
         self.losses.append(float(loss))
@@ -173,7 +173,7 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
         for module in ("trainer", "evaluation"):
             monkeypatch.setattr(f"dschat.trainers.ppo.{module}.world_size", lambda: world_size)
         sizes = {"per_device_generation_batch_size": 2, "generation_batches": 2, "per_device_training_batch_size": 4}
-        sizes |= {"num_train_epochs": 2, "per_device_eval_batch_size": 2}
+        sizes |= {"num_train_epochs": 2, "per_device_eval_batch_size": 2, "ppo_epochs": 2}
         config = ppo_config(tmp_path / "out", **(sizes | {"self_checks": False} | flags))
         reward = FunctionScores(lambda p, r, rows: [float(row["n"]) for row in rows], "--reward_function")
         models = PPOModels(StandIn(-1.0), StandIn(-1.5), StandIn(0.0), reward)
