@@ -2,7 +2,7 @@
 """Which share of the CPU time of a PPO step does the macro-action machinery take?
 
 The machinery is all that turns a scored rollout into advantages and returns: termination condition, segments, pooling,
-GAE over macro steps, broadcasting back to tokens. The step around it is the trainer's own code (``rollout.generate``,
+GAE over macro steps, broadcasting back to tokens. The step around it is the trainer's own code (``compacting.sample``,
 the reward model, ``rollout.score``, ``ppo_update``) with random Gemma models as actor, reference, critic and reward
 model, and plain PyTorch in the place of DeepSpeed. The rollout that is scored and trained on is one of random tokens,
 so that every response has the full length; generation, whose end-of-sequence token lies outside the vocabulary, is
@@ -33,7 +33,7 @@ from dschat.models.scalar import ScalarModel
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends, perplexity_ends, randomized_ngram_ends
 from dschat.rl.types import PPOBatch, Rollout, Trajectory
-from dschat.rollouts.generate import generate
+from dschat.rollouts.compacting import sample
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
@@ -127,12 +127,8 @@ def run_step(
     stages = {}
     if settings.generation:
         sampling = Sampling(response, end_ids=(settings.vocabulary,), pad_id=0)  # no token ends a response
-        prompts = {
-            "input_ids": rollout.input_ids[:, :prompt],
-            "attention_mask": rollout.attention_mask[:, :prompt],
-            "index": rollout.prompt_index,
-        }
-        stages["generation"], _ = timed(lambda: generate(models.causal_lm, prompts, sampling, seed=0))
+        prompts, seeds = rollout.input_ids[:, :prompt].tolist(), range(settings.batch_size)
+        stages["generation"], _ = timed(lambda: sample(models.causal_lm, prompts, sampling, seeds, len(prompts)))
     stages["scoring"], trajectory = timed(lambda: score_rollout(models, rollout, settings.batch_size))
     machinery = {}
     for name, condition in CONDITIONS.items():

@@ -18,8 +18,8 @@ class Drawn:
     """Responses as an engine drew them."""
 
     rollout: Rollout  # rows in the order of the prompts; prompt_index counts them
-    # (B, R) float32, 0 off the response: log-probs of the drawn tokens under the whole softmax(logits / temperature), as
-    # the drawing pass computed them; None where the engine does not know them.
+    # (B, R) float32, 0 off the response: log-probs of the drawn tokens under the whole softmax(logits / temperature),
+    # as the drawing pass computed them; None where the engine does not know them.
     logprobs: Tensor | None
     bad_rows: Tensor  # (B,) bool: some logits were not finite; such a row is of no use
 

@@ -19,6 +19,7 @@ from dschat.data.examples import PromptExample
 from dschat.errors import UserError
 from dschat.models.engines import Policy, TrainedPolicy, TrainedScalar
 from dschat.rl.types import PPOBatch, Rollout, Trajectory, select_rows, tensors_of
+from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
@@ -44,12 +45,13 @@ from dschat.trainers.selfcheck import check_rollout, check_scalar
 
 @dataclass(frozen=True)
 class PPOModels:
-    """Engines and score sources of a run."""
+    """Engines and score sources of a run, and what draws from the actor."""
 
     actor: TrainedPolicy
     reference: Policy
     critic: TrainedScalar
     reward: ScoreSource
+    rollouts: RolloutEngine
     metric: ScoreSource | None = None  # a second score, logged and never trained on
     metric_name: str = ""
 
@@ -88,9 +90,10 @@ class PPOTrainer:
         self.config, self.run, self.folders, self.average = config, run, folders, average
         self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run)
         self.alarms = Alarms.from_config(config, run.plan)
-        self.held_out = held_out[: config.eval_iters * config.per_device_eval_batch_size * world_size() or None]
+        self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
         self.tokenizer = tokenizer
-        self.sample = ActorSampler(models.actor, tokenizer, Sampling.from_config(config, tokenizer), config.seed)
+        sampling = Sampling.from_config(config, tokenizer)
+        self.sample = ActorSampler(models.actor, tokenizer, sampling, config.seed, models.rollouts)
         self.update = self.iteration = 0  # those of finished iterations
         self.current: Iteration | None = None  # the one that is under way, from its first update on
         self.evaluated = -1  # after how many updates the last evaluation was
@@ -145,7 +148,8 @@ class PPOTrainer:
         Raises:
             UserError: a model is computed wrongly, or sampling is not what was asked for.
         """
-        rollout, texts = self.sample([self.prompts[:2]], SeedKind.SELF_CHECK, draw=0)
+        drawn, texts = self.sample(self.prompts[:2], SeedKind.SELF_CHECK, draw=0)
+        rollout = drawn.rollout
         trajectory, _ = self.score(rollout, texts)
         check_rollout(self.models.actor, trajectory, self.sample.sampling)
         tokens = (rollout.input_ids, rollout.attention_mask)
@@ -159,10 +163,9 @@ class PPOTrainer:
             return {}
         metrics, samples = evaluate(
             self.held_out,
-            self.config.per_device_eval_batch_size,
             self.tokenizer,
             self.models.metric_name,
-            sample=lambda examples, number: self.sample([examples], SeedKind.EVALUATION, number),
+            sample=lambda examples: self.sample(examples, SeedKind.EVALUATION, draw=0),
             score=self.score,
             assign_credit=lambda trajectory: self.assign_credit(trajectory, epoch=0)[0],
         )
@@ -234,12 +237,12 @@ class PPOTrainer:
         """Samples, scores and assigns credit; an iteration without updates so far. None if it must be left out."""
         clock = Clock()
         learning_rates = {"lr/actor": self.models.actor.learning_rate, "lr/critic": self.models.critic.learning_rate}
-        prompts = [[self.prompts[i] for i in rows] for rows in batches]
-        rollout, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration)
+        prompts = [self.prompts[i] for rows in batches for i in rows]
+        drawn, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration)
         clock.lap("generation")
-        trajectory, metric = self.score(rollout, texts)
+        trajectory, metric = self.score(drawn.rollout, texts)
         batch, totals = self.assign_credit(trajectory, epoch)
-        if self.nonfinite.in_rollout(batch, self.sample.bad_logits, metric, self.update):
+        if self.nonfinite.in_rollout(batch, drawn.bad_rows, metric, self.update):
             return None
         metrics = rollout_metrics(batch, self.config.lam, metric, self.models.metric_name, totals)
         clock.lap("scoring")
