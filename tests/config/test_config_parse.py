@@ -40,7 +40,6 @@ COMMON_VALUES = {
     "save_models": (["9"], 9),
     "resume_from_checkpoint": (["out/checkpoints/step-4"], "out/checkpoints/step-4"),
     "eval_interval": (["9"], 9),
-    "eval_iters": (["0"], 0),
     "enable_tensorboard": ([], True),
     "tensorboard_path": (["tb"], "tb"),
     "seed": (["5"], 5),
@@ -66,6 +65,7 @@ COMMON_VALUES = {
     "local_rank": (["0"], 0),
 }
 SUPERVISED_VALUES = {
+    "eval_iters": (["0"], 0),
     "model_name_or_path": (["other"], "other"),
     "max_seq_len": (["64"], 64),
     "per_device_train_batch_size": (["4"], 4),
@@ -75,6 +75,9 @@ SUPERVISED_VALUES = {
     "weight_decay": (["0"], 0.0),
 }
 PPO_VALUES = {
+    "rollout_engine": (["generate"], "generate"),
+    "eval_prompts": (["64"], 64),
+    "eval_iters": (["0"], 0),
     "actor_model_name_or_path": (["other"], "other"),
     "critic_model_name_or_path": (["other"], "other"),
     "reward_model_name_or_path": (["other"], "other"),

@@ -72,7 +72,6 @@ def _refusal(config_class, arguments):
         ("--global_batch_size 0", ["--global_batch_size 0", "at least 1"]),
         ("--save_steps -1", ["--save_steps -1", "at least 0"]),
         ("--eval_interval -1", ["--eval_interval -1", "at least 0"]),
-        ("--eval_iters -1", ["--eval_iters -1", "at least 0"]),
         ("--num_warmup_steps -1", ["--num_warmup_steps -1", "at least 0"]),
         ("--gradient_clipping -1", ["--gradient_clipping -1", "at least 0"]),
         ("--gradient_clipping nan", ["--gradient_clipping nan", "at least 0"]),
@@ -80,6 +79,7 @@ def _refusal(config_class, arguments):
         ("--warmup_ratio 1", ["--warmup_ratio 1", "below 1"]),
         ("--warmup_ratio -0.1", ["--warmup_ratio -0.1", "at least 0"]),
         # numbers of steps 1 and 2
+        ("--eval_iters -1", ["--eval_iters -1", "at least 0"]),
         ("--max_seq_len 0", ["--max_seq_len 0", "at least 1"]),
         ("--per_device_train_batch_size 0", ["--per_device_train_batch_size 0", "at least 1"]),
         ("--per_device_eval_batch_size 0", ["--per_device_eval_batch_size 0", "at least 1"]),
@@ -154,6 +154,8 @@ def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
                 "critic_learning_rate",
                 "actor_weight_decay",
                 "critic_weight_decay",
+                "eval_prompts",
+                "eval_iters",
                 "top_k",
                 "kl_coef",
                 "missing_eos_penalty",
@@ -213,6 +215,7 @@ def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
         ("--parser_device gpu", ["--parser_device gpu", "cpu, cuda or cuda:0"]),
         ("--parser none.py:f", ["--parser", "no file none.py"]),
         # combinations
+        ("--eval_prompts 8 --eval_iters 2", ["--eval_prompts", "--eval_iters", "drop one"]),
         ("--macro_reward mean --value_function first", ["--macro_reward mean", "add --isolate_last_token"]),
         ("--adaptive_kl_horizon 500", ["--adaptive_kl_horizon 500", "add --adaptive_kl_target"]),
         ("--adaptive_kl_target 6 --kl_coef 0", ["--adaptive_kl_target", "--kl_coef above 0"]),
