@@ -88,7 +88,8 @@ def select_rows(trajectory: Trajectory, rows: Sequence[int]) -> Trajectory:
     """The trajectory of some of its rows, in the order given."""
     index = torch.tensor(list(rows))
     rollout = Rollout(**{f.name: getattr(trajectory.rollout, f.name)[index] for f in fields(Rollout)})
-    rest = {f.name: getattr(trajectory, f.name)[index] for f in fields(Trajectory) if f.name != "rollout"}
+    rest = {f.name: getattr(trajectory, f.name) for f in fields(Trajectory) if f.name != "rollout"}
+    rest = {name: None if tensor is None else tensor[index] for name, tensor in rest.items()}
     return Trajectory(rollout=rollout, **rest)
 
 

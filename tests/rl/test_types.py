@@ -25,7 +25,7 @@ def batch_of(lengths: list[int], width: int, prompt_width: int = 3) -> PPOBatch:
     ("kind", "names"),
     [
         (Rollout, "input_ids attention_mask response_mask prompt_index finished"),
-        (Trajectory, "rollout logprobs ref_logprobs values scores"),
+        (Trajectory, "rollout logprobs ref_logprobs values scores drawn_logprobs"),
         (MacroActions, "index lengths mask"),
         (PPOBatch, "trajectory macro kl rewards advantages returns"),
     ],
@@ -41,8 +41,11 @@ def test_the_response_of_a_rollout() -> None:
     assert batch.response_mask is batch.trajectory.response_mask is batch.trajectory.rollout.response_mask
 
 
-def test_select_rows_selects_in_every_tensor() -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_select_rows_selects_in_every_tensor(drawn) -> None:
     batch = batch_of([4, 0, 3], 5)
+    if drawn:
+        batch = replace(batch, trajectory=replace(batch.trajectory, drawn_logprobs=batch.trajectory.logprobs - 1))
     order = [2, 0, 2]
     found = select_rows(batch, torch.tensor(order))
     assert type(found) is PPOBatch
@@ -56,6 +59,7 @@ def test_select_rows_selects_in_every_tensor() -> None:
 def test_trim_drops_padding_on_both_sides() -> None:
     """Prompts of 5 columns keep their last 2, responses of 6 columns their first 4; the numbers stay."""
     batch = batch_of([4, 0, 3], 6, prompt_width=5)
+    batch = replace(batch, trajectory=replace(batch.trajectory, drawn_logprobs=batch.trajectory.logprobs - 1))
     before = [t.clone() for t in tensors_of(batch)]
     small = trim(batch, 2, 4)
     rollout = small.trajectory.rollout
@@ -64,7 +68,7 @@ def test_trim_drops_padding_on_both_sides() -> None:
     assert rollout.response_ids.shape == small.response_mask.shape == (3, 4)
     for name in ("kl", "rewards", "advantages", "returns"):
         assert torch.equal(getattr(small, name), getattr(batch, name)[:, :4])
-    for name in ("logprobs", "ref_logprobs", "values"):
+    for name in ("logprobs", "ref_logprobs", "values", "drawn_logprobs"):
         assert torch.equal(getattr(small.trajectory, name), getattr(batch.trajectory, name)[:, :4])
     assert torch.equal(small.macro.index, batch.macro.index[:, :4])
     assert torch.equal(small.macro.lengths, batch.macro.lengths)

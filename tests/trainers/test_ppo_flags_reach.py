@@ -53,6 +53,7 @@ def test_credit_flags(name, tmp_path):
 
 def test_update_flags(tmp_path):
     flags = {"ppo_epochs": 3, "cliprange": 0.3, "cliprange_value": 0.4, "policy_ratio": "macro_mean"}
+    flags["rollout_is_clip"] = 2.0
     config = ppo_config(tmp_path, temperature=0.7, per_device_training_batch_size=2, global_batch_size=4, **flags)
     settings = UpdateSettings.from_config(config, config.plan_batches(1))
     assert {name: getattr(settings, name) for name in flags} == flags

@@ -48,6 +48,8 @@ class Trajectory:
     ref_logprobs: Tensor  # (B, R): the same under the frozen reference
     values: Tensor  # (B, R): V(x, y_<j), the state before token j
     scores: Tensor  # (B,): from the reward function
+    # (B, R): what `logprobs` are for the engine that drew the tokens, where it computes them in another way.
+    drawn_logprobs: Tensor | None = None
 
     @property
     def response_mask(self) -> Tensor:
@@ -94,7 +96,9 @@ def select_rows(item: T, rows: Tensor) -> T:
     changes = {}
     for field in fields(item):  # type: ignore[arg-type]
         value = getattr(item, field.name)
-        changes[field.name] = select_rows(value, rows) if is_dataclass(value) else torch.index_select(value, 0, rows)
+        if value is not None:
+            is_object = is_dataclass(value)
+            changes[field.name] = select_rows(value, rows) if is_object else torch.index_select(value, 0, rows)
     return replace(item, **changes)  # type: ignore[type-var]
 
 
@@ -102,6 +106,8 @@ def tensors_of(item: object, name: str = "") -> dict[str, Tensor]:
     """Every tensor in a dataclass of tensors and dataclasses, by its path below ``name``: trajectory.values."""
     if isinstance(item, Tensor):
         return {name: item}
+    if item is None:
+        return {}
     parts = [
         tensors_of(getattr(item, field.name), f"{name}.{field.name}" if name else field.name)
         for field in fields(item)  # type: ignore[arg-type]
@@ -121,6 +127,7 @@ def trim(batch: PPOBatch, prompt_width: int, response_width: int) -> PPOBatch:
         PPOBatch of (B, P'+R').
     """
     trajectory, rollout, macro = batch.trajectory, batch.trajectory.rollout, batch.macro
+    drawn = trajectory.drawn_logprobs
     start = rollout.prompt_width - prompt_width
     end = start + prompt_width + response_width
     return PPOBatch(
@@ -135,6 +142,7 @@ def trim(batch: PPOBatch, prompt_width: int, response_width: int) -> PPOBatch:
             ref_logprobs=trajectory.ref_logprobs[:, :response_width],
             values=trajectory.values[:, :response_width],
             scores=trajectory.scores,
+            drawn_logprobs=None if drawn is None else drawn[:, :response_width],
         ),
         macro=replace(macro, index=macro.index[:, :response_width]),
         kl=batch.kl[:, :response_width],

@@ -19,7 +19,6 @@ from dschat.data.examples import PromptExample
 from dschat.errors import UserError
 from dschat.models.engines import Policy, TrainedPolicy, TrainedScalar
 from dschat.rl.types import PPOBatch, Rollout, Trajectory, select_rows, tensors_of
-from dschat.rollouts.sampling import Sampling
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
 from dschat.run.model_folders import ModelFolders, evaluation_after_saving
@@ -34,9 +33,10 @@ from dschat.trainers.ppo.clock import Clock
 from dschat.trainers.ppo.credit import assign_credit, kl_controller
 from dschat.trainers.ppo.evaluation import evaluate, show_samples, write_samples
 from dschat.trainers.ppo.iteration import Iteration
+from dschat.trainers.ppo.logprob_gap import check_gap
 from dschat.trainers.ppo.metrics import rollout_metrics
 from dschat.trainers.ppo.moving_average import MovingAverage
-from dschat.trainers.ppo.sampler import ActorSampler
+from dschat.trainers.ppo.sampler import actor_sampler
 from dschat.trainers.ppo.trajectory import score
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 from dschat.trainers.selfcheck import check_rollout, check_scalar
@@ -90,7 +90,7 @@ class PPOTrainer:
         self.alarms = Alarms.from_config(config, run.plan)
         self.held_out = held_out[: config.eval_iters * config.per_device_eval_batch_size * world_size() or None]
         self.tokenizer = tokenizer
-        self.sample = ActorSampler(models.actor, tokenizer, Sampling.from_config(config, tokenizer), config.seed)
+        self.sample = actor_sampler(models.actor, tokenizer, config)
         self.update = self.iteration = 0  # those of finished iterations
         self.current: Iteration | None = None  # the one that is under way, from its first update on
         self.evaluated = -1  # after how many updates the last evaluation was
@@ -238,10 +238,12 @@ class PPOTrainer:
         rollout, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration)
         clock.lap("generation")
         trajectory, metric = self.score(rollout, texts)
+        trajectory = replace(trajectory, drawn_logprobs=self.sample.logprobs)
         batch, totals = self.assign_credit(trajectory, epoch)
         if self.nonfinite.in_rollout(batch, self.sample.bad_logits, metric, self.update):
             return None
         metrics = rollout_metrics(batch, self.config.lam, metric, self.models.metric_name, totals)
+        metrics |= check_gap(trajectory, self.models.actor)
         clock.lap("scoring")
         return Iteration(batch, metrics | learning_rates | {"objective/kl_coef": self.kl.value} | clock.seconds)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.models.engines import TrainedPolicy, TrainedScalar
+from dschat.rl.importance import importance_weights
 from dschat.rl.losses import policy_loss, value_loss
 from dschat.rl.macro_actions import macro_logprobs, token_weights
 from dschat.rl.masked import masked_sum
@@ -39,6 +40,7 @@ class UpdateSettings:
     cliprange_value: float
     temperature: float
     policy_ratio: str = "token"  # token, macro or macro_mean
+    rollout_is_clip: float | None = None  # largest importance weight; None = no weights
 
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> UpdateSettings:
@@ -51,6 +53,7 @@ class UpdateSettings:
             cliprange_value=config.cliprange_value,
             temperature=config.temperature,
             policy_ratio=config.policy_ratio,
+            rollout_is_clip=config.rollout_is_clip,
         )
 
 
@@ -162,13 +165,16 @@ def _actor_step(
     rollout, mask = part.trajectory.rollout, part.response_mask
     new_logprobs, entropy = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1], settings.temperature)
     logprobs, weights, count = part.trajectory.logprobs, None, num_tokens
+    advantages, drawn = part.advantages, part.trajectory.drawn_logprobs
+    if settings.rollout_is_clip is not None and drawn is not None:
+        advantages = advantages * importance_weights(logprobs, drawn, settings.rollout_is_clip)
     if settings.policy_ratio != "token":
         mean = settings.policy_ratio == "macro_mean"
         new_logprobs = macro_logprobs(new_logprobs, part.macro, mean)
         logprobs = macro_logprobs(logprobs, part.macro, mean)
         if not mean:
             weights, count = token_weights(part.macro), num_macro
-    loss, stats = policy_loss(new_logprobs, logprobs, part.advantages, mask, settings.cliprange, count, weights)
+    loss, stats = policy_loss(new_logprobs, logprobs, advantages, mask, settings.cliprange, count, weights)
     actor.backward(loss)
     actor.step()
     return {
