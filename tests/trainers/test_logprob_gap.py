@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine's log-probs beside the actor's."""
 
+import json
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,8 +11,25 @@ import torch
 
 from dschat.errors import UserError
 from dschat.rl.types import Trajectory
+from dschat.rollouts.engine import Drawn
+from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.iteration import Iteration
 from dschat.trainers.ppo.logprob_gap import check_gap
-from factories import make_rollout
+from dschat.trainers.ppo.sampler import ActorSampler
+from dschat.trainers.ppo.trainer import PPOModels
+from factories import (
+    engine_of,
+    frozen_engine_of,
+    make_causal_lm,
+    make_classifier,
+    make_prompt,
+    make_rollout,
+    ppo_config,
+    ppo_trainer_of,
+    random_ids,
+    to_device,
+    weights_of,
+)
 
 FLOAT32 = SimpleNamespace(module=torch.nn.Linear(1, 1))
 BFLOAT16 = SimpleNamespace(module=torch.nn.Linear(1, 1).bfloat16())
@@ -39,3 +58,67 @@ def test_other_weights_are_an_error():
 
 def test_an_engine_that_computes_as_the_actor_does_is_not_compared():
     assert check_gap(replace(trajectory_with(1.0, 1.0, 1.0, 1.0), drawn_logprobs=None), FLOAT32) == {}
+
+
+class OffEngine:
+    """Stands in for an engine: the same responses of 1 to 3 tokens each time, log-probs that are off by a number."""
+
+    def __init__(self, off):
+        self.off, self.seeds = off, []
+
+    @contextmanager
+    def session(self, actor):
+        def draw(prompts, sampling, seeds):
+            self.seeds.append(list(seeds))
+            rows = [(ids, random_ids(1 + i % 3, i)) for i, ids in enumerate(prompts)]
+            rollout = to_device(make_rollout(rows))
+            mask = rollout.response_mask
+            with torch.no_grad():
+                own, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1], sampling.temperature)
+            logprobs = torch.where(mask, own + self.off, 0.0)
+            return Drawn(rollout, logprobs, torch.zeros_like(rollout.finished))
+
+        yield draw
+
+
+def trainer_with(engine, tokenizer, folder):
+    config = ppo_config(folder, temperature=0.8)
+    actor, critic = engine_of(make_causal_lm(), 8), engine_of(make_classifier(), 8)
+    scores = FunctionScores(lambda prompts, responses, rows: torch.ones(len(rows)), "--reward_function")
+    models = PPOModels(actor, frozen_engine_of(make_causal_lm()), critic, scores)
+    prompts = [make_prompt(random_ids(3 + i % 2, i), f"p{i}", 100 + i) for i in range(16)]
+    trainer = ppo_trainer_of(models, prompts, [], tokenizer, config)
+    trainer.sample = ActorSampler(actor, tokenizer, trainer.sample.sampling, config.seed, engine)
+    return trainer
+
+
+def test_a_run_logs_the_gap_of_every_rollout(group, tokenizer, tmp_path):
+    engine = OffEngine(2e-4)
+    trainer_with(engine, tokenizer, tmp_path).fit()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["rollout/logprob_gap"] == pytest.approx(2e-4, abs=2e-6)
+    seeds = [seed for row in engine.seeds[1:] for seed in row]  # behind the self-check's
+    assert len(seeds) == 16 and len(set(seeds)) == 16
+
+
+def test_a_run_whose_engine_has_other_weights_stops_before_it_trains(group, tokenizer, tmp_path):
+    trainer = trainer_with(OffEngine(0.01), tokenizer, tmp_path)
+    before = weights_of(trainer.models.actor)
+    with pytest.raises(UserError, match="differ from the actor's by 0.01 on average"):
+        trainer.fit()
+    after = weights_of(trainer.models.actor)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tokenizer, tmp_path):
+    trainer = trainer_with(OffEngine(2e-4), tokenizer, tmp_path)
+    iteration = trainer.collect([list(range(8))], epoch=0)
+    drawn = iteration.batch.trajectory.drawn_logprobs
+    assert drawn is not None and drawn.any()
+    again = Iteration.from_state(*iteration.state())
+    assert torch.equal(again.batch.trajectory.drawn_logprobs, drawn)
+    batch = replace(iteration.batch, trajectory=replace(iteration.batch.trajectory, drawn_logprobs=None))
+    without = Iteration(batch, {})
+    assert Iteration.from_state(*without.state()).batch.trajectory.drawn_logprobs is None

@@ -77,7 +77,8 @@ class ActorSampler:
     def _drawn(self, examples: Sequence[PromptExample], kind: SeedKind, draw: int) -> Rollout:
         assert self._engine is not None  # the caller looked
         raise_if_stopped()
-        seeds = [derive_seed(self._seed, kind, draw, example.index) for example in examples]
+        drawn_for = [self._seed, kind, draw]
+        seeds = [derive_seed(*drawn_for, example.index) for example in examples]
         with self._engine.session(self._actor) as draw_responses:
             drawn = draw_responses([example.prompt_ids for example in examples], self.sampling, seeds)
         self.bad_logits, self.logprobs = drawn.bad_rows, drawn.logprobs
