@@ -18,6 +18,7 @@ from dschat.rl.types import Rollout
 from dschat.rollouts.engine import Draw, Drawn
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm_weights import plain_weights
+from dschat.run.distributed import device
 from dschat.run.random_states import random_states, set_random_states
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class VllmEngine:
         self._model, self._max_tokens, self._gpu_memory = model, max_tokens, gpu_memory
         self._llm: LLM | None = None
         self._heads: list[nn.Module] = []  # output layers
-        self._device = torch.device("cpu")
+        self._on_gpu = device().type == "cuda"
         self._temperature = 1.0
 
     @contextmanager
@@ -66,7 +67,7 @@ class VllmEngine:
             try:
                 yield self._draw
             finally:
-                if self._device.type == "cuda":
+                if self._on_gpu:
                     llm.sleep(level=2)  # frees the weights as well
         finally:
             set_random_states(states)  # vLLM seeds and uses the global ones
@@ -76,7 +77,7 @@ class VllmEngine:
         if self._llm is None:
             self._llm = self._start(actor)
         llm = self._llm
-        sleeps = self._device.type == "cuda" and not is_new
+        sleeps = self._on_gpu and not is_new
         if sleeps:
             llm.wake_up(tags=["weights"])
         self._push(llm, actor)
@@ -90,15 +91,12 @@ class VllmEngine:
         from vllm import LLM
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-        parameter = next(actor.module.parameters())
-        self._device = parameter.device
-        on_gpu = self._device.type == "cuda"
         try:
             llm = LLM(
                 self._model,
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # not the checkpoint's, whose defaults would leak in
-                dtype=parameter.dtype,
+                dtype=next(actor.module.parameters()).dtype,
                 load_format="dummy",
                 max_model_len=self._max_tokens,
                 # A prompt that is split over steps would use up numbers of its row's seed, and rows depend on others.
@@ -106,10 +104,10 @@ class VllmEngine:
                 max_num_batched_tokens=max(BATCHED_TOKENS, self._max_tokens),
                 enable_prefix_caching=False,  # prompts differ, and old keys and values would outlive the weights
                 distributed_executor_backend="external_launcher",
-                enforce_eager=not on_gpu,
-                enable_sleep_mode=on_gpu,
+                enforce_eager=not self._on_gpu,
+                enable_sleep_mode=self._on_gpu,
                 gpu_memory_utilization=self._gpu_memory,
-                kv_cache_memory_bytes=None if on_gpu else CPU_CACHE,
+                kv_cache_memory_bytes=None if self._on_gpu else CPU_CACHE,
                 logprobs_mode="raw_logprobs",
                 disable_log_stats=True,
             )
@@ -130,14 +128,14 @@ class VllmEngine:
         compute_logits: Callable[[Tensor], Tensor] = model.compute_logits  # type: ignore[assignment]
 
         def divided(hidden: Tensor) -> Tensor:
-            return compute_logits(hidden).float() / self._temperature
+            return compute_logits(hidden).float().div_(self._temperature)
 
         model.compute_logits = divided  # type: ignore[assignment]
 
     def _push(self, llm: LLM, actor: TrainedPolicy) -> None:
         """Gives the engine the actor's weights."""
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(actor)})
-        if self._device.type == "cpu":
+        if not self._on_gpu:
             # On a CPU, layers compute with a packed copy of their weight. That of a head tied to the embedding is not
             # made anew, since no weight of the head's own name comes.
             for head in self._heads:
@@ -167,25 +165,23 @@ class VllmEngine:
         ]
         inputs = [{"prompt_token_ids": list(ids)} for ids in prompts]
         outputs = self._llm.generate(inputs, parameters, use_tqdm=False)
-        return _drawn(prompts, [output.outputs[0] for output in outputs], sampling, self._device)
+        return _drawn(prompts, [output.outputs[0] for output in outputs], sampling)
 
 
-def _drawn(
-    prompts: Sequence[Sequence[int]], responses: Sequence[CompletionOutput], sampling: Sampling, device: torch.device
-) -> Drawn:
+def _drawn(prompts: Sequence[Sequence[int]], responses: Sequence[CompletionOutput], sampling: Sampling) -> Drawn:
     """The responses of the prompts, in their order, as tensors on the device."""
     response_ids = [list(response.token_ids) for response in responses]
     prompt_ids, prompt_mask = _padded(prompts, sampling.pad_id, "left")
     ids, mask = _padded(response_ids, sampling.pad_id, "right")
     logprobs = pad_sequence([torch.tensor(r.logprobs.logprobs) for r in responses], batch_first=True)
     rollout = Rollout(
-        input_ids=torch.cat([prompt_ids, ids], dim=1).to(device),
-        attention_mask=torch.cat([prompt_mask, mask], dim=1).to(device),
-        response_mask=mask.to(device),
-        prompt_index=torch.arange(len(prompts), device=device),
-        finished=torch.tensor([row[-1] in sampling.end_ids for row in response_ids], device=device),
+        input_ids=torch.cat([prompt_ids, ids], dim=1).to(device()),
+        attention_mask=torch.cat([prompt_mask, mask], dim=1).to(device()),
+        response_mask=mask.to(device()),
+        prompt_index=torch.arange(len(prompts), device=device()),
+        finished=torch.tensor([row[-1] in sampling.end_ids for row in response_ids], device=device()),
     )
-    logprobs = logprobs.to(device)
+    logprobs = logprobs.to(device())
     return Drawn(rollout, logprobs, bad_rows=~logprobs.isfinite().all(1))
 
 
