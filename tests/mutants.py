@@ -89,6 +89,9 @@ ROW_SEEDS = "rl/test_randomized.py::test_row_seeds_do_not_collide"
 CREDIT = "trainers/test_ppo_flags_reach.py::test_credit_flags"
 UPDATE_FLAGS = "trainers/test_ppo_flags_reach.py::test_update_flags"
 METRICS = "trainers/test_ppo_metrics.py::test_rollout_metrics_by_hand"
+IMPORTANCE = "rl/test_importance.py::test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip"
+IMPORTANT = "trainers/test_ppo_update.py::test_truncated_importance_weights_multiply_the_advantages"
+GAP = "trainers/test_logprob_gap.py::test_mean_and_largest_gap_of_the_response_tokens"
 UPDATE = "trainers/test_update.py::test_losses_are_means_over_the_rows_of_their_update"
 ROW_ORDER = "trainers/test_update.py::test_the_seed_shuffles_the_rows"
 DRAWS = "trainers/test_update.py::test_every_response_is_drawn_with_a_seed_of_its_own"
@@ -319,6 +322,19 @@ MUTANTS: tuple[Mutant, ...] = (
         ("flag temperature does not arrive", "temperature=config.temperature", "temperature=1.0", UPDATE_FLAGS),
         ("an update is one micro-batch", "update_size=plan.update_per_rank", "update_size=plan.micro_batch",
          UPDATE_FLAGS),
+        ("flag rollout_is_clip does not arrive", "rollout_is_clip=config.rollout_is_clip", "rollout_is_clip=None",
+         UPDATE_FLAGS),
+        ("importance weights replace advantages", "advantages * importance_weights(", "importance_weights(",
+         IMPORTANT),
+    ),
+    *changes("rl/importance.py",
+        ("importance weights inverted", "logprobs - drawn_logprobs", "drawn_logprobs - logprobs", IMPORTANCE),
+        ("importance weights are not cut", ".clamp(max=clip)", "", IMPORTANCE),
+    ),
+    *changes("trainers/ppo/logprob_gap.py",
+        ("the gap of the engine is a sum", "sum(sums) / max(sum(counts), 1)", "sum(sums)", GAP),
+        ("the gap of the engine counts padding", "[trajectory.response_mask]", "", GAP),
+        ("the gap of the engine has a sign", ".abs().double()", ".double()", GAP),
     ),
     *changes("trainers/ppo/sampler.py",
         ("sampling seed ignores the run's", "row_seed(self._seed, kind", "row_seed(0, kind", RUN_SEED),

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"config", "models"},
     "engine": {"config", "models", "run"},
     # prompts → rollout → scores → ends
-    "rollouts": {"config", "models", "rl"},
+    "rollouts": {"config", "models", "rl", "run"},
     "scoring": {"common", "data", "models", "rl"},
     "conditions": {"common", "config", "rl"},
     # loops receive their engines; builders make them

@@ -43,6 +43,7 @@ def empty_folder(tmp_path, monkeypatch):
     """Each test runs in a folder of its own that holds the files the flags name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("dschat.config.ppo.find_spec", lambda name: None)  # vLLM is not installed
     (tmp_path / "score.py").write_text(MODULE)
     (tmp_path / "star.py").write_text("from os.path import *\n")
     (tmp_path / "broken.py").write_text("def (:\n")
@@ -182,6 +183,11 @@ def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
         ("--lam -0.1", ["--lam -0.1", "from 0 to 1"]),
         ("--top_p 0", ["--top_p 0", "above 0 and at most 1"]),
         ("--top_p 1.5", ["--top_p 1.5", "above 0 and at most 1"]),
+        ("--rollout_engine vllm", ["--rollout_engine vllm needs vLLM", "pip install 'ma-rlhf[vllm]'"]),
+        ("--vllm_gpu_memory 0.5", ["--vllm_gpu_memory 0.5", "add --rollout_engine vllm"]),
+        ("--vllm_gpu_memory 1.1", ["--vllm_gpu_memory 1.1", "above 0 and at most 1"]),
+        ("--rollout_is_clip 2", ["--rollout_is_clip 2", "add --rollout_engine vllm"]),
+        ("--rollout_is_clip 0", ["--rollout_is_clip 0", "above 0"]),
         ("--parsing_cutoff 2", ["--parsing_cutoff 2", "at least 3", "each sentence becomes one macro action"]),
         ("--parser_cutoff 2", ["--parsing_cutoff 2", "at least 3"]),
         ("--ngram 0", ["--ngram 0", "at least 1", "inf"]),

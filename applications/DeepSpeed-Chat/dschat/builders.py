@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a run's flags to engines and score sources."""
 
-import importlib.util
 import logging
 from dataclasses import replace
 
@@ -15,7 +14,6 @@ from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import choose_dtype
-from dschat.errors import UserError
 from dschat.models.engines import Policy
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_scalar
@@ -98,10 +96,6 @@ def build_ppo_models(
         tokenizer: of the run.
         total_updates: for the schedules.
     """
-    if config.rollout_engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            "--rollout_engine vllm: there is no package vllm here. pip install 'ma-rlhf[vllm]', or drop the flag."
-        )
     actor = _build_actor(config, plan, tokenizer, total_updates)
     return PPOModels(
         actor=actor,
@@ -161,7 +155,8 @@ def _rollout_engine(config: PPOConfig, actor: Engine[PolicyModel]) -> RolloutEng
     if config.rollout_engine == "vllm":
         from dschat.rollouts.vllm import VllmEngine
 
-        return VllmEngine(config)
+        max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)
     rows, causal_lm = config.per_device_generation_batch_size, actor.module.inner
     if config.rollout_engine == "compacting":
         if supports(causal_lm):

@@ -3,6 +3,7 @@
 
 import logging
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import ClassVar, Literal
 
 from dschat.config import rules
@@ -80,6 +81,12 @@ class RolloutFlags:
     temperature: float = flag("sampling temperature, also of all log-probs", 1.0)
     top_k: int = flag("sample among the k likeliest tokens; 0 = all", 0)
     top_p: float = flag("sample among the likeliest tokens that make up this probability; 1 = all", 1.0)
+    vllm_gpu_memory: float = flag("share of a GPU's memory that vLLM uses while it draws: weights and cache", 0.3)
+    rollout_is_clip: float | None = flag(
+        "with vllm, a token's policy loss weighs as much as it is likelier under the actor than under vLLM, at most"
+        " this; off if not given",
+        None,
+    )
     print_answers: bool = flag("show some held-out prompts with their responses at each evaluation", False)
 
 
@@ -156,6 +163,7 @@ class PPOConfig(
         super().validate()
         self._check_numbers()
         self._check_models()
+        self._check_rollout_engine()
         self.check_termination()
         if self.eval_prompts is not None and self.eval_iters is not None:
             raise UserError("--eval_prompts and --eval_iters both say how many prompts to evaluate: drop one of them.")
@@ -183,9 +191,10 @@ class PPOConfig(
         ]
         rules.check_numbers(self, rates + others, rules.AT_LEAST_0)
         above_0 = ["temperature", "cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target", "max_kl"]
-        rules.check_numbers(self, above_0, rules.ABOVE_0)
+        rules.check_numbers(self, [*above_0, "rollout_is_clip"], rules.ABOVE_0)
         rules.check_numbers(self, ["gamma", "lam"], rules.ZERO_TO_ONE)
-        rules.check_numbers(self, ["top_p"], (lambda top_p: 0 < top_p <= 1, "a number above 0 and at most 1"))
+        share_rule = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
+        rules.check_numbers(self, ["top_p", "vllm_gpu_memory"], share_rule)
 
     def _check_models(self) -> None:
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
@@ -202,6 +211,16 @@ class PPOConfig(
                 rules.check_function_path(name, value)
         if self.metric_name in METRIC_NAMES:
             raise UserError(f"--metric_function: a metric is called {self.metric_name} already; rename the function.")
+
+    def _check_rollout_engine(self) -> None:
+        if self.rollout_engine == "vllm":
+            if find_spec("vllm") is None:
+                raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
+            return
+        for name in ("vllm_gpu_memory", "rollout_is_clip"):
+            value = getattr(self, name)
+            if value != default_of(PPOConfig, name):
+                raise UserError(f"--{name} {value} does nothing on its own: add --rollout_engine vllm, or drop it.")
 
     def _check_kl(self) -> None:
         usual = default_of(PPOConfig, "adaptive_kl_horizon")

@@ -36,6 +36,7 @@ from dschat.trainers.ppo.credit import assign_credit, kl_controller
 from dschat.trainers.ppo.evaluation import evaluate, show_samples, write_samples
 from dschat.trainers.ppo.iteration import Iteration
 from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
+from dschat.trainers.ppo.logprob_gap import check_gap
 from dschat.trainers.ppo.metrics import outside_metrics, rollout_metrics
 from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
@@ -241,6 +242,7 @@ class PPOTrainer:
         if self.nonfinite.in_rollout(checked, self.update, drawn.bad_rows, metric):
             return None
         metrics = outside_metrics(metric, models.metric_name, found.totals)
+        metrics |= check_gap(known, models.actor, self.config.temperature, plan.micro_batch)
         if isinstance(batch, PPOBatch):
             metrics |= rollout_metrics(batch, self.config.lam)
         clock.lap("scoring")
