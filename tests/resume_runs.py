@@ -14,6 +14,7 @@ from dschat.config.sft import SFTConfig
 from dschat.data.examples import PairExample, SFTExample
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.lora import add_lora
+from dschat.rollouts.compacting import CompactingEngine
 from dschat.run import stop
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import broadcast_object, is_main, world_size
@@ -129,7 +130,7 @@ def ppo(folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
     config, tokenizer = ppo_config(folder, **(PPO | sizes | flags)), make_tokenizer()
     actor, critic = setup.engine(make_causal_lm()), setup.engine(make_classifier())
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm())
-    models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"))
+    models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"), CompactingEngine(4))
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(18)]
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
     average = MovingAverage(actor) if config.enable_ema else None

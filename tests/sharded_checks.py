@@ -17,7 +17,8 @@ from dschat.engine.engine import EngineSettings, frozen_engine
 from dschat.engine.zero3 import parameter_offload
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.generate import generate
+from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import GenerateEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.model_folders import ModelFolders, SavedModel
@@ -56,22 +57,24 @@ LENGTHS = (3, 14)  # new tokens on rank 0 and on rank 1
 WHOLE, SHARDED = Case(0, 2), Case(3, 2)
 
 
-def prompts_of(number: int) -> dict[str, Tensor]:
+def prompts_of(number: int) -> list[list[int]]:
     """Three prompts of a process."""
-    rows = [(random_ids(2 + i, 50 * number + i), []) for i in range(3)]
-    input_ids, attention_mask, _ = pad_rows(rows)
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "index": torch.arange(3)}
+    return [random_ids(2 + i, 50 * number + i) for i in range(3)]
 
 
 def greedy(engine: Any, lengths: tuple[int, int] = LENGTHS) -> list[list[int]]:
-    """This process's responses, its own length long, in two batches on rank 1 and one on rank 0."""
+    """This process's responses, its own length long, drawn by either engine, twice on rank 1 and once on rank 0."""
     engine.eval()
     sampling = Sampling(lengths[rank()], (NO_END,), PAD, BOS, temperature=0.0)
-    with engine.gathered() as policy:
-        for _ in range(rank() + 1):
-            rollout = generate(policy.inner, prompts_of(rank()), sampling, seed=3)
+    drawn = []
+    for rollouts in (CompactingEngine(2), GenerateEngine(3)):
+        with rollouts.session(engine) as draw:
+            for _ in range(rank() + 1):
+                rollout = draw(prompts_of(rank()), sampling, range(3)).rollout
+        drawn.append(rollout.response_ids.tolist())
     engine.train()
-    return rollout.response_ids.tolist()
+    assert drawn[0] == drawn[1]
+    return drawn[0]
 
 
 def hooks_of(engine: Any) -> list[int]:
@@ -200,6 +203,7 @@ def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPO
         engine_for(make_causal_lm(seed=1), case, folder),
         engine_for(make_classifier(seed=2), case, folder),
         reward,
+        CompactingEngine(2),
     )
     tokenizer = make_tokenizer()
     return ppo_trainer_of(models, held_out, held_out, tokenizer, config)

@@ -28,12 +28,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"config", "models", "plan"},
     "engine": {"config", "models", "run"},
     # prompts → rollout → scores → ends
-    "rollouts": {"config", "models", "rl"},
+    "rollouts": {"config", "models", "rl", "run"},
     "scoring": {"common", "data", "models", "rl"},
     "conditions": {"common", "config", "rl"},
     # loops receive their engines; builders make them
     "trainers": {"common", "config", "data", "models", "rl", "run", "rollouts", "scoring", "conditions"},
-    "builders": {"common", "config", "engine", "models", "scoring", "trainers"},
+    "builders": {"common", "config", "engine", "models", "rollouts", "run", "scoring", "trainers"},
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
     "inference": {"common", "data", "models", "rollouts", "scoring"},

@@ -40,7 +40,6 @@ COMMON_VALUES = {
     "save_models": (["9"], 9),
     "resume_from_checkpoint": (["out/checkpoints/step-4"], "out/checkpoints/step-4"),
     "eval_interval": (["9"], 9),
-    "eval_iters": (["0"], 0),
     "enable_tensorboard": ([], True),
     "tensorboard_path": (["tb"], "tb"),
     "seed": (["5"], 5),
@@ -66,6 +65,7 @@ COMMON_VALUES = {
     "local_rank": (["0"], 0),
 }
 SUPERVISED_VALUES = {
+    "eval_iters": (["0"], 0),
     "model_name_or_path": (["other"], "other"),
     "max_seq_len": (["64"], 64),
     "per_device_train_batch_size": (["4"], 4),
@@ -75,6 +75,8 @@ SUPERVISED_VALUES = {
     "weight_decay": (["0"], 0.0),
 }
 PPO_VALUES = {
+    "eval_prompts": (["64"], 64),
+    "eval_iters": (["0"], 0),
     "actor_model_name_or_path": (["other"], "other"),
     "critic_model_name_or_path": (["other"], "other"),
     "reward_model_name_or_path": (["other"], "other"),
@@ -90,6 +92,9 @@ PPO_VALUES = {
     "temperature": (["0.8"], 0.8),
     "top_k": (["50"], 50),
     "top_p": (["0.9"], 0.9),
+    "rollout_engine": (["generate"], "generate"),
+    "vllm_gpu_memory": (["0.5", "--rollout_engine", "vllm"], 0.5),
+    "rollout_is_clip": (["2", "--rollout_engine", "vllm"], 2.0),
     "print_answers": ([], True),
     "termination_condition": (["ppl"], "ppl"),
     "ngram": (["inf"], math.inf),
@@ -167,6 +172,7 @@ def places(tmp_path, monkeypatch):
     """Real files for the flags that name files; the tests run in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("dschat.config.ppo.find_spec", lambda name: object())  # as if vLLM were installed
     (tmp_path / "score.py").write_text("def f(prompts, responses, rows):\n    raise SystemExit('executed')\n")
     (tmp_path / "ds.json").write_text('{"steps_per_print": 1}')
     return {"{module}": "score.py", "{json}": "ds.json"}

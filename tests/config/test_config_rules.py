@@ -43,6 +43,7 @@ def empty_folder(tmp_path, monkeypatch):
     """Each test runs in a folder of its own that holds the files the flags name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("dschat.config.ppo.find_spec", lambda name: None)  # vLLM is not installed
     (tmp_path / "score.py").write_text(MODULE)
     (tmp_path / "star.py").write_text("from os.path import *\n")
     (tmp_path / "broken.py").write_text("def (:\n")
@@ -72,7 +73,6 @@ def _refusal(config_class, arguments):
         ("--global_batch_size 0", ["--global_batch_size 0", "at least 1"]),
         ("--save_steps -1", ["--save_steps -1", "at least 0"]),
         ("--eval_interval -1", ["--eval_interval -1", "at least 0"]),
-        ("--eval_iters -1", ["--eval_iters -1", "at least 0"]),
         ("--num_warmup_steps -1", ["--num_warmup_steps -1", "at least 0"]),
         ("--gradient_clipping -1", ["--gradient_clipping -1", "at least 0"]),
         ("--gradient_clipping nan", ["--gradient_clipping nan", "at least 0"]),
@@ -80,6 +80,7 @@ def _refusal(config_class, arguments):
         ("--warmup_ratio 1", ["--warmup_ratio 1", "below 1"]),
         ("--warmup_ratio -0.1", ["--warmup_ratio -0.1", "at least 0"]),
         # numbers of steps 1 and 2
+        ("--eval_iters -1", ["--eval_iters -1", "at least 0"]),
         ("--max_seq_len 0", ["--max_seq_len 0", "at least 1"]),
         ("--per_device_train_batch_size 0", ["--per_device_train_batch_size 0", "at least 1"]),
         ("--per_device_eval_batch_size 0", ["--per_device_eval_batch_size 0", "at least 1"]),
@@ -154,6 +155,8 @@ def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
                 "critic_learning_rate",
                 "actor_weight_decay",
                 "critic_weight_decay",
+                "eval_prompts",
+                "eval_iters",
                 "top_k",
                 "kl_coef",
                 "missing_eos_penalty",
@@ -180,6 +183,11 @@ def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
         ("--lam -0.1", ["--lam -0.1", "from 0 to 1"]),
         ("--top_p 0", ["--top_p 0", "above 0 and at most 1"]),
         ("--top_p 1.5", ["--top_p 1.5", "above 0 and at most 1"]),
+        ("--rollout_engine vllm", ["--rollout_engine vllm needs vLLM", "pip install 'ma-rlhf[vllm]'"]),
+        ("--vllm_gpu_memory 0.5", ["--vllm_gpu_memory 0.5", "add --rollout_engine vllm"]),
+        ("--vllm_gpu_memory 1.1", ["--vllm_gpu_memory 1.1", "above 0 and at most 1"]),
+        ("--rollout_is_clip 2", ["--rollout_is_clip 2", "add --rollout_engine vllm"]),
+        ("--rollout_is_clip 0", ["--rollout_is_clip 0", "above 0"]),
         ("--parsing_cutoff 2", ["--parsing_cutoff 2", "at least 3", "each sentence becomes one macro action"]),
         ("--parser_cutoff 2", ["--parsing_cutoff 2", "at least 3"]),
         ("--ngram 0", ["--ngram 0", "at least 1", "inf"]),
@@ -213,6 +221,7 @@ def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
         ("--parser_device gpu", ["--parser_device gpu", "cpu, cuda or cuda:0"]),
         ("--parser none.py:f", ["--parser", "no file none.py"]),
         # combinations
+        ("--eval_prompts 8 --eval_iters 2", ["--eval_prompts", "--eval_iters", "drop one"]),
         ("--macro_reward mean --value_function first", ["--macro_reward mean", "add --isolate_last_token"]),
         ("--adaptive_kl_horizon 500", ["--adaptive_kl_horizon 500", "add --adaptive_kl_target"]),
         ("--adaptive_kl_target 6 --kl_coef 0", ["--adaptive_kl_target", "--kl_coef above 0"]),

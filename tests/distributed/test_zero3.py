@@ -17,8 +17,8 @@ def greedy_by_hand(model, rank):
     """Row by row without padding: the largest logit of the unpadded row, pad and BOS never."""
     prompts = prompts_of(rank)
     responses = []
-    for ids, mask in zip(prompts["input_ids"], prompts["attention_mask"], strict=True):
-        row = ids[mask].tolist()
+    for prompt in prompts:
+        row = list(prompt)
         for _ in range(LENGTHS[rank]):
             logits = model(input_ids=torch.tensor([row])).logits[0, -1]
             logits[[PAD, BOS]] = -torch.inf

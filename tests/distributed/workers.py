@@ -37,14 +37,14 @@ def updates(folder: Path, keep: Callable[..., None]) -> None:
 
 def chunks(folder: Path, keep: Callable[..., None]) -> None:
     """ZeRO 3 where a rank's log-probs take more chunks, and so more uses of the head, than the other's."""
-    from dschat.rl.logprobs import token_logprobs
+    from dschat.rl import logprobs
     from recorded import CHUNKED, run_case, untied_updates
 
-    before = token_logprobs.__defaults__
-    token_logprobs.__defaults__ = (1.0, 300)  # 3 positions of a vocabulary of 100
+    before = logprobs.CPU_LOGITS
+    logprobs.CPU_LOGITS = 300  # 3 positions of a vocabulary of 100
     weights, metrics = run_case(CHUNKED, folder)
     untied, held = untied_updates(CHUNKED, folder)
-    token_logprobs.__defaults__ = before
+    logprobs.CPU_LOGITS = before
     keep(folder, "chunks", metrics, weights)
     keep(folder, "untied", {"held": held}, untied)
 
@@ -89,11 +89,40 @@ def _made(make: Callable[..., Any], setup: dict[str, Any], place: Path, **flags:
     return make(place, Setup(**setup, config_file=sharding_file(place)), **flags)
 
 
+def vllm(folder: Path, keep: Callable[..., None]) -> None:
+    """At ZeRO 3, draws of two prompts on one rank and three on the other, before and after an update."""
+    from transformers import AutoModelForCausalLM
+
+    from dschat.rollouts.sampling import Sampling
+    from dschat.rollouts.vllm import VllmEngine
+    from factories import BOS, EOS, PAD, engine_of, random_ids
+    from recorded import sharding_file
+
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder / "model")
+    actor = engine_of(causal_lm, zero_stage=3, config_file=sharding_file(folder), learning_rate=0.01)
+    engine = VllmEngine(str(folder / "model"), 32, 0.3)
+    sampling = Sampling(max_new_tokens=4 + 4 * rank(), end_ids=(EOS,), pad_id=PAD, bos_id=BOS)
+    prompts = [random_ids(3 + i, i) for i in range(2 + rank())]
+    gaps: list[float] = []
+    for _ in range(2):
+        with engine.session(actor) as draw:
+            drawn = draw(prompts, sampling, range(len(prompts)))
+        rollout, mask = drawn.rollout, drawn.rollout.response_mask
+        actor.train()
+        logprobs, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1])
+        gaps.append(float((logprobs.detach() - drawn.logprobs)[mask].abs().max()))
+        actor.backward(-logprobs[mask].sum())
+        actor.step()
+        actor.eval()
+    keep(folder, "vllm", {"gaps": gaps, "rows": [row[:4] for row in rollout.response_rows()]})
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     "updates": updates,
     "chunks": chunks,
     "resume": resume,
     "resume-everywhere": resume_everywhere,
+    "vllm": vllm,
 }
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dschat.models.policy import PolicyModel
+from dschat.rollouts.compacting import CompactingEngine, sample
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.function import FunctionScores
@@ -54,6 +55,7 @@ def test_one_ppo_iteration_in_bf16(group, tokenizer, tmp_path):
         frozen_engine_of(make_causal_lm(initializer_range=0.05), torch.bfloat16),
         critic,
         FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function"),
+        CompactingEngine(8),
     )
     prompts = [make_prompt(random_ids(3 + i % 3, i), f"p{i}", i) for i in range(8)]
     trainer = ppo_trainer_of(models, prompts, [], tokenizer, config)
@@ -66,15 +68,21 @@ def test_one_ppo_iteration_in_bf16(group, tokenizer, tmp_path):
     assert metrics["grad_norm/actor"] > 0 and metrics["grad_norm/critic"] > 0
 
 
-def test_sampling_on_cuda_leaves_the_global_state_alone(tokenizer):
+@pytest.mark.parametrize("draw", [sample, generate])
+def test_sampling_on_cuda_leaves_the_global_state_alone(draw):
     causal_lm = make_causal_lm(initializer_range=0.05).cuda()
-    prompts = {
-        "input_ids": torch.tensor([random_ids(4, 0)] * 2).cuda(),
-        "attention_mask": torch.ones(2, 4, dtype=torch.bool).cuda(),
-        "index": torch.arange(2).cuda(),
-    }
-    sampling = Sampling(6, (2,), 0, 1)
+    prompts, sampling = [random_ids(4 + i % 3, i) for i in range(9)], Sampling(12, (2, 3, 4, 5), 0, 1)
     before = torch.cuda.get_rng_state()
-    first = generate(causal_lm, prompts, sampling, 3)
+    first = draw(causal_lm, prompts, sampling, range(9), 4)
     assert torch.equal(torch.cuda.get_rng_state(), before)
-    assert torch.equal(generate(causal_lm, prompts, sampling, 3).input_ids, first.input_ids)
+    again = draw(causal_lm, prompts, sampling, range(9), 4)
+    assert torch.equal(again.rollout.input_ids, first.rollout.input_ids)
+
+
+def test_the_compacting_engine_draws_on_cuda_what_it_draws_on_a_cpu():
+    causal_lm = make_causal_lm(initializer_range=0.05)
+    prompts, sampling = [random_ids(2 + i % 7, i) for i in range(20)], Sampling(12, (2, *range(3, 12)), 0, 1)
+    on_cpu = sample(causal_lm, prompts, sampling, range(20), 6)
+    on_cuda = sample(causal_lm.cuda(), prompts, sampling, range(20), 6)
+    assert torch.equal(on_cuda.rollout.input_ids.cpu(), on_cpu.rollout.input_ids)
+    torch.testing.assert_close(on_cuda.logprobs.cpu(), on_cpu.logprobs, rtol=0, atol=1e-4)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dschat.errors import UserError
+from dschat.inference.options import ENGINES
 from dschat.inference.policy import load_policy, locate_policy
 from dschat.models.tokenizer import load_tokenizer
 from factories import BOS, EOS, PAD, make_causal_lm, make_prompt, random_ids, save_folder
@@ -89,7 +90,7 @@ def greedy_by_hand(causal_lm, prompt, count, ends=(EOS,)):
 def test_greedy_responses_are_the_models_own(project, options, bytes_tokenizer):
     policy = policy_of(str(project / "run" / "actor"), options(temperature="0", max_new_tokens=10))
     examples = examples_of([9, 4, 2])
-    responses = policy.respond(examples, 0, 0)
+    responses = policy.respond(examples)[0]
     for example, response in zip(examples, responses, strict=True):
         expected = greedy_by_hand(policy.causal_lm, example.prompt_ids, 10)
         assert response.text == bytes_tokenizer.decode(expected, skip_special_tokens=True)
@@ -114,38 +115,58 @@ def test_the_checkpoints_own_end_tokens_end_a_response_and_are_not_in_its_text(
     file = tmp_path / "chat" / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [EOS, drawn[place]]}))
     chat = policy_of(str(tmp_path / "chat"), options(temperature="0", max_new_tokens=8))
-    response = chat.respond(prompt, 0, 0)[0]
+    response = chat.respond(prompt)[0][0]
     assert (response.tokens, response.finished) == (place + 1, True)
     assert response.text == bytes_tokenizer.decode(drawn[:place])
     file.unlink()
     without = policy_of(str(tmp_path / "chat"), options(temperature="0", max_new_tokens=8))
-    assert without.respond(prompt, 0, 0)[0].text == bytes_tokenizer.decode(drawn, skip_special_tokens=True)
+    assert without.respond(prompt)[0][0].text == bytes_tokenizer.decode(drawn, skip_special_tokens=True)
 
 
-def test_draws_depend_on_seed_batch_and_number_alone(project, options):
+@pytest.mark.parametrize("engine", ["compacting", "generate"])
+def test_draws_depend_on_seed_and_number(engine, project, options):
     path, examples = str(project / "run" / "actor"), examples_of([6, 5, 3])
-    policy = policy_of(path, options(seed=1))
-    first = policy.respond(examples, 0, 0)
+    policy = policy_of(path, options(seed=1, rollout_engine=engine))
+    first, second = policy.respond(examples, 2)
     torch.manual_seed(99)
-    assert policy.respond(examples, 0, 0) == policy_of(path, options(seed=1)).respond(examples, 0, 0) == first
-    others = [policy.respond(examples, 1, 0), policy.respond(examples, 0, 1)]
-    others.append(policy_of(path, options(seed=2)).respond(examples, 0, 0))
-    assert all([r.text for r in other] != [r.text for r in first] for other in others)
+    again = policy_of(path, options(seed=1, rollout_engine=engine)).respond(examples, 2)
+    assert policy.respond(examples, 2) == again == [first, second]
+    other = policy_of(path, options(seed=2, rollout_engine=engine)).respond(examples)[0]
+    texts = [[response.text for response in responses] for responses in (first, second, other)]
+    assert texts[0] != texts[1] and texts[0] != texts[2]
+
+
+def test_draws_depend_on_no_other_prompt(project, options):
+    path, examples = str(project / "run" / "actor"), examples_of([6, 5, 3])
+    first, second = policy_of(path, options(batch_size=4)).respond(examples, 2)
+    assert policy_of(path, options(batch_size=1)).respond(examples[1:2], 2) == [first[1:2], second[1:2]]
+
+
+def test_generate_answers_where_the_compacting_engine_does_not_know_the_model(
+    options, bytes_tokenizer, tmp_path, caplog
+):
+    from transformers import BloomConfig, BloomForCausalLM
+
+    config = BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=2, pad_token_id=PAD, eos_token_id=EOS)
+    path = save_folder(tmp_path, BloomForCausalLM(config), bytes_tokenizer)
+    responses = [policy_of(path, options(rollout_engine=name)).respond(examples_of([3, 5])) for name in ENGINES]
+    assert responses[0] == responses[1]
+    assert caplog.text.count("--rollout-engine compacting: it does not know how models of type bloom") == 1
 
 
 def test_top_k_and_top_p_narrow_the_draws(project, options):
     path, examples = str(project / "run" / "actor"), examples_of([6, 5, 3])
-    greedy = policy_of(path, options(temperature="0")).respond(examples, 0, 0)
-    assert policy_of(path, options(top_k=1)).respond(examples, 0, 0) == greedy
-    assert policy_of(path, options(top_k=0, top_p=1e-6)).respond(examples, 0, 0) == greedy
-    assert policy_of(path, options(top_k=0)).respond(examples, 0, 0) != greedy
+    greedy = policy_of(path, options(temperature="0")).respond(examples)
+    assert policy_of(path, options(top_k=1)).respond(examples) == greedy
+    assert policy_of(path, options(top_k=0, top_p=1e-6)).respond(examples) == greedy
+    assert policy_of(path, options(top_k=0)).respond(examples) != greedy
 
 
 def test_a_model_without_pad_gets_one(options, bytes_tokenizer, tmp_path):
     path = save_folder(tmp_path, make_causal_lm(vocab_size=300), bytes_tokenizer)
     file = tmp_path / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pad_token": "<eos>"}))
-    responses = policy_of(path, options(top_k=0, max_new_tokens=20)).respond(examples_of([3, 9]), 0, 0)
+    responses = policy_of(path, options(top_k=0, max_new_tokens=20)).respond(examples_of([3, 9]))[0]
     assert all(response.tokens for response in responses)
     assert not any("<pad>" in response.text for response in responses)
 

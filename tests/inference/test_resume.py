@@ -26,11 +26,11 @@ def interrupt(monkeypatch):
     def after(count):
         batches.clear()
 
-        def work(policy, reader, num_return, batch, *arguments):
+        def work(policy, reader, num_return, examples, rows):
             if count is not None and len(batches) == count:
                 raise Killed
-            batches.append(batch)
-            return original(policy, reader, num_return, batch, *arguments)
+            batches.append(len(examples))
+            return original(policy, reader, num_return, examples, rows)
 
         monkeypatch.setattr(run_module, "respond_and_score", work)
         return batches
@@ -63,7 +63,7 @@ def test_an_interrupted_run_goes_on(interrupted, interrupt, options):
     flags, expected, path = interrupted
     batches = interrupt(None)
     run_inference(options(**flags))
-    assert batches[0] == 2 and len(batches) == len(set(batches))
+    assert len(batches) == 3
     assert path.read_bytes() == expected
     assert [file.name for file in path.parent.iterdir()] == ["run.jsonl"]
 
@@ -76,7 +76,7 @@ def test_what_a_kill_left_of_a_batch_is_done_again(cut, interrupted, interrupt, 
     partial.write_bytes(content[:-cut])
     batches = interrupt(None)
     run_inference(options(**flags))
-    assert batches[0] == 1
+    assert len(batches) == 4
     assert path.read_bytes() == expected
 
 
@@ -109,6 +109,7 @@ def test_a_run_that_was_killed_before_its_last_step_loads_no_model(interrupted, 
     [
         {"batch_size": 4},
         {"num_return": 3},
+        {"rollout_engine": "generate"},
         {"seed": 2},
         {"top_k": 5},
         {"top_p": 0.5},

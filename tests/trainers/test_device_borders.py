@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from dschat.models.layout import Lengths
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.rl.advantages import gae
@@ -23,14 +24,17 @@ from dschat.rl.macro_actions import pool_rewards, pool_values, to_tokens
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.rewards import token_rewards
 from dschat.rl.termination import fixed_ngram_ends, make_row_seeds, perplexity_ends, randomized_ngram_ends
+from dschat.rl.types import ScoredRollout
 from dschat.run.metrics import Means
 from dschat.trainers.ppo import update as ppo_updates
 from dschat.trainers.ppo.credit import whiten_advantages
+from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
 from dschat.trainers.ppo.metrics import rollout_metrics
 from dschat.trainers.ppo.update import UpdateSettings
 from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
+LENGTHS = Lengths(np.array([2, 5, 9, 1]), np.array([7, 1, 4, 3]))
 GPU = torch.device("meta")
 SETTINGS = UpdateSettings(4, 2, 1, cliprange=0.2, cliprange_value=0.2, temperature=0.8)
 
@@ -83,8 +87,8 @@ def moved(real: Any) -> Any:
 @pytest.fixture
 def gpu(monkeypatch):
     """Everything inside is on the GPU; metrics are added up, and not read."""
-    monkeypatch.setattr("transformers.masking_utils._ignore_causal_mask_sdpa", lambda *_, **__: False)
     monkeypatch.setattr(Means, "reduce", lambda self: dict.fromkeys([*self._sums], 1.0))
+    monkeypatch.setattr(Lengths, "of", lambda rollout: LENGTHS)  # read once per rollout
     fake = FakeGPU()
     with OneDevice():
         yield fake
@@ -137,28 +141,41 @@ def test_ends_are_found_on_the_device(trajectory):
         assert ends.device == GPU and ends.shape == mask.shape
 
 
-@pytest.mark.parametrize("ratio", ["token", "macro", "macro_mean"])
-def test_the_micro_batch_loop_never_waits_for_the_device(ratio, gpu, batch):
-    """One update of two micro-batches, forward and backward; lengths are known on the host."""
-    sizes = np.array([[len(prompt), len(response)] for prompt, response in ROWS])
+def one_update(gpu, batch, ratio):
+    """Two micro-batches, forward and backward; lengths are known on the host."""
     settings, means = replace(SETTINGS, policy_ratio=ratio), Means()
-    ppo_updates._one_update(gpu.actor, gpu.critic, batch, np.arange(4), sizes, settings, means)
+    ppo_updates._one_update(gpu.actor, gpu.critic, batch, np.arange(4), LENGTHS, settings, means)
     for engine in (gpu.actor, gpu.critic):
         assert all(p.grad is None or p.grad.device == GPU for p in engine.module.parameters())
-    assert {"loss/policy", "loss/value"} <= set(means._sums)
+    assert {"loss/policy", "loss/value", "policy/entropy"} <= set(means._sums)
+
+
+@pytest.mark.parametrize("ratio", ["token", "macro", "macro_mean"])
+def test_the_micro_batch_loop_never_waits_for_the_device(ratio, gpu, batch):
+    one_update(gpu, batch, ratio)
+
+
+def test_credit_assignment_within_the_update_never_waits_for_the_device(gpu, batch):
+    trajectory = batch.trajectory
+    scored = ScoredRollout(trajectory.rollout, trajectory.ref_logprobs, trajectory.scores)
+
+    def credit(trajectory, macro):
+        return ppo_batch(trajectory, macro, kl_coef=0.05, gamma=1.0, lam=0.95)
+
+    one_update(gpu, LateCredit(PendingBatch(scored, batch.macro), credit), "token")
 
 
 @pytest.mark.parametrize("mistake", ["a number is read", "a tensor stays on the CPU"])
 def test_a_mistake_in_the_loop_is_seen(mistake, gpu, batch, monkeypatch):
-    real = ppo_updates.masked_sum
+    real = ppo_updates.value_loss
 
-    def wrong(x, mask):
-        total = real(x, mask)
-        return total * float(total) if mistake == "a number is read" else real(x, mask) + torch.ones(1)
+    def wrong(*args):
+        loss, stats = real(*args)
+        return loss * float(loss) if mistake == "a number is read" else loss + torch.ones(1), stats
 
-    monkeypatch.setattr(ppo_updates, "masked_sum", wrong)
+    monkeypatch.setattr(ppo_updates, "value_loss", wrong)
     with pytest.raises(Exception, match="DataDependent|item|different devices|same device"):
-        test_the_micro_batch_loop_never_waits_for_the_device("token", gpu, batch)
+        one_update(gpu, batch, "token")
 
 
 @pytest.mark.parametrize("value_function", ["equal", "unit", "position", "first"])

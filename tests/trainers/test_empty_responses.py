@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from dschat.rl.macro_actions import segment
 from dschat.rl.types import select_rows
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 from factories import (
@@ -66,7 +67,7 @@ def test_rows_without_a_token_change_nothing_for_the_others(flags, group, tmp_pa
         rollout.prompt_index[places] = torch.arange(4)  # which `randomized` draws from
         models, scores = trainer.models, rollout.response_mask.sum(1).float()
         trajectory = score(rollout, scores, models.actor, models.reference, models.critic, 1.0, 8)
-        batch, _ = trainer.assign_credit(trajectory, 0)
+        batch = trainer.credit(trajectory, segment(trainer.condition(trajectory, 0).ends, rollout.response_mask))
         batches_of.append(select_rows(batch, torch.tensor(places)))
         actor, critic = engine_of(make_causal_lm(), len(case), 1), engine_of(make_classifier(seed=2), len(case), 1)
         stats.append(ppo_update(actor, critic, batch, UpdateSettings(len(case), len(case), 1, 0.2, 0.2, 1.0), seed=0))

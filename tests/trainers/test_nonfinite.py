@@ -131,7 +131,7 @@ def test_a_metric_functions_numbers_count(group, tmp_path):
     batch = trainer.collect(batches(0), 0).batch
     metric = torch.tensor([0.0] * 7 + [math.inf])
     with pytest.raises(UserError, match=r"numbers of the metric function on rank 0 are not finite in rows \[7\]"):
-        trainer.nonfinite.in_rollout(batch, torch.zeros(8, dtype=torch.bool), metric, 0)
+        trainer.nonfinite.in_rollout(batch, 0, metric=metric)
 
 
 def test_a_nan_that_whitening_spreads_is_advantages(group, tmp_path):

@@ -19,7 +19,8 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
     monkeypatch.setattr(builders, "train_engine", lambda model, optimizer, settings: found.append(optimizer))
     for name in ("load_causal_lm", "load_scalar", "PolicyModel", "ScalarModel", "frozen_engine", "end_token_id"):
         monkeypatch.setattr(builders, name, lambda *_, **__: None)
-    monkeypatch.setattr(builders, "_function_scores", lambda *_: None)
+    for name in ("_function_scores", "_rollout_engine"):
+        monkeypatch.setattr(builders, name, lambda *_: None)
     return found
 
 

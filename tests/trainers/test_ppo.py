@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dschat.errors import UserError
+from dschat.rollouts.compacting import CompactingEngine
 from dschat.run.seeds import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
@@ -66,7 +67,8 @@ def make_trainer(folder, tokenizer, num_prompts=32, reward=share_of_a, spread=0.
     name = "count" if metric else ""
     measured = FunctionScores(metric, "--metric_function") if metric else None
     reference = frozen_engine_of(make_causal_lm(initializer_range=spread))
-    models = PPOModels(actor, reference, critic, source, measured, name)
+    engine = CompactingEngine(config.per_device_generation_batch_size)
+    models = PPOModels(actor, reference, critic, source, engine, measured, name)
     return ppo_trainer_of(models, prompts_of(num_prompts), prompts_of(6), tokenizer, config)
 
 
@@ -169,7 +171,8 @@ def test_evaluations_draw_the_same_responses_every_time(group, tokenizer, tmp_pa
 
 def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(group, tokenizer, tmp_path):
     trainer = make_trainer(tmp_path, tokenizer, spread=0.2, temperature=0.7)
-    rollout, text = trainer.sample([prompts_of(8)], SeedKind.TRAINING, 0)
+    drawn, text = trainer.sample(prompts_of(8), SeedKind.TRAINING, 0)
+    rollout = drawn.rollout
     trajectory, metric = trainer.score(rollout, text)
     assert metric is None
     assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra for row in text.rows] == [
@@ -184,6 +187,7 @@ def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(gr
         own = trajectory.logprobs[row, : len(response)].cpu()
         torch.testing.assert_close(own, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(trajectory.logprobs, trajectory.ref_logprobs, rtol=0, atol=1e-6)
+    torch.testing.assert_close(drawn.logprobs, trajectory.logprobs, rtol=0, atol=1e-5)
 
 
 def test_a_reward_model_as_reward(group, tokenizer, tmp_path):

@@ -7,6 +7,7 @@ import torch
 from dschat.rl.types import Trajectory
 from dschat.run.distributed import device
 from dschat.trainers.ppo.credit import assign_credit
+from dschat.trainers.ppo.sampler import actor_sampler
 from dschat.trainers.ppo.update import UpdateSettings
 from factories import EOS, make_rollout, ppo_config, to_device
 
@@ -53,7 +54,17 @@ def test_credit_flags(name, tmp_path):
 
 def test_update_flags(tmp_path):
     flags = {"ppo_epochs": 3, "cliprange": 0.3, "cliprange_value": 0.4, "policy_ratio": "macro_mean"}
+    flags["rollout_is_clip"] = 2.0
     config = ppo_config(tmp_path, temperature=0.7, per_device_training_batch_size=2, global_batch_size=4, **flags)
     settings = UpdateSettings.from_config(config, config.plan_batches(1))
     assert {name: getattr(settings, name) for name in flags} == flags
     assert (settings.update_size, settings.micro_batch, settings.temperature) == (4, 2, 0.7)
+
+
+def test_vllm_flags(tokenizer, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr("dschat.trainers.ppo.sampler.VllmEngine", lambda *arguments: made.append(arguments))
+    flags = {"rollout_engine": "vllm", "vllm_gpu_memory": 0.4, "max_prompt_seq_len": 6, "max_answer_seq_len": 8}
+    actor_sampler(None, tokenizer, ppo_config(tmp_path, actor_model_name_or_path="model", **flags))
+    actor_sampler(None, tokenizer, ppo_config(tmp_path))
+    assert made == [("model", 14, 0.4)]

@@ -11,7 +11,7 @@ from dschat.data.encoding import decode_response
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory
-from dschat.trainers.ppo.metrics import repeated_4grams, rollout_metrics, token_table, token_texts
+from dschat.trainers.ppo.metrics import outside_metrics, repeated_4grams, rollout_metrics, token_table, token_texts
 from factories import (
     EOS,
     make_rollout,
@@ -32,14 +32,13 @@ def test_rollout_metrics_by_hand():
         ppo_batch(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9),
         returns=torch.tensor([[1.0, 1.0, 2.0], [4.0, 9.0, 9.0]]),
     )
-    metrics = rollout_metrics(batch, 0.9, torch.tensor([0.2, 0.6]), "gold")
+    metrics = rollout_metrics(batch, 0.9)
     expected = {
         "objective/kl": 0.3,
         "objective/kl_per_token": 0.15,
         "objective/entropy": 5.0,
         "objective/scores": 2.0,
         "objective/rlhf_reward": 2.0 - 0.15,
-        "objective/gold": 0.4,
         "response/length": 2.0,
         "response/eos_rate": 0.5,
         "response/repetition": 0.0,  # neither has 4 tokens
@@ -51,6 +50,12 @@ def test_rollout_metrics_by_hand():
         "val/explained_variance": 1 - 0.1875 / 1.5,  # residuals 1, 1, 1, 2; returns 1, 1, 2, 4
     }
     assert metrics == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_others_say_of_a_rollout():
+    metrics = outside_metrics(torch.tensor([0.2, 0.6]), "gold", {"parsing/sentences": 3.0})
+    assert metrics == pytest.approx({"objective/gold": 0.4, "parsing/sentences": 3.0})
+    assert outside_metrics(None, "", {}) == {}
 
 
 def test_repeated_4grams_by_hand():

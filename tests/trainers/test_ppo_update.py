@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PPO updates from one recorded PPOBatch."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -146,7 +147,7 @@ def test_every_epoch_trains_on_every_row(group):
     """Four updates of 2 rows in each of two epochs: 8 optimiser updates, each row in two forward passes."""
     rows_seen = []
     actor, critic = engine_of(make_causal_lm(), 1, 2), engine_of(make_classifier(seed=2), 1, 2)
-    actor.module.register_forward_pre_hook(lambda _, args: rows_seen.extend(int(m.sum()) for m in args[1]))
+    actor.module.register_forward_pre_hook(lambda _, args: rows_seen.append(args[0].shape[1]))
     ppo_update(actor, critic, make_batch(), UpdateSettings(2, 1, 2, 0.2, 0.2, 1.0), seed=3)
     assert actor._engine.global_steps == critic._engine.global_steps == 8
     lengths = sorted(len(prompt) + len(response) for prompt, response in ROWS)
@@ -170,3 +171,14 @@ def test_whitening(batch):
     torch.testing.assert_close(numbers, expected, rtol=0, atol=1e-4)
     assert not bool(whitened.advantages[~mask].any())
     assert torch.equal(whitened.returns, batch.returns)
+
+
+def test_truncated_importance_weights_multiply_the_advantages(batch):
+    """The engine drew each token with half of the actor's probability: weights of 2, or 1.5 where that is the most."""
+    rollout = replace(batch.rollout, drawn_logprobs=batch.trajectory.logprobs - math.log(2))
+    drawn = replace(batch, trajectory=replace(batch.trajectory, rollout=rollout))
+    for clip, weight in ((None, 1.0), (5.0, 2.0), (1.5, 1.5)):
+        found, stats = updated(drawn, rollout_is_clip=clip)
+        expected, expected_stats = updated(replace(batch, advantages=weight * batch.advantages))
+        assert largest_difference(found, expected) < 1e-6
+        assert stats == pytest.approx(expected_stats, rel=1e-5, abs=1e-6)

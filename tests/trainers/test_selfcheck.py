@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dschat.data.collate import collate_prompts
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
 from dschat.rl.types import Trajectory
+from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.function import FunctionScores
@@ -77,7 +77,7 @@ def test_a_missing_soft_cap_is_found(group):
 
 def test_positions_that_count_padding_are_found(group, monkeypatch):
     engine = frozen_engine_of(make_causal_lm("gpt2"))
-    monkeypatch.setattr("dschat.models.policy.position_ids", lambda *_: {})
+    monkeypatch.setattr("dschat.models.backbone.position_ids", lambda *_: {})
     monkeypatch.setattr("dschat.trainers.selfcheck.position_ids", lambda *_: {})
     with pytest.raises(UserError, match="log-probs with padding differ from those without"):
         check(engine)
@@ -100,7 +100,7 @@ def test_a_scalar_model_that_reads_another_position_is_found(group):
 
 def test_a_scalar_model_whose_positions_count_padding_is_found(group, monkeypatch):
     engine = frozen_engine_of(make_classifier("gpt2"))
-    monkeypatch.setattr("dschat.models.scalar.position_ids", lambda *_: {})
+    monkeypatch.setattr("dschat.models.backbone.position_ids", lambda *_: {})
     monkeypatch.setattr("dschat.trainers.selfcheck.position_ids", lambda *_: {})
     rows = [(random_ids(4, 1), random_ids(4, 2)), (random_ids(4, 3), random_ids(4, 4))]
     with pytest.raises(UserError, match="scores with padding differ from those without"):
@@ -120,10 +120,9 @@ def models(group):
 SAMPLING = Sampling(6, (EOS,), PAD, BOS, 0.8)
 
 
-def sampled(actor, bos_id=BOS, count=6):
-    examples = [make_prompt(random_ids(2 + i, i), "", i) for i in range(count)]
-    sampling = Sampling(6, (EOS,), PAD, bos_id, 0.8)
-    return generate(actor.module.inner, to_device(collate_prompts(examples, PAD)), sampling, 0)
+def sampled(actor):
+    prompts = [random_ids(2 + i, i) for i in range(6)]
+    return generate(actor.module.inner, prompts, SAMPLING, range(6), 6).rollout
 
 
 def test_a_healthy_rollout_passes(models):
@@ -203,6 +202,7 @@ def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer
             frozen_engine_of(make_causal_lm(seed=3)),
             engine_of(make_classifier(), 8),
             FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
+            CompactingEngine(8),
         )
         return ppo_trainer_of(models, prompts, [], tokenizer, config)
 

@@ -2,7 +2,7 @@
 """The loops with stand-ins for models: what is divided by what, and which seed, epoch and coefficient goes where."""
 
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,8 @@ import torch
 from dschat.config.sft import SFTConfig
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import PPOBatch, Rollout, Trajectory
+from dschat.rl.types import PPOBatch, Trajectory
+from dschat.rollouts.engine import Drawn
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
@@ -48,13 +49,13 @@ class StandIn:
         self.lengths: list[int] = []  # of the response that each forward pass was about
         self.temperatures: set[float] = set()
 
-    def __call__(self, input_ids: Any, attention_mask: Any, num_response: int = 0, temperature: float = 1.0) -> Any:
-        if not num_response:
+    def __call__(self, input_ids: Any, mask: None, targets: Any = None, temperature: float = 1.0, *_: Any) -> Any:
+        if targets is None:
             return torch.full_like(input_ids, self.number, dtype=torch.float32)
-        self.lengths.append(int(attention_mask[0, -num_response:].sum()))
+        self.lengths.append(len(targets))
         self.temperatures.add(temperature)
-        shape = (len(input_ids), num_response)
-        return torch.full(shape, self.number, device=input_ids.device), torch.full(shape, 0.7, device=input_ids.device)
+        one = torch.ones(len(targets), device=input_ids.device)
+        return self.number * one, 0.7 * one
 
     def backward(self, loss: torch.Tensor) -> None:
         self.losses.append(float(loss))
@@ -138,7 +139,7 @@ def test_an_update_that_fp16_left_out_is_counted_and_has_no_norm() -> None:
 class Notes:
     """What the parts of a run were given."""
 
-    draws: list[int] = field(default_factory=list)  # seeds of generation, batch by batch
+    draws: list[int] = field(default_factory=list)  # seeds of generation, row by row
     shuffles: list[int] = field(default_factory=list)  # seeds of ppo_update, iteration by iteration
     epochs: list[int] = field(default_factory=list)  # told to the termination condition
     batches: list[PPOBatch] = field(default_factory=list)  # trained on
@@ -151,14 +152,10 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
     def make(rank: int = 0, world_size: int = 1, held_out: int = 0, **flags: Any) -> tuple[Any, Notes]:
         notes = Notes()
 
-        def generate(model: Any, prompts: Any, sampling: Any, seed: int, logits: Any) -> Rollout:
-            notes.draws.append(seed)
-            ids, mask = prompts["input_ids"], prompts["attention_mask"]
-            response = torch.tensor([RESPONSE], device=ids.device).expand(len(ids), -1)
-            kept = torch.ones_like(response, dtype=torch.bool)
-            logits(ids, torch.zeros(len(ids), 3, device=ids.device))
-            ids, mask = torch.cat([ids, response], 1), torch.cat([mask, kept], 1)
-            return Rollout(ids, mask, kept, prompts["index"], kept[:, 0])
+        def draw(prompts: Any, sampling: Any, seeds: Any) -> Drawn:
+            notes.draws.extend(seeds)
+            rollout = to_device(make_rollout([(prompt, RESPONSE) for prompt in prompts]))
+            return Drawn(rollout, -1.0 * rollout.response_mask, torch.zeros_like(rollout.finished))
 
         def update(actor: Any, critic: Any, batch: PPOBatch, settings: Any, seed: int, *_: Any) -> dict[str, float]:
             notes.batches.append(batch)
@@ -166,17 +163,16 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
             actor.weight = 1.0
             return {"loss/policy": 0.0, "loss/value": 0.0}
 
-        monkeypatch.setattr("dschat.trainers.ppo.sampler.generate", generate)
         monkeypatch.setattr("dschat.trainers.ppo.trainer.ppo_update", update)
-        for module in ("sampler", "trainer", "evaluation"):
-            monkeypatch.setattr(f"dschat.trainers.ppo.{module}.rank", lambda: rank)
         for module in ("trainer", "evaluation"):
+            monkeypatch.setattr(f"dschat.trainers.ppo.{module}.rank", lambda: rank)
             monkeypatch.setattr(f"dschat.trainers.ppo.{module}.world_size", lambda: world_size)
         sizes = {"per_device_generation_batch_size": 2, "generation_batches": 2, "per_device_training_batch_size": 4}
-        sizes |= {"num_train_epochs": 2, "per_device_eval_batch_size": 2}
+        sizes |= {"num_train_epochs": 2, "per_device_eval_batch_size": 2, "ppo_epochs": 2}
         config = ppo_config(tmp_path / "out", **(sizes | {"self_checks": False} | flags))
         reward = FunctionScores(lambda p, r, rows: [float(row["n"]) for row in rows], "--reward_function")
-        models = PPOModels(StandIn(-1.0), StandIn(-1.5), StandIn(0.0), reward)
+        rollouts = SimpleNamespace(session=lambda actor: nullcontext(draw))
+        models = PPOModels(StandIn(-1.0), StandIn(-1.5), StandIn(0.0), reward, rollouts)
         prompts = [make_prompt([5] * (1 + i % 3), "", i, {"n": i}) for i in range(8 * world_size)]
         trainer = ppo_trainer_of(models, prompts, prompts[:held_out], tokenizer, config)
         trainer.run.plan = config.plan_batches(world_size)
@@ -187,18 +183,18 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
     return make
 
 
-def test_every_batch_of_responses_is_drawn_with_a_seed_of_its_own(trainer_of: Any, monkeypatch: Any) -> None:
-    """On each of two ranks: 4 iterations x 2 batches, 3 batches of an evaluation, 1 of the self-check."""
+def test_every_response_is_drawn_with_a_seed_of_its_own(trainer_of: Any, monkeypatch: Any) -> None:
+    """On each of two ranks: 4 iterations x 4 prompts, 6 of an evaluation, and in the self-check the same 2."""
     for name in ("check_rollout", "check_scalar"):
         monkeypatch.setattr(f"dschat.trainers.ppo.trainer.{name}", lambda *_: None)
     seeds: list[int] = []
     for rank in (0, 1):
-        for use, held_out, draws in (("fit", 0, 8), ("evaluate", 12, 3), ("self_check", 0, 1)):
+        for use, held_out, draws in (("fit", 0, 16), ("evaluate", 12, 6), ("self_check", 0, 2)):
             trainer, notes = trainer_of(rank, 2, held_out)
             getattr(trainer, use)()
             assert len(notes.draws) == draws, use
             seeds += notes.draws
-    assert len(set(seeds)) == 24
+    assert len(set(seeds)) == 2 * (16 + 6) + 2
 
 
 def test_another_seed_of_the_run_draws_and_shuffles_otherwise(trainer_of: Any) -> None:
@@ -216,7 +212,7 @@ def test_every_evaluation_draws_alike(trainer_of: Any) -> None:
     trainer.evaluate()
     trainer.iteration += 1
     trainer.evaluate()
-    assert notes.draws[:3] == notes.draws[3:]
+    assert notes.draws[:6] == notes.draws[6:]
 
 
 def test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank(trainer_of: Any) -> None:
@@ -266,7 +262,7 @@ def test_the_moving_average_moves_once_in_every_iteration(trainer_of: Any) -> No
 
 
 def test_an_evaluation_is_the_mean_over_the_prompts(trainer_of: Any) -> None:
-    """Scores 0 to 4 in batches of 2, 2 and 1; KL, length and EOS are those of every response."""
+    """Scores 0 to 4; KL, length and EOS are those of every response."""
     trainer, _ = trainer_of(held_out=5)
     expected = {"eval/scores": 2.0, "eval/kl": 2.0, "eval/length": 4.0, "eval/eos_rate": 1.0}
     assert trainer.evaluate() == pytest.approx(expected, abs=1e-6)

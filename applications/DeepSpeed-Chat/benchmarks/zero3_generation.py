@@ -3,7 +3,7 @@
 
 A random Gemma stands under the trainer's own engine, once at ZeRO 0 and once at ZeRO 3.
 Each repeat is what an iteration of PPO does: a training update, after which the parts have to be gathered again, and
-then ``rollout.generate`` inside ``engine.gathered()``; the time of the second is measured, entering and leaving
+then a rollout by the compacting engine; the time of the second is measured, entering and leaving
 included, the slowest process counts. The stages take turns, so that other load on the machine meets both; the ratio is
 that of the medians. Each process generates its own batch greedily, and no token ends a response.
 
@@ -25,7 +25,7 @@ from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, train_engine
 from dschat.engine.process_group import process_group
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.generate import generate
+from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import barrier, device, gather_objects, is_main, world_size
 
@@ -67,16 +67,11 @@ def measure(settings: argparse.Namespace) -> dict[int, list[float]]:
     """Seconds of the slowest process by stage and repeat."""
     engines = {stage: make_engine(settings, stage) for stage in STAGES}
     ids = torch.randint(1, settings.vocabulary, (settings.batch_size, settings.prompt), device=device())
-    prompts = {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids, dtype=torch.bool),
-        "index": torch.arange(settings.batch_size, device=device()),
-    }
     seconds: dict[int, list[float]] = {stage: [] for stage in STAGES}
     for _ in range(settings.repeats + 1):
         for stage, engine in engines.items():
             update(engine, ids)
-            seconds[stage].append(max(gather_objects(generation_time(engine, prompts, settings))))
+            seconds[stage].append(max(gather_objects(generation_time(engine, ids.tolist(), settings))))
     return {stage: times[1:] for stage, times in seconds.items()}
 
 
@@ -107,15 +102,15 @@ def update(engine: Engine, ids: torch.Tensor) -> None:
     engine.step()
 
 
-def generation_time(engine: Engine, prompts: dict[str, Any], settings: argparse.Namespace) -> float:
+def generation_time(engine: Engine, prompts: list[list[int]], settings: argparse.Namespace) -> float:
     """Seconds of one generation on this process."""
     engine.eval()
     no_end = settings.vocabulary  # outside the vocabulary
     sampling = Sampling(settings.response, end_ids=(no_end,), pad_id=0, temperature=0.0)
     barrier()
     start = time.perf_counter()
-    with engine.gathered() as policy:
-        generate(policy.inner, prompts, sampling, seed=0)  # type: ignore[arg-type]
+    with CompactingEngine(settings.batch_size).session(engine) as draw:
+        draw(prompts, sampling, range(settings.batch_size))
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - start

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a run's flags to engines and score sources."""
 
+import logging
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -20,10 +21,16 @@ from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
+from dschat.rollouts.compacting import UNSUPPORTED, CompactingEngine, supports
+from dschat.rollouts.engine import RolloutEngine
+from dschat.rollouts.generate import GenerateEngine
+from dschat.run.distributed import is_main
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ScoreSource
 from dschat.trainers.ppo.models import PPOModels
+
+logger = logging.getLogger(__name__)
 
 BASE = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
@@ -95,6 +102,7 @@ def build_ppo_models(
         reference=_build_reference(config, plan, tokenizer, actor),
         critic=_build_critic(config, plan, tokenizer, total_updates),
         reward=_reward_source(config, plan, tokenizer),
+        rollouts=_rollout_engine(config, actor),
         metric=_function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
         metric_name=config.metric_name or "",
     )
@@ -140,6 +148,22 @@ def _reward_source(config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     settings = _frozen_settings(config, plan)
     model = load_scalar(config.reward_model_name_or_path, REWARD, settings.dtype, tokenizer, may_be_new=False)
     return RewardModelScores(frozen_engine(ScalarModel(model), settings), plan.micro_batch)
+
+
+def _rollout_engine(config: PPOConfig, actor: Engine[PolicyModel]) -> RolloutEngine:
+    """What draws responses; transformers' generate in place of the compacting engine where that does not fit."""
+    if config.rollout_engine == "vllm":
+        from dschat.rollouts.vllm import VllmEngine
+
+        max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)
+    rows, causal_lm = config.per_device_generation_batch_size, actor.module.inner
+    if config.rollout_engine == "compacting":
+        if supports(causal_lm):
+            return CompactingEngine(rows)
+        if is_main():
+            logger.warning(UNSUPPORTED, "--rollout_engine", causal_lm.config.model_type)
+    return GenerateEngine(rows)
 
 
 def _function_scores(spec: str, flag: str) -> FunctionScores:

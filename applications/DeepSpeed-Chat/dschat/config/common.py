@@ -62,7 +62,6 @@ class OutputFlags:
         "go on from a checkpoint: its folder, or latest, also without a value", None, nargs="?", const="latest"
     )
     eval_interval: int = flag("evaluate every this many optimiser updates; 0 = only at the start and the end", 0)
-    eval_iters: int = flag("number of batches in an evaluation; 0 = all held-out rows", 100)
     enable_tensorboard: bool = flag("write metrics to TensorBoard too", False)
     tensorboard_path: str | None = flag("folder of the TensorBoard files; output_dir/tensorboard if not given", None)
 
@@ -166,7 +165,7 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
             ["num_train_epochs", "gradient_accumulation_steps", "global_batch_size", "ddp_timeout"],
             rules.AT_LEAST_1,
         )
-        counts = ["save_steps", "save_total_limit", "save_models", "eval_interval", "eval_iters", "num_warmup_steps"]
+        counts = ["save_steps", "save_total_limit", "save_models", "eval_interval", "num_warmup_steps"]
         counts += ["gradient_clipping", "lora_dim"]
         rules.check_numbers(self, counts, rules.AT_LEAST_0)
 
@@ -235,6 +234,7 @@ class SupervisedConfig(CommonConfig):
     max_seq_len: int = flag("longest text in tokens, prompt and response together; the rest is cut", 1024)
     per_device_train_batch_size: int = flag("examples per forward pass and process in training", 16)
     per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16)
+    eval_iters: int = flag("batches per process in an evaluation; 0 = all held-out rows", 100)
     gradient_checkpointing: bool = flag("recompute activations in the backward pass, to save memory", False)
     learning_rate: float  # the default is each step's own
     weight_decay: float
@@ -244,7 +244,7 @@ class SupervisedConfig(CommonConfig):
         super().validate()
         sizes = ["max_seq_len", "per_device_train_batch_size", "per_device_eval_batch_size"]
         rules.check_numbers(self, sizes, rules.AT_LEAST_1)
-        rules.check_numbers(self, ["learning_rate", "weight_decay"], rules.AT_LEAST_0)
+        rules.check_numbers(self, ["eval_iters", "learning_rate", "weight_decay"], rules.AT_LEAST_0)
         rules.check_not_empty(self, ["model_name_or_path"])
 
     @property

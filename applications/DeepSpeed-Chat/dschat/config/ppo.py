@@ -3,6 +3,7 @@
 
 import logging
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import ClassVar, Literal
 
 from dschat.config import rules
@@ -19,6 +20,9 @@ METRIC_NAMES = (
     *("kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate"),
     *("prompt", "response", "score", "finished", "tokens"),  # columns of the sample files
 )
+
+RolloutEngineName = Literal["compacting", "generate", "vllm"]
+EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
 
 
 @dataclass(kw_only=True)
@@ -54,16 +58,35 @@ class RolloutFlags:
 
     _argument_group_name = "rollouts and batches"
 
+    rollout_engine: RolloutEngineName = flag(
+        "what draws responses: our own loop, which drops rows that have ended and takes in waiting prompts"
+        " (compacting); transformers' generate; or vLLM in the training process (vllm)",
+        "compacting",
+    )
     per_device_generation_batch_size: int = flag("prompts generated at once on one process", 16)
     generation_batches: int = flag("generation batches of one rollout", 1)
     per_device_training_batch_size: int = flag("prompts per forward pass and process in training", 16)
-    per_device_eval_batch_size: int = flag("prompts per process and batch in evaluation", 16)
+    eval_prompts: int | None = flag(
+        f"held-out prompts answered in an evaluation, on all processes together; 0 = all ({EVAL_PROMPTS}, unless"
+        " eval_iters is given)",
+        None,
+    )
+    eval_iters: int | None = flag(
+        "batches of per_device_eval_batch_size per process in an evaluation, instead of eval_prompts; 0 = all", None
+    )
+    per_device_eval_batch_size: int = flag("responses per process and forward pass in evaluation", 16)
     ppo_epochs: int = flag("passes over one rollout", 1)
     max_prompt_seq_len: int = flag("longest prompt in tokens; a longer one is dropped", 512)
     max_answer_seq_len: int = flag("longest response in tokens; sampling stops there", 512)
     temperature: float = flag("sampling temperature, also of all log-probs", 1.0)
     top_k: int = flag("sample among the k likeliest tokens; 0 = all", 0)
     top_p: float = flag("sample among the likeliest tokens that make up this probability; 1 = all", 1.0)
+    vllm_gpu_memory: float = flag("share of a GPU's memory that vLLM uses while it draws: weights and cache", 0.3)
+    rollout_is_clip: float | None = flag(
+        "with vllm, a token's policy loss weighs as much as it is likelier under the actor than under vLLM, at most"
+        " this; off if not given",
+        None,
+    )
     print_answers: bool = flag("show some held-out prompts with their responses at each evaluation", False)
 
 
@@ -125,6 +148,8 @@ class PPOConfig(
         self.critic_zero_stage = self.zero_stage if self.critic_zero_stage is None else self.critic_zero_stage
         self.actor_lora_dim = self.lora_dim if self.actor_lora_dim is None else self.actor_lora_dim
         self.critic_lora_dim = self.lora_dim if self.critic_lora_dim is None else self.critic_lora_dim
+        if self.eval_prompts is None and self.eval_iters is None:
+            self.eval_prompts = EVAL_PROMPTS
         if self.reward_model_name_or_path is None and self.reward_function is None:
             self.reward_model_name_or_path = self.critic_model_name_or_path
 
@@ -138,7 +163,10 @@ class PPOConfig(
         super().validate()
         self._check_numbers()
         self._check_models()
+        self._check_rollout_engine()
         self.check_termination()
+        if self.eval_prompts is not None and self.eval_iters is not None:
+            raise UserError("--eval_prompts and --eval_iters both say how many prompts to evaluate: drop one of them.")
         if self._dilutes_score and self.value_function == "first":
             raise UserError(
                 "--macro_reward mean with --value_function first gives the score, which sits on the last token, no"
@@ -152,12 +180,21 @@ class PPOConfig(
         sizes += ["per_device_eval_batch_size", "ppo_epochs", "max_prompt_seq_len", "max_answer_seq_len"]
         rules.check_numbers(self, [*sizes, "adaptive_kl_horizon"], rules.AT_LEAST_1)
         rates = ["actor_learning_rate", "critic_learning_rate", "actor_weight_decay", "critic_weight_decay"]
-        others = ["top_k", "kl_coef", "missing_eos_penalty", "actor_lora_dim", "critic_lora_dim"]
+        others = [
+            "eval_prompts",
+            "eval_iters",
+            "top_k",
+            "kl_coef",
+            "missing_eos_penalty",
+            "actor_lora_dim",
+            "critic_lora_dim",
+        ]
         rules.check_numbers(self, rates + others, rules.AT_LEAST_0)
         above_0 = ["temperature", "cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target", "max_kl"]
-        rules.check_numbers(self, above_0, rules.ABOVE_0)
+        rules.check_numbers(self, [*above_0, "rollout_is_clip"], rules.ABOVE_0)
         rules.check_numbers(self, ["gamma", "lam"], rules.ZERO_TO_ONE)
-        rules.check_numbers(self, ["top_p"], (lambda top_p: 0 < top_p <= 1, "a number above 0 and at most 1"))
+        share_rule = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
+        rules.check_numbers(self, ["top_p", "vllm_gpu_memory"], share_rule)
 
     def _check_models(self) -> None:
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
@@ -174,6 +211,16 @@ class PPOConfig(
                 rules.check_function_path(name, value)
         if self.metric_name in METRIC_NAMES:
             raise UserError(f"--metric_function: a metric is called {self.metric_name} already; rename the function.")
+
+    def _check_rollout_engine(self) -> None:
+        if self.rollout_engine == "vllm":
+            if find_spec("vllm") is None:
+                raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
+            return
+        for name in ("vllm_gpu_memory", "rollout_is_clip"):
+            value = getattr(self, name)
+            if value != default_of(PPOConfig, name):
+                raise UserError(f"--{name} {value} does nothing on its own: add --rollout_engine vllm, or drop it.")
 
     def _check_kl(self) -> None:
         usual = default_of(PPOConfig, "adaptive_kl_horizon")
@@ -206,6 +253,12 @@ class PPOConfig(
                 self.top_k,
                 self.top_p,
             )
+
+    def num_eval_prompts(self, world_size: int) -> int:
+        """How many held-out prompts an evaluation answers on all processes together; 0 = all."""
+        if self.eval_iters is None:
+            return self.eval_prompts or 0
+        return self.eval_iters * self.per_device_eval_batch_size * world_size
 
     @property
     def zero_stages(self) -> list[int]:

@@ -13,6 +13,7 @@ from dschat.data.formats.registry import COMPARED_SETS
 from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
 
+ENGINES = ("compacting", "generate")
 DTYPES = ("fp32", "bf16", "fp16")
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
@@ -35,6 +36,10 @@ class InferenceOptions:
     dtype: str | None = flag("of both models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
     batch_size: int = flag("prompts answered and scored at once (%(default)s)", 16)
     ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
+    rollout_engine: str = flag(
+        "what draws responses: compacting (our own loop) or generate (transformers'; slower) (%(default)s)",
+        "compacting",
+    )
     num_samples: int | None = flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
     num_return: int = flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
     top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
@@ -54,7 +59,8 @@ class InferenceOptions:
 
     def __post_init__(self) -> None:
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
-        for name, known in (("dataset", COMPARED_SETS), ("dtype", (None, *DTYPES))):
+        known_values = (("dataset", COMPARED_SETS), ("dtype", (None, *DTYPES)), ("rollout_engine", ENGINES))
+        for name, known in known_values:
             value = getattr(self, name)
             if value not in known:
                 raise UserError(f"{flag_of(name)} {value}: must be one of {', '.join(filter(None, known))}.")

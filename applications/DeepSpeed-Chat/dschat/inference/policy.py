@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policy: where its model lies, and its responses."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from dschat.data.collate import collate_prompts
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.sources import HUB_NAME
@@ -18,8 +17,13 @@ from dschat.errors import UserError
 from dschat.inference.options import InferenceOptions
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
-from dschat.rollouts.generate import generate
+from dschat.rollouts.compacting import UNSUPPORTED, CompactingEngine, supports
+from dschat.rollouts.engine import Draw
+from dschat.rollouts.generate import GenerateEngine
 from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.uniform import row_seed
+
+logger = logging.getLogger(__name__)
 
 BELOW = "actor"  # folder of the policy below a step-3 output folder
 
@@ -36,22 +40,34 @@ class SampledResponse:
 class Policy:
     """A causal LM with its tokenizer and way of sampling."""
 
-    def __init__(self, causal_lm: Any, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, seed: int) -> None:
+    def __init__(
+        self,
+        causal_lm: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        seed: int,
+        draw: Draw,
+    ) -> None:
         self.causal_lm, self._tokenizer, self._sampling, self._seed = causal_lm, tokenizer, sampling, seed
+        self._draw = draw
 
-    def respond(self, examples: Sequence[PromptExample], batch: int, draw: int) -> list[SampledResponse]:
-        """One response to each prompt of a batch; the same numbers of batch and draw give the same responses."""
-        prompts = collate_prompts(examples, self._tokenizer.pad_token_id)
-        prompts = {name: x.to(self.causal_lm.device) for name, x in prompts.items()}
-        seed = int(np.random.SeedSequence((self._seed, batch, draw)).generate_state(1)[0])
-        rollout = generate(self.causal_lm, prompts, self._sampling, seed)
+    def respond(self, examples: Sequence[PromptExample], draws: int = 1) -> list[list[SampledResponse]]:
+        """So many responses to each prompt, all drawn in one pool.
+
+        A response's seed is made from --seed, its prompt's number and its own number among those of the prompt.
+
+        Returns:
+            A list for each draw, in the order of the prompts.
+        """
+        wanted = [(draw, example) for draw in range(draws) for example in examples]
+        prompts = [example.prompt_ids for _, example in wanted]
+        seeds = [row_seed(self._seed, example.index, draw) for draw, example in wanted]
+        rollout = self._draw(prompts, self._sampling, seeds).rollout
         responses = []
-        parts = (rollout.response_ids, rollout.response_mask, rollout.finished)
-        for row_ids, mask, done in zip(*(part.cpu() for part in parts), strict=True):
-            ids, finished = row_ids[mask].tolist(), bool(done)
+        for ids, finished in zip(rollout.response_rows(), rollout.finished.tolist(), strict=True):
             text = decode_response(self._tokenizer, ids[:-1] if finished else ids)
             responses.append(SampledResponse(text, len(ids), finished))
-        return responses
+        return [responses[first : first + len(examples)] for first in range(0, len(responses), len(examples))]
 
     def check_lengths(self, longest_prompt: int) -> None:
         """Raises UserError where the longest prompt and response together are longer than the model can read."""
@@ -81,7 +97,16 @@ def load_policy(
         top_k=options.top_k,
         top_p=options.top_p,
     )
-    return Policy(causal_lm, tokenizer, sampling, options.seed)
+    return Policy(causal_lm, tokenizer, sampling, options.seed, _draw(options, causal_lm))
+
+
+def _draw(options: InferenceOptions, causal_lm: Any) -> Draw:
+    """What draws; transformers' generate in place of the compacting engine where that does not fit."""
+    if options.rollout_engine == "compacting":
+        if supports(causal_lm):
+            return CompactingEngine(options.batch_size).draw_from(causal_lm)
+        logger.warning(UNSUPPORTED, "--rollout-engine", causal_lm.config.model_type)
+    return GenerateEngine(options.batch_size).draw_from(causal_lm)
 
 
 def locate_policy(path: str) -> str:

@@ -30,12 +30,22 @@ from dschat.scoring.source import ResponseTexts
 
 # Flags that the rows depend on and that the journal records as they were given; `_settings` adds the others.
 RECORDED = (
-    *("dataset", "batch_size", "num_return", "top_k", "top_p", "max_new_tokens", "max_prompt_len", "seed"),
+    *(
+        "dataset",
+        "rollout_engine",
+        "batch_size",
+        "num_return",
+        "top_k",
+        "top_p",
+        "max_new_tokens",
+        "max_prompt_len",
+        "seed",
+    ),
     *("rm_template", "prompt_key", "chosen_key", "rejected_key", "response_key", "messages_key"),
 )
 
 Entry = dict[str, Any]  # of the journal: number of the row, "row" as it will stand in the file, "tokens"
-Work = Callable[[int, list[PromptExample], list[Row]], list[Entry]]  # on a batch: its number, prompts and rows
+Work = Callable[[list[PromptExample], list[Row]], list[Entry]]  # on the prompts of a batch and their rows
 
 
 def run_inference(options: InferenceOptions) -> str:
@@ -73,12 +83,11 @@ def run_inference(options: InferenceOptions) -> str:
 
 
 def respond_and_score(
-    policy: Policy, reader: RewardReader, num_return: int, batch: int, examples: list[PromptExample], rows: list[Row]
+    policy: Policy, reader: RewardReader, num_return: int, examples: list[PromptExample], rows: list[Row]
 ) -> list[Entry]:
     """Draws responses and keeps the best of each prompt, the first of equals."""
     draws = []
-    for draw in range(num_return):
-        responses = policy.respond(examples, batch, draw)
+    for responses in policy.respond(examples, num_return):
         rewards = _rewards(reader, examples, [response.text for response in responses], rows)
         draws.append(list(zip(rewards, responses, strict=True)))
     entries = []
@@ -92,7 +101,7 @@ def respond_and_score(
     return entries
 
 
-def score_references(reader: RewardReader, batch: int, examples: list[PromptExample], rows: list[Row]) -> list[Entry]:
+def score_references(reader: RewardReader, examples: list[PromptExample], rows: list[Row]) -> list[Entry]:
     """Scores the data set's own responses."""
     chosen, rejected = _references(rows)
     scores = (_rewards(reader, examples, texts, rows) for texts in (chosen, rejected))
@@ -135,7 +144,8 @@ def _do_batches(
 ) -> list[Entry]:
     """Does what the journal does not hold yet; all entries in the order of the data set.
 
-    A batch that a kill left incomplete is done again as a whole: its draws depend on all of its rows.
+    A batch that a kill left incomplete is done again as a whole: with --rollout-engine generate, and by rounding in
+    bf16, its draws depend on all of its rows.
     """
     done = {entry["number"]: entry for entry in journal.rows}
     pending = [k for k, batch in enumerate(batches) if any(selection.examples[i].index not in done for i in batch)]
@@ -153,7 +163,7 @@ def _do_batches(
                 f"{max(map(len, examples))} tokens"
             )
             with _enough_memory(problem, "a smaller --batch-size, or --max-new-tokens"):
-                entries = work(k, examples, [selection.rows[i] for i in batches[k]])
+                entries = work(examples, [selection.rows[i] for i in batches[k]])
             new = [entry for entry in entries if entry["number"] not in done]
             journal.append(new)
             done.update((entry["number"], entry) for entry in new)

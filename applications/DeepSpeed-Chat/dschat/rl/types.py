@@ -22,6 +22,8 @@ class Rollout:
     response_mask: Tensor  # (B, R) bool: True on tokens the policy produced, EOS included; a prefix of each row
     prompt_index: Tensor  # (B,) long: the prompt's index in the data set
     finished: Tensor  # (B,) bool: True where the response ended by EOS, False where it was cut
+    # (B, R) float32, 0 off the response: the tokens' log-probs for what drew them, where that is not the actor itself.
+    drawn_logprobs: Tensor | None = None
 
     @property
     def prompt_width(self) -> int:
@@ -113,7 +115,9 @@ def select_rows(item: T, rows: Tensor) -> T:
     changes = {}
     for field in fields(item):  # type: ignore[arg-type]
         value = getattr(item, field.name)
-        changes[field.name] = select_rows(value, rows) if is_dataclass(value) else torch.index_select(value, 0, rows)
+        if value is not None:
+            is_object = is_dataclass(value)
+            changes[field.name] = select_rows(value, rows) if is_object else torch.index_select(value, 0, rows)
     return replace(item, **changes)  # type: ignore[type-var]
 
 
@@ -121,6 +125,8 @@ def tensors_of(item: object, name: str = "") -> dict[str, Tensor]:
     """Every tensor in a dataclass of tensors and dataclasses, by its path below ``name``: trajectory.values."""
     if isinstance(item, Tensor):
         return {name: item}
+    if item is None:
+        return {}
     parts = [
         tensors_of(getattr(item, field.name), f"{name}.{field.name}" if name else field.name)
         for field in fields(item)  # type: ignore[arg-type]
@@ -142,7 +148,10 @@ def trim(item: T, width: int) -> T:
         end = item.prompt_width + width
         input_ids, attention_mask = item.input_ids[:, :end], item.attention_mask[:, :end]
         mask = item.response_mask[:, :width]
-        return replace(item, input_ids=input_ids, attention_mask=attention_mask, response_mask=mask)
+        drawn = None if item.drawn_logprobs is None else item.drawn_logprobs[:, :width]
+        return replace(
+            item, input_ids=input_ids, attention_mask=attention_mask, response_mask=mask, drawn_logprobs=drawn
+        )
     if isinstance(item, MacroActions):
         return replace(item, index=item.index[:, :width])
     changes = {}

@@ -1,81 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling by transformers' own `generate`: prompts → Rollout."""
+"""Sampling by transformers' own `generate`, batch by batch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from dschat.rl.types import Rollout
+from dschat.models.engines import TrainedPolicy
+from dschat.rollouts.assembly import assemble, pad_prompts
+from dschat.rollouts.engine import Draw, Drawn
 from dschat.rollouts.sampling import Sampling
 
 
 class CausalLM(Protocol):
-    """A Hugging Face causal LM, as far as sampling needs it."""
+    """A Hugging Face causal LM, as far as `generate` needs it."""
 
+    device: torch.device
     generation_config: GenerationConfig
 
     def generate(self, **options: object) -> Tensor: ...
 
 
-class _ResponseRecorder(StoppingCriteria):
-    """Notes, as tokens are sampled, which the policy produced: one bool column a step. It stops nothing itself."""
+class GenerateEngine:
+    """Draws from the actor, so many prompts at once."""
 
-    def __init__(self, batch_size: int, end_ids: Tensor) -> None:
-        self._end_ids = end_ids
-        self._columns: list[Tensor] = []
-        self.done = torch.zeros(batch_size, dtype=torch.bool, device=end_ids.device)
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
 
-    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        self._columns.append(~self.done)
-        self.done = self.done | torch.isin(input_ids[:, -1], self._end_ids)
-        return torch.zeros_like(self.done)
+    @contextmanager
+    def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
+        """See `RolloutEngine`."""
+        with actor.gathered() as policy:
+            yield self.draw_from(policy.inner)
 
-    def response_mask(self, width: int) -> Tensor:
-        """(B, width) bool."""
-        return torch.stack(self._columns[:width], dim=1)
+    def draw_from(self, causal_lm: CausalLM) -> Draw:
+        """Draws from a model with whole weights."""
+
+        def draw(prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Drawn:
+            return generate(causal_lm, prompts, sampling, seeds, self._batch_size)
+
+        return draw
+
+
+class FiniteLogits(LogitsProcessor):
+    """Notes rows whose logits are not finite, and lets them be sampled from evenly, to be thrown away later.
+
+    They are not an error here, or other processes would wait for the one that fails. A logit of −inf beside finite
+    ones is fine: it is a token that is never sampled.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.bad_rows = torch.zeros(rows, dtype=torch.bool, device=device)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        usable = scores.amax(-1).isfinite()
+        self.bad_rows |= ~usable
+        return torch.where(usable[:, None], scores, 0.0)
 
 
 @torch.no_grad()
 def generate(
-    causal_lm: CausalLM, prompts: dict[str, Tensor], sampling: Sampling, seed: int, *processors: LogitsProcessor
-) -> Rollout:
-    """Samples one response per prompt.
+    causal_lm: CausalLM,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    seeds: Sequence[int],
+    batch_size: int,
+) -> Drawn:
+    """One response to each prompt, without log-probs.
 
     Args:
-        causal_lm: Hugging Face model, whole weights, in evaluation mode.
-        prompts: input_ids (B, P) long and attention_mask (B, P) bool, padded on the left; index (B,) long.
+        causal_lm: with whole weights, in evaluation mode.
+        prompts: B lists of ids, none empty.
         sampling: how to draw.
-        seed: of the draws; the global random state is left as it was.
-        processors: see the logits before temperature and truncation.
-
-    Returns:
-        Rollout; R is the longest response of the batch.
+        seeds: of the rows. transformers draws a batch from one sequence of numbers, so that a row depends on all of
+            them, and on the other rows; the global random state is left as it was.
+        batch_size: prompts answered at once, those of similar length together.
     """
-    input_ids, attention_mask = prompts["input_ids"], prompts["attention_mask"]
-    recorder = _ResponseRecorder(len(input_ids), torch.tensor(sampling.end_ids, device=input_ids.device))
-    devices = [input_ids.device] if input_ids.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), _own_generation_config(causal_lm):
-        torch.manual_seed(seed)
-        sequences = causal_lm.generate(
-            input_ids=input_ids,
-            attention_mask=attention_mask.long(),
-            generation_config=sampling.generation_config(),
-            logits_processor=LogitsProcessorList(processors),
-            stopping_criteria=StoppingCriteriaList([recorder]),
-        )
-    response_mask = recorder.response_mask(sequences.shape[1] - input_ids.shape[1])
-    return Rollout(
-        input_ids=sequences,
-        attention_mask=torch.cat([attention_mask, response_mask], dim=1),
-        response_mask=response_mask,
-        prompt_index=prompts["index"],
-        finished=recorder.done,
-    )
+    device = causal_lm.device
+    input_ids, attention_mask = pad_prompts(prompts, sampling.pad_id, device)
+    tokens = torch.full((len(prompts), sampling.max_new_tokens), sampling.pad_id, device=device)
+    bad_rows = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _own_generation_config(causal_lm):
+        torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
+        for first in range(0, len(order), batch_size):
+            rows = torch.tensor(order[first : first + batch_size], device=device)
+            width, watch = len(prompts[order[first]]), FiniteLogits(len(rows), device)
+            sequences = causal_lm.generate(
+                input_ids=input_ids[rows, -width:],
+                attention_mask=attention_mask[rows, -width:].long(),
+                generation_config=sampling.generation_config(),
+                logits_processor=LogitsProcessorList([watch]),
+            )
+            tokens[rows, : sequences.shape[1] - width] = sequences[:, width:]
+            bad_rows[rows] = watch.bad_rows
+    return Drawn(assemble((input_ids, attention_mask), tokens, sampling), None, bad_rows)
 
 
 @contextmanager
@@ -87,24 +110,3 @@ def _own_generation_config(causal_lm: CausalLM) -> Iterator[None]:
         yield
     finally:
         causal_lm.generation_config = saved
-
-
-def concatenate(rollouts: list[Rollout], pad_id: int) -> Rollout:
-    """One rollout of all rows: prompts padded further on the left, responses on the right."""
-    response_width = max(r.response_mask.shape[1] for r in rollouts)
-    prompt_width = max(r.prompt_width for r in rollouts)
-
-    def widen(rollout: Rollout) -> Rollout:
-        right = response_width - rollout.response_mask.shape[1]
-        left = prompt_width - rollout.prompt_width
-        return Rollout(
-            input_ids=F.pad(rollout.input_ids, (left, right), value=pad_id),
-            attention_mask=F.pad(rollout.attention_mask, (left, right), value=False),
-            response_mask=F.pad(rollout.response_mask, (0, right), value=False),
-            prompt_index=rollout.prompt_index,
-            finished=rollout.finished,
-        )
-
-    wide = [widen(rollout) for rollout in rollouts]
-    names = ("input_ids", "attention_mask", "response_mask", "prompt_index", "finished")
-    return Rollout(**{name: torch.cat([getattr(rollout, name) for rollout in wide]) for name in names})

@@ -10,10 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.jsonl import write_rows
-from dschat.data.collate import eval_batches
 from dschat.data.examples import PromptExample
-from dschat.rl.masked import masked_sum
-from dschat.rl.types import PPOBatch, Rollout, Trajectory
+from dschat.rl.types import PPOBatch, Trajectory
+from dschat.rollouts.engine import Drawn
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.metrics import Means
 from dschat.scoring.source import ResponseTexts
@@ -30,21 +29,19 @@ Sample = dict[str, object]  # a row of a sample file
 @torch.no_grad()
 def evaluate(
     prompts: Sequence[PromptExample],
-    batch_size: int,
     tokenizer: PreTrainedTokenizerBase,
     metric_name: str,
-    sample: Callable[[Sequence[PromptExample], int], tuple[Rollout, ResponseTexts]],
-    score: Callable[[Rollout, ResponseTexts], tuple[Trajectory, Tensor | None]],
+    sample: Callable[[Sequence[PromptExample]], tuple[Drawn, ResponseTexts]],
+    score: Callable[[Drawn, ResponseTexts], tuple[Trajectory, Tensor | None]],
     assign_credit: Callable[[Trajectory], PPOBatch],
 ) -> tuple[dict[str, float], list[Sample]]:
     """Answers the prompts, each rank its share.
 
     Args:
         prompts: held out.
-        batch_size: prompts per generation batch.
         tokenizer: the actor's.
         metric_name: of the metric function; empty without one.
-        sample: (prompts of a batch, the batch's number) → their responses.
+        sample: prompts → their responses.
         score: responses → a trajectory and the metric function's numbers (B,), None without one.
         assign_credit: a trajectory → its advantages.
 
@@ -52,21 +49,21 @@ def evaluate(
         Means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the metric function's name; and a
         sample for each prompt, in their order.
     """
-    batches = eval_batches([len(prompt) for prompt in prompts], batch_size, rank=rank(), world_size=world_size())
+    by_length = sorted(prompts, key=len)
+    own, most = by_length[rank() :: world_size()], len(prompts[:: world_size()])
+    # All ranks go through equally many forward passes: one with a prompt less answers another without counting it.
+    examples = own + by_length[: most - len(own)]
+    drawn, texts = sample(examples)
+    trajectory, metric = score(drawn, texts)
+    batch = assign_credit(trajectory)
     means = Means()
-    samples: dict[int, Sample] = {}
+    means.add_all(_totals(batch, metric, metric_name, len(own)), len(own))
     detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
-    for number, rows in enumerate(batches):
-        # A rank that has run out of prompts takes part in every forward pass all the same, without weight.
-        examples = [prompts[i] for i in rows or [0]]
-        rollout, texts = sample(examples, number)
-        trajectory, metric = score(rollout, texts)
-        batch = assign_credit(trajectory)
-        _add(means, batch, metric, metric_name, weight=len(rows))
-        for row, example in enumerate(examples if rows else []):
-            samples[example.index] = _sample(batch, texts, row, metric, metric_name)
-            if example.index in detailed:
-                samples[example.index]["tokens"] = token_table(batch, row, tokenizer)
+    samples: dict[int, Sample] = {}
+    for row, example in enumerate(own):
+        samples[example.index] = _sample(batch, texts, row, metric, metric_name)
+        if example.index in detailed:
+            samples[example.index]["tokens"] = token_table(batch, row, tokenizer)
     metrics = {f"eval/{key}": value for key, value in means.reduce().items()}
     everywhere = {index: sample for part in gather_objects(samples) for index, sample in part.items()}
     return metrics, [everywhere[index] for index in sorted(everywhere)]
@@ -96,15 +93,15 @@ def _sample(batch: PPOBatch, texts: ResponseTexts, row: int, metric: Tensor | No
     return sample if metric is None else sample | {metric_name: float(metric[row])}
 
 
-def _add(means: Means, batch: PPOBatch, metric: Tensor | None, metric_name: str, weight: int) -> None:
-    """Adds a batch's sums; with weight 0 only the names, which must be the same on every rank."""
-    trajectory, mask = batch.trajectory, batch.response_mask
-    totals = {
-        "scores": trajectory.scores.sum(),
-        "kl": masked_sum(batch.kl, mask),
-        "length": mask.sum(),
-        "eos_rate": trajectory.rollout.finished.sum(),
+def _totals(batch: PPOBatch, metric: Tensor | None, metric_name: str, rows: int) -> dict[str, Tensor]:
+    """Sums over the first rows."""
+    trajectory, kl = batch.trajectory, torch.where(batch.response_mask, batch.kl, 0.0)
+    numbers = {
+        "scores": trajectory.scores,
+        "kl": kl.sum(1),
+        "length": batch.response_mask.sum(1),
+        "eos_rate": trajectory.rollout.finished,
     }
     if metric is not None:
-        totals[metric_name] = metric.sum()
-    means.add_all(totals if weight else dict.fromkeys(totals, 0), weight)
+        numbers[metric_name] = metric
+    return {name: of_rows[:rows].double().sum() for name, of_rows in numbers.items()}

@@ -62,10 +62,11 @@ class Iteration:
 def _built(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
     """The dataclass that `tensors_of` took apart."""
     hints = get_type_hints(cls)
-    values = {
-        f.name: _built(hints[f.name], tensors, f"{name}.{f.name}")
-        if is_dataclass(hints[f.name])
-        else tensors[f"{name}.{f.name}"].to(device())
-        for f in fields(cls)  # type: ignore[arg-type]
-    }
+    values: dict[str, object] = {}
+    for f in fields(cls):  # type: ignore[arg-type]
+        path = f"{name}.{f.name}"
+        if is_dataclass(hints[f.name]):
+            values[f.name] = _built(hints[f.name], tensors, path)
+        elif path in tensors or hints[f.name] is Tensor:
+            values[f.name] = tensors[path].to(device())
     return cls(**values)

@@ -12,18 +12,20 @@ from torch import Tensor
 from dschat.models.engines import Policy, PolicyForward, ScalarForward, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, layouts
 from dschat.rl.types import Rollout, ScoredRollout, Trajectory
+from dschat.rollouts.engine import RolloutEngine
 from dschat.run.stop import raise_if_stopped
 from dschat.scoring.source import ResponseTexts, ScoreSource
 
 
 @dataclass(frozen=True)
 class PPOModels:
-    """Engines and score sources of a run."""
+    """Engines and score sources of a run, and what draws from the actor."""
 
     actor: TrainedPolicy
     reference: Policy
     critic: TrainedScalar
     reward: ScoreSource
+    rollouts: RolloutEngine
     metric: ScoreSource | None = None  # a second score, logged and never trained on
     metric_name: str = ""
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -17,7 +18,8 @@ from dschat.data.collate import update_batches
 from dschat.data.examples import PromptExample
 from dschat.errors import UserError
 from dschat.rl.macro_actions import segment
-from dschat.rl.types import MacroActions, PPOBatch, Rollout, Trajectory, select_rows, tensors_of
+from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, tensors_of
+from dschat.rollouts.engine import Drawn
 from dschat.rollouts.sampling import Sampling
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
@@ -34,6 +36,7 @@ from dschat.trainers.ppo.credit import assign_credit, kl_controller
 from dschat.trainers.ppo.evaluation import evaluate, show_samples, write_samples
 from dschat.trainers.ppo.iteration import Iteration
 from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
+from dschat.trainers.ppo.logprob_gap import check_gap
 from dschat.trainers.ppo.metrics import outside_metrics, rollout_metrics
 from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
@@ -76,9 +79,10 @@ class PPOTrainer:
         self.config, self.run, self.folders, self.average = config, run, folders, average
         self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run)
         self.alarms = Alarms.from_config(config, run.plan)
-        self.held_out = held_out[: config.eval_iters * config.per_device_eval_batch_size * world_size() or None]
+        self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
         self.tokenizer = tokenizer
-        self.sample = ActorSampler(models.actor, tokenizer, Sampling.from_config(config, tokenizer), config.seed)
+        sampling = Sampling.from_config(config, tokenizer)
+        self.sample = ActorSampler(models.actor, tokenizer, sampling, config.seed, models.rollouts)
         self.update = self.iteration = 0  # those of finished iterations
         self.current: Iteration | None = None  # the one that is under way, from its first update on
         self.evaluated = -1  # after how many updates the last evaluation was
@@ -133,8 +137,9 @@ class PPOTrainer:
         Raises:
             UserError: a model is computed wrongly, or sampling is not what was asked for.
         """
-        rollout, texts = self.sample([self.prompts[:2]], SeedKind.SELF_CHECK, draw=0)
-        trajectory, _ = self.score(rollout, texts)
+        drawn, texts = self.sample(self.prompts[:2], SeedKind.SELF_CHECK, draw=0)
+        rollout = drawn.rollout
+        trajectory, _ = self.score(drawn, texts)
         check_rollout(self.models.actor, trajectory, self.sample.sampling)
         tokens = (rollout.input_ids, rollout.attention_mask)
         for model in (self.models.critic, self.models.reward.model):
@@ -147,10 +152,9 @@ class PPOTrainer:
             return {}
         metrics, samples = evaluate(
             self.held_out,
-            self.config.per_device_eval_batch_size,
             self.tokenizer,
             self.models.metric_name,
-            sample=lambda examples, number: self.sample([examples], SeedKind.EVALUATION, number),
+            sample=lambda examples: self.sample(examples, SeedKind.EVALUATION, draw=0),
             score=self.score,
             assign_credit=lambda trajectory: assign_credit(
                 trajectory, self.condition(trajectory, 0).ends, self.kl.value, self.config
@@ -226,18 +230,19 @@ class PPOTrainer:
         clock = Clock()
         models, plan = self.models, self.run.plan
         learning_rates = {"lr/actor": models.actor.learning_rate, "lr/critic": models.critic.learning_rate}
-        prompts = [[self.prompts[i] for i in rows] for rows in batches]
-        rollout, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration)
+        prompts = [self.prompts[i] for rows in batches for i in rows]
+        drawn, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration)
         clock.lap("generation")
-        scored, metric = models.score(rollout, texts, self.config.temperature, plan.micro_batch)
-        known = scored if self.credit_is_late else models.complete(scored, self.config.temperature, plan.micro_batch)
+        scored, metric = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
+        known = scored if self.credit_is_late else self.complete(scored, drawn)
         found = self.condition(known, epoch)
         macro = segment(found.ends, scored.response_mask)
         batch = self.credit(known, macro) if isinstance(known, Trajectory) else PendingBatch(known, macro)
         checked = batch if isinstance(batch, PPOBatch) else scored
-        if self.nonfinite.in_rollout(checked, self.update, self.sample.bad_logits, metric):
+        if self.nonfinite.in_rollout(checked, self.update, drawn.bad_rows, metric):
             return None
         metrics = outside_metrics(metric, models.metric_name, found.totals)
+        metrics |= check_gap(known, models.actor, self.config.temperature, plan.micro_batch)
         if isinstance(batch, PPOBatch):
             metrics |= rollout_metrics(batch, self.config.lam)
         clock.lap("scoring")
@@ -252,11 +257,16 @@ class PPOTrainer:
         one_update = self.run.plan.updates_per_rollout == 1
         return one_update and not self.config.whiten_advantages and not self.condition.reads_trajectories
 
-    def score(self, rollout: Rollout, texts: ResponseTexts) -> tuple[Trajectory, Tensor | None]:
+    def score(self, drawn: Drawn, texts: ResponseTexts) -> tuple[Trajectory, Tensor | None]:
         """Scores, log-probs, values; and the metric function's numbers (B,), if there is one."""
-        most = self.run.plan.micro_batch
-        scored, metric = self.models.score(rollout, texts, self.config.temperature, most)
-        return self.models.complete(scored, self.config.temperature, most), metric
+        scored, metric = self.models.score(drawn.rollout, texts, self.config.temperature, self.run.plan.micro_batch)
+        return self.complete(scored, drawn), metric
+
+    def complete(self, scored: ScoredRollout, drawn: Drawn) -> Trajectory:
+        """Log-probs and values. In float32, the drawing pass has given the log-probs already; else it rounds more."""
+        exact = next(self.models.actor.module.parameters()).dtype == torch.float32
+        logprobs = drawn.logprobs if exact else None
+        return self.models.complete(scored, self.config.temperature, self.run.plan.micro_batch, logprobs)
 
     def credit(self, trajectory: Trajectory, macro: MacroActions) -> PPOBatch:
         """Advantages and returns."""

@@ -16,6 +16,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy, TrainedScalar
 from dschat.models.layout import Integers, Layout, Lengths, group_by_length, lay_out
+from dschat.rl.importance import importance_weights
 from dschat.rl.losses import policy_loss, value_loss
 from dschat.rl.macro_actions import macro_logprobs, token_weights
 from dschat.rl.types import PPOBatch, select_rows, trim
@@ -37,6 +38,7 @@ class UpdateSettings:
     cliprange_value: float
     temperature: float
     policy_ratio: str = "token"  # token, macro or macro_mean
+    rollout_is_clip: float | None = None  # largest importance weight; None = no weights
 
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> UpdateSettings:
@@ -49,6 +51,7 @@ class UpdateSettings:
             cliprange_value=config.cliprange_value,
             temperature=config.temperature,
             policy_ratio=config.policy_ratio,
+            rollout_is_clip=config.rollout_is_clip,
         )
 
 
@@ -181,6 +184,9 @@ def _actor_step(
 ) -> dict[str, Tensor]:
     """One micro-batch of the actor; returns its share of the update's statistics."""
     logprobs, weights, count = part.trajectory.logprobs, None, num_tokens
+    advantages, drawn = part.advantages, part.rollout.drawn_logprobs
+    if settings.rollout_is_clip is not None and drawn is not None:
+        advantages = advantages * importance_weights(logprobs, drawn, settings.rollout_is_clip)
     if settings.policy_ratio != "token":
         mean = settings.policy_ratio == "macro_mean"
         new_logprobs = macro_logprobs(new_logprobs, part.macro, mean)
@@ -188,7 +194,7 @@ def _actor_step(
         if not mean:
             weights, count = token_weights(part.macro), num_macro
     mask = part.response_mask
-    loss, stats = policy_loss(new_logprobs, logprobs, part.advantages, mask, settings.cliprange, count, weights)
+    loss, stats = policy_loss(new_logprobs, logprobs, advantages, mask, settings.cliprange, count, weights)
     actor.backward(loss)
     actor.step()
     return {

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys and values of the rows that are being sampled, in buffers that stay where they are.
+
+A buffer has a slot for each live row and a column for each token. All live rows write into one column at a time, which
+moves on with every step; a row begins at its own column, so that what lies left of it is its padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
+
+
+@dataclass
+class Window:
+    """The part of the buffers that a forward pass uses."""
+
+    first: int = 0  # slots [first, last)
+    last: int = 0
+    low: int = 0  # columns [low, end) are read, [start, end) are written
+    start: int = 0
+    end: int = 0
+
+    def set(self, slots: slice[int, int], low: int, start: int, end: int) -> None:
+        """Says what the next forward pass uses."""
+        self.first, self.last, self.low, self.start, self.end = slots.start, slots.stop, low, start, end
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's buffers: keys and values (slots, heads, columns, width)."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, slots: int, columns: int, span: int | None, window: Window) -> None:
+        """Takes the sizes.
+
+        Args:
+            slots: live rows at most.
+            columns: of the buffers.
+            span: tokens that a token sees, itself included, in a sliding-window layer; None: all.
+            window: of the forward pass that is under way.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.span, self.is_sliding = span, span is not None
+        self._shape, self._window = (slots, columns), window
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Makes the buffers, with zeros: what is masked must not be NaN."""
+        (slots, columns), states = self._shape, (key_states, value_states)
+        self.keys, self.values = (x.new_zeros(slots, x.shape[1], columns, x.shape[3]) for x in states)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Writes new columns, and returns views of what these tokens see."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        window = self._window
+        rows = slice(window.first, window.last)
+        new, seen = slice(window.start, window.end), slice(self.low, window.end)
+        self.keys[rows, :, new] = key_states
+        self.values[rows, :, new] = value_states
+        return self.keys[rows, :, seen], self.values[rows, :, seen]
+
+    @property
+    def low(self) -> int:
+        """The first column that is read."""
+        window = self._window
+        return window.low if self.span is None else max(window.low, window.start - self.span + 1)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of columns that are read, counted from column 0."""
+        return self._window.end - self.low, 0
+
+    def get_seq_length(self) -> int:
+        """Columns that are read and were there before."""
+        return self._window.start - self.low
+
+    def get_max_length(self) -> int:
+        """Columns of the buffers."""
+        return self._shape[1]
+
+
+class SlotCache(Cache):
+    """The buffers of all layers."""
+
+    def __init__(self, config: PreTrainedConfig, slots: int, columns: int) -> None:
+        """Makes no buffers yet: a layer's first keys and values decide their types and widths.
+
+        Args:
+            config: of the language model.
+            slots: live rows at most.
+            columns: of the buffers.
+        """
+        self.window = Window()
+        spans = [options.get("sliding_window") for options in get_layer_types_and_kwargs(config)[1]]
+        self.slot_layers = [SlotLayer(slots, columns, span, self.window) for span in spans]
+        super().__init__(layers=list(self.slot_layers))
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], columns: slice[int, int]) -> None:
+        """Copies columns of some slots into other slots."""
+        device = self.slot_layers[0].keys.device
+        source, target = (torch.tensor(slots, device=device) for slots in (sources, targets))
+        for buffer in self._buffers():
+            buffer[target, :, columns] = buffer[source, :, columns]
+
+    def shift(self, slots: int, columns: slice[int, int], distance: int) -> None:
+        """Moves columns of the first slots to the left."""
+        for buffer in self._buffers():
+            moved = buffer[:slots, :, columns].clone()
+            buffer[:slots, :, columns.start - distance : columns.stop - distance] = moved
+
+    def clear(self, slots: slice[int, int], columns: slice[int, int]) -> None:
+        """Puts zeros there."""
+        empty = slots.start == slots.stop or columns.start >= columns.stop
+        for buffer in () if empty else self._buffers():
+            buffer[slots, :, columns] = 0
+
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for layer in self.slot_layers for buffer in (layer.keys, layer.values)]

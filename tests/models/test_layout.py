@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows for forward passes: where their tokens lie, and how rows are grouped."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from dschat.models.layout import Lengths, group_by_length, lay_out, layouts, share_of_tokens
+from factories import make_rollout, ragged_rows
+
+
+def test_a_layout_by_hand():
+    """Of three rows the last two: 5 6 | 7 8 9 and 4 | 3; the first column of each is its first token."""
+    rollout = make_rollout([([9, 9, 9], [9]), ([5, 6], [7, 8, 9]), ([4], [3])], left=2, right=1)
+    lengths = Lengths.of(rollout)
+    assert lengths.totals.tolist() == [4, 5, 2]
+    rows = lay_out(rollout, np.array([1, 2]), lengths)
+    assert rows.input_ids[0].tolist() == [5, 6, 7, 8, 9] and rows.input_ids[1, :2].tolist() == [4, 3]
+    assert rows.rows.tolist() == [1, 2] and rows.width == 3
+    assert rows.input_ids.flatten()[rows.targets].tolist() == [7, 8, 9, 3]
+    numbers = torch.arange(10.0).view(2, 5)
+    assert rows.spread(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert rows.before(numbers).tolist() == [[1, 2, 3], [5, 0, 0]]
+    assert rows.last(numbers).tolist() == [4, 6]
+
+
+def test_rows_without_a_response():
+    rollout = make_rollout([([5, 6], []), ([4], [])], right=2)
+    rows = lay_out(rollout, np.array([0, 1]), Lengths.of(rollout))
+    assert rows.width == 1 and rows.targets.shape == (0,)
+    assert rows.last(torch.tensor([[0.0, 1.0], [2.0, 3.0]])).tolist() == [1, 2]
+    assert rows.before(torch.ones(2, 2)).tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_have_the_least_padding_of_all_cuts(seed):
+    lengths = np.random.RandomState(seed).randint(1, 40, 9)
+    count, most = 3, 4
+    groups = group_by_length(lengths, count, most)
+    assert sorted(np.concatenate(groups)) == list(range(9)) and len(groups) == count
+    ordered = np.sort(lengths)
+    sizes = []
+    for cuts in itertools.combinations(range(1, 9), count - 1):
+        parts = np.split(ordered, cuts)
+        areas = [len(part) * part[-1] for part in parts]
+        if max(areas) <= most * ordered[-1]:
+            sizes.append(sum(areas))
+    found = [len(group) * lengths[group].max() for group in groups]
+    assert sum(found) == min(sizes) and max(found) <= most * ordered[-1]
+
+
+def test_rows_of_one_length_make_equal_groups():
+    assert [len(group) for group in group_by_length(np.full(12, 7), 3, 4)] == [4, 4, 4]
+
+
+def test_mixed_lengths_leave_little_padding():
+    """128 prompts of 8 to 64 tokens, responses of 48 on average and 256 at most, in 16 forward passes."""
+    random = np.random.RandomState(0)
+    lengths = random.randint(8, 65, 128) + np.minimum(random.geometric(1 / 48, 128), 256)
+    assert share_of_tokens(lengths, group_by_length(lengths, 16, 8)) >= 0.95
+
+
+def test_layouts_hold_every_row_once():
+    rollout = make_rollout(ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2]))
+    parts = list(layouts(rollout, 2))
+    assert len(parts) == 3
+    assert sorted(torch.cat([part.rows for part in parts]).tolist()) == [0, 1, 2, 3, 4]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every engine keeps to, against hand-written loops over the models' own logits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from dschat.models.policy import PolicyModel
+from dschat.rollouts.compacting import sample
+from dschat.rollouts.engine import Drawn
+from dschat.rollouts.generate import generate
+from dschat.rollouts.sampling import Sampling
+from factories import (
+    BOS,
+    EOS,
+    KINDS,
+    PAD,
+    favouring,
+    make_causal_lm,
+    ppo_config,
+    random_ids,
+    same_rollout,
+    sampling_of,
+)
+
+ENGINES = {"compacting": sample, "generate": generate}
+pytestmark = pytest.mark.parametrize("engine", ENGINES)
+
+
+def draw(engine: str, causal_lm: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int = 1) -> Drawn:
+    """One response to each prompt, at most five rows at once."""
+    return ENGINES[engine](causal_lm, prompts, sampling, [1000 * seed + row for row in range(len(prompts))], 5)
+
+
+def prompts_of(lengths: Sequence[int]) -> list[list[int]]:
+    return [random_ids(length, row) for row, length in enumerate(lengths)]
+
+
+def test_shapes_and_types(engine: str) -> None:
+    prompts = prompts_of([2, 6, 4])
+    drawn = draw(engine, make_causal_lm(), prompts, sampling_of(8))
+    rollout, (rows, width) = drawn.rollout, drawn.rollout.response_mask.shape
+    assert rows == 3 and 1 <= width <= 8
+    assert rollout.input_ids.shape == rollout.attention_mask.shape == (3, 6 + width)
+    for row, prompt in enumerate(prompts):
+        before = 6 - len(prompt)
+        assert rollout.input_ids[row, :6].tolist() == [PAD] * before + prompt
+        assert rollout.attention_mask[row, :6].tolist() == [False] * before + [True] * len(prompt)
+    assert torch.equal(rollout.attention_mask[:, 6:], rollout.response_mask)
+    assert rollout.prompt_index.tolist() == [0, 1, 2]
+    assert rollout.response_mask.dtype == rollout.finished.dtype == rollout.attention_mask.dtype == torch.bool
+    assert drawn.bad_rows.tolist() == [False] * 3
+
+
+def test_the_mask_is_a_prefix_that_holds_eos(engine: str) -> None:
+    """With EOS sampled often, rows end at different places."""
+    rollout = draw(engine, favouring([EOS], bias=3.0), prompts_of([3] * 32), sampling_of(12)).rollout
+    ids, mask = rollout.response_ids.tolist(), rollout.response_mask.tolist()
+    lengths = set()
+    for row_ids, row_mask, finished in zip(ids, mask, rollout.finished.tolist(), strict=True):
+        length = row_ids.index(EOS) + 1 if EOS in row_ids else len(row_ids)
+        assert row_mask == [True] * length + [False] * (len(row_ids) - length)
+        assert finished == (EOS in row_ids)
+        assert all(token == PAD for token in row_ids[length:])
+        lengths.add(length)
+    assert len(lengths) > 3 and max(lengths) == len(ids[0])
+
+
+def test_any_of_several_end_tokens_ends_a_response(engine: str) -> None:
+    rollout = draw(engine, favouring([EOS, 7], bias=4.0), prompts_of([3] * 32), sampling_of(10, (EOS, 7))).rollout
+    last = rollout.response_ids.gather(1, rollout.response_mask.sum(1, keepdim=True) - 1)[:, 0]
+    assert set(last[rollout.finished].tolist()) == {EOS, 7}
+    before = rollout.response_mask.clone()
+    before[torch.arange(32), rollout.response_mask.sum(1) - 1] = False
+    assert not bool(torch.isin(rollout.response_ids[before], torch.tensor([EOS, 7])).any())
+
+
+def test_a_cut_response_is_all_true_and_not_finished(engine: str) -> None:
+    rollout = draw(engine, favouring([EOS], bias=-50.0), prompts_of([3, 5]), sampling_of(6)).rollout
+    assert rollout.response_mask.shape == (2, 6)
+    assert bool(rollout.response_mask.all()) and not bool(rollout.finished.any())
+    assert EOS not in rollout.response_ids
+
+
+@pytest.mark.parametrize("bias", [8.0, 200.0])  # with the latter all that is allowed has probability 0 in float32
+def test_pad_and_bos_are_never_sampled(engine: str, bias: float) -> None:
+    causal_lm = favouring([PAD, BOS], bias=bias)
+    for options in ({}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}):
+        drawn = draw(engine, causal_lm, prompts_of([3] * 16), sampling_of(8, **options))
+        sampled = drawn.rollout.response_ids[drawn.rollout.response_mask]
+        assert not bool(torch.isin(sampled, torch.tensor([PAD, BOS])).any())
+        assert len(sampled.unique()) > 1 and not bool(drawn.bad_rows.any())
+
+
+def test_a_bos_that_is_also_eos_may_be_sampled(engine: str) -> None:
+    """GPT-2 has one token for both."""
+    sampling = Sampling(max_new_tokens=8, end_ids=(EOS,), pad_id=PAD, bos_id=EOS)
+    assert bool(draw(engine, favouring([EOS]), prompts_of([3] * 8), sampling).rollout.finished.all())
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"), [({}, 98), ({"temperature": 0.5}, 98), ({"top_k": 5}, 5), ({"top_p": 0.5}, None)]
+)
+def test_tokens_are_drawn_from_the_softmax(engine: str, options: dict[str, float], allowed: int | None) -> None:
+    """Frequencies of 4000 draws, beside the probabilities of the model's own logits."""
+    causal_lm, count = make_causal_lm(initializer_range=0.1), 4000
+    prompt = random_ids(4, 7)
+    sampling = sampling_of(1, **options)
+    drawn = ENGINES[engine](causal_lm, [prompt] * count, sampling, list(range(count)), 1000).rollout.response_ids[:, 0]
+    with torch.no_grad():
+        logits = causal_lm(input_ids=torch.tensor([prompt])).logits[0, -1].double() / options.get("temperature", 1.0)
+    logits[[PAD, BOS]] = -torch.inf
+    expected, order = logits.softmax(-1), logits.argsort(descending=True)
+    if allowed is None:  # the fewest ids that make up half
+        allowed = 1 + int((expected[order].cumsum(0) < 0.5).sum())
+    expected[order[allowed:]] = 0
+    expected /= expected.sum()
+    counts = torch.bincount(drawn, minlength=100)
+    assert not bool(counts[expected == 0].any())
+    likely = expected * count >= 5
+    chi_squared = float(((counts - expected * count) ** 2 / (expected * count))[likely].sum())
+    freedom = int(likely.sum())
+    assert chi_squared < freedom + 5 * (2 * freedom) ** 0.5 and freedom >= min(allowed, 40)
+
+
+def test_seeds_give_the_same_draws_and_leave_the_global_state_alone(engine: str) -> None:
+    causal_lm, prompts = make_causal_lm(initializer_range=0.1), prompts_of([3, 5, 4])
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    first = draw(engine, causal_lm, prompts, sampling_of(), seed=1).rollout
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    assert same_rollout(draw(engine, causal_lm, prompts, sampling_of(), seed=1).rollout, first)
+    assert not same_rollout(draw(engine, causal_lm, prompts, sampling_of(), seed=2).rollout, first)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_temperature_0_is_an_argmax_loop(engine: str, kind: str) -> None:
+    causal_lm, prompts = make_causal_lm(kind), prompts_of([2, 9, 5, 1, 7, 3, 4])
+    rollout = draw(engine, causal_lm, prompts, sampling_of(12, temperature=0.0)).rollout
+    for prompt, response in zip(prompts, rollout.response_rows(), strict=True):
+        expected: list[int] = []
+        while len(expected) < 12 and EOS not in expected:
+            with torch.no_grad():
+                logits = causal_lm(input_ids=torch.tensor([prompt + expected])).logits[0, -1]
+            logits[[PAD, BOS]] = -torch.inf
+            expected.append(int(logits.argmax()))
+        assert response == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_the_likeliest_under_the_scored_log_probs(engine: str, kind: str) -> None:
+    """Cached sampling and the scoring forward see the same distribution, prompts padded or not."""
+    causal_lm = make_causal_lm(kind)
+    rollout = draw(engine, causal_lm, prompts_of([2, 9, 5]), sampling_of(10, temperature=0.0)).rollout
+    policy, width = PolicyModel(causal_lm), rollout.response_mask.shape[1]
+    with torch.no_grad():
+        logprobs, _ = policy(rollout.input_ids, rollout.attention_mask, width)
+        for column in range(width):
+            others = rollout.input_ids.clone()
+            others[:, column - width] = torch.randint(3, 100, (3,))
+            changed, _ = policy(others, rollout.attention_mask, width)
+            ok = logprobs[:, column] >= changed[:, column] - 1e-5
+            assert bool((ok | ~rollout.response_mask[:, column]).all())
+
+
+def test_logits_that_are_not_finite_are_noted_and_hurt_no_other_row(engine: str) -> None:
+    """Token 50 has an embedding that is not a number: rows that read it are of no use, the others are as before."""
+    causal_lm, prompts = make_causal_lm("llama", initializer_range=0.1), prompts_of([6, 3, 4, 2, 8, 5, 5])
+    prompts = [[token if token != 50 else 51 for token in prompt] for prompt in prompts]
+    prompts[1][2] = prompts[4][0] = 50
+    sampling = sampling_of(6, end_ids=(EOS, *range(50, 70)), temperature=1.0 if engine == "compacting" else 0.0)
+    clean = draw(engine, causal_lm, prompts, sampling)
+    with torch.no_grad():
+        causal_lm.get_input_embeddings().weight[50] = torch.nan
+    drawn = draw(engine, causal_lm, prompts, sampling)
+    assert not bool(clean.bad_rows.any()) and drawn.bad_rows.tolist() == [row in (1, 4) for row in range(7)]
+    rows = zip(clean.rollout.response_rows(), drawn.rollout.response_rows(), drawn.bad_rows.tolist(), strict=True)
+    assert all(before == after for before, after, bad in rows if not bad)
+    assert int(drawn.rollout.input_ids.max()) < 100
+
+
+def test_sampling_from_flags(engine: str, tokenizer: Any, tmp_path: Any) -> None:
+    config = ppo_config(tmp_path, temperature=0.8, top_k=50, top_p=0.9, max_answer_seq_len=17)
+    assert Sampling.from_config(config, tokenizer) == Sampling(17, (EOS,), PAD, BOS, 0.8, 50, 0.9)
+    dot = tokenizer.convert_tokens_to_ids(".")
+    config = ppo_config(tmp_path, end_of_conversation_token=".")
+    assert Sampling.from_config(config, tokenizer).end_ids == (EOS, dot)

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling by vLLM: its log-probs and draws beside those of the model itself. `make test-vllm` runs these."""
+
+import json
+import random
+import signal
+from functools import cache
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from dschat.models.lora import add_lora
+from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.vllm import VllmEngine
+from dschat.run.random_states import random_states
+from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.trainer import PPOModels
+from factories import (
+    BOS,
+    EOS,
+    PAD,
+    engine_of,
+    frozen_engine_of,
+    hf_logprobs,
+    make_causal_lm,
+    make_classifier,
+    make_prompt,
+    make_tokenizer,
+    ppo_config,
+    ppo_trainer_of,
+    random_ids,
+    save_folder,
+)
+from launches import WORKERS, launch
+
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
+
+# vLLM's attention on a CPU takes heads of 32 numbers at least.
+MODELS = {
+    "gemma": {"tie_word_embeddings": True, "head_dim": 32},
+    "gemma2": {"tie_word_embeddings": True, "head_dim": 32, "query_pre_attn_scalar": 32},
+    "llama": {"tie_word_embeddings": False, "head_dim": 32},
+    "llama tied": {"tie_word_embeddings": True, "head_dim": 32},
+    "gpt2": {"n_embd": 64},
+}
+PROMPTS = [random_ids(length, seed=length) for length in (3, 7, 5, 8, 4)]
+SEEDS = [11, 12, 13, 14, 15]
+MAX_TOKENS = 32
+
+
+def causal_lm_of(name, **options):
+    return make_causal_lm(name.split()[0], **{"initializer_range": 0.2} | MODELS[name] | options)
+
+
+@pytest.fixture
+def pair(group, tmp_path_factory):
+    """pair(name): the actor of a model and its engine, which all tests share; starting one takes seconds."""
+
+    def made(name):
+        if name not in ENGINES:
+            causal_lm = causal_lm_of(name)
+            folder = save_folder(tmp_path_factory.mktemp("model"), causal_lm, tokenizer_of(100))
+            ENGINES[name] = engine_of(causal_lm, learning_rate=0.01), VllmEngine(folder, MAX_TOKENS, 0.3)
+            ENGINES[name][0].eval()
+        return ENGINES[name]
+
+    return made
+
+
+ENGINES = {}
+
+
+@cache
+def tokenizer_of(vocab_size):
+    return make_tokenizer(vocab_size)
+
+
+def sampling_of(length=12, **options):
+    return Sampling(max_new_tokens=length, end_ids=(EOS,), pad_id=PAD, bos_id=BOS, **options)
+
+
+def largest_gap(actor, prompts, drawn, temperature=1.0):
+    """Between the engine's log-probs and the model's own, row by row."""
+    gaps = []
+    for prompt, response, row in zip(prompts, drawn.rollout.response_rows(), drawn.logprobs, strict=True):
+        own, _ = hf_logprobs(actor.module.inner, (list(prompt), response), temperature)
+        gaps.append((own - row[: len(response)]).abs().max())
+        assert not row[len(response) :].any()
+    return float(max(gaps))
+
+
+def one_update(actor):
+    """An optimiser step that makes drawn tokens likelier."""
+    ids = torch.tensor([random_ids(10, seed=1)])
+    actor.train()
+    actor.backward(-actor(ids, torch.ones_like(ids).bool(), 6)[0].sum())
+    actor.step()
+    actor.eval()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_log_probs_are_the_models_own(name, pair):
+    """Those of the whole softmax(logits / temperature), whatever the sampler leaves out."""
+    actor, engine = pair(name)
+    with engine.session(actor) as draw:
+        for options in (
+            {},
+            {"temperature": 0.7},
+            {"temperature": 1.5, "top_k": 9, "top_p": 0.8},
+            {"temperature": 0.0},
+        ):
+            drawn = draw(PROMPTS, sampling_of(**options), SEEDS)
+            assert largest_gap(actor, PROMPTS, drawn, options.get("temperature", 1.0) or 1.0) < 1e-5
+            assert not drawn.bad_rows.any()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_new_weights_arrive(name, pair):
+    """Without a push the engine is far off after an update, with one it is not."""
+    actor, engine = pair(name)
+    with engine.session(actor) as draw:
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(), SEEDS)) < 1e-5
+        one_update(actor)
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(), SEEDS)) > 0.05
+    with engine.session(actor) as draw:
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(), SEEDS)) < 1e-5
+
+
+def test_the_rollout(pair):
+    """Shapes, padding and masks; prompts in their order."""
+    actor, engine = pair("llama")
+    with engine.session(actor) as draw:
+        rollout = draw(PROMPTS, sampling_of(), SEEDS).rollout
+    width = rollout.response_mask.shape[1]
+    assert rollout.input_ids.shape == rollout.attention_mask.shape == (5, 8 + width)
+    for row, prompt in enumerate(PROMPTS):
+        padding = 8 - len(prompt)
+        assert rollout.input_ids[row, :8].tolist() == [PAD] * padding + prompt
+        assert rollout.attention_mask[row, :8].tolist() == [False] * padding + [True] * len(prompt)
+    assert torch.equal(rollout.attention_mask[:, 8:], rollout.response_mask)
+    assert rollout.prompt_index.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["gemma", "llama"])
+def test_a_row_is_the_same_alone_and_in_another_order(name, pair):
+    actor, engine = pair(name)
+    order = [3, 0, 4, 2, 1]
+    with engine.session(actor) as draw:
+        rows = draw(PROMPTS, sampling_of(), SEEDS).rollout.response_rows()
+        others = draw([PROMPTS[i] for i in order], sampling_of(), [SEEDS[i] for i in order])
+        assert others.rollout.response_rows() == [rows[i] for i in order]
+        for prompt, seed, row in zip(PROMPTS, SEEDS, rows, strict=True):
+            assert draw([prompt], sampling_of(), [seed]).rollout.response_rows() == [row]
+        assert draw(PROMPTS, sampling_of(), [seed + 100 for seed in SEEDS]).rollout.response_rows() != rows
+
+
+def test_end_tokens_are_kept_and_pad_and_bos_are_never_drawn(group, tmp_path):
+    """A vocabulary of 8, of which 2 are forbidden and 2 end a response."""
+    causal_lm = causal_lm_of("llama", vocab_size=8, initializer_range=0.1)
+    engine = VllmEngine(save_folder(tmp_path, causal_lm, tokenizer_of(100)), MAX_TOKENS, 0.3)
+    actor = engine_of(causal_lm)
+    sampling = Sampling(max_new_tokens=6, end_ids=(EOS, 7), pad_id=PAD, bos_id=BOS, temperature=1.2)
+    count = 800
+    with engine.session(actor) as draw:
+        drawn = draw([[3, 4, 5]] * count, sampling, list(range(count)))
+    rows, finished = drawn.rollout.response_rows(), drawn.rollout.finished.tolist()
+    assert {len(row) for row in rows} == set(range(1, 7))
+    for row, ended in zip(rows, finished, strict=True):
+        assert ended == (row[-1] in (EOS, 7)) and not {EOS, 7} & set(row[:-1])
+        assert ended or len(row) == 6
+        assert not {PAD, BOS} & set(row)
+    logits = causal_lm(torch.tensor([[3, 4, 5]])).logits[0, -1].detach().double() / 1.2
+    probabilities = logits[2:].softmax(0).numpy()
+    seen = np.bincount([row[0] for row in rows], minlength=8)[2:]
+    assert chisquare(seen, count * probabilities).pvalue > 1e-3
+    assert chisquare(seen, count * np.roll(probabilities, 1)).pvalue < 1e-3
+
+
+def test_adapters_are_pushed_merged(group, tmp_path):
+    causal_lm = causal_lm_of("llama")
+    engine = VllmEngine(save_folder(tmp_path, causal_lm, tokenizer_of(100)), MAX_TOKENS, 0.3)
+    add_lora(causal_lm, 2, None, "base")
+    actor = engine_of(causal_lm, learning_rate=0.1)
+    for _ in range(2):
+        with engine.session(actor) as draw:
+            assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(), SEEDS)) < 1e-5
+        one_update(actor)
+
+
+def test_rows_whose_logits_are_not_finite_are_noted(group, tmp_path):
+    """The embedding of token 5, which the first prompt alone holds, is NaN."""
+    causal_lm = causal_lm_of("llama")
+    engine = VllmEngine(save_folder(tmp_path, causal_lm, tokenizer_of(100)), MAX_TOKENS, 0.3)
+    with torch.no_grad():
+        causal_lm.model.embed_tokens.weight[5] = float("nan")
+    with engine.session(engine_of(causal_lm)) as draw:
+        assert draw([[3, 5, 4], [3, 6, 4]], sampling_of(2), [1, 2]).bad_rows.tolist() == [True, False]
+
+
+def test_the_process_is_left_as_it_was(pair):
+    """Random states, signal handlers, and the process group, which vLLM would end with its engine."""
+    random.seed(1)
+    before, handlers = random_states(), [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    actor, engine = pair("llama")
+    with engine.session(actor) as draw:
+        draw(PROMPTS, sampling_of(), SEEDS)
+    after = random_states()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert torch.distributed.is_initialized()
+
+
+def share_of_a(prompts, responses, rows):
+    return torch.tensor([response.count("a") / max(len(response), 1) for response in responses])
+
+
+@pytest.mark.parametrize(("name", "clip"), [("gemma", None), ("llama", 2.0)])
+def test_ten_ppo_iterations(name, clip, group, tokenizer, tmp_path):
+    """Two updates each; the engine follows every one of them."""
+    options = {"initializer_range": 0.05}
+    folder = save_folder(tmp_path / "model", causal_lm_of(name, **options), tokenizer)
+    config = ppo_config(
+        tmp_path / "out",
+        actor_model_name_or_path=folder,
+        rollout_engine="vllm",
+        rollout_is_clip=clip,
+        per_device_generation_batch_size=8,
+        per_device_training_batch_size=4,
+        max_prompt_seq_len=8,
+        temperature=0.8,
+        actor_learning_rate=1e-2,
+        num_train_epochs=5,
+    )
+    actor = engine_of(causal_lm_of(name, **options), 4, learning_rate=config.actor_learning_rate)
+    reference = frozen_engine_of(causal_lm_of(name, **options))
+    critic = engine_of(make_classifier(initializer_range=0.05), 4)
+    models = PPOModels(actor, reference, critic, FunctionScores(share_of_a, "--reward_function"))
+    prompts = [make_prompt([BOS, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(16)]
+    ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config).fit()
+    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "objective/kl" in row]
+    assert len(rows) == 10
+    assert all(0 < row["rollout/logprob_gap"] <= row["rollout/logprob_gap_max"] < 1e-5 for row in rows)
+    assert rows[-1]["objective/kl"] > 0.1 and rows[-1]["objective/scores"] > rows[0]["objective/scores"]
+
+
+@pytest.mark.slow
+def test_two_processes_have_an_engine_each(tmp_path):
+    """ZeRO 3: weights are gathered one after another on both; prompts and responses differ in number and length."""
+    save_folder(tmp_path / "model", causal_lm_of("llama"), tokenizer_of(100))
+    launch(WORKERS, [tmp_path, "vllm"], timeout=600).expect(0)
+    notes = [json.loads((tmp_path / f"vllm-{rank}.json").read_text()) for rank in (0, 1)]
+    assert all(max(note["gaps"]) < 1e-5 for note in notes)
+    assert [len(note["rows"]) for note in notes] == [2, 3]
+    assert notes[0]["rows"][0] == notes[1]["rows"][0]  # the same prompt and seed

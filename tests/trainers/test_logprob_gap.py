@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine's log-probs beside the actor's."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dschat.errors import UserError
+from dschat.rl.types import Trajectory
+from dschat.rollouts.engine import Drawn
+from dschat.scoring.function import FunctionScores
+from dschat.trainers.ppo.iteration import Iteration
+from dschat.trainers.ppo.logprob_gap import check_gap
+from dschat.trainers.ppo.models import PPOModels
+from factories import (
+    engine_of,
+    frozen_engine_of,
+    make_causal_lm,
+    make_classifier,
+    make_prompt,
+    make_rollout,
+    ppo_config,
+    ppo_trainer_of,
+    random_ids,
+    to_device,
+    weights_of,
+)
+
+FLOAT32 = SimpleNamespace(module=torch.nn.Linear(1, 1))
+BFLOAT16 = SimpleNamespace(module=torch.nn.Linear(1, 1).bfloat16())
+
+
+def trajectory_with(*gaps):
+    """Two responses of two tokens and one; the engine's log-probs are off by the gaps, the last one on padding."""
+    own = torch.tensor([[-1.0, -2.0], [-3.0, 0.0]])
+    rollout = make_rollout([([5], [6, 7]), ([5], [8])])
+    drawn = own + torch.tensor(gaps).view(2, 2)
+    return Trajectory(replace(rollout, drawn_logprobs=drawn), own, own, own, torch.zeros(2))
+
+
+def test_mean_and_largest_gap_of_the_response_tokens():
+    metrics = check_gap(trajectory_with(3e-4, -6e-4, 0.0, 9.0), FLOAT32, 1.0, 2)
+    assert metrics == pytest.approx({"rollout/logprob_gap": 3e-4, "rollout/logprob_gap_max": 6e-4}, abs=1e-6)
+
+
+def test_other_weights_are_an_error():
+    with pytest.raises(UserError, match="--rollout_engine.*differ from the actor's by 0.1 on average"):
+        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), FLOAT32, 1.0, 2)
+    assert check_gap(trajectory_with(0.12, 0.0, 0.0, 0.0), BFLOAT16, 1.0, 2)["rollout/logprob_gap"] == pytest.approx(
+        0.04
+    )
+    with pytest.raises(UserError, match="rounding explains 0.05"):
+        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), BFLOAT16, 1.0, 2)
+
+
+def test_an_engine_that_computes_as_the_actor_does_is_not_compared():
+    far = trajectory_with(1.0, 1.0, 1.0, 1.0)
+    assert check_gap(replace(far, rollout=replace(far.rollout, drawn_logprobs=None)), FLOAT32, 1.0, 2) == {}
+
+
+class OffEngine:
+    """Stands in for an engine: the same responses of 1 to 3 tokens each time, log-probs that are off by a number."""
+
+    def __init__(self, off):
+        self.off, self.seeds = off, []
+
+    @contextmanager
+    def session(self, actor):
+        def draw(prompts, sampling, seeds):
+            self.seeds.append(list(seeds))
+            rows = [(ids, random_ids(1 + i % 3, i)) for i, ids in enumerate(prompts)]
+            rollout = to_device(make_rollout(rows))
+            mask = rollout.response_mask
+            with torch.no_grad():
+                own, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1], sampling.temperature)
+            logprobs = torch.where(mask, own + self.off, 0.0)
+            return Drawn(replace(rollout, drawn_logprobs=logprobs), None, torch.zeros_like(rollout.finished))
+
+        yield draw
+
+
+def trainer_with(engine, tokenizer, folder, **flags):
+    config = ppo_config(folder, temperature=0.8, **flags)
+    actor, critic = engine_of(make_causal_lm(), 8), engine_of(make_classifier(), 8)
+    scores = FunctionScores(lambda prompts, responses, rows: torch.ones(len(rows)), "--reward_function")
+    models = PPOModels(actor, frozen_engine_of(make_causal_lm()), critic, scores, engine)
+    prompts = [make_prompt(random_ids(3 + i % 2, i), f"p{i}", 100 + i) for i in range(16)]
+    return ppo_trainer_of(models, prompts, [], tokenizer, config)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_logs_the_gap_of_every_rollout(epochs, group, tokenizer, tmp_path):
+    """With one update per rollout, that of a few rows; with several, that of all."""
+    engine = OffEngine(2e-4)
+    trainer_with(engine, tokenizer, tmp_path, ppo_epochs=epochs).fit()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["rollout/logprob_gap"] == pytest.approx(2e-4, abs=2e-6)
+    seeds = [seed for row in engine.seeds[1:] for seed in row]  # behind the self-check's
+    assert len(seeds) == 16 and len(set(seeds)) == 16
+
+
+def test_a_run_whose_engine_has_other_weights_stops_before_it_trains(group, tokenizer, tmp_path):
+    trainer = trainer_with(OffEngine(0.01), tokenizer, tmp_path)
+    before = weights_of(trainer.models.actor)
+    with pytest.raises(UserError, match="differ from the actor's by 0.01 on average"):
+        trainer.fit()
+    after = weights_of(trainer.models.actor)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tokenizer, tmp_path):
+    trainer = trainer_with(OffEngine(2e-4), tokenizer, tmp_path)
+    iteration = trainer.collect([list(range(8))], epoch=0)
+    drawn = iteration.batch.rollout.drawn_logprobs
+    assert drawn is not None and drawn.any()
+    again = Iteration.from_state(*iteration.state())
+    assert torch.equal(again.batch.rollout.drawn_logprobs, drawn)
+    scored = iteration.batch.scored
+    batch = replace(iteration.batch, scored=replace(scored, rollout=replace(scored.rollout, drawn_logprobs=None)))
+    assert Iteration.from_state(*Iteration(batch, {}).state()).batch.rollout.drawn_logprobs is None
