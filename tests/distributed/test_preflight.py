@@ -114,13 +114,13 @@ def test_what_a_run_surely_needs(tmp_path):
 
 
 def test_a_gpu_that_may_be_too_small_is_a_warning(tmp_path, caplog):
-    GemmaConfig(**{**TINY_SIZES, "vocab_size": 50_000}).save_pretrained(tmp_path)
-    config = sft("unused", tmp_path, per_device_train_batch_size=64, max_seq_len=4096)
+    GemmaConfig(**{**TINY_SIZES, "vocab_size": 4000}).save_pretrained(tmp_path)
+    config = sft("unused", tmp_path, per_device_train_batch_size=64, max_seq_len=1024)
     warn_of_gpu_memory(config, 1, free=2 * 10**10)
     assert not caplog.messages
-    warn_of_gpu_memory(config, 1, free=6 * 10**9)
+    warn_of_gpu_memory(config, 1, free=4 * 10**9)
     (message,) = caplog.messages
-    assert "longest batch (phase 'train'), of which 6.0 GB are free" in message
+    assert "longest batch (phase 'train'), of which 4.0 GB are free" in message
     assert "--per_device_train_batch_size 32" in message
 
 

@@ -136,11 +136,11 @@ def test_logits_that_fit_are_kept():
 
 
 def test_logits_that_do_not_fit_are_computed_again():
-    """78 positions of a vocabulary of 256,000 at a time, beside the 78 before; nothing is kept."""
+    """78 positions of a vocabulary of 256,000 at a time, of which nothing is kept."""
     found = training_logits(Head(256_000, 256_000 * 8, True, True, 4), 2048, CPU)
     chunk = 4 * 78 * 256_000
-    assert (found.forward, found.held) == (2 * chunk, 0)
-    assert found.backward == 2 * chunk + (4 + 4) * 256_000 * 8
+    assert (found.forward, found.held) == (chunk, 0)
+    assert found.backward == chunk + (4 + 4) * 256_000 * 8
 
 
 def test_logits_of_half_precision_and_of_a_soft_cap():

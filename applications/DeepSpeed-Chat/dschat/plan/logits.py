@@ -39,7 +39,7 @@ def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
     """Log-probs of `positions` tokens with gradients, in bytes.
 
     The softmax is made in the logits' place. Where all positions make one chunk it is kept for the backward pass; else
-    each chunk is made again, while the one before is still there. Soft-capping keeps its result and works on two more
+    each chunk is made again. Soft-capping keeps its result and works on two more
     tensors in the backward pass; the entropy takes one more on a GPU.
 
     The head's gradient is added up in float32 beside that of a chunk.
@@ -48,14 +48,13 @@ def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
     kept = positions <= chunk
     logits = FLOAT32 * head.vocab * min(positions, chunk)
     entropy = 0 if device.type == "cpu" else logits
-    before = 0 if kept else logits
     graph = logits * (1 + head.capped)
     half = logits // 2 if head.width < FLOAT32 else 0  # the logits' gradient in the head's format
     gradient = (FLOAT32 + head.width) * head.weight if head.trained else 0
     return Pass(
-        forward=graph + entropy + before + _converted(head, device),
+        forward=graph + entropy + _converted(head, device),
         held=graph if kept else 0,
-        backward=graph + max(half, 2 * logits * head.capped) + before + gradient,
+        backward=graph + max(half, 2 * logits * head.capped) + gradient,
     )
 
 

@@ -74,7 +74,7 @@ def _models(plan: Plan) -> str:
         kept, weights = states(role.weights, n), role.weights
         stage = effective_stage(weights.stage, weights.width, weights.trained > 0)
         sizes = (kept.parameters, kept.gradients, kept.optimizer, kept.buffers, kept.host)
-        million = f"{shape(role.model).parameters / 1e6:,.0f} M"
+        million = f"{shape(role.model).parameters / 1e6:,.1f} M"
         rows.append([role.name, million, str(stage), *(gigabytes(size) for size in sizes)])
     return text_table(headers, rows)
 

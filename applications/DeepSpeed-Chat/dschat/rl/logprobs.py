@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 # The most logits held at one time. On a CPU 80 MB in float32; not fewer, since glibc gives freed blocks above 32 MiB
 # back to the system and keeps smaller ones, so that a process with smaller chunks would grow with every chunk. On a
@@ -87,11 +88,12 @@ class _TokenLogprobs(torch.autograd.Function):
             if len(hidden) > chunk:
                 logits = head.to_logits(states)
             else:
-                states, logits = _with_graph(states, hidden.requires_grad, head)
+                states, logits, edge = _with_graph(states, hidden.requires_grad, head)
             softmax, *part = _softmax(logits.detach(), states, chosen, head.temperature, with_entropy)
             if len(hidden) <= chunk:
-                ctx.kept = states, logits, softmax
+                ctx.kept = states, edge, logits.dtype, softmax
             parts.append(part)
+            del logits, softmax  # else they would still be there while the next chunk's are made
         logprobs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -106,14 +108,17 @@ class _TokenLogprobs(torch.autograd.Function):
         pieces = zip(*(x.split(ctx.chunk) for x in (hidden, targets, grads[0])), strict=True)
         for states, chosen, grad in pieces:
             if kept is None:
-                states, logits = _with_graph(states, needs_hidden, head)
+                states, logits, edge = _with_graph(states, needs_hidden, head)
+                dtype = logits.dtype
                 softmax = _softmax(logits.detach(), states, chosen, head.temperature, False)[0]
+                del logits
             else:
-                states, logits, softmax = kept
+                states, edge, dtype, softmax = kept
             grad = (grad / head.temperature)[:, None]
             softmax.mul_(-grad).scatter_add_(1, chosen[:, None], grad)
             wanted = [*([states] if needs_hidden else []), *parameters]
-            found = list(torch.autograd.grad(logits, wanted, softmax.to(logits.dtype)))
+            found = list(torch.autograd.grad(edge, wanted, softmax.to(dtype)))
+            del softmax
             if needs_hidden:
                 hidden_grads.append(found.pop(0))
             for number, x in enumerate(found):
@@ -121,11 +126,16 @@ class _TokenLogprobs(torch.autograd.Function):
         return torch.cat(hidden_grads) if needs_hidden else None, None, None, None, None, *sums
 
 
-def _with_graph(states: Tensor, needs_grad: bool, head: Head) -> tuple[Tensor, Tensor]:
-    """States that a graph begins at, and their logits."""
+def _with_graph(states: Tensor, needs_grad: bool, head: Head) -> tuple[Tensor, Tensor, GradientEdge]:
+    """States that a graph begins at, their logits, and where that graph ends.
+
+    The logits are written over later. As they are a view, autograd would then take another way through the graph, on
+    which it copies them; the edge is that of before.
+    """
     states = states.detach().requires_grad_(needs_grad)
     with torch.enable_grad():
-        return states, head.to_logits(states)
+        logits = head.to_logits(states)
+    return states, logits, get_gradient_edge(logits)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 # Step 3, Gemma-2-27B on TL;DR: PPO with macro actions of 5 tokens; with --ngram 1 vanilla PPO
 # (give it an --output_dir of its own).
 # Settings of the published run. Environment variables: ../../launch.sh. Flags given to the script win.
-# Four models of 27 billion weights: about 1.4 TB of main memory in all.
+# Four models of 27 billion weights: about 1.35 TB of main memory in all.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
