@@ -54,6 +54,14 @@ def test_macro_action_cost_without_generation() -> None:
     assert all("percent_of_step" not in row for row in figures["macro_actions"].values())
 
 
+def test_plan_check() -> None:
+    """The plan of a small model is within 15 % of what torch's allocator reports."""
+    (figure,) = run("plan_check.py", "--shapes S --short --rows 4 --prompt 16 --response 16")["figures"]
+    assert set(figure["phases"]) == {"generate", "score", "train"}
+    for phase in figure["phases"].values():
+        assert 0.85 < phase["ratio"] < 1.15 and phase["measured_mb"] > 10
+
+
 def test_parsing_cost(benepar_model: Path) -> None:
     """Every parser; link-grammar where it is installed."""
     report = run(
