@@ -2,6 +2,7 @@
 # make test         the test suite
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make check        ruff, format, types
+# make benchmark    how fast step 3 is beside what must be computed at least (an hour)
 # Each makes .venv and installs into it when requirements.txt or setup.py changed.
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := $(CURDIR)/$(VENV)/bin
 INSTALLED := $(VENV)/installed
 DEV := $(VENV)/installed-dev
 
-.PHONY: quickstart test mutants check install clean
+.PHONY: quickstart test mutants check benchmark install clean
 
 install: $(INSTALLED)
 
@@ -37,6 +38,9 @@ check: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+benchmark: $(INSTALLED)
+	$(BIN)/python applications/DeepSpeed-Chat/benchmarks/step3.py $(BENCHMARK_ARGS)
 
 clean:
 	rm -rf $(VENV) runs
