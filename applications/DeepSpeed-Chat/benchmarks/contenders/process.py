@@ -28,7 +28,6 @@ class Contender:
             RuntimeError: it ended; with the last lines of what it said.
         """
         self._log = Path(job.folder) / "log.txt"
-        environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": _python_path()}
         with open(self._log, "w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 [python, "-m", f"contenders.{module}", str(job.write())],
@@ -36,7 +35,7 @@ class Contender:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environment,
+                env=os.environ | environment_of(job),
                 cwd=job.folder,
             )
         self._answer()
@@ -59,12 +58,18 @@ class Contender:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
-            said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-            raise RuntimeError("\n".join(["a contender ended early:", *said]))
+            raise failure(self._log)
         return json.loads(line)
 
 
-def _python_path() -> str:
-    """This package, and dschat of the same clone, before what is installed."""
+def environment_of(job: Job) -> dict[str, str]:
+    """What a contender's process needs: this package, and dschat of the same clone before what is installed."""
     given = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(BENCHMARKS), str(BENCHMARKS.parent), *([given] if given else [])])
+    folders = [str(BENCHMARKS), str(BENCHMARKS.parent), *([given] if given else [])]
+    return {"OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": os.pathsep.join(folders)}
+
+
+def failure(log: Path) -> RuntimeError:
+    """For a contender that ended early: the last lines of what it said."""
+    said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+    return RuntimeError("\n".join(["a contender ended early:", *said]))

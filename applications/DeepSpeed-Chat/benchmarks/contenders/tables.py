@@ -41,6 +41,49 @@ def profile_table(profile: Mapping[str, Any]) -> str:
     return f"Where the time of ours went:\n\n{table(['', 'of the iteration'], [*groups, *items])}"
 
 
+def growth_table(figures: Mapping[str, Any], unit: str, phases: Sequence[str]) -> str:
+    """Time and memory by the quantity that grows; how fast they grow at the end."""
+    head = [unit, "CPU s", *(f"{phase}, s" for phase in phases), "wall s", "peak, MB"]
+    rows = [
+        [
+            f"{point['value']:,}",
+            f"{point['cpu_seconds']:.2f}",
+            *(f"{point['phases'][phase]:.2f}" for phase in phases),
+            f"{point['wall_seconds']:.2f}",
+            f"{point['peak_mb']:.0f}",
+        ]
+        for point in figures["points"]
+    ]
+    power = figures["exponent"]
+    end = f"At the end: CPU time grows with the power {power['cpu_seconds']}, memory with {power['peak_mb']}."
+    return f"{table(head, rows)}\n\n{end}"
+
+
+def gpu_table(figures: Mapping[str, Any]) -> str:
+    """How near rollouts and training come to their limits, and the phases' shares, by batch."""
+    limits = figures["limits"]
+    measured = (
+        f"Measured limits: {limits['bytes_per_second'] / 1e9:,.0f} GB/s, "
+        f"{limits['operations_per_second'] / 1e12:,.1f} TFLOP/s."
+    )
+    head = ["prompts", "rollout, tokens/s", "of its limit", "training, TFLOP/s", "of its limit"]
+    head += [*(f"{phase}, share" for phase in PHASES), "iteration, s", "peak, GB"]
+    rows = [
+        [
+            f"{row['batch']}",
+            f"{row['rollout_tokens_per_second']:,.0f}",
+            f"{100 * row['rollout_tokens_per_second'] / row['rollout_limit']:.0f} %",
+            f"{row['training_operations_per_second'] / 1e12:,.1f}",
+            f"{100 * row['training_operations_per_second'] / row['training_limit']:.0f} %",
+            *(f"{100 * row['share'][phase]:.0f} %" for phase in PHASES),
+            f"{row['wall_seconds']:.1f}",
+            f"{row['peak_mb'] / 1e3:.1f}",
+        ]
+        for row in figures["batches"]
+    ]
+    return f"{measured}\n\n{table(head, rows)}"
+
+
 def origin(machine: Mapping[str, Any]) -> str:
     """Where figures come from: this process's command line, machine and today's date."""
     command = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
