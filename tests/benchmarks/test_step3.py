@@ -63,6 +63,8 @@ def test_equal_lengths(tmp_path: Path) -> None:
         assert rows[name]["tokens"] == 8 * 6
         assert cpu["total"] == pytest.approx(sum(cpu[phase] for phase in PHASES), abs=1e-3)
         assert min(cpu[phase] for phase in PHASES[:3]) > 0
+    positions = rows["ours"]["positions_per_token"]
+    assert positions.keys() == {"scoring", "training"} and min(positions.values()) >= 1
     assert 0 < rows["ours"]["inside_cpu_seconds"]["macro actions"] < rows["ours"]["cpu_seconds"]["total"]
     text = document.read_text(encoding="utf-8")
     assert text.startswith(f"before\n{first}`python step3.py ") and text.endswith(f"{last}after\n")
@@ -129,12 +131,13 @@ def test_table(modules: None) -> None:
         "speed": 1.234,
         "cpu_seconds": {"generation": 1.0, "scoring": 0.5, "training": 2.0, "rest": 0.5, "total": 4.0},
         "inside_cpu_seconds": {"macro actions": 0.01},
+        "positions_per_token": {"scoring": 1.5, "training": 1.02},
         "peak_mb": 12,
         "tokens": 64.0,
         "batch": 8,
     }
     profile = {"percent": {"sampling": 60.0}, "items": {"everything else": {"a: b": 0.7, "a: c": 0.3}}}
     text = load("tables").step3_table({"ours": row, "TRL": {"not_measured": "why"}, "where": profile})
-    assert "| ours | 1.23 | 1.00 | 0.50 | 2.00 | 0.50 | 0.25 % | 12 | 8 |" in text
+    assert "| ours | 1.23 | 1.00 | 0.50 | 2.00 | 0.50 | 0.25 % | 1.50 / 1.02 | 12 | 8 |" in text
     assert "| TRL | not measured: why |" in text
     assert "| sampling | 60.0 % |" in text and "| · a: b | 0.7 % |" in text and "a: c" not in text

@@ -136,7 +136,7 @@ def take_turns(names: list[str], work: Work, folder: Path, settings: argparse.Na
     finally:
         for contender in started.values():
             contender.end()
-    return figures | {ENTRIES[name].name: summary(own[1:], work.batch) for name, own in runs.items()}
+    return figures | {ENTRIES[name].name: summary(own[1:], work) for name, own in runs.items()}
 
 
 def trace(work: Work, folder: Path, place: Path, settings: argparse.Namespace) -> dict[str, Any]:
@@ -176,23 +176,27 @@ def start(name: str, work: Work, folder: Path, settings: argparse.Namespace, pro
     return Contender(python, entry.module, job)
 
 
-def summary(runs: list[dict[str, Any]], batch: int) -> dict[str, Any]:
+def summary(runs: list[dict[str, Any]], work: Work) -> dict[str, Any]:
     """Medians over iterations; the peak of all."""
 
     def medians(kind: str) -> dict[str, float]:
         names = dict.fromkeys(name for run in runs for name in run[kind])
         return {name: round(statistics.median(run[kind].get(name, 0.0) for run in runs), 4) for name in names}
 
+    for run in runs:
+        real = sum(work.prompt_lengths()) + run["tokens"]
+        run["positions"] = {name: count / real for name, count in run["counts"].items()}
     speeds = [run["tokens"] / run["cpu"]["total"] for run in runs]
     middle = statistics.median(speeds)
     return {
         "tokens_per_cpu_second": middle,
         "spread": [round(min(speeds) / middle, 3), round(max(speeds) / middle, 3)],
         "tokens": statistics.median(run["tokens"] for run in runs),
-        "batch": batch,
+        "batch": work.batch,
         "cpu_seconds": medians("cpu"),
         "wall_seconds": medians("wall"),
         "inside_cpu_seconds": medians("inside"),
+        "positions_per_token": medians("positions"),
         "peak_mb": round(max(run["peak_mb"] for run in runs)),
     }
 

@@ -80,6 +80,7 @@ class Meter:
         self._cpu: dict[str, float] = {}
         self._wall: dict[str, float] = {}
         self._inside: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
         self._start = self._last = (0.0, 0.0)
 
     def begin(self) -> None:
@@ -92,7 +93,7 @@ class Meter:
             os._exit(0)  # without the contender's own farewell: it was not measured, and may write whole models
         if self._left is not None:
             self._left -= 1
-        self._cpu, self._wall, self._inside = {}, {}, {}
+        self._cpu, self._wall, self._inside, self._counts = {}, {}, {}, {}
         self._start = self._last = _now()
 
     def lap(self, name: str) -> None:
@@ -113,6 +114,10 @@ class Meter:
 
         return run
 
+    def count(self, name: str, number: int) -> None:
+        """Adds to a count of this iteration."""
+        self._counts[name] = self._counts.get(name, 0) + number
+
     def end(self, tokens: float) -> None:
         """Ends an iteration and hands over its figures.
 
@@ -125,6 +130,7 @@ class Meter:
             "cpu": self._cpu | {"total": self._last[0] - self._start[0]},
             "wall": self._wall | {"total": self._last[1] - self._start[1]},
             "inside": self._inside,
+            "counts": self._counts,
             "peak_mb": self._memory.peak() / MB,
             "tokens": tokens,
         }

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from contenders.job import Job, read_job
 from contenders.meter import Meter
 from contenders.profiling import profiled
@@ -86,6 +88,9 @@ def measured(iterate: Callable[..., dict[str, float]], job: Job, meter: Meter) -
 
     def run(trainer: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
         nonlocal number
+        if number == 0:
+            count_positions(trainer.models.reference.module.inner, "scoring", meter, training=False)
+            count_positions(trainer.models.actor.module.inner, "training", meter, training=True)
         meter.begin()
         with ExitStack() as stack:
             if job.profile is not None and number == PROFILED:
@@ -96,6 +101,24 @@ def measured(iterate: Callable[..., dict[str, float]], job: Job, meter: Meter) -
         return metrics
 
     return run
+
+
+def count_positions(causal_lm: Any, name: str, meter: Meter, training: bool) -> None:
+    """Books the positions, padding included, that a model computes outside of sampling.
+
+    Args:
+        causal_lm: the Hugging Face model.
+        name: that they are booked under.
+        meter: of this process.
+        training: those of forwards with gradients, or those without.
+    """
+
+    def count(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.is_grad_enabled() == training:
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            meter.count(name, ids.numel() if ids is not None else kwargs["inputs_embeds"][..., 0].numel())
+
+    getattr(causal_lm, causal_lm.base_model_prefix).register_forward_pre_hook(count, with_kwargs=True)
 
 
 def booking(lap: Callable[..., None], meter: Meter) -> Callable[..., None]:

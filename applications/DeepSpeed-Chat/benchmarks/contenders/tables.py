@@ -12,7 +12,7 @@ PHASES = ("generation", "scoring", "training", "rest")
 
 def step3_table(rows: Mapping[str, Any]) -> str:
     """The table of one kind of work, and where the time of ours went, if that was traced."""
-    head = ["", "speed", *(f"{name}, s" for name in PHASES), "macro actions", "peak, MB", "tokens a response"]
+    head = ["", "speed", *(f"{name}, s" for name in PHASES), "macro actions", "positions", "peak, MB", "length"]
     lines = []
     for name, row in rows.items():
         if "not_measured" in row:
@@ -29,6 +29,7 @@ def _numbers(row: Mapping[str, Any]) -> list[str]:
         f"{row['speed']:.2f}" if "speed" in row else f"{row['tokens_per_cpu_second']:.0f} tokens/s",
         *(f"{cpu.get(phase, 0.0):.2f}" for phase in PHASES),
         "" if inside is None else f"{100 * inside / cpu['total']:.2f} %",
+        " / ".join(f"{positions:.2f}" for positions in row["positions_per_token"].values()),
         f"{row['peak_mb']:.0f}",
         f"{row['tokens'] / row['batch']:.0f}",
     ]
