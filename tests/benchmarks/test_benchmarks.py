@@ -15,7 +15,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat"
 TINY_MEMORY = (
     "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3 --softcap 30 --device cpu --threads 1"
 )
-TINY_STEP = "--batch_size 2 --prompt 4 --response 9 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"
 
 
 def run(script: str, flags: str) -> dict[str, Any]:
@@ -36,22 +35,6 @@ def test_logprob_memory() -> None:
     chunks = [("chunks", phase, size) for phase in ("training", "scoring") for size in (2, 3)]
     assert cases == [*chunks, ("full_logits", "training", 2), ("full_logits", "scoring", 2)]
     assert all(row.keys() >= {"peak_gb", "inputs_gb", "seconds"} for row in report["figures"])
-
-
-def test_macro_action_cost() -> None:
-    report = run("macro_action_cost.py", TINY_STEP)
-    assert report["settings"]["response"] == 9
-    figures = report["figures"]
-    assert set(figures["cpu_seconds"]) == {"generation", "scoring", "training"}
-    assert set(figures["macro_actions"]) == {"fixed, n = 1", "fixed, n = 5", "randomized", "ppl, chunk"}
-    keys = {"milliseconds", "percent_of_step", "percent_of_step_without_generation"}
-    assert all(set(row) == keys for row in figures["macro_actions"].values())
-
-
-def test_macro_action_cost_without_generation() -> None:
-    figures = run("macro_action_cost.py", TINY_STEP + " --no-generation")["figures"]
-    assert set(figures["cpu_seconds"]) == {"scoring", "training"}
-    assert all("percent_of_step" not in row for row in figures["macro_actions"].values())
 
 
 def test_parsing_cost(benepar_model: Path) -> None:
