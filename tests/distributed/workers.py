@@ -110,7 +110,7 @@ def vllm(folder: Path, keep: Callable[..., None]) -> None:
         rollout, mask = drawn.rollout, drawn.rollout.response_mask
         actor.train()
         logprobs, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1])
-        gaps.append(float((logprobs.detach() - drawn.logprobs)[mask].abs().max()))
+        gaps.append(float((logprobs.detach() - rollout.drawn_logprobs)[mask].abs().max()))
         actor.backward(-logprobs[mask].sum())
         actor.step()
         actor.eval()
