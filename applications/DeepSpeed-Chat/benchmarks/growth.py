@@ -65,21 +65,26 @@ def main() -> None:
         base = replace(BASE, size=SIZES["tiny"], batch=8, micro_batch=4, response=4)
         quantities = tuple(replace(each, values=TINY[each.name]) for each in QUANTITIES)
     chosen = [each for each in quantities if each.name in settings.quantities]
-    figures = {each.name: measure(each, base, settings.repeats) for each in chosen}
-    report = {"machine": machine(), "settings": vars(settings), "figures": figures}
-    text = json.dumps(report, indent=2)
+    figures: dict[str, dict[str, Any]] = {}
+    for each in chosen:
+        figures[each.name] = measure(each, base, settings.repeats)
+        publish(figures[each.name], each, settings)
+    text = json.dumps({"machine": machine(), "settings": vars(settings), "figures": figures}, indent=2)
     print(text)
     if settings.output is not None:
         Path(settings.output).write_text(text + "\n", encoding="utf-8")
-    for each in chosen:
-        if settings.pictures is not None:
-            from contenders.pictures import draw_growth
 
-            picture = draw_growth(figures[each.name]["points"], each.unit, PHASES)
-            (Path(settings.pictures) / f"growth-{each.name}.svg").write_bytes(picture)
-        if settings.markdown is not None:
-            table = growth_table(figures[each.name], each.unit, PHASES)
-            write_section(Path(settings.markdown), f"growth {each.name}", f"{origin(report['machine'])}\n\n{table}")
+
+def publish(found: dict[str, Any], quantity: Quantity, settings: argparse.Namespace) -> None:
+    """A quantity's picture and section of the document, where they are asked for."""
+    if settings.pictures is not None:
+        from contenders.pictures import draw_growth
+
+        picture = draw_growth(found["points"], quantity.unit, PHASES)
+        (Path(settings.pictures) / f"growth-{quantity.name}.svg").write_bytes(picture)
+    if settings.markdown is not None:
+        text = f"{origin(machine())}\n\n{growth_table(found, quantity.unit, PHASES)}"
+        write_section(Path(settings.markdown), f"growth {quantity.name}", text)
 
 
 def parse() -> argparse.Namespace:

@@ -65,17 +65,17 @@ def main() -> None:
     figures: dict[str, dict[str, Any]] = {}
     for size in settings.sizes:
         for lengths in settings.lengths:
-            figures[f"{size}, {lengths}"] = measure(size, lengths, settings)
+            title = f"{size}, {lengths}"
+            figures[title] = measure(size, lengths, settings)
+            if settings.markdown is not None:
+                text = f"{origin(machine())}\n\n{step3_table(figures[title])}"
+                write_section(Path(settings.markdown), f"step3 {title}", text)
     used = {name: value for name, value in vars(settings).items() if name not in ("output", "markdown")}
     report = {"machine": machine(), "settings": used, "figures": figures}
     text = json.dumps(report, indent=2)
     print(text)
     if settings.output is not None:
         Path(settings.output).write_text(text + "\n", encoding="utf-8")
-    if settings.markdown is not None:
-        for title, rows in figures.items():
-            text = f"{origin(report['machine'])}\n\n{step3_table(rows)}"
-            write_section(Path(settings.markdown), f"step3 {title}", text)
 
 
 def parse() -> argparse.Namespace:
@@ -84,7 +84,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["S", "M"])
     parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument(
-        "--contenders", nargs="+", choices=list(ENTRIES), help="default: all, with ragged lengths the main"
+        "--contenders", nargs="+", choices=list(ENTRIES), help="default: all; with ragged lengths floor, ours, trl"
     )
     parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
     parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")
