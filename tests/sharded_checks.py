@@ -179,7 +179,7 @@ def evaluation(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
-    """Evaluation metrics by step and number of rows; greedy, so that no draw depends on the rank."""
+    """Evaluation metrics by step and number of rows."""
     demonstrations = [SFTExample(p, r) for p, r in ROWS]
     pairs = [PairExample(p + r, r + p[:1]) for p, r in ROWS]
     prompts = [make_prompt(p, f"p{i}", i) for i, (p, _) in enumerate(ROWS)]
@@ -195,7 +195,7 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
 
 
 def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPOTrainer:
-    config: PPOConfig = ppo_config(folder, top_k=1, per_device_eval_batch_size=2, eval_iters=0)
+    config: PPOConfig = ppo_config(folder, per_device_eval_batch_size=2, eval_prompts=0)
     folder.mkdir(exist_ok=True)
     reward = FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")
     models = PPOModels(
