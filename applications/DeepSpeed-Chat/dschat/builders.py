@@ -13,6 +13,7 @@ from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import choose_dtype
+from dschat.engine.sharded_loading import placement_of
 from dschat.models.engines import Policy
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_scalar
@@ -51,7 +52,8 @@ def build_policy(
     """Step 1's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
-    model = load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer, end_id)
+    path, placement = config.model_name_or_path, placement_of(settings)
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, placement)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
     return train_engine(PolicyModel(model), _supervised_optimizer(config, total_updates), settings)
@@ -62,7 +64,8 @@ def build_reward_model(
 ) -> Engine[ScalarModel]:
     """Step 2's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
-    model = load_scalar(config.model_name_or_path, BASE, settings.dtype, tokenizer)
+    path, placement = config.model_name_or_path, placement_of(settings)
+    model = load_scalar(path, BASE, settings.dtype, tokenizer, placement=placement)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
     return train_engine(ScalarModel(model), _supervised_optimizer(config, total_updates), settings)
@@ -105,7 +108,7 @@ def _build_actor(
 ) -> Engine[PolicyModel]:
     settings = _engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
     path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
-    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, placement_of(settings))
     if config.actor_lora_dim:
         add_lora(model, config.actor_lora_dim, config.lora_module_name, path)
     optimizer = _optimizer(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
@@ -118,7 +121,8 @@ def _build_reference(
     if config.actor_lora_dim:
         return AdaptersOff(actor)
     settings = _frozen_settings(config, plan)
-    model = load_causal_lm(config.actor_model_name_or_path, ACTOR, settings.dtype, tokenizer)
+    path, placement = config.actor_model_name_or_path, placement_of(settings)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, placement=placement)
     return frozen_engine(PolicyModel(model), settings)
 
 
@@ -127,7 +131,8 @@ def _build_critic(
 ) -> Engine[ScalarModel]:
     settings = _engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage or 0)
     path = config.critic_model_name_or_path or config.actor_model_name_or_path
-    model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True)
+    placement = placement_of(settings)
+    model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, placement=placement)
     if config.critic_lora_dim:
         add_lora(model, config.critic_lora_dim, config.lora_module_name, path)
     optimizer = _optimizer(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)
@@ -138,7 +143,8 @@ def _reward_source(config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     if config.reward_model_name_or_path is None:
         return _function_scores(config.reward_function or "", "--reward_function")
     settings = _frozen_settings(config, plan)
-    model = load_scalar(config.reward_model_name_or_path, REWARD, settings.dtype, tokenizer, may_be_new=False)
+    path, placement = config.reward_model_name_or_path, placement_of(settings)
+    model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, placement=placement)
     batch_size = max(config.per_device_generation_batch_size, config.per_device_eval_batch_size)
     return RewardModelScores(frozen_engine(ScalarModel(model), settings), batch_size)
 

@@ -216,9 +216,9 @@ def _enable_gradient_checkpointing(model: Any) -> None:
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weight decay acts on matrices; norms and biases (one dimension) are left alone."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = [(p, len(getattr(p, "ds_shape", p.shape))) for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p, dimensions in trained if dimensions >= 2], "weight_decay": weight_decay},
+        {"params": [p for p, dimensions in trained if dimensions < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

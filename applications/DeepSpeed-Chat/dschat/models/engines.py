@@ -75,9 +75,9 @@ class Trained(Protocol):
         """Restores what `save_checkpoint` wrote; by way of `scratch` if on other ranks. Every rank must call it."""
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of every weight, one at a time, on this rank's device; valid until the next is asked for.
+        """Name and whole tensor of every weight, one at a time, on this rank's device.
 
-        Every rank must call it, and go through all of it.
+        A tensor is valid until the next is asked for. Every rank must call it, and go through all of it.
         """
 
     def full_state_dict(self) -> dict[str, Tensor]:
