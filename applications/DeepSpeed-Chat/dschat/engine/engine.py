@@ -2,7 +2,7 @@
 """A model under DeepSpeed, for training or frozen, with DeepSpeed's own method names."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,13 +134,13 @@ class Engine(Generic[M]):
             folder = scratch
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight's name and whole tensor, one at a time; see `dschat.models.engines.Trained`."""
-        yield from zero3.whole_weights(self._engine)
+    def parts(self) -> dict[str, Tensor]:
+        """This rank's parts of the weights that train, by name; see `dschat.models.engines.Trained`."""
+        return zero3.parts(self._engine)
 
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""
-        return zero3.full_state_dict(self._engine, keep=is_main())
+    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every weight's name and whole tensor, one at a time; see `dschat.models.engines.Trained`."""
+        return zero3.whole_weights(self._engine, instead or {})
 
 
 def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
