@@ -18,7 +18,7 @@ from dschat.engine.engine import EngineSettings, frozen_engine
 from dschat.engine.sharded_loading import placement_of
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
-from dschat.models.placement import WHOLE, Placement
+from dschat.models.placement import PLAIN, Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
@@ -29,7 +29,7 @@ from recorded import sharding_file
 
 FAMILIES = MODEL_FAMILIES | {"granite": WITHOUT_CLASSIFIER}
 ROWS = ragged_rows([2, 5], [7, 3], seed=5)
-Load = Callable[[Placement], Any]
+Load = Callable[[Opening], Any]
 
 
 def settings_of(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> EngineSettings:
@@ -58,7 +58,7 @@ def shared_names(model: Any) -> list[list[str]]:
 
 def compare(load: Load, settings: EngineSettings) -> dict[str, Any]:
     """What differs between a model in parts and a whole one, and how much of it a process holds."""
-    whole, parts = load(WHOLE), load(placement_of(settings))
+    whole, parts = load(PLAIN), load(Opening(placement_of(settings)))
     held = sum(p.ds_tensor.numel() for p in parts.parameters())
     expected, found = state_of(whole), state_of(parts)
     differ = [name for name in expected if name not in found or not torch.equal(expected[name], found[name])]
@@ -112,11 +112,11 @@ def _loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:
     """Loads a model; rows of tokens that were added are random, so they are set to 1."""
     known = AutoConfig.from_pretrained(path).vocab_size
 
-    def loaded(placement: Placement) -> Any:
-        model = load(path, "--m", dtype, tokenizer, placement=placement)
+    def loaded(opening: Opening) -> Any:
+        model = load(path, "--m", dtype, tokenizer, opening=opening)
         ends = [end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None]
         assert ends[0].num_embeddings == max(known, len(tokenizer))
-        with placement.whole(model, *ends):
+        with opening.placement.whole(model, *ends):
             for end in ends:
                 end.weight.data[known:] = 1
         return model
@@ -130,9 +130,9 @@ def _engines(place: Path, folder: Path, tokenizer: Any) -> dict[str, Tensor]:
     ids, attention_mask, mask = pad_rows(ROWS)
     for name, lora in (("plain", False), ("lora", True)):
         for how in ("whole", "parts"):
-            placement = WHOLE if how == "whole" else placement_of(settings_of(folder))
+            opening = PLAIN if how == "whole" else Opening(placement_of(settings_of(folder)))
             path = str(place / "several files")
-            model = load_causal_lm(path, "--m", torch.float32, tokenizer, placement=placement)
+            model = load_causal_lm(path, "--m", torch.float32, tokenizer, opening=opening)
             if lora:
                 with torch.random.fork_rng():
                     torch.manual_seed(1)
@@ -144,9 +144,9 @@ def _engines(place: Path, folder: Path, tokenizer: Any) -> dict[str, Tensor]:
             results |= {f"{name}/{how}/{key}": x.clone() for key, x in engine.whole_weights()}
     for how in ("whole", "parts"):
         settings = settings_of(folder, offload=True)
-        placement = WHOLE if how == "whole" else placement_of(settings)
-        policy = load_causal_lm(str(place / "odd"), "--m", torch.float32, tokenizer, placement=placement)
-        scalar = load_scalar(str(place / "gpt2"), "--m", torch.float32, tokenizer, placement=placement)
+        opening = PLAIN if how == "whole" else Opening(placement_of(settings))
+        policy = load_causal_lm(str(place / "odd"), "--m", torch.float32, tokenizer, opening=opening)
+        scalar = load_scalar(str(place / "gpt2"), "--m", torch.float32, tokenizer, opening=opening)
         with torch.no_grad():
             policy_engine = frozen_engine(PolicyModel(policy), settings)
             results[f"frozen/{how}/logprobs"] = policy_engine(ids, attention_mask, mask.shape[1])[0]

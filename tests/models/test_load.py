@@ -173,7 +173,8 @@ def test_whole_folders_open_without_a_warning(kind, tokenizer, tmp_path, caplog)
     load_causal_lm(lm, "--m", torch.float32, tokenizer)
     load_scalar(lm, "--m", torch.float32, tokenizer)
     load_scalar(classifier, "--m", torch.float32, tokenizer)
-    records = [record for record in caplog.records if record.name.startswith("dschat")]
+    said = "dschat.models.attention"  # of Gemma-2, whose attention sdpa cannot do
+    records = [r for r in caplog.records if r.name.startswith("dschat") and (r.name != said or kind != "gemma2")]
     assert not [record for record in records if record.levelno >= logging.WARNING]
 
 

@@ -18,6 +18,7 @@ from dschat.models.engines import Policy
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
+from dschat.models.placement import Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
@@ -52,8 +53,8 @@ def build_policy(
     """Step 1's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
-    path, placement = config.model_name_or_path, placement_of(settings)
-    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, placement)
+    path, opening = config.model_name_or_path, _opening(config, settings)
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
     return train_engine(PolicyModel(model), _supervised_optimizer(config, total_updates), settings)
@@ -64,8 +65,8 @@ def build_reward_model(
 ) -> Engine[ScalarModel]:
     """Step 2's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
-    path, placement = config.model_name_or_path, placement_of(settings)
-    model = load_scalar(path, BASE, settings.dtype, tokenizer, placement=placement)
+    path, opening = config.model_name_or_path, _opening(config, settings)
+    model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
     return train_engine(ScalarModel(model), _supervised_optimizer(config, total_updates), settings)
@@ -108,7 +109,7 @@ def _build_actor(
 ) -> Engine[PolicyModel]:
     settings = _engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
     path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
-    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, placement_of(settings))
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, _opening(config, settings))
     if config.actor_lora_dim:
         add_lora(model, config.actor_lora_dim, config.lora_module_name, path)
     optimizer = _optimizer(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
@@ -121,8 +122,8 @@ def _build_reference(
     if config.actor_lora_dim:
         return AdaptersOff(actor)
     settings = _frozen_settings(config, plan)
-    path, placement = config.actor_model_name_or_path, placement_of(settings)
-    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, placement=placement)
+    path, opening = config.actor_model_name_or_path, _opening(config, settings)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, opening=opening)
     return frozen_engine(PolicyModel(model), settings)
 
 
@@ -131,8 +132,8 @@ def _build_critic(
 ) -> Engine[ScalarModel]:
     settings = _engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage or 0)
     path = config.critic_model_name_or_path or config.actor_model_name_or_path
-    placement = placement_of(settings)
-    model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, placement=placement)
+    opening = _opening(config, settings)
+    model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, opening=opening)
     if config.critic_lora_dim:
         add_lora(model, config.critic_lora_dim, config.lora_module_name, path)
     optimizer = _optimizer(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)
@@ -143,8 +144,8 @@ def _reward_source(config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     if config.reward_model_name_or_path is None:
         return _function_scores(config.reward_function or "", "--reward_function")
     settings = _frozen_settings(config, plan)
-    path, placement = config.reward_model_name_or_path, placement_of(settings)
-    model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, placement=placement)
+    path, opening = config.reward_model_name_or_path, _opening(config, settings)
+    model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
     batch_size = max(config.per_device_generation_batch_size, config.per_device_eval_batch_size)
     return RewardModelScores(frozen_engine(ScalarModel(model), settings), batch_size)
 
@@ -164,6 +165,10 @@ def _engine_settings(
         offload=config.offload,
         config_file=config.deepspeed_config,
     )
+
+
+def _opening(config: CommonConfig, settings: EngineSettings) -> Opening:
+    return Opening(placement_of(settings), config.attn_implementation)
 
 
 def _frozen_settings(config: PPOConfig, plan: BatchPlan) -> EngineSettings:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from dschat.models.attention import SDPA
+
 
 class Placement(Protocol):
     """Takes the weights of a model as they are loaded. Every rank must call its methods."""
@@ -43,4 +45,17 @@ class Whole:
         """There is one place."""
 
 
-WHOLE = Whole()
+@dataclass(frozen=True)
+class Opening:
+    """How a model is opened.
+
+    Attributes:
+        placement: where its weights go.
+        attention: how that is computed; see `dschat.models.attention`.
+    """
+
+    placement: Placement = Whole()
+    attention: str = SDPA
+
+
+PLAIN = Opening()
