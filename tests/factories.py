@@ -309,6 +309,19 @@ def weights_of(engine: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach().float().cpu().clone() for name, p in engine.module.named_parameters()}
 
 
+def whole_state(source: Any) -> dict[str, torch.Tensor]:
+    """Whole weights of an engine or a moving average on the main process, {} elsewhere. Every rank must call it."""
+    from dschat.run.distributed import is_main
+
+    return {name: x.detach().cpu().clone() for name, x in source.whole_weights() if is_main()}
+
+
+def saved_weights(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """What an engine of a model would hand to be saved."""
+    names = model.state_dict().keys()
+    return [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if name in names)]
+
+
 def weights_of_all(**engines: Any) -> dict[str, torch.Tensor]:
     """A copy of the weights of several engines, by "role.name"."""
     return {f"{role}.{name}": w for role, engine in engines.items() for name, w in weights_of(engine).items()}

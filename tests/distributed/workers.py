@@ -128,6 +128,7 @@ CHECKS: dict[str, Callable[..., None]] = {
 
 def main() -> None:
     """Runs the checks named on the command line."""
+    from loading_checks import CHECKS as LOADING
     from nonfinite_cases import CHECKS as NONFINITE
     from sharded_checks import CHECKS as SHARDED
 
@@ -137,7 +138,7 @@ def main() -> None:
     with process_group():
         for name in words[1:]:
             start = time.perf_counter()
-            (CHECKS | SHARDED | NONFINITE)[name](folder, keep)
+            (CHECKS | LOADING | SHARDED | NONFINITE)[name](folder, keep)
             barrier()
             if is_main():
                 print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
