@@ -22,8 +22,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "data": {"common"},
     "models": {"rl"},
+    # what a run will take, from its flags and configs alone
+    "plan": {"common", "config", "data", "models", "rl"},
     # what a run knows of itself, and what moves its weights
-    "run": {"config", "models"},
+    "run": {"config", "models", "plan"},
     "engine": {"config", "models", "run"},
     # prompts → rollout → scores → ends
     "rollouts": {"config", "models", "rl", "run"},

@@ -6,12 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import GemmaConfig
 
+from dschat.config.ppo import PPOConfig
+from dschat.config.sft import SFTConfig
 from dschat.errors import UserError
+from dschat.plan.needs import Needs, needs_of, warn_of_gpu_memory
 from dschat.run.preflight import ProcessReport, check_reports, preflight
 from launches import launch
 
 FOLDER = Path("runs/ppo")
+# 10 · 8 + 8 + 2 · 464 weights, by hand in tests/plan.
+TINY_SIZES = {
+    **{"vocab_size": 10, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 2},
+}
 VERSIONS = (("torch", "2.13.0"), ("transformers", "5.23.0"))
 
 
@@ -50,28 +60,68 @@ def test_memory_is_shared_by_the_processes_of_a_node():
         check_reports(reports((1, {"needed_memory": 3 * 10**9}), hosts=("a", "b")), FOLDER)
 
 
+def test_a_gpu_that_is_too_small_is_named_with_its_flags():
+    small = {"gpu_memory": 8 * 10**10, "needed_gpu_memory": 9 * 10**10}
+    with pytest.raises(UserError, match=r"rank 1 \(b\) has a GPU of 80\.0 GB.*take 90\.0 GB. Add --zero_stage 3"):
+        check_reports(reports((1, small), hosts=("a", "b")), FOLDER)
+
+
+def sft(output_dir, model="a/hub-model", **flags):
+    """Flags of a run of step 1."""
+    return SFTConfig(data_path=["unused"], output_dir=str(output_dir), model_name_or_path=str(model), **flags)
+
+
 def test_one_process_looks_for_itself(tmp_path):
-    preflight(tmp_path / "new" / "run", [None, "a/hub-model", str(tmp_path)])
+    preflight(sft(tmp_path / "new" / "run"))
     assert list((tmp_path / "new" / "run").iterdir()) == []  # the mark is gone
 
 
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "run").touch()
     with pytest.raises(UserError, match=r"--output_dir .*/run: rank 0 .*: cannot be written"):
-        preflight(tmp_path / "run", [])
+        preflight(sft(tmp_path / "run"))
 
 
 def test_a_folder_without_rights_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(UserError, match=r"rank 0 .*: cannot be written"):
-        preflight(tmp_path, [])
+        preflight(sft(tmp_path))
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path, monkeypatch):
-    with open(tmp_path / "model.safetensors", "wb") as file:
-        file.truncate(4 * 10**12)  # sparse
-    with pytest.raises(UserError, match=r"rank 0 .*weights it loads take 4000\.0 GB"):
-        preflight(tmp_path / "run", [str(tmp_path)])
+def test_a_model_that_does_not_fit_is_refused(tmp_path):
+    """An embedding of 10⁶ · 10⁵ weights, tied: float32 weights and two moments are 1200 GB, and a layer is small."""
+    sizes = {"hidden_size": 100_000, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    GemmaConfig(vocab_size=10**6, num_key_value_heads=1, head_dim=2, **sizes).save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match=r"rank 0 .*optimiser states .* take 1200\.0 GB. Use fewer .*--zero_stage 3"):
+        preflight(sft(tmp_path / "run", tmp_path / "model"))
+    with pytest.raises(UserError, match=r"rank 0 .* take 1800\.0 GB"):  # bf16: a float32 copy and gradients
+        preflight(sft(tmp_path / "run", tmp_path / "model", dtype="bf16"))
+
+
+def test_what_a_run_surely_needs(tmp_path):
+    """1016 weights; a scalar model has 8 more.
+
+    On a CPU in float32: actor and critic 12 bytes a weight, their copies, which never train, 4.
+    """
+    GemmaConfig(**TINY_SIZES).save_pretrained(tmp_path)
+    model = str(tmp_path)
+    names = {"actor_model_name_or_path": model, "critic_model_name_or_path": model}
+    config = PPOConfig(data_path=["unused"], output_dir="unused", **names)
+    assert needs_of(config, 1, torch.device("cpu")) == Needs(16 * 1016 + 16 * 1024, 0)
+    # On a GPU in bf16: 2 + 12 bytes and 4 of gradients, which are never given back; and 2.
+    assert needs_of(config, 1, torch.device("cuda")) == Needs(0, 20 * 1016 + 20 * 1024)
+    assert needs_of(sft("unused"), 1, torch.device("cpu")) is None
+
+
+def test_a_gpu_that_may_be_too_small_is_a_warning(tmp_path, caplog):
+    GemmaConfig(**{**TINY_SIZES, "vocab_size": 50_000}).save_pretrained(tmp_path)
+    config = sft("unused", tmp_path, per_device_train_batch_size=64, max_seq_len=4096)
+    warn_of_gpu_memory(config, 1, free=2 * 10**10)
+    assert not caplog.messages
+    warn_of_gpu_memory(config, 1, free=6 * 10**9)
+    (message,) = caplog.messages
+    assert "longest batch (phase 'train'), of which 6.0 GB are free" in message
+    assert "--per_device_train_batch_size 32" in message
 
 
 APART = """

@@ -52,7 +52,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
         _quieten_libraries()
         with process_group(config.ddp_timeout):
             try:
-                preflight(Path(config.output_dir), config.model_paths)
+                preflight(config)
                 torch.manual_seed(config.seed)  # adapters and new embedding rows; sampling has seeds of its own
                 if not is_main():
                     logging.getLogger().setLevel(logging.WARNING)

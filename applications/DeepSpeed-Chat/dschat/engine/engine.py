@@ -17,6 +17,7 @@ from dschat.engine import resharding, zero3
 from dschat.engine.compiled_ops import prepare_op
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.engine.finite import FiniteWatch, SkippingAdamW
+from dschat.models.checkpointing import enable_gradient_checkpointing
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import device, is_main, world_size
@@ -167,7 +168,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     """
     settings = _without_half_precision_at_stage_0(settings)
     if settings.gradient_checkpointing:
-        _enable_gradient_checkpointing(model.inner)
+        enable_gradient_checkpointing(model.inner)
     model.to(device())
     adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer.learning_rate, settings)
     schedule = get_scheduler(
@@ -219,14 +220,6 @@ def _adamw(groups: list[dict[str, Any]], learning_rate: float, settings: EngineS
     kind = torch.optim.AdamW if settings.zero_stage else SkippingAdamW
     on_gpu = all(p.is_cuda for group in groups for p in group["params"])
     return kind(groups, lr=learning_rate, betas=ADAM_BETAS, fused=on_gpu or None)
-
-
-def _enable_gradient_checkpointing(model: Any) -> None:
-    kwargs = {"use_reentrant": False}
-    if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.23
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
-    else:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

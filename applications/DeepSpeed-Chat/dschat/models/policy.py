@@ -90,7 +90,7 @@ def logits_function(causal_lm: Any) -> Callable[[Tensor], Tensor]:
 
     def to_logits(hidden: Tensor) -> Tensor:
         options = {"use_cache": False} if takes_cache else {}
-        return head.forward(inputs_embeds=hidden[None], **options).logits[0]
+        return head.forward(inputs_embeds=hidden[None], **options).logits.squeeze(0)
 
     return to_logits
 

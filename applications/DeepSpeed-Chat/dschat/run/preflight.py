@@ -6,15 +6,17 @@ import os
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
+from dschat.config.common import CommonConfig
 from dschat.errors import UserError
-from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, rank
+from dschat.plan.needs import Needs, needs_of, warn_of_gpu_memory
+from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy")
 
@@ -28,32 +30,37 @@ class ProcessReport:
     versions: tuple[tuple[str, str], ...]
     folder_problem: str | None  # why output_dir cannot be used
     free_memory: int  # bytes of main memory
-    needed_memory: int  # bytes of weights that it holds in main memory at the same time
+    needed_memory: int  # bytes of models and optimiser states that it holds in main memory
+    gpu_memory: int = 0  # bytes of its GPU
+    needed_gpu_memory: int = 0  # bytes of models and optimiser states that it holds there
 
 
-def preflight(output_dir: Path, models: Iterable[str | None]) -> None:
-    """Compares all processes: package versions, output_dir writable and shared, enough main memory for the weights.
+def preflight(config: CommonConfig) -> None:
+    """Compares all processes: package versions, output_dir writable and shared, enough memory for the models.
 
     Args:
-        output_dir: of the run.
-        models: paths of what will be loaded; hub names and None are passed over.
+        config: the run's flags.
 
     Raises:
         UserError: on every rank, naming the rank that cannot go on.
     """
+    output_dir = Path(config.output_dir)
     problem = _folder_problem(output_dir)
-    sizes = [_weights_size(Path(path)) for path in models if path]
-    # With GPUs, a model is moved to its GPU before the next is loaded.
-    needed = max(sizes, default=0) if torch.cuda.is_available() else sum(sizes)
+    needs = broadcast_object(needs_of(config, world_size(), device()) if is_main() else None) or Needs(0, 0)
+    free, total = torch.cuda.mem_get_info() if device().type == "cuda" else (0, 0)
     report = ProcessReport(
         rank=rank(),
         host=socket.gethostname(),
         versions=tuple((name, importlib.metadata.version(name)) for name in PACKAGES),
         folder_problem=problem,
         free_memory=psutil.virtual_memory().available,
-        needed_memory=needed,
+        needed_memory=needs.main,
+        gpu_memory=total,
+        needed_gpu_memory=needs.gpu,
     )
     check_reports(gather_objects(report), output_dir)
+    if needs.gpu and is_main():
+        warn_of_gpu_memory(config, world_size(), free)
 
 
 def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
@@ -79,9 +86,21 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
         if report.needed_memory > available:
             raise UserError(
                 f"{where} can use {available / 1e9:.1f} GB of main memory ({processes[report.host]} processes share "
-                f"the node), but the weights it loads take {report.needed_memory / 1e9:.1f} GB. Use fewer processes "
-                "per node, smaller models, or free memory."
+                f"the node), but the models and optimiser states that it keeps there take "
+                f"{report.needed_memory / 1e9:.1f} GB. {_remedy(bool(report.gpu_memory))}"
             )
+        if report.needed_gpu_memory > report.gpu_memory:
+            raise UserError(
+                f"{where} has a GPU of {report.gpu_memory / 1e9:.1f} GB, but the models and optimiser states that it "
+                f"keeps there take {report.needed_gpu_memory / 1e9:.1f} GB. Add --zero_stage 3, --offload or "
+                "--lora_dim, or use more or larger GPUs; `python -m dschat.plan` shows what fits."
+            )
+
+
+def _remedy(has_gpu: bool) -> str:
+    if has_gpu:
+        return "Leave out --offload or --offload_reference_model, use more nodes, or free memory."
+    return "Use fewer processes per node or --zero_stage 3, --dtype bf16, --lora_dim, a smaller model, or free memory."
 
 
 def _folder_problem(output_dir: Path) -> str | None:
@@ -104,8 +123,3 @@ def _folder_problem(output_dir: Path) -> str | None:
     if is_main() and main_problem is None:
         (output_dir / mark).unlink()
     return problem
-
-
-def _weights_size(folder: Path) -> int:
-    """Bytes of a local model's safetensors; 0 where there is no such folder."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0

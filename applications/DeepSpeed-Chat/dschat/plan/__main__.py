@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run will take: memory of each GPU and of the node, updates and samples; weights are not needed.
+
+    python -m dschat.plan tldr_gemma_2b --step 3               # a training script, by name or path
+    python -m dschat.plan tldr_gemma_7b --gpus 4 --zero_stage 3  # with flags that win over the script's
+    python -m dschat.plan --step 3 --actor_model_name_or_path …  # the flags of a step's main.py
+
+Exit status 1 where it does not fit, 2 after an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from dschat.common.script import run_script
+from dschat.config.common import CommonConfig
+from dschat.config.parse import parse
+from dschat.config.ppo import PPOConfig
+from dschat.config.reward import RewardConfig
+from dschat.config.sft import SFTConfig
+from dschat.errors import UserError
+from dschat.plan.counts import Counts, counts, find_rows
+from dschat.plan.known import find_config
+from dschat.plan.plan import GB, Machine, Plan, make_plan
+from dschat.plan.presets import Preset, find_presets, flags_of
+from dschat.plan.remedies import remedies
+from dschat.plan.report import Remedies, as_json, as_text
+
+CONFIGS: dict[int, type[CommonConfig]] = {1: SFTConfig, 2: RewardConfig, 3: PPOConfig}
+# No run starts, so that it does not matter what an output folder holds.
+NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what is said with it."""
+
+    title: str
+    plan: Plan
+    counts: Counts | None
+    remedies: Remedies
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints plans; returns the exit status. The arguments are the process's if `argv` is None."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words.pop(0) if words and not words[0].startswith("-") else None
+    own, flags = _parser().parse_known_args(words)
+    planned: list[Planned] = []
+
+    def run() -> str:
+        machine = _machine(own)
+        if name is not None:
+            for preset in find_presets(name, own.step):
+                planned.append(plan_preset(preset, machine, flags, own.prompts, own.config))
+        elif own.step is None:
+            raise UserError("give a training script, or --step 1, 2 or 3 with the flags of its main.py.")
+        else:
+            configs = _configs(own.config, None)
+            planned.append(_planned(f"step {own.step}", own.step, flags, machine, own.prompts, configs))
+        if own.json:
+            return json.dumps([as_json(p.title, p.plan, p.counts, p.remedies) for p in planned], indent=2)
+        return "\n\n\n".join(as_text(p.title, p.plan, p.counts, p.remedies) for p in planned)
+
+    status = run_script(run, print)
+    return status or int(not all(p.plan.fits for p in planned))
+
+
+def plan_preset(
+    preset: Preset, machine: Machine, flags: Sequence[str] = (), prompts: int | None = None, config: str | None = None
+) -> Planned:
+    """Plans what a training script starts.
+
+    Args:
+        preset: the script.
+        machine: for which.
+        flags: given to the script.
+        prompts: training rows; those of the data where None.
+        config: what to take for folders that are not there yet; the published model where None.
+
+    Raises:
+        UserError: see `flags_of`, `make_plan` and `counts`.
+    """
+    words = flags_of(preset, machine.processes, flags)
+    return _planned(preset.script.name, preset.step, words, machine, prompts, _configs(config, preset.base))
+
+
+def _planned(
+    title: str,
+    step: int,
+    flags: Sequence[str],
+    machine: Machine,
+    prompts: int | None,
+    configs: Callable[[str, str], PreTrainedConfig],
+) -> Planned:
+    data = [] if "--data_path" in flags else ["--data_path", "unnamed"]
+    config = parse(CONFIGS[step], [*flags, *data, *NOWHERE])
+    plan = make_plan(config, machine, configs)
+    rows = find_rows(config) if prompts is None else (prompts, 0)
+    counted = None if rows is None else counts(config, config.plan_batches(machine.processes), *rows)
+    return Planned(title, plan, counted, [] if plan.fits else remedies(plan, configs))
+
+
+def _configs(given: str | None, base: str | None) -> Callable[[str, str], PreTrainedConfig]:
+    """(path, flag) → config. For a folder that an earlier step will write, that of `given`, else of `base`."""
+    found: dict[str, PreTrainedConfig] = {}
+
+    def find(path: str, flag: str) -> PreTrainedConfig:
+        made_later = not Path(path).exists() and (path.startswith("/") or path.count("/") > 1)
+        name = given or base if made_later else path
+        name, of = name or path, "--config" if made_later and given else flag
+        if name not in found:
+            found[name] = find_config(name, of)
+        return found[name]
+
+    return find
+
+
+def _machine(own: argparse.Namespace) -> Machine:
+    for name in ("gpus", "gpu_memory", "main_memory", "prompts"):
+        value = getattr(own, name)
+        if value is not None and value <= 0:
+            raise UserError(f"--{name} {value}: give a number above 0.")
+    return Machine(own.gpus, int(own.gpu_memory * GB), None if own.main_memory is None else int(own.main_memory * GB))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dschat.plan",
+        usage="%(prog)s [SCRIPT] [flags]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        epilog="All other flags are the step's own; `main.py --help` lists them.",
+    )
+    parser.add_argument("--step", type=int, choices=(1, 2, 3), help="of the pipeline; all that a script's name has")
+    parser.add_argument("--gpus", type=int, default=8, help="processes, each with a GPU (default: 8)")
+    parser.add_argument("--gpu_memory", type=float, default=80, help="GB of a GPU (default: 80)")
+    parser.add_argument("--main_memory", type=float, help="GB of main memory, to be compared with the need")
+    parser.add_argument("--prompts", type=int, help="training rows; by default those of the data")
+    parser.add_argument("--config", help="folder or hub id of the model in folders that are not there yet")
+    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Main memory of a node with all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dschat.plan.models import Role
+from dschat.plan.states import FLOAT32, states
+
+PROCESS_BYTES = 3_000_000_000  # a process with torch, DeepSpeed and CUDA's libraries
+SHARD_BYTES = 5_000_000_000  # of a saved model's file
+SHARDS_AT_A_TIME = 2
+
+
+@dataclass(frozen=True)
+class Host:
+    """Bytes of main memory.
+
+    Attributes:
+        processes: the programs themselves.
+        offload: states and weights that live there.
+        average: the moving average of the actor.
+        loading: weights on their way to the device.
+        saving: shards of files on the main process.
+    """
+
+    processes: int
+    offload: int
+    average: int
+    loading: int
+    saving: int
+
+    @property
+    def total(self) -> int:
+        """At the worst moment: nothing is saved while loading."""
+        return self.processes + self.offload + self.average + max(self.loading, self.saving)
+
+
+def host_of(roles: Sequence[Role], processes: int, average: bool) -> Host:
+    """Main memory of a node that runs all processes.
+
+    Args:
+        roles: the models.
+        processes: N.
+        average: --enable_ema.
+    """
+    trained = [role.weights for role in roles if role.weights.trained]
+    saved = max(weights.width * weights.parameters for weights in trained)
+    return Host(
+        processes=processes * PROCESS_BYTES,
+        offload=processes * sum(states(role.weights, processes).host for role in roles),
+        average=FLOAT32 * roles[0].weights.parameters if average else 0,
+        loading=processes * max(loading(role) for role in roles),
+        saving=min(saved, SHARDS_AT_A_TIME * SHARD_BYTES),
+    )
+
+
+def loading(role: Role) -> int:
+    """Bytes of one process while it loads a model: a weight at a time, which goes to its GPU, or is cut at ZeRO 3."""
+    return role.weights.width * role.weights.largest

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of a run: which there are, what they keep, what their passes take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from transformers import PreTrainedConfig
+
+from dschat.config.common import CommonConfig, SupervisedConfig
+from dschat.config.ppo import PPOConfig
+from dschat.plan.logits import Head
+from dschat.plan.passes import Pass, scoring_pass, training_pass
+from dschat.plan.shapes import Kind, Shape, meta_model, shape_of
+from dschat.plan.states import Weights
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+RoleName = Literal["policy", "reward model", "actor", "critic", "reference"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What decides a model's passes; equal models share them.
+
+    Attributes:
+        config: of the model.
+        key: the config as text.
+        kind: policy or scalar.
+        dtype: of the parameters.
+        lora_rank, lora_module: of its adapters.
+    """
+
+    config: PreTrainedConfig = field(compare=False)
+    key: str
+    kind: Kind
+    dtype: torch.dtype
+    lora_rank: int = 0
+    lora_module: str | None = None
+
+    def make(self) -> object:
+        """On the meta device."""
+        return meta_model(self.config, self.kind, self.dtype, self.lora_rank, self.lora_module)
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+
+@lru_cache(maxsize=64)
+def shape(model: Model) -> Shape:
+    """Its sizes."""
+    return shape_of(model.make())
+
+
+@lru_cache(maxsize=256)
+def train_pass(model: Model, rows: int, tokens: int, checkpointing: bool) -> Pass:
+    """See `training_pass`."""
+    return training_pass(model.make(), rows, tokens, checkpointing)
+
+
+@lru_cache(maxsize=256)
+def score_pass(model: Model, rows: int, tokens: int) -> Pass:
+    """See `scoring_pass`."""
+    return scoring_pass(model.make(), rows, tokens)
+
+
+@dataclass(frozen=True)
+class Role:
+    """A model of a run.
+
+    Attributes:
+        name: in the run.
+        source: what it is loaded from.
+        model: its architecture.
+        weights: what decides its states.
+        checkpointing: gradient checkpointing.
+    """
+
+    name: RoleName
+    source: str
+    model: Model
+    weights: Weights
+    checkpointing: bool = False
+
+    @property
+    def head(self) -> Head:
+        """Of a policy."""
+        own = shape(self.model)
+        frozen = not self.weights.trained or self.model.lora_rank > 0
+        return Head(own.vocab, own.head, own.tied, not frozen, self.model.width, own.capped)
+
+
+def roles_of(
+    config: CommonConfig, configs: Callable[[str, str], PreTrainedConfig], device: torch.device
+) -> list[Role]:
+    """The models that a run holds.
+
+    Args:
+        config: the flags.
+        configs: (path, flag) → a model's config.
+        device: of a process: the number format is bf16 on GPUs, float32 on CPUs, unless a flag says otherwise.
+    """
+    if isinstance(config, SupervisedConfig):
+        name: RoleName = "policy" if config.step == 1 else "reward model"
+        maker = _Maker(config, configs, device)
+        return [
+            maker.trained(
+                name,
+                ("--model_name_or_path", config.model_name_or_path),
+                "policy" if config.step == 1 else "scalar",
+                config.zero_stage,
+                config.lora_dim,
+                config.gradient_checkpointing,
+            )
+        ]
+    assert isinstance(config, PPOConfig)
+    return _ppo_roles(config, _Maker(config, configs, device))
+
+
+def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
+    actor = ("--actor_model_name_or_path", config.actor_model_name_or_path)
+    critic = ("--critic_model_name_or_path", config.critic_model_name_or_path or config.actor_model_name_or_path)
+    stages, ranks = config.zero_stages, config.lora_ranks
+    roles = [
+        maker.trained("actor", actor, "policy", stages[0], ranks[0], config.actor_gradient_checkpointing),
+        maker.trained("critic", critic, "scalar", stages[1], ranks[1], config.critic_gradient_checkpointing),
+    ]
+    sharded = config.actor_zero_stage == 3 or config.offload_reference_model
+    frozen = (3 if sharded else 0, config.offload_reference_model)
+    if not ranks[0]:  # with LoRA it is the actor with its adapters off
+        roles.append(maker.frozen("reference", actor, "policy", *frozen))
+    if config.reward_model_name_or_path is not None:
+        reward = ("--reward_model_name_or_path", config.reward_model_name_or_path)
+        roles.append(maker.frozen("reward model", reward, "scalar", *frozen))
+    return roles
+
+
+class _Maker:
+    """Makes roles of a run's flags."""
+
+    def __init__(
+        self, config: CommonConfig, configs: Callable[[str, str], PreTrainedConfig], device: torch.device
+    ) -> None:
+        self._config, self._configs = config, configs
+        self._dtype = DTYPES[config.dtype or ("fp32" if device.type == "cpu" else "bf16")]
+        self._read: dict[str, PreTrainedConfig] = {}
+
+    def trained(
+        self, name: RoleName, model: tuple[str, str], kind: Kind, stage: int, rank: int, checkpointing: bool
+    ) -> Role:
+        """A model under an optimiser; `model` is the flag and its value."""
+        made = self._model(model, kind, rank)
+        own = shape(made)
+        weights = Weights(own.parameters, own.trained, own.largest, made.width, stage, self._config.offload)
+        return Role(name, model[1], made, weights, checkpointing)
+
+    def frozen(self, name: RoleName, model: tuple[str, str], kind: Kind, stage: int, offload: bool) -> Role:
+        """A model that never trains."""
+        made = self._model(model, kind, 0)
+        own = shape(made)
+        return Role(name, model[1], made, Weights(own.parameters, 0, own.largest, made.width, stage, offload))
+
+    def _model(self, model: tuple[str, str], kind: Kind, rank: int) -> Model:
+        flag, path = model
+        if path not in self._read:
+            self._read[path] = self._configs(path, flag)
+        config = self._read[path]
+        key = config.to_json_string(use_diff=False)
+        return Model(config, key, kind, self._dtype, rank, self._config.lora_module_name if rank else None)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one process holds in each phase of a run, in the memory of its device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dschat.config.batches import BatchPlan
+from dschat.config.common import CommonConfig, SupervisedConfig
+from dschat.config.ppo import PPOConfig
+from dschat.plan.logits import kept_gradient, sampling_logits, scoring_logits, training_logits
+from dschat.plan.models import Role, score_pass, shape, train_pass
+from dschat.plan.passes import Pass
+from dschat.plan.states import gathering, keeps_gradients, passing, reducing, states, stepping
+
+NOTHING = Pass(0)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Bytes at the worst moment of a phase.
+
+    Attributes:
+        name: generate, score, evaluate, train or update.
+        kept: what all models keep between phases.
+        parts: what the phase adds, by name.
+    """
+
+    name: str
+    kept: int
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.kept + sum(self.parts.values())
+
+
+def kept_bytes(roles: Sequence[Role], processes: int) -> int:
+    """What models keep between phases. See `keeps_gradients`."""
+    return sum(_kept(role, processes) for role in roles)
+
+
+def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], device: torch.device) -> list[Phase]:
+    """The phases of a run.
+
+    Args:
+        config: the flags.
+        plan: its batch sizes.
+        roles: its models.
+        device: of a process; only its kind matters.
+    """
+    n = plan.world_size
+    kept = kept_bytes(roles, n)
+    trained = [role for role in roles if role.weights.trained]
+    gradients = sum(states(role.weights, n).gradients for role in trained if not keeps_gradients(role.weights))
+    update = max(stepping(role.weights, n, fused=device.type == "cuda") for role in trained)
+    if isinstance(config, PPOConfig):
+        parts = _ppo_parts(config, plan, roles, device)
+    else:
+        assert isinstance(config, SupervisedConfig)
+        parts = _supervised_parts(config, plan, roles[0], device)
+    parts["train"] |= {"gradients": gradients}
+    parts["update"] = {"gradients": gradients, "optimiser": update}
+    return [Phase(name, kept, {part: size for part, size in of.items() if size}) for name, of in parts.items()]
+
+
+def _supervised_parts(
+    config: SupervisedConfig, plan: BatchPlan, role: Role, device: torch.device
+) -> dict[str, dict[str, int]]:
+    per_example = 2 if config.step == 2 else 1  # chosen and rejected
+    rows, evaluated = per_example * plan.micro_batch, per_example * config.per_device_eval_batch_size
+    tokens, n = config.max_seq_len, plan.world_size
+    positions = tokens if role.model.kind == "policy" else 0
+    moments = _moments(role, rows, tokens, rows * positions, device)
+    return {
+        "evaluate": _scored(role, evaluated, tokens, evaluated * positions, n, device),
+        "train": _worst(moments) | _zero([role], n),
+    }
+
+
+def _ppo_parts(
+    config: PPOConfig, plan: BatchPlan, roles: Sequence[Role], device: torch.device
+) -> dict[str, dict[str, int]]:
+    actor, critic = roles[0], roles[1]
+    n, rows, answer = plan.world_size, plan.micro_batch, config.max_answer_seq_len
+    tokens = config.max_prompt_seq_len + answer
+    if _credit_is_late(config, plan):
+        moments = _moments_together(actor, critic, rows, tokens, rows * answer, device)
+        buffers = _zero([actor, critic], n)
+    else:
+        both = (_moments(actor, rows, tokens, rows * answer, device), _moments(critic, rows, tokens, 0, device))
+        moments = [moment for one in both for moment in one]
+        buffers = max(_zero([actor], n), _zero([critic], n), key=lambda parts: sum(parts.values()))
+    scored = [_scored(role, _scored_rows(role, config, plan), tokens, rows * answer, n, device) for role in roles]
+    slots = config.per_device_generation_batch_size
+    own = shape(actor.model)
+    return {
+        "generate": {
+            "gathered weights": gathering(actor.weights, n),
+            "KV cache": slots * tokens * own.cached * actor.model.width,
+            "activations": score_pass(actor.model, slots, config.max_prompt_seq_len).forward,
+            "logits": sampling_logits(actor.head, slots, device),
+        },
+        "score": max(scored, key=lambda parts: sum(parts.values())),
+        "train": _worst(moments) | buffers,
+    }
+
+
+def _credit_is_late(config: PPOConfig, plan: BatchPlan) -> bool:
+    """Whether both models go forward on a micro-batch before either is trained on it."""
+    reads_trajectories = ":" in config.termination_condition  # a function of the user's may
+    return plan.updates_per_rollout == 1 and not config.whiten_advantages and not reads_trajectories
+
+
+def _scored_rows(role: Role, config: PPOConfig, plan: BatchPlan) -> int:
+    """Rows of a forward pass while scoring."""
+    if role.name == "reward model":
+        return max(config.per_device_generation_batch_size, config.per_device_eval_batch_size)
+    return plan.micro_batch
+
+
+def _scored(
+    role: Role, rows: int, tokens: int, positions: int, processes: int, device: torch.device
+) -> dict[str, int]:
+    policy = role.model.kind == "policy"
+    return {
+        "activations": score_pass(role.model, rows, tokens).forward,
+        "logits": scoring_logits(role.head, positions, device) if policy else 0,
+        "ZeRO": passing(role.weights, processes),
+    }
+
+
+def _moments(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> list[tuple[int, int]]:
+    """Activations and logits at the moments of one micro-batch."""
+    return _moments_of(_passes(role, rows, tokens, positions, device), NOTHING)
+
+
+def _moments_together(
+    actor: Role, critic: Role, rows: int, tokens: int, positions: int, device: torch.device
+) -> list[tuple[int, int]]:
+    """Where both models go forward on a micro-batch before either goes backward."""
+    other = train_pass(critic.model, rows, tokens, critic.checkpointing)
+    return _moments_of(_passes(actor, rows, tokens, positions, device), other)
+
+
+def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:
+    """Of the model without its head, of its log-probs, and what of the head's gradient is kept after those."""
+    body = train_pass(role.model, rows, tokens, role.checkpointing)
+    if role.model.kind != "policy":
+        return body, NOTHING, 0
+    return body, training_logits(role.head, positions, device), kept_gradient(role.head)
+
+
+def _moments_of(passes: tuple[Pass, Pass, int], other: Pass) -> list[tuple[int, int]]:
+    body, logits, kept = passes
+    return [
+        (body.forward, 0),
+        (body.held, logits.forward),
+        (body.held + other.forward, logits.held),
+        (body.held + other.held, logits.backward),
+        (body.backward + other.held, kept),
+        (other.backward, 0),
+    ]
+
+
+def _worst(moments: Sequence[tuple[int, int]]) -> dict[str, int]:
+    activations, logits = max(moments, key=sum)
+    return {"activations": activations, "logits": logits}
+
+
+def _zero(roles: Sequence[Role], processes: int) -> dict[str, int]:
+    whole = sum(passing(role.weights, processes) for role in roles)
+    return {"ZeRO": whole + max(reducing(role.weights, processes) for role in roles)}
+
+
+def _kept(role: Role, processes: int) -> int:
+    kept = states(role.weights, processes)
+    return kept.total - (0 if keeps_gradients(role.weights) else kept.gradients)

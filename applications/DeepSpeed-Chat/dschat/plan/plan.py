@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a run: its models, phases, main memory and counts; and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig
+
+from dschat.config.common import CommonConfig
+from dschat.config.ppo import PPOConfig
+from dschat.plan.host import Host, host_of
+from dschat.plan.models import Role, roles_of
+from dschat.plan.phases import Phase, phases_of
+
+# Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
+CUDA_BYTES = 2_500_000_000
+GB = 10**9
+
+Configs = Callable[[str, str], PreTrainedConfig]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run has, in bytes.
+
+    Attributes:
+        processes: N, each on a GPU of its own, or on the CPU.
+        device_memory: of a GPU; None to plan for a CPU.
+        main_memory: of the node; None where it is not known.
+    """
+
+    processes: int
+    device_memory: int | None
+    main_memory: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where a process computes."""
+        return torch.device("cpu" if self.device_memory is None else "cuda")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run takes.
+
+    Attributes:
+        config: its flags.
+        machine: what it has.
+        roles: its models.
+        phases: in the order of an iteration.
+        host: main memory of the node.
+    """
+
+    config: CommonConfig
+    machine: Machine
+    roles: tuple[Role, ...]
+    phases: tuple[Phase, ...]
+    host: Host
+
+    @property
+    def worst(self) -> Phase:
+        """The phase that takes most."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of a process's device, what CUDA takes included."""
+        return self.worst.total + (0 if self.machine.device_memory is None else CUDA_BYTES)
+
+    @property
+    def main_memory(self) -> int:
+        """Bytes of main memory of the node; on a CPU the processes compute there."""
+        on_cpu = self.machine.processes * self.worst.total if self.machine.device_memory is None else 0
+        return self.host.total + on_cpu
+
+    @property
+    def fits_device(self) -> bool:
+        """Whether a GPU holds it."""
+        return self.machine.device_memory is None or self.peak <= self.machine.device_memory
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether main memory holds it, as far as that is known."""
+        return self.machine.main_memory is None or self.main_memory <= self.machine.main_memory
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run can be made."""
+        return self.fits_device and self.fits_host
+
+    @property
+    def excess(self) -> int:
+        """Bytes too many, of a GPU and of main memory; below 0 where there is room."""
+        device, main = self.machine.device_memory, self.machine.main_memory
+        too_many = [self.peak - device] if device is not None else []
+        too_many += [self.main_memory - main] if main is not None else []
+        return max(too_many, default=0)
+
+
+def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
+    """Plans a run.
+
+    Args:
+        config: its flags.
+        machine: what it has.
+        configs: (path, flag) → a model's config.
+
+    Raises:
+        UserError: a model's config cannot be read, or the batch sizes do not fit together.
+    """
+    batches = config.plan_batches(machine.processes)
+    roles = roles_of(config, configs, machine.device)
+    phases = phases_of(config, batches, roles, machine.device)
+    average = isinstance(config, PPOConfig) and config.enable_ema
+    return Plan(config, machine, tuple(roles), tuple(phases), host_of(roles, machine.processes, average))

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan's arithmetic against sums made by hand."""
+
+import pytest
+import torch
+from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
+
+from dschat.config.ppo import PPOConfig
+from dschat.config.sft import SFTConfig
+from dschat.plan.counts import counts, find_rows
+from dschat.plan.logits import Head, kept_gradient, sampling_logits, scoring_logits, training_logits
+from dschat.plan.shapes import cached_per_token, meta_model, shape_of
+from dschat.plan.states import Weights, gathering, passing, reducing, states, stepping
+
+# Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
+# embedding 10 · 8 = 80; a layer: q and o 2 · 8 · 8 = 128, k and v 2 · 8 · 2 = 32, MLP 3 · 8 · 12 = 288, 2 norms of 8
+# = 464; the last norm 8.
+TINY = GemmaConfig(
+    vocab_size=10,
+    hidden_size=8,
+    intermediate_size=12,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=1,
+    head_dim=2,
+)
+PARAMETERS = 80 + 2 * 464 + 8
+
+
+def test_the_sizes_of_a_policy():
+    shape = shape_of(meta_model(TINY, "policy", torch.float32))
+    assert (shape.parameters, shape.trained, shape.largest) == (PARAMETERS, PARAMETERS, 96)
+    assert (shape.vocab, shape.hidden, shape.head, shape.tied) == (10, 8, 80, True)
+
+
+def test_the_sizes_of_a_scalar_model():
+    """The same body, and a head of one row."""
+    shape = shape_of(meta_model(TINY, "scalar", torch.float32))
+    assert shape.parameters == PARAMETERS + 8
+    assert (shape.vocab, shape.head, shape.tied) == (0, 0, False)
+
+
+def test_lora_trains_its_adapters_alone():
+    """Rank 3 beside q and o (8 → 8), k and v (8 → 2), gate and up (8 → 12), down (12 → 8), in 2 layers."""
+    adapters = 2 * 3 * (2 * (8 + 8) + 2 * (8 + 2) + 3 * (8 + 12))
+    shape = shape_of(meta_model(TINY, "policy", torch.float32, lora_rank=3))
+    assert (shape.trained, shape.parameters) == (adapters, PARAMETERS + adapters)
+
+
+@pytest.mark.parametrize(
+    ("config", "elements"),
+    [
+        (TINY, 2 * 2 * 1 * 2),
+        (Gemma2Config(num_hidden_layers=3, num_key_value_heads=2, head_dim=6), 2 * 3 * 2 * 6),
+        (LlamaConfig(num_hidden_layers=3, num_attention_heads=4, hidden_size=24), 2 * 3 * 4 * 6),
+        (GPT2Config(n_layer=3, n_head=4, n_embd=24), 2 * 3 * 4 * 6),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_keys_and_values_of_a_token(config, elements):
+    """Two tensors a layer, key-value heads times their width."""
+    assert cached_per_token(config) == elements
+
+
+@pytest.mark.parametrize(
+    ("width", "stage", "parameters", "gradients", "optimizer"),
+    [
+        (4, 0, 4000, 4000, 8000),  # float32: no second copy of the weights
+        (4, 1, 4000, 4000, 2000),
+        (2, 0, 2000, 4000, 3000),  # bf16 at stage 0 is stage 1
+        (2, 1, 2000, 4000, 3000),  # float32 copy and two moments, 12 · 1000 / 4
+        (2, 2, 2000, 1000, 3000),  # gradients 4 · 1000 / 4
+        (2, 3, 500, 1000, 3000),
+    ],
+)
+def test_states_by_zero_stage(width, stage, parameters, gradients, optimizer):
+    """1000 weights on 4 processes."""
+    kept = states(Weights(1000, 1000, 100, width, stage), 4)
+    assert (kept.parameters, kept.gradients, kept.optimizer, kept.host) == (parameters, gradients, optimizer, 0)
+
+
+def test_states_of_a_frozen_model():
+    kept = states(Weights(1000, 0, 100, 2, 0), 4)
+    assert (kept.parameters, kept.gradients, kept.optimizer, kept.buffers) == (2000, 0, 0, 0)
+    assert states(Weights(1000, 0, 100, 2, 3), 4).total == 500
+
+
+def test_offload_moves_states_to_main_memory():
+    """Stage 2: float32 weights, two moments, two gradients (20) and a bf16 copy. Stage 3: bf16 weights (2), the same
+    12, two gradients (8)."""
+    kept = states(Weights(1000, 1000, 100, 2, 2, offload=True), 4)
+    assert (kept.total, kept.host) == (2000, 250 * (12 + 8 + 2))
+    kept = states(Weights(1000, 1000, 100, 2, 3, offload=True), 4)
+    assert (kept.total, kept.host) == (2 * 500_000_000, 250 * (2 + 12 + 8))
+    kept = states(Weights(1000, 0, 100, 2, 3, offload=True), 4)
+    assert (kept.total, kept.host) == (0, 500)
+
+
+def test_what_zero_holds_for_a_while():
+    """Buckets of 5 · 10⁸ elements, in float32 below stage 2, where a micro-batch's own gradients are beside it in bf16;
+    at stage 3 up to 10⁹ weights, and one more tensor, are whole."""
+    big = 7 * 10**9
+    assert reducing(Weights(big, big, 10**9, 2, 1), 8) == 2 * 10**9 + 2 * big
+    assert reducing(Weights(big, big, 10**9, 2, 1), 1) == 2 * big
+    assert reducing(Weights(big, big, 10**9, 4, 0), 8) == 2 * 10**9
+    assert reducing(Weights(big, big, 10**9, 2, 2), 8) == 10**9
+    assert reducing(Weights(big, big, 10**9, 4, 0), 1) == 0
+    assert passing(Weights(big, big, 10**9, 2, 2), 8) == 0
+    assert passing(Weights(big, big, 10**9, 2, 3), 8) == 2 * (10**9 + 10**9)
+    assert passing(Weights(1000, 1000, 100, 2, 3), 8) == 2000
+    assert passing(Weights(1000, 1000, 100, 2, 3), 1) == 0
+    assert gathering(Weights(1000, 1000, 100, 2, 3), 8) == 2000
+    assert gathering(Weights(1000, 1000, 100, 2, 2), 8) == 0
+
+
+def test_the_optimisers_own_memory():
+    """Unfused, two intermediate results of the size of what is updated at a time; stage 3 flattens gradients."""
+    assert stepping(Weights(1000, 1000, 100, 4, 0), 1, fused=False) == 4 * 2 * 100
+    assert stepping(Weights(1000, 1000, 100, 2, 2), 4, fused=False) == 4 * 2 * 250
+    assert stepping(Weights(1000, 1000, 100, 2, 2), 4, fused=True) == 0
+    assert stepping(Weights(1000, 1000, 100, 2, 3), 4, fused=True) == 4 * 250
+    assert stepping(Weights(1000, 1000, 100, 2, 3, offload=True), 4, fused=False) == 0
+
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_logits_that_fit_are_kept():
+    """40 positions × 1000 logits of 4 bytes; in the backward pass the head's gradient of 8000 weights, in float32."""
+    found = training_logits(Head(1000, 8000, False, True, 4), 40, CPU)
+    assert (found.forward, found.held, found.backward) == (160_000, 160_000, 160_000 + 8 * 8000)
+    found = training_logits(Head(1000, 8000, False, False, 4), 40, CPU)
+    assert found.backward == 160_000
+
+
+def test_logits_that_do_not_fit_are_computed_again():
+    """78 positions of a vocabulary of 256,000 at a time, beside the 78 before; nothing is kept."""
+    found = training_logits(Head(256_000, 256_000 * 8, True, True, 4), 2048, CPU)
+    chunk = 4 * 78 * 256_000
+    assert (found.forward, found.held) == (2 * chunk, 0)
+    assert found.backward == 2 * chunk + (4 + 4) * 256_000 * 8
+
+
+def test_logits_of_half_precision_and_of_a_soft_cap():
+    """bf16: half as much for the logits' gradient, and a gradient of 2 bytes beside the float32 sum. On a CPU the head
+    is converted, on a GPU the entropy takes a tensor more. A soft cap keeps a second tensor, and works on two more."""
+    plain, capped = (Head(1000, 8000, False, True, 2, capped=capped) for capped in (False, True))
+    found = training_logits(plain, 40, GPU)
+    assert (found.forward, found.held, found.backward) == (320_000, 160_000, 160_000 + 80_000 + 6 * 8000)
+    found = training_logits(capped, 40, GPU)
+    assert (found.forward, found.held, found.backward) == (480_000, 320_000, 320_000 + 320_000 + 6 * 8000)
+    assert training_logits(plain, 40, CPU).forward == 160_000 + 4 * 8000
+
+
+def test_the_embeddings_gradient_is_kept_where_it_is_the_head():
+    assert kept_gradient(Head(1000, 8000, True, True, 2)) == 16_000
+    assert kept_gradient(Head(1000, 8000, False, True, 2)) == kept_gradient(Head(1000, 8000, True, False, 2)) == 0
+
+
+def test_logits_without_gradients():
+    """On a GPU chunks of 2²⁸ logits, 1048 positions of a vocabulary of 256,000, and at least 512 positions."""
+    head = Head(256_000, 1, True, True, 4)
+    assert scoring_logits(head, 2048, CPU) == 4 * 78 * 256_000
+    assert scoring_logits(head, 10, CPU) == 4 * 10 * 256_000
+    assert scoring_logits(head, 2048, GPU) == 4 * 1048 * 256_000
+    assert scoring_logits(Head(10**6, 1, True, True, 4), 2048, GPU) == 4 * 512 * 10**6
+    assert sampling_logits(head, 32, GPU) == 20 * 32 * 256_000
+
+
+def ppo(**flags):
+    names = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
+    return PPOConfig(**({"data_path": ["tldr"], "output_dir": "o"} | names | flags))
+
+
+def test_updates_and_samples_of_step_3():
+    """1000 prompts, 2 processes, rollouts of 2 · 8 · 3 = 48: 20 of them an epoch, each with 3 updates of 16 prompts, 2
+    epochs. Every 50 of the 120 updates, first reached by updates 51 and 102, and at both ends: 4 evaluations on
+    4 · 2 · 5 = 40 prompts."""
+    config = ppo(
+        per_device_generation_batch_size=8,
+        generation_batches=3,
+        per_device_training_batch_size=8,
+        num_train_epochs=2,
+        eval_interval=50,
+        eval_iters=4,
+        per_device_eval_batch_size=5,
+    )
+    counted = counts(config, config.plan_batches(2), 1000, 300)
+    assert (counted.updates, counted.trained) == (120, 1920)
+    assert (counted.evaluations, counted.evaluated) == (4, 160)
+    assert counts(config, config.plan_batches(2), 1000, 30).evaluated == 120
+    assert counts(config, config.plan_batches(2), 1000, 0).evaluations == 0
+
+
+def test_updates_and_samples_of_step_1():
+    """100 examples, 2 processes of 4: 12 updates an epoch, 3 epochs; all 10 held-out rows at the two ends."""
+    config = SFTConfig(
+        data_path=["tldr"],
+        output_dir="o",
+        model_name_or_path="m",
+        per_device_train_batch_size=4,
+        num_train_epochs=3,
+        eval_iters=0,
+    )
+    counted = counts(config, config.plan_batches(2), 100, 10)
+    assert (counted.updates, counted.trained, counted.evaluations, counted.evaluated) == (36, 288, 2, 20)
+
+
+def test_rows_of_published_sets():
+    """Shares 2, 4, 4 of 92,858 and 86,086 rows; webgpt has no evaluation rows and gives 5 in 100 of its own."""
+    assert find_rows(ppo()) == (37_143, 34_434)
+    assert find_rows(ppo(data_path=["webgpt"])) == (7440, 392)
+    assert find_rows(ppo(data_path=["owner/name"])) is None

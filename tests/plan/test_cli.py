@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m dschat.plan`: what it says, and how it ends."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from transformers import GemmaConfig
+
+from cli_runs import STEPS
+from dschat.plan.__main__ import main
+from dschat.plan.presets import find_presets, flags_of
+from script_runs import VARIABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch, tmp_path):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(name="model")
+def _model(tmp_path):
+    """A folder with nothing but a config."""
+    config = GemmaConfig(
+        vocab_size=4000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    config.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def planned(capsys, *words) -> list[dict]:
+    """The plans that a command prints, in JSON."""
+    assert main([*words, "--json"]) in (0, 1)
+    return json.loads(capsys.readouterr().out)
+
+
+def ppo_flags(model: str) -> list[str]:
+    return ["--actor_model_name_or_path", model, "--critic_model_name_or_path", model]
+
+
+def test_the_flags_of_a_step(model, capsys):
+    """Two layers: (4000 · 64 + 64) + 2 · (64 · 64 · 2 + 64 · 32 · 2 + 3 · 64 · 128 + 2 · 64) weights."""
+    sizes = ["--per_device_generation_batch_size", "8", "--per_device_training_batch_size", "4"]
+    (plan,) = planned(capsys, "--step", "3", "--gpus", "2", "--prompts", "100", *ppo_flags(model), *sizes)
+    parameters = 4000 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64)
+    models = {one["role"]: one for one in plan["models"]}
+    assert list(models) == ["actor", "critic", "reference", "reward model"]
+    assert models["actor"]["parameters"] == parameters and models["critic"]["trained"] == parameters + 64
+    assert models["actor"]["bytes"]["optimizer"] == 12 * parameters // 2 and models["reference"]["trained"] == 0
+    phases = {phase["name"]: phase for phase in plan["phases"]}
+    assert list(phases) == ["generate", "score", "train", "update"]
+    # 8 slots of 512 + 512 tokens, 2 tensors of 2 layers, 2 key-value heads of 16, bf16.
+    assert phases["generate"]["parts"]["KV cache"] == 8 * 1024 * 2 * 2 * 2 * 16 * 2
+    assert plan["peak"] == max(phase["total"] for phase in plan["phases"]) + 2_500_000_000
+    assert plan["counts"]["updates"] == 100 // 16 * 2 and plan["counts"]["trained"] == 96
+    assert plan["fits"] is True
+
+
+def test_a_gpu_that_is_too_small(model, capsys):
+    """What helps is named, with the peak that it leaves, and the exit status tells a script."""
+    words = ["--step", "1", "--model_name_or_path", model, "--per_device_train_batch_size", "64", "--gpu_memory", "6"]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "DOES NOT FIT: a GPU would hold" in out
+    found = re.search(r"  --per_device_train_batch_size 32: (\d\.\d) GB", out)
+    assert found and float(found[1]) <= 6
+    assert main([*words, "--per_device_train_batch_size", "32"]) == 0
+
+
+def test_main_memory_that_is_too_small(model, capsys):
+    assert main(["--step", "1", "--model_name_or_path", model, "--main_memory", "20"]) == 1
+    assert "DOES NOT FIT: it has 20 GB" in capsys.readouterr().out
+
+
+def test_a_preset_of_all_steps(capsys):
+    plans = planned(capsys, "tldr_gemma_2b", "--gpus", "4")
+    assert [plan["step"] for plan in plans] == [1, 2, 3]
+    # Gemma-2B as published: 256,000 · 2048 + 18 · (2 · 2048² + 2 · 2048 · 256 + 3 · 2048 · 16,384 + 2 · 2048) + 2048.
+    weights = 256_000 * 2048 + 18 * (2 * 2048**2 + 2 * 2048 * 256 + 3 * 2048 * 16_384 + 2 * 2048) + 2048
+    assert {plan["models"][0]["parameters"] - weights for plan in plans} == {0, 2048}
+    assert plans[2]["machine"]["processes"] == 4 and plans[2]["counts"]["updates"] == 37_143 // 256
+
+
+def test_flags_win_over_a_presets(capsys):
+    (plan,) = planned(capsys, "hh_gemma_2b.sh", "--step", "3", "--zero_stage", "3")
+    assert {model["zero_stage"] for model in plan["models"]} == {3}
+
+
+def test_models_that_are_there_are_read(model, capsys, monkeypatch):
+    monkeypatch.setenv("MODEL", model)
+    (plan,) = planned(capsys, str(STEPS["sft"] / "training_scripts" / "run_gemma.sh"))
+    assert plan["models"][0]["parameters"] < 10**6
+    (plan,) = planned(capsys, "tldr_gemma_7b", "--step", "2", "--config", model)
+    assert plan["models"][0]["parameters"] < 10**6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no_such_preset"], "no_such_preset: there is no such training script. Give its path, or one of "),
+        (["apps_codegemma_2b", "--step", "3"], "there is no such training script of step 3"),
+        ([], "give a training script, or --step 1, 2 or 3"),
+        (["--step", "1", "--model_name_or_path", "./absent"], "--model_name_or_path ./absent: no such folder"),
+        (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),
+        (["tldr_gemma_2b", "--gpus", "3"], "3 GPUs cannot share the global batch of 512 evenly"),
+        (["tldr_gemma_2b", "--gpus", "0"], "--gpus 0: give a number above 0"),
+        (["tldr_gemma_2b", "--step", "1", "--prompts", "8"], "8 training rows are fewer than the 512"),
+    ],
+)
+def test_errors(words, message, caplog):
+    """One message that names what is wrong."""
+    assert main(words) == 2
+    assert message in caplog.messages[-1]
+
+
+def test_a_preset_sees_nothing_of_this_machine(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("HOSTFILE", "absent")
+    (preset,) = find_presets("run_gemma_two_nodes", 3)
+    flags = flags_of(preset, 8, ["--seed", "5"])
+    assert preset.base == "google/gemma-2b" and flags[-2:] == ["--seed", "5"]
+    assert flags[flags.index("--per_device_generation_batch_size") + 1] == "32"
