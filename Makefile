@@ -1,6 +1,6 @@
 # make quickstart   the whole pipeline on this machine, with a report
 # make test         the test suite
-# make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 3 GB
+# make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make check        ruff, format, types
 # make benchmark    how fast step 3 is beside what must be computed at least (an hour)
