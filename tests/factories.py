@@ -121,7 +121,8 @@ def favouring(token_ids: Sequence[int], kind: str = "gpt2", bias: float = 6.0) -
 
 def same_rollout(first: Any, second: Any) -> bool:
     """Whether two rollouts hold the same tensors."""
-    return all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(first))
+    pairs = [(getattr(first, f.name), getattr(second, f.name)) for f in fields(first)]
+    return all(x is y or torch.equal(x, y) for x, y in pairs)
 
 
 def save_folder(folder: Path, model: Any, tokenizer: Any) -> str:
@@ -192,7 +193,8 @@ def to_device(item: Any) -> Any:
     if isinstance(item, dict):
         return {name: to_device(value) for name, value in item.items()}
     if is_dataclass(item):
-        return replace(item, **{field.name: to_device(getattr(item, field.name)) for field in fields(item)})
+        given = {field.name: getattr(item, field.name) for field in fields(item)}
+        return replace(item, **{name: to_device(value) for name, value in given.items() if value is not None})
     return item
 
 

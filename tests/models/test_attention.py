@@ -80,7 +80,15 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
 
     for name in ("load_causal_lm", "load_scalar"):
         monkeypatch.setattr(builders, name, lambda *args, **options: noted(opening=_opening_of(args, options)))
-    for name in ("PolicyModel", "ScalarModel", "frozen_engine", "train_engine", "end_token_id", "RewardModelScores"):
+    for name in (
+        "PolicyModel",
+        "ScalarModel",
+        "frozen_engine",
+        "train_engine",
+        "end_token_id",
+        "RewardModelScores",
+        "_rollout_engine",
+    ):
         monkeypatch.setattr(builders, name, lambda *_, **__: None)
     overrides = {"reward_function": None, "reward_model_name_or_path": "unused", "attn_implementation": "eager"}
     config = ppo_config(tmp_path, **overrides)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engine a run draws with, as --rollout_engine says."""
 
-import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import transformers
 
 from dschat import builders
-from dschat.errors import UserError
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.generate import GenerateEngine
 from factories import PAD, make_causal_lm, ppo_config, sampling_of
@@ -42,13 +40,6 @@ def test_a_model_that_the_loop_does_not_know_is_sampled_by_generate_and_said(
     config = transformers.MambaConfig(vocab_size=100, hidden_size=16, num_hidden_layers=1, pad_token_id=PAD)
     assert isinstance(engine_of(tmp_path, transformers.MambaForCausalLM(config)), GenerateEngine)
     assert "--rollout_engine compacting" in caplog.text and "models of type mamba" in caplog.text
-
-
-def test_vllm_must_be_installed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    config, nothing = ppo_config(tmp_path, rollout_engine="vllm"), SimpleNamespace()
-    with pytest.raises(UserError, match=r"--rollout_engine vllm: .*pip install 'ma-rlhf\[vllm\]'"):
-        builders.build_ppo_models(config, config.plan_batches(1), nothing, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
