@@ -94,6 +94,9 @@ IMPORTANT = "trainers/test_ppo_update.py::test_truncated_importance_weights_mult
 GAP = "trainers/test_logprob_gap.py::test_mean_and_largest_gap_of_the_response_tokens"
 UPDATE = "trainers/test_update.py::test_losses_are_means_over_the_rows_of_their_update"
 ROW_ORDER = "trainers/test_update.py::test_the_seed_shuffles_the_rows"
+UNIFORM = "rollouts/test_choose.py::test_uniform_numbers_are_the_upper_bits_of_splitmix64"
+CHOOSE = "rollouts/test_choose.py::test_log_probs_are_those_of_the_whole_softmax"
+FAMILY = "rollouts/test_compacting.py::test_every_family_is_drawn_as_by_hand[gemma2]"
 DRAWS = "trainers/test_update.py::test_every_response_is_drawn_with_a_seed_of_its_own"
 RUN_SEED = "trainers/test_update.py::test_another_seed_of_the_run_draws_and_shuffles_otherwise"
 EVAL_DRAWS = "trainers/test_update.py::test_every_evaluation_draws_alike"
@@ -519,6 +522,42 @@ MUTANTS: tuple[Mutant, ...] = (
         ("every batch is drawn alike", "torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))",
          "torch.manual_seed(0)",
          "rollouts/test_engines.py::test_seeds_give_the_same_draws_and_leave_the_global_state_alone"),
+    ),
+    *changes("rollouts/uniform.py",
+        ("a uniform number too many bits down", "state, 31), 11)", "state, 31), 10)", UNIFORM),
+        ("uniform numbers shift in signs", "return (x >> bits) & kept", "return x >> bits", UNIFORM),
+        ("a row's sequence begins one step late", "torch.arange(1, count + 1", "torch.arange(2, count + 2", UNIFORM),
+        ("row seeds of 32 bits", "generate_state(1, np.uint64)[0]) >> 1", "generate_state(1, np.uint64)[0]) >> 32",
+         "rollouts/test_choose.py::test_row_seeds_are_of_63_bits_and_depend_on_every_part"),
+    ),
+    *changes("rollouts/choose.py",
+        ("log-probs of what is allowed", "torch.cat([log_z[:, None], kept_out], dim=1)", "log_z[:, None]", CHOOSE),
+        ("temperature 0 is drawn", "if self._temperature > 0 else logits.argmax(-1)", "if True else logits", CHOOSE),
+        ("the temperature is left out", "logits = logits / self._temperature", "pass", CHOOSE),
+        ("an id without weight at the edge", "torch.minimum(target - before, largest)", "target - before",
+         "rollouts/test_choose.py::test_an_id_without_weight_is_never_drawn"),
+        ("the search inside a block forgets those before", "torch.minimum(target - before,", "torch.minimum(target,",
+         "rollouts/test_choose.py::test_the_drawn_id_is_where_the_running_sum_passes"),
+    ),
+    *changes("rollouts/slots.py",
+        ("a sliding window one token too wide", "window.start - self.span + 1", "window.start - self.span", FAMILY),
+    ),
+    *changes("rollouts/masks.py",
+        ("a step's mask shows the padding", ">= first[:, None]", ">= 0 * first[:, None]", FAMILY),
+    ),
+    *changes("rollouts/pool.py",
+        ("positions of a step stay", "self._position[rows] += 1", "pass", FAMILY),
+        ("a row reads another's numbers", "self._uniform[number, drawn]", "self._uniform[0 * number, drawn]", FAMILY),
+        ("a response is one token short", "last = self._end + self._sampling.max_new_tokens - 1",
+         "last = self._end + self._sampling.max_new_tokens - 2", FAMILY),
+        ("what an ended row left is read", "self._cache.clear(rows, slice(self._low(), start))", "pass",
+         "rollouts/test_compacting.py::test_what_a_row_left_in_its_slot_does_not_reach_the_next_one"),
+        ("ended rows stay", "max(1, len(self.live) // DROP_SHARE)", "len(self.live)",
+         "rollouts/test_compacting.py::test_only_live_rows_are_computed"),
+    ),
+    *changes("rollouts/assembly.py",
+        ("the end token is cut off", "(ended.cumsum(1) - ended.long()) == 0", "ended.cumsum(1) == 0",
+         "rollouts/test_engines.py::test_the_mask_is_a_prefix_that_holds_eos"),
     ),
 )
 # fmt: on

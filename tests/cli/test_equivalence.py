@@ -25,10 +25,15 @@ def run(step, flags, processes):
 @pytest.mark.xdist_group("launcher")
 @pytest.mark.parametrize("step", STEPS)
 def test_cut_up_otherwise(step, request, tmp_path):
-    """Weights within 1e-5 of one micro-batch on one process; twice the same way, the same bytes."""
+    """Weights within 1e-5 of one micro-batch on one process; twice the same way, the same bytes.
+
+    Step 3 makes one update per rollout: several would deal out the rows of each process by themselves.
+    """
     flags = request.getfixturevalue(f"{step}_flags") | {"global_batch_size": 8, "dtype": "fp32"}
     rate = "actor_learning_rate" if step == "ppo" else "learning_rate"
     flags |= {rate: 1e-5, "output_dir": tmp_path / "whole", MICRO[step]: 8}
+    if step == "ppo":
+        flags["global_batch_size"] = 16
     run(step, flags, 1)
     run(step, flags | {"output_dir": tmp_path / "again"}, 1)
     model = "actor/model.safetensors" if step == "ppo" else "model.safetensors"

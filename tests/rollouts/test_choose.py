@@ -71,9 +71,9 @@ def test_the_drawn_id_is_where_the_running_sum_passes(width: int) -> None:
 @pytest.mark.parametrize("width", [5, 600])
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2.0**-53])
 def test_an_id_without_weight_is_never_drawn(width: int, uniform: float) -> None:
-    """Only the ids 2 and 3 have weights, which rounding cannot tell apart from their sum's neighbours."""
+    """Only the ids 2 and 3 have weights; their sum is rounded up in float32."""
     weights = torch.zeros(1, width)
-    weights[0, 2:4] = torch.tensor([1e-30, 1.0])
+    weights[0, 2:4] = torch.tensor([0.75 * 2.0**-23, 1.0])
     ids, _ = inverse_cdf(weights, torch.tensor([uniform], dtype=torch.float64))
     assert ids.item() == (2 if uniform == 0 else 3)
 

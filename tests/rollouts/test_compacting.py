@@ -119,6 +119,22 @@ def test_buffers_that_are_soon_full(slots: int, kind: str, attention: str, monke
     assert moves
 
 
+def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one() -> None:
+    """Every third prompt ends with a token whose embedding is not a number; the others are drawn as without them."""
+    causal_lm, sampling, seeds = make_causal_lm("llama"), sampling_of(12, (*ENDS, 50)), seeds_of(30)
+    prompts = [
+        [token if token != 50 else 51 for token in prompt] for prompt in prompts_of([2 + i % 7 for i in range(30)])
+    ]
+    clean = sample(causal_lm, prompts, sampling, seeds, 30).rollout.response_rows()
+    with torch.no_grad():
+        causal_lm.get_input_embeddings().weight[50] = torch.nan
+    spoilt = [[*prompt[:-1], 50] if row % 3 == 0 else prompt for row, prompt in enumerate(prompts)]
+    drawn = sample(causal_lm, spoilt, sampling, seeds, 6)
+    assert drawn.bad_rows.tolist() == [row % 3 == 0 for row in range(30)]
+    rows = drawn.rollout.response_rows()
+    assert [rows[i] for i in range(30) if i % 3] == [clean[i] for i in range(30) if i % 3]
+
+
 @pytest.mark.parametrize("slots", [2, 9])
 def test_one_token(slots: int) -> None:
     causal_lm, prompts, sampling, seeds = make_causal_lm(), prompts_of([3, 1, 4, 1, 5]), sampling_of(1), seeds_of(5)

@@ -44,13 +44,7 @@ def test_a_model_that_the_loop_does_not_know_is_sampled_by_generate_and_said(
 
 @pytest.mark.parametrize(
     ("flags", "count"),
-    [
-        ({}, 512),
-        ({"eval_prompts": 0}, 0),
-        ({"eval_prompts": 7}, 7),
-        ({"eval_iters": 3}, 3 * 8 * 2),
-        ({"eval_iters": 0}, 0),
-    ],
+    [({}, 512), ({"eval_prompts": 0}, 0), ({"eval_prompts": 7}, 7), ({"eval_iters": 3}, 48), ({"eval_iters": 0}, 0)],
 )
 def test_prompts_of_an_evaluation_on_two_processes(flags: dict[str, int], count: int, tmp_path: Any) -> None:
     config = ppo_config(tmp_path, per_device_eval_batch_size=8, **flags)
