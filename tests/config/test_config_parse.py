@@ -145,7 +145,8 @@ DOCUMENTED_EVERYWHERE = """--data_path --data_split --per_device_eval_batch_size
 --eval_iters --end_of_conversation_token --deepspeed --deepspeed_config --local_rank --global_batch_size --bf16 --dtype
 --attn_implementation --data_output_path --num_padding_at_beginning --only_optimize_lora --dropout --actor_dropout
 --critic_dropout --print_answers_interval --print_loss --add_eot_token --compute_fp32_loss --align_overflow
---enable_hybrid_engine --inference_tp_size --enable_zero3_generation_gather --enable_test_mode --test_stop_step""".split()
+--enable_hybrid_engine --inference_tp_size --enable_zero3_generation_gather --enable_test_mode
+--test_stop_step""".split()
 DOCUMENTED_SUPERVISED = """--model_name_or_path --per_device_train_batch_size --max_seq_len --learning_rate
 --weight_decay --gradient_checkpointing""".split()
 DOCUMENTED_PPO = """--termination_condition --ngram --repeat_times --parsing_cutoff --parser_cutoff --value_function
