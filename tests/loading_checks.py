@@ -78,27 +78,27 @@ def loading(folder: Path, keep: Callable[..., None]) -> None:
     if is_main():
         for kind, family in FAMILIES.items():
             family.save(place / kind, TEXTS * 20)
-        _save_special(place)
+        save_special(place)
     barrier()
     settings, found = settings_of(folder), {}
     for kind in FAMILIES:
         tokenizer, path = load_tokenizer(str(place / kind), "--m", may_add_pad=True), str(place / kind)
         for role, load in (("policy", load_causal_lm), ("critic", partial(load_scalar, for_this_run=True))):
-            found[f"{kind} {role}"] = compare(_loader(load, path, tokenizer, torch.float32), settings)
+            found[f"{kind} {role}"] = compare(loader(load, path, tokenizer, torch.float32), settings)
     tokenizer = make_tokenizer()
     half = replace(settings, dtype=torch.bfloat16)
     for kind in ("gemma", "gpt2"):
-        found[f"{kind} bf16"] = compare(_loader(load_causal_lm, str(place / kind), tokenizer, half.dtype), half)
+        found[f"{kind} bf16"] = compare(loader(load_causal_lm, str(place / kind), tokenizer, half.dtype), half)
     for kind in ("odd", "several files"):
-        found[kind] = compare(_loader(load_causal_lm, str(place / kind), tokenizer, torch.float32), settings)
-    found["grown"] = compare(_loader(load_scalar, str(place / "short"), tokenizer, torch.float32), settings)
+        found[kind] = compare(loader(load_causal_lm, str(place / kind), tokenizer, torch.float32), settings)
+    found["grown"] = compare(loader(load_scalar, str(place / "short"), tokenizer, torch.float32), settings)
     offloaded = replace(settings, offload=True)
-    found["offloaded"] = compare(_loader(load_causal_lm, str(place / "odd"), tokenizer, torch.float32), offloaded)
+    found["offloaded"] = compare(loader(load_causal_lm, str(place / "odd"), tokenizer, torch.float32), offloaded)
     keep(folder, "loading", found)
     keep(folder, "loaded", tensors=_engines(place, folder, tokenizer))
 
 
-def _save_special(place: Path) -> None:
+def save_special(place: Path) -> None:
     """A folder that says its head is tied, and holds two different ones; one of several files; one of fewer tokens."""
     save_folder(place / "odd", make_causal_lm("gemma"), make_tokenizer())
     weights = load_file(place / "odd" / "model.safetensors")
@@ -108,7 +108,7 @@ def _save_special(place: Path) -> None:
     make_causal_lm("gemma", vocab_size=60).save_pretrained(place / "short")
 
 
-def _loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:
+def loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:
     """Loads a model; rows of tokens that were added are random, so they are set to 1."""
     known = AutoConfig.from_pretrained(path).vocab_size
 

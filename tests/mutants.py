@@ -121,6 +121,7 @@ LEAST_PADDING = " ".join(
     f"models/test_layout.py::test_groups_have_the_least_padding_of_all_cuts[{seed}]" for seed in range(5)
 )
 SCHEDULE = "engine/test_engine.py::test_schedule_and_warm_up_count_optimiser_updates"
+IN_PARTS = "engine/test_sharded_loading.py::"
 GROUPS = "engine/test_engine.py::test_weight_decay_acts_on_matrices_only"
 
 # fmt: off
@@ -471,9 +472,35 @@ MUTANTS: tuple[Mutant, ...] = (
          "engine/test_engine.py::test_any_accumulation_gives_the_update_of_plain_torch[2]"),
         ("Adam's betas", "ADAM_BETAS = (0.9, 0.95)", "ADAM_BETAS = (0.9, 0.999)", GROUPS),
         ("weight decay on norms", '"weight_decay": 0.0}', '"weight_decay": weight_decay}', GROUPS),
+        ("weight decay on no weight in parts", 'getattr(p, "ds_shape", p.shape)', "p.shape",
+         f"{IN_PARTS}test_weight_decay_acts_on_matrices_in_parts"),
+        ("no clipping without ZeRO", "if self._clipping:", "if False:",
+         "engine/test_engine.py::test_clipping_acts_and_the_norm_is_that_before_clipping"),
         ("no warm-up", "num_warmup_steps=optimizer.warmup_updates", "num_warmup_steps=0", SCHEDULE),
         ("the schedule's total", "max(optimizer.total_updates, 1)", "max(2 * optimizer.total_updates, 1)", SCHEDULE),
         ("constant schedule", "        optimizer.schedule,\n", '        "constant",\n', SCHEDULE),
+    ),
+    *changes("engine/deepspeed_config.py",
+        ("gradients added up in bf16", '"grad_accum_dtype": "fp32"', '"grad_accum_dtype": "bf16"',
+         "engine/test_engine.py::test_in_bf16_small_gradients_add_up"),
+    ),
+    *changes("engine/sharded_loading.py",
+        ("tied without looking", "return held if differ else given", "return given",
+         f"{IN_PARTS}test_a_tie_that_does_not_hold_is_not_made"),
+        ("nothing is cut on arrival", 'getattr(given, "_is_hf_initialized", False)', "False",
+         f"{IN_PARTS}test_every_weight_of_the_files_is_cut_on_arrival"),
+    ),
+    *changes("run/distributed.py",
+        ("parts rounded down", "-(-flat.numel() // world_size())", "flat.numel() // world_size()",
+         "run/test_average_parts.py::test_ranks_share_a_weight"),
+    ),
+    *changes("models/attention.py",
+        ("the cap is lost", 'None) is None else EAGER', 'None) is None else None',
+         "models/test_attention.py::test_a_cap_in_a_family_that_has_sdpa_is_kept_too"),
+    ),
+    *changes("models/save.py",
+        ("files grow", "size + tensor.nbytes > file_size", "tensor.nbytes > file_size",
+         "models/test_save.py::test_a_large_model_lies_in_several_files"),
     ),
     *changes("builders.py",
         ("the actor with the critic's optimiser", "config.actor_learning_rate, config.actor_weight_decay",

@@ -59,14 +59,27 @@ def test_parsing_cost_without_a_model() -> None:
     assert report["figures"]["benepar"] == {"not_measured": "no --benepar_model"}
 
 
-@pytest.mark.xdist_group("launcher")
-def test_zero3_generation() -> None:
-    """Two processes; one JSON object among the launcher's own lines."""
-    size = "--batch_size 2 --prompt 4 --response 5 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"
-    result = launch(FOLDER / "zero3_generation.py", size.split()).expect(0)
-    output = result.stdout
+def run_on_two(script: str, flags: str) -> Any:
+    """The figures of two processes: of the one JSON object among the launcher's own lines."""
+    output = launch(FOLDER / script, flags.split()).expect(0).stdout
     report, _ = json.JSONDecoder().raw_decode(output[output.index("{\n") :])
     assert set(report) == {"machine", "settings", "figures"} and report["settings"]["processes"] == 2
-    figures = report["figures"]
+    return report["figures"]
+
+
+@pytest.mark.xdist_group("launcher")
+def test_model_memory() -> None:
+    figures = run_on_two("model_memory.py", "--vocabulary 300 --hidden 16 --layers 1 --file_size 20000")
+    assert figures.pop("weights_gb") >= 0
+    assert {len(peaks) for peaks in figures.values()} == {2}
+    lora = {f"{what} at ZeRO 3, with LoRA" for what in ("opened", "engine", "reference")}
+    plain = {f"{what} at ZeRO 3" for what in ("opened", "engine", "average", "saved", "reference")}
+    assert set(figures) == {"opened at ZeRO 2", "saved at ZeRO 3, in files"} | plain | lora
+
+
+@pytest.mark.xdist_group("launcher")
+def test_zero3_generation() -> None:
+    size = "--batch_size 2 --prompt 4 --response 5 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"
+    figures = run_on_two("zero3_generation.py", size)
     assert {len(times) for times in figures["all_seconds"].values()} == {2}
     assert figures["ratio"] == pytest.approx(figures["zero3_seconds"] / figures["zero0_seconds"], rel=0.1)
