@@ -9,8 +9,10 @@ from dschat.config.ppo import PPOConfig
 from dschat.config.sft import SFTConfig
 from dschat.plan.counts import counts, find_rows
 from dschat.plan.logits import Head, kept_gradient, sampling_logits, scoring_logits, training_logits
+from dschat.plan.phases import SPARE_COLUMNS
 from dschat.plan.shapes import cached_per_token, meta_model, shape_of
 from dschat.plan.states import Weights, gathering, passing, reducing, states, stepping
+from dschat.rollouts import pool
 
 # Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
 # embedding 10 · 8 = 80; a layer: q and o 2 · 8 · 8 = 128, k and v 2 · 8 · 2 = 32, MLP 3 · 8 · 12 = 288, 2 norms of 8
@@ -97,8 +99,8 @@ def test_offload_moves_states_to_main_memory():
 
 
 def test_what_zero_holds_for_a_while():
-    """Buckets of 5 · 10⁸ elements, in float32 below stage 2, where a micro-batch's own gradients are beside it in bf16;
-    at stage 3 up to 10⁹ weights, and one more tensor, are whole."""
+    """Buckets of 5 · 10⁸ elements, in float32 below stage 2; there, in bf16, a micro-batch's own gradients are beside
+    it. At stage 3 up to 10⁹ weights, and one more tensor, are whole."""
     big = 7 * 10**9
     assert reducing(Weights(big, big, 10**9, 2, 1), 8) == 2 * 10**9 + 2 * big
     assert reducing(Weights(big, big, 10**9, 2, 1), 1) == 2 * big
@@ -164,7 +166,7 @@ def test_logits_without_gradients():
     assert scoring_logits(head, 10, CPU) == 4 * 10 * 256_000
     assert scoring_logits(head, 2048, GPU) == 4 * 1048 * 256_000
     assert scoring_logits(Head(10**6, 1, True, True, 4), 2048, GPU) == 4 * 512 * 10**6
-    assert sampling_logits(head, 32, GPU) == 20 * 32 * 256_000
+    assert sampling_logits(head, 32, GPU) == 4 * 4 * 32 * 256_000
 
 
 def ppo(**flags):
@@ -211,3 +213,7 @@ def test_rows_of_published_sets():
     assert find_rows(ppo()) == (37_143, 34_434)
     assert find_rows(ppo(data_path=["webgpt"])) == (7440, 392)
     assert find_rows(ppo(data_path=["owner/name"])) is None
+
+
+def test_the_spare_columns_are_the_engines():
+    assert SPARE_COLUMNS == pool.SPARE_COLUMNS

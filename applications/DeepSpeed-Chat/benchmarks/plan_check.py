@@ -7,9 +7,6 @@ optimiser. The measured figure is the most bytes of tensors alive in a phase: to
 allocation to its profiler, and their running sum, from before the models are made on, is followed here. The planned
 figure comes from the same flags and the model's config alone.
 
-In bf16, DeepSpeed sets a bucket of 2 GB aside whatever the model's size. It is taken from both figures, which it would
-make look alike.
-
     python plan_check.py
 """
 
@@ -33,13 +30,13 @@ from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train
 from dschat.engine.process_group import choose_dtype, process_group
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
+from dschat.plan.machine import Machine
 from dschat.plan.phases import Phase
-from dschat.plan.plan import Machine, make_plan
-from dschat.plan.states import reducing
+from dschat.plan.plan import make_plan
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Rollout
-from dschat.rollouts.generate import generate
+from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
@@ -157,18 +154,20 @@ def compare(case: Case) -> dict[str, Any]:
     plan = make_plan(case.flags(), Machine(1, None), lambda path, flag: case.gemma())
     with process_group():
         measured = measure(case)
-    bucket = max(reducing(role.weights, 1) for role in plan.roles if role.weights.trained)
     phases = {phase.name: phase for phase in plan.phases}
     phases["train"] = max(phases["train"], phases.pop("update"), key=lambda phase: phase.total)
-    rows = {name: row(phase, measured[name], bucket) for name, phase in phases.items()}
-    return vars(case) | {"bucket_mb": round(bucket / MB, 1), "phases": rows}
+    rows = {name: row(phase, measured[name]) for name, phase in phases.items()}
+    return vars(case) | {"phases": rows}
 
 
-def row(phase: Phase, measured: int, bucket: int) -> dict[str, float]:
-    """One phase, in megabytes; without the bucket where it was there."""
-    size = bucket if phase.name == "train" else 0
-    planned, found = (phase.total - size) / MB, (measured - size) / MB
-    return {"planned": round(planned, 1), "measured": round(found, 1), "ratio": round(planned / found, 3)}
+def row(phase: Phase, measured: int) -> dict[str, float]:
+    """One phase, in megabytes."""
+    planned = phase.total
+    return {
+        "planned_mb": round(planned / MB, 1),
+        "measured_mb": round(measured / MB, 1),
+        "ratio": round(planned / measured, 3),
+    }
 
 
 def measure(case: Case) -> dict[str, int]:
@@ -209,6 +208,7 @@ def make_models(case: Case) -> PPOModels:
         reward=RewardModelScores(
             frozen_engine(ScalarModel(GemmaForSequenceClassification(config).to(dtype)), frozen), case.rows
         ),
+        rollouts=CompactingEngine(case.rows),
     )
 
 
@@ -225,16 +225,12 @@ def random_rollout(case: Case) -> Rollout:
 
 
 def sample(case: Case, actor: Engine[PolicyModel], rollout: Rollout) -> None:
-    """One generation batch; no token ends a response."""
+    """Responses of a whole rollout, which no token ends."""
     actor.eval()
-    prompts = {
-        "input_ids": rollout.input_ids[: case.rows, : case.prompt],
-        "attention_mask": rollout.attention_mask[: case.rows, : case.prompt],
-        "index": rollout.prompt_index[: case.rows],
-    }
+    prompts = rollout.input_ids[:, : case.prompt].tolist()
     sampling = Sampling(case.response, end_ids=(case.vocabulary,), pad_id=0)
-    with actor.gathered() as policy:
-        generate(policy.inner, prompts, sampling, seed=0)
+    with CompactingEngine(case.rows).session(actor) as draw:
+        draw(prompts, sampling, range(len(prompts)))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from dschat.config.sft import SFTConfig
 from dschat.errors import UserError
 from dschat.plan.counts import Counts, counts, find_rows
 from dschat.plan.known import find_config
-from dschat.plan.plan import GB, Machine, Plan, make_plan
+from dschat.plan.machine import GB, Machine
+from dschat.plan.plan import Plan, make_plan
 from dschat.plan.presets import Preset, find_presets, flags_of
 from dschat.plan.remedies import remedies
 from dschat.plan.report import Remedies, as_json, as_text

@@ -97,5 +97,7 @@ def _evaluations(updates: int, at_a_time: int, interval: int) -> int:
 
 def _evaluated_at_once(config: CommonConfig, plan: BatchPlan) -> int:
     """Most examples of one evaluation; 0 = all."""
-    assert isinstance(config, SupervisedConfig | PPOConfig)
+    if isinstance(config, PPOConfig):
+        return config.num_eval_prompts(plan.world_size)
+    assert isinstance(config, SupervisedConfig)
     return config.eval_iters * config.per_device_eval_batch_size * plan.world_size

@@ -11,7 +11,7 @@ from dschat.plan.passes import Pass
 from dschat.plan.states import FLOAT32
 from dschat.rl.logprobs import chunk_positions
 
-SAMPLING_BYTES = FLOAT32 + 2 * 8  # per logit of a row: itself, probability and cumulative sum in float64
+SAMPLING_BUFFERS = 4  # logits of the model, at a temperature, truncated, and their softmax; float32
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def scoring_logits(head: Head, positions: int, device: torch.device) -> int:
 
 def sampling_logits(head: Head, rows: int, device: torch.device) -> int:
     """Bytes of the next token's distributions."""
-    return SAMPLING_BYTES * rows * head.vocab + _converted(head, device)
+    return SAMPLING_BUFFERS * FLOAT32 * rows * head.vocab + _converted(head, device)
 
 
 def _converted(head: Head, device: torch.device) -> int:

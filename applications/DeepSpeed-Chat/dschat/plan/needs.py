@@ -11,9 +11,10 @@ import torch
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.load import open_config
+from dschat.plan.machine import GB, Machine
 from dschat.plan.models import roles_of
 from dschat.plan.phases import kept_bytes
-from dschat.plan.plan import GB, Machine, make_plan
+from dschat.plan.plan import make_plan
 from dschat.plan.remedies import in_words, remedies
 from dschat.plan.states import states
 

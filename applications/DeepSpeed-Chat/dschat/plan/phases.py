@@ -12,11 +12,13 @@ from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig, SupervisedConfig
 from dschat.config.ppo import PPOConfig
 from dschat.plan.logits import kept_gradient, sampling_logits, scoring_logits, training_logits
+from dschat.plan.machine import Machine
 from dschat.plan.models import Role, score_pass, shape, train_pass
 from dschat.plan.passes import Pass
 from dschat.plan.states import gathering, keeps_gradients, passing, reducing, states, stepping
 
 NOTHING = Pass(0)
+SPARE_COLUMNS = 64  # of the compacting engine's cache, where prompts wait for slots
 
 
 @dataclass(frozen=True)
@@ -44,22 +46,22 @@ def kept_bytes(roles: Sequence[Role], processes: int) -> int:
     return sum(_kept(role, processes) for role in roles)
 
 
-def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], device: torch.device) -> list[Phase]:
+def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine) -> list[Phase]:
     """The phases of a run.
 
     Args:
         config: the flags.
         plan: its batch sizes.
         roles: its models.
-        device: of a process; only its kind matters.
+        machine: that it has.
     """
-    n = plan.world_size
+    n, device = plan.world_size, machine.device
     kept = kept_bytes(roles, n)
     trained = [role for role in roles if role.weights.trained]
     gradients = sum(states(role.weights, n).gradients for role in trained if not keeps_gradients(role.weights))
     update = max(stepping(role.weights, n, fused=device.type == "cuda") for role in trained)
     if isinstance(config, PPOConfig):
-        parts = _ppo_parts(config, plan, roles, device)
+        parts = _ppo_parts(config, plan, roles, machine)
     else:
         assert isinstance(config, SupervisedConfig)
         parts = _supervised_parts(config, plan, roles[0], device)
@@ -83,9 +85,9 @@ def _supervised_parts(
 
 
 def _ppo_parts(
-    config: PPOConfig, plan: BatchPlan, roles: Sequence[Role], device: torch.device
+    config: PPOConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine
 ) -> dict[str, dict[str, int]]:
-    actor, critic = roles[0], roles[1]
+    actor, critic, device = roles[0], roles[1], machine.device
     n, rows, answer = plan.world_size, plan.micro_batch, config.max_answer_seq_len
     tokens = config.max_prompt_seq_len + answer
     if _credit_is_late(config, plan):
@@ -95,18 +97,25 @@ def _ppo_parts(
         both = (_moments(actor, rows, tokens, rows * answer, device), _moments(critic, rows, tokens, 0, device))
         moments = [moment for one in both for moment in one]
         buffers = max(_zero([actor], n), _zero([critic], n), key=lambda parts: sum(parts.values()))
-    scored = [_scored(role, _scored_rows(role, config, plan), tokens, rows * answer, n, device) for role in roles]
-    slots = config.per_device_generation_batch_size
-    own = shape(actor.model)
+    scored = [_scored(role, rows, tokens, rows * answer, n, device) for role in roles]
     return {
-        "generate": {
-            "gathered weights": gathering(actor.weights, n),
-            "KV cache": slots * tokens * own.cached * actor.model.width,
-            "activations": score_pass(actor.model, slots, config.max_prompt_seq_len).forward,
-            "logits": sampling_logits(actor.head, slots, device),
-        },
+        "generate": _sampled(config, plan, actor, machine),
         "score": max(scored, key=lambda parts: sum(parts.values())),
         "train": _worst(moments) | buffers,
+    }
+
+
+def _sampled(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine) -> dict[str, int]:
+    if config.rollout_engine == "vllm":
+        return {"vLLM": int(config.vllm_gpu_memory * (machine.device_memory or 0))}
+    slots = config.per_device_generation_batch_size
+    waiting = config.rollout_engine == "compacting" and slots < plan.rollout_per_rank
+    columns = config.max_prompt_seq_len + config.max_answer_seq_len + SPARE_COLUMNS * waiting
+    return {
+        "gathered weights": gathering(actor.weights, plan.world_size),
+        "KV cache": slots * columns * shape(actor.model).cached * actor.model.width,
+        "activations": score_pass(actor.model, slots, config.max_prompt_seq_len).forward,
+        "logits": sampling_logits(actor.head, slots, machine.device),
     }
 
 
@@ -114,13 +123,6 @@ def _credit_is_late(config: PPOConfig, plan: BatchPlan) -> bool:
     """Whether both models go forward on a micro-batch before either is trained on it."""
     reads_trajectories = ":" in config.termination_condition  # a function of the user's may
     return plan.updates_per_rollout == 1 and not config.whiten_advantages and not reads_trajectories
-
-
-def _scored_rows(role: Role, config: PPOConfig, plan: BatchPlan) -> int:
-    """Rows of a forward pass while scoring."""
-    if role.name == "reward model":
-        return max(config.per_device_generation_batch_size, config.per_device_eval_batch_size)
-    return plan.micro_batch
 
 
 def _scored(

@@ -6,40 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from transformers import PreTrainedConfig
 
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.plan.host import Host, host_of
+from dschat.plan.machine import CUDA_BYTES, Machine
 from dschat.plan.models import Role, roles_of
 from dschat.plan.phases import Phase, phases_of
 
-# Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
-CUDA_BYTES = 2_500_000_000
-GB = 10**9
-
 Configs = Callable[[str, str], PreTrainedConfig]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a run has, in bytes.
-
-    Attributes:
-        processes: N, each on a GPU of its own, or on the CPU.
-        device_memory: of a GPU; None to plan for a CPU.
-        main_memory: of the node; None where it is not known.
-    """
-
-    processes: int
-    device_memory: int | None
-    main_memory: int | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Where a process computes."""
-        return torch.device("cpu" if self.device_memory is None else "cuda")
 
 
 @dataclass(frozen=True)
@@ -113,6 +89,6 @@ def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
     """
     batches = config.plan_batches(machine.processes)
     roles = roles_of(config, configs, machine.device)
-    phases = phases_of(config, batches, roles, machine.device)
+    phases = phases_of(config, batches, roles, machine)
     average = isinstance(config, PPOConfig) and config.enable_ema
     return Plan(config, machine, tuple(roles), tuple(phases), host_of(roles, machine.processes, average))

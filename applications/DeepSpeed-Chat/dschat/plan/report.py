@@ -9,8 +9,9 @@ from typing import Any
 
 from dschat.common.tables import text_table
 from dschat.plan.counts import Counts
+from dschat.plan.machine import CUDA_BYTES, GB
 from dschat.plan.models import shape
-from dschat.plan.plan import CUDA_BYTES, GB, Plan
+from dschat.plan.plan import Plan
 from dschat.plan.remedies import Change, in_words
 from dschat.plan.states import effective_stage, states
 

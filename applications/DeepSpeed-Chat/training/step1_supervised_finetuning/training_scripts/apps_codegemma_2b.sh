@@ -24,7 +24,6 @@ launch \
     --warmup_ratio 0 \
     --gradient_clipping 1.0 \
     --zero_stage 2 \
-    --gradient_checkpointing \
     --eval_interval 20 \
     --save_steps 50 \
     --seed 1234 \

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Step 2, Gemma-2-27B on TL;DR: the reward model.
 # Settings of the published run. Environment variables: ../../launch.sh. Flags given to the script win.
-# Optimiser states and weights live in main memory: about 0.5 TB, and 54 GB per process while loading.
+# Optimiser states and weights live in main memory: about 0.6 TB.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
 MODEL=${MODEL:-$PROJ_PATH/models/tldr-gemma2-27b/sft}
 DATA=${DATA:-openai/summarize_from_feedback}
 
-batch_flags --global_batch_size 128 --per_device_train_batch_size 2 -- "$@"
+batch_flags --global_batch_size 128 --per_device_train_batch_size 8 -- "$@"
 
 launch \
     --data_path "$DATA" \

@@ -3,7 +3,7 @@
 # Step 3, Gemma-2-27B on TL;DR: PPO with macro actions of 5 tokens; with --ngram 1 vanilla PPO
 # (give it an --output_dir of its own).
 # Settings of the published run. Environment variables: ../../launch.sh. Flags given to the script win.
-# Four models of 27 billion weights: about 1.1 TB of main memory in all, and 54 GB per process while loading.
+# Four models of 27 billion weights: about 1.4 TB of main memory in all.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
@@ -11,8 +11,8 @@ MODEL=${MODEL:-$PROJ_PATH/models/tldr-gemma2-27b/sft}
 REWARD_MODEL=${REWARD_MODEL:-$PROJ_PATH/models/tldr-gemma2-27b/reward}
 DATA=${DATA:-openai/summarize_from_feedback}
 
-batch_flags --global_batch_size 256 --per_device_training_batch_size 2 \
-    --per_device_generation_batch_size 8 -- "$@"
+batch_flags --global_batch_size 256 --per_device_training_batch_size 8 \
+    --per_device_generation_batch_size 16 -- "$@"
 
 launch \
     --data_path "$DATA" \

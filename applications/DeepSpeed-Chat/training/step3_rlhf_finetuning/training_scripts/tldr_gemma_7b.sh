@@ -11,7 +11,7 @@ MODEL=${MODEL:-$PROJ_PATH/models/tldr-gemma-7b/sft}
 REWARD_MODEL=${REWARD_MODEL:-$PROJ_PATH/models/tldr-gemma-7b/reward}
 DATA=${DATA:-openai/summarize_from_feedback}
 
-batch_flags --global_batch_size 256 --per_device_training_batch_size 4 \
+batch_flags --global_batch_size 256 --per_device_training_batch_size 8 \
     --per_device_generation_batch_size 16 -- "$@"
 
 launch \

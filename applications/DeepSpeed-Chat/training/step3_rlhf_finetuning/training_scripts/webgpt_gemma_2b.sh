@@ -44,8 +44,6 @@ launch \
     --lam 0.95 \
     --kl_ctl 0.05 \
     --zero_stage 2 \
-    --actor_gradient_checkpointing \
-    --critic_gradient_checkpointing \
     --eval_interval 20 \
     --save_steps 50 \
     --seed 1234 \
