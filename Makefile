@@ -1,9 +1,10 @@
 # make quickstart   the whole pipeline on this machine, with a report
 # make test         the test suite
-# make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 3 GB
+# make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make check        ruff, format, types
-# Each of the others makes .venv and installs into it when requirements.txt or setup.py changed.
+# make benchmark    how fast step 3 is beside what must be computed at least (an hour)
+# All but test-vllm make .venv and install into it when requirements.txt or setup.py changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +14,7 @@ DEV := $(VENV)/installed-dev
 VLLM := .venv-vllm
 VLLM_BIN := $(CURDIR)/$(VLLM)/bin
 
-.PHONY: quickstart test test-vllm mutants check install clean
+.PHONY: quickstart test test-vllm mutants check benchmark install clean
 
 install: $(INSTALLED)
 
@@ -54,6 +55,9 @@ check: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+benchmark: $(INSTALLED)
+	$(BIN)/python applications/DeepSpeed-Chat/benchmarks/step3.py $(BENCHMARK_ARGS)
 
 clean:
 	rm -rf $(VENV) $(VLLM) runs

@@ -121,7 +121,8 @@ def favouring(token_ids: Sequence[int], kind: str = "gpt2", bias: float = 6.0) -
 
 def same_rollout(first: Any, second: Any) -> bool:
     """Whether two rollouts hold the same tensors."""
-    return all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(first))
+    pairs = [(getattr(first, f.name), getattr(second, f.name)) for f in fields(first)]
+    return all(x is y or torch.equal(x, y) for x, y in pairs)
 
 
 def save_folder(folder: Path, model: Any, tokenizer: Any) -> str:
@@ -192,7 +193,8 @@ def to_device(item: Any) -> Any:
     if isinstance(item, dict):
         return {name: to_device(value) for name, value in item.items()}
     if is_dataclass(item):
-        return replace(item, **{field.name: to_device(getattr(item, field.name)) for field in fields(item)})
+        given = {field.name: getattr(item, field.name) for field in fields(item)}
+        return replace(item, **{name: to_device(value) for name, value in given.items() if value is not None})
     return item
 
 
@@ -307,6 +309,19 @@ def condition_of(config: Any, tokenizer: Any) -> Any:
 def weights_of(engine: Any) -> dict[str, torch.Tensor]:
     """A copy of an engine's weights, on the CPU in float32."""
     return {name: p.detach().float().cpu().clone() for name, p in engine.module.named_parameters()}
+
+
+def whole_state(source: Any) -> dict[str, torch.Tensor]:
+    """Whole weights of an engine or a moving average on the main process, {} elsewhere. Every rank must call it."""
+    from dschat.run.distributed import is_main
+
+    return {name: x.detach().cpu().clone() for name, x in source.whole_weights() if is_main()}
+
+
+def saved_weights(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """What an engine of a model would hand to be saved."""
+    names = model.state_dict().keys()
+    return [*model.named_parameters(), *((name, x) for name, x in model.named_buffers() if name in names)]
 
 
 def weights_of_all(**engines: Any) -> dict[str, torch.Tensor]:

@@ -36,7 +36,8 @@ def launch_environment(**changes: str | None) -> dict[str, str]:
     DeepSpeed compiles its collectives with the first `ninja` of the PATH; another version would compile them again.
     """
     path = f"{LAUNCHER.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return environment(PYTHONPATH=str(ROOT / "tests"), DS_ACCELERATOR="cpu", PATH=path, **changes)
+    places = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    return environment(PYTHONPATH=os.pathsep.join(filter(None, places)), DS_ACCELERATOR="cpu", PATH=path, **changes)
 
 
 def launch(script: Path, words: Sequence[Any], processes: int = 2, timeout: float = TIMEOUT) -> Result:

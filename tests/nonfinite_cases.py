@@ -26,6 +26,7 @@ from factories import (
     ppo_config,
     ppo_trainer_of,
     random_ids,
+    whole_state,
 )
 from recorded import Case, engine_for, supervised_trainer, supervised_update
 
@@ -154,11 +155,11 @@ def notes_when_skipping(trainer: Any, where: int) -> dict[str, Any]:
     notes = {}
     engines = (trainer.models.actor, trainer.models.critic)
     for place in PLACES:
-        before, rates = [engine.full_state_dict() for engine in engines], [engine.learning_rate for engine in engines]
+        before, rates = [whole_state(engine) for engine in engines], [engine.learning_rate for engine in engines]
         with spoiled(trainer, place, where):
             metrics = trainer.iterate(batches(1), 0)
         moved = [
-            largest_difference(engine.full_state_dict(), state) if state else 0.0
+            largest_difference(whole_state(engine), state) if state else 0.0
             for engine, state in zip(engines, before, strict=True)
         ]
         stood = [engine.learning_rate == rate for engine, rate in zip(engines, rates, strict=True)]
@@ -214,7 +215,7 @@ def empty(folder: Path, keep: Callable[..., None]) -> None:
         metrics = [trainer.iterate(batches(number), 0) for number in (0, 1)]
         metrics = [{name: x for name, x in row.items() if not name.startswith("time/")} for row in metrics]
         engines = {"actor": trainer.models.actor, "critic": trainer.models.critic}
-        states = {name: engine.full_state_dict() for name, engine in engines.items()}
+        states = {name: whole_state(engine) for name, engine in engines.items()}
         weights = {f"{role}.{name}": w for role, state in states.items() for name, w in state.items()}
         keep(folder, f"empty-{stage}", [*metrics, trainer.evaluate()], weights)
 

@@ -35,6 +35,7 @@ from factories import (
     ragged_rows,
     run_of,
     score,
+    whole_state,
 )
 
 GLOBAL_BATCH = 8
@@ -153,7 +154,7 @@ def run_case(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], dict[st
 
     def note(step: str, update: int, numbers: dict[str, float], **engines: Any) -> None:
         for role, engine in engines.items():
-            state = engine.full_state_dict()
+            state = whole_state(engine)
             weights.update({f"{step}/{update}/{role}.{name}": w for name, w in state.items()})
         kept = {name: number for name, number in numbers.items() if name.startswith(("loss", "grad_norm"))}
         metrics.update({f"{step}/{update}/{name}": number for name, number in kept.items()})
@@ -176,4 +177,4 @@ def untied_updates(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], i
     for update in range(UPDATES):
         supervised_update(trainer, update)
     held = sum(p.numel() for p in trainer.engine.module.parameters())
-    return trainer.engine.full_state_dict(), held
+    return whole_state(trainer.engine), held

@@ -40,6 +40,7 @@ from factories import (
     ragged_rows,
     random_ids,
     run_of,
+    whole_state,
 )
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2, 3], [7, 1, 4, 3, 9, 2, 5, 8, 4], seed=1)
@@ -135,7 +136,7 @@ def ppo(folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
     average = MovingAverage(actor) if config.enable_ema else None
     engines = {"actor": actor, "critic": critic}
-    checkpoints = Checkpoints(engines, config, run, {}, average.weights if average else None)
+    checkpoints = Checkpoints(engines, config, run, {}, average.parts if average else None)
     parts = (models, prompts, prompts[:5], tokenizer, condition, config, run, NotedSaves(), checkpoints, average)
     return Made(PPOTrainer(*parts), engines)  # type: ignore[arg-type]
 
@@ -145,9 +146,9 @@ def result_of(made: Made, folder: Path) -> Result:
     torch.manual_seed(5)
     made.trainer.fit()
     made.trainer.run.finish()
-    states = {name: engine.full_state_dict() for name, engine in made.engines.items()}
+    states = {name: whole_state(engine) for name, engine in made.engines.items()}
     if getattr(made.trainer, "average", None) is not None:
-        states["average"] = made.trainer.average.weights
+        states["average"] = whole_state(made.trainer.average)
     weights = {f"{name}.{key}": x.float().clone() for name, state in states.items() for key, x in state.items()}
     if not is_main():
         return {}, [], {}

@@ -40,6 +40,7 @@ from factories import (
     random_ids,
     run_of,
     save_engines,
+    whole_state,
 )
 from recorded import (
     Case,
@@ -108,7 +109,7 @@ def generation(folder: Path, keep: Callable[..., None]) -> None:
                 notes |= {"first": first, "later": later}
             supervised_update(trainer, 1)
             notes |= {"hooks after": hooks_of(engine), "held after": held_elements(engine)}
-            trained[between] = engine.full_state_dict()
+            trained[between] = whole_state(engine)
             if between:
                 keep(folder, f"generation-zero{case.zero_stage}", notes, trained[True])
             else:
@@ -142,17 +143,17 @@ def saving(folder: Path, keep: Callable[..., None]) -> None:
     critic = engine_for(make_classifier(seed=2), SHARDED, folder)
     batch = recorded_batch()
     average = MovingAverage(actor, decay=0.75)
-    states = [actor.full_state_dict()]
+    states = [whole_state(actor)]
     for update in range(3):
         ppo_updates(actor, critic, batch, SHARDED.accumulation, update)
         average.update()
-        states.append(actor.full_state_dict())
+        states.append(whole_state(actor))
     for number, state in enumerate(states):
         keep(folder, f"ema-weights{number}", tensors=state)
-    keep(folder, "ema-average", tensors=average.state_dict())
+    keep(folder, "ema-average", tensors=whole_state(average))
     config = ppo_config(folder)
     models = [SavedModel(actor, "policy", "base", "actor"), SavedModel(critic, "critic", "base", "critic")]
-    models.append(SavedModel(actor, "moving average", "base", "actor_ema", average.state_dict))
+    models.append(SavedModel(actor, "moving average", "base", "actor_ema", average.whole_weights))
     ModelFolders(models, make_tokenizer(), config, run_of("ppo", config)).save_final()
     keep(folder, "saved", tensors=outputs(actor, critic))
 
@@ -179,7 +180,7 @@ def evaluation(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
-    """Evaluation metrics by step and number of rows; greedy, so that no draw depends on the rank."""
+    """Evaluation metrics by step and number of rows."""
     demonstrations = [SFTExample(p, r) for p, r in ROWS]
     pairs = [PairExample(p + r, r + p[:1]) for p, r in ROWS]
     prompts = [make_prompt(p, f"p{i}", i) for i, (p, _) in enumerate(ROWS)]
@@ -195,7 +196,7 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
 
 
 def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPOTrainer:
-    config: PPOConfig = ppo_config(folder, top_k=1, per_device_eval_batch_size=2, eval_iters=0)
+    config: PPOConfig = ppo_config(folder, per_device_eval_batch_size=2, eval_prompts=0)
     folder.mkdir(exist_ok=True)
     reward = FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")
     models = PPOModels(
@@ -230,7 +231,7 @@ def lora_updates(folder: Path, case: Case) -> tuple[dict[str, Tensor], dict[str,
         ppo_updates(actor, critic, batch, case.accumulation, update)
         after = logprobs_of(reference)
     save_engines(folder / "lora", make_tokenizer(), actor=actor, critic=critic)
-    states = {"actor": actor.full_state_dict(), "critic": critic.full_state_dict()}
+    states = {"actor": whole_state(actor), "critic": whole_state(critic)}
     weights = {f"{role}.{name}": w for role, state in states.items() for name, w in state.items()}
     extra = outputs(actor, critic) | {"before": before, "after": after}
     weights |= {f"outputs/{name}": x for name, x in extra.items()} if weights else {}

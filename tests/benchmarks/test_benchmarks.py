@@ -15,7 +15,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat"
 TINY_MEMORY = (
     "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3 --softcap 30 --device cpu --threads 1"
 )
-TINY_STEP = "--batch_size 2 --prompt 4 --response 9 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"
 
 
 def run(script: str, flags: str) -> dict[str, Any]:
@@ -36,22 +35,6 @@ def test_logprob_memory() -> None:
     chunks = [("chunks", phase, size) for phase in ("training", "scoring") for size in (2, 3)]
     assert cases == [*chunks, ("full_logits", "training", 2), ("full_logits", "scoring", 2)]
     assert all(row.keys() >= {"peak_gb", "inputs_gb", "seconds"} for row in report["figures"])
-
-
-def test_macro_action_cost() -> None:
-    report = run("macro_action_cost.py", TINY_STEP)
-    assert report["settings"]["response"] == 9
-    figures = report["figures"]
-    assert set(figures["cpu_seconds"]) == {"generation", "scoring", "training"}
-    assert set(figures["macro_actions"]) == {"fixed, n = 1", "fixed, n = 5", "randomized", "ppl, chunk"}
-    keys = {"milliseconds", "percent_of_step", "percent_of_step_without_generation"}
-    assert all(set(row) == keys for row in figures["macro_actions"].values())
-
-
-def test_macro_action_cost_without_generation() -> None:
-    figures = run("macro_action_cost.py", TINY_STEP + " --no-generation")["figures"]
-    assert set(figures["cpu_seconds"]) == {"scoring", "training"}
-    assert all("percent_of_step" not in row for row in figures["macro_actions"].values())
 
 
 def test_plan_check() -> None:
@@ -84,14 +67,27 @@ def test_parsing_cost_without_a_model() -> None:
     assert report["figures"]["benepar"] == {"not_measured": "no --benepar_model"}
 
 
-@pytest.mark.xdist_group("launcher")
-def test_zero3_generation() -> None:
-    """Two processes; one JSON object among the launcher's own lines."""
-    size = "--batch_size 2 --prompt 4 --response 5 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"
-    result = launch(FOLDER / "zero3_generation.py", size.split()).expect(0)
-    output = result.stdout
+def run_on_two(script: str, flags: str) -> Any:
+    """The figures of two processes: of the one JSON object among the launcher's own lines."""
+    output = launch(FOLDER / script, flags.split()).expect(0).stdout
     report, _ = json.JSONDecoder().raw_decode(output[output.index("{\n") :])
     assert set(report) == {"machine", "settings", "figures"} and report["settings"]["processes"] == 2
-    figures = report["figures"]
+    return report["figures"]
+
+
+@pytest.mark.xdist_group("launcher")
+def test_model_memory() -> None:
+    figures = run_on_two("model_memory.py", "--vocabulary 300 --hidden 16 --layers 1 --file_size 20000")
+    assert figures.pop("weights_gb") >= 0
+    assert {len(peaks) for peaks in figures.values()} == {2}
+    lora = {f"{what} at ZeRO 3, with LoRA" for what in ("opened", "engine", "reference")}
+    plain = {f"{what} at ZeRO 3" for what in ("opened", "engine", "average", "saved", "reference")}
+    assert set(figures) == {"opened at ZeRO 2", "saved at ZeRO 3, in files"} | plain | lora
+
+
+@pytest.mark.xdist_group("launcher")
+def test_zero3_generation() -> None:
+    size = "--batch_size 2 --prompt 4 --response 5 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"
+    figures = run_on_two("zero3_generation.py", size)
     assert {len(times) for times in figures["all_seconds"].values()} == {2}
     assert figures["ratio"] == pytest.approx(figures["zero3_seconds"] / figures["zero0_seconds"], rel=0.1)

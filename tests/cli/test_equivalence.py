@@ -27,19 +27,21 @@ def run(step, flags, processes):
 def test_cut_up_otherwise(step, request, tmp_path):
     """Weights within 1e-5 of one micro-batch on one process; twice the same way, the same bytes.
 
-    Step 3 on one process alone: what is sampled depends on the number of processes.
+    Step 3 makes one update per rollout: several would deal out the rows of each process by themselves.
     """
     flags = request.getfixturevalue(f"{step}_flags") | {"global_batch_size": 8, "dtype": "fp32"}
     rate = "actor_learning_rate" if step == "ppo" else "learning_rate"
     flags |= {rate: 1e-5, "output_dir": tmp_path / "whole", MICRO[step]: 8}
+    if step == "ppo":
+        flags["global_batch_size"] = 16
     run(step, flags, 1)
     run(step, flags | {"output_dir": tmp_path / "again"}, 1)
     model = "actor/model.safetensors" if step == "ppo" else "model.safetensors"
     assert (tmp_path / "again" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
     whole = load_file(tmp_path / "whole" / model)
     for micro, processes, stage in WAYS:
-        if step == "ppo" and processes > 1:
-            continue
+        if step == "ppo":
+            flags["per_device_generation_batch_size"] = 16 // processes
         stages = {"actor_zero_stage": stage, "critic_zero_stage": stage} if step == "ppo" else {"zero_stage": stage}
         out = tmp_path / f"{micro}-{processes}-{stage}"
         run(step, flags | stages | {"output_dir": out, MICRO[step]: micro}, processes)

@@ -57,6 +57,7 @@ def test_defaults_of_step_1():
         "on_nonfinite": "stop",
         "dtype": None,
         "bf16": False,
+        "attn_implementation": "sdpa",
         "zero_stage": 0,
         "offload": False,
         "lora_dim": 0,

@@ -53,6 +53,7 @@ COMMON_VALUES = {
     "on_nonfinite": (["skip"], "skip"),
     "dtype": (["fp32"], "fp32"),
     "bf16": ([], True),
+    "attn_implementation": (["eager"], "eager"),
     "zero_stage": (["0"], 0),
     "offload": (["false"], False),
     "lora_dim": (["0"], 0),
@@ -147,9 +148,10 @@ DOCUMENTED_EVERYWHERE = """--data_path --data_split --per_device_eval_batch_size
 --gradient_accumulation_steps --lr_scheduler_type --num_warmup_steps --warmup_ratio --output_dir --seed --offload
 --zero_stage --lora_dim --lora_module_name --enable_tensorboard --tensorboard_path --save_steps --eval_interval
 --eval_iters --end_of_conversation_token --deepspeed --deepspeed_config --local_rank --global_batch_size --bf16 --dtype
---data_output_path --num_padding_at_beginning --only_optimize_lora --dropout --actor_dropout --critic_dropout
---print_answers_interval --print_loss --add_eot_token --compute_fp32_loss --align_overflow --enable_hybrid_engine
---inference_tp_size --enable_zero3_generation_gather --enable_test_mode --test_stop_step""".split()
+--attn_implementation --data_output_path --num_padding_at_beginning --only_optimize_lora --dropout --actor_dropout
+--critic_dropout --print_answers_interval --print_loss --add_eot_token --compute_fp32_loss --align_overflow
+--enable_hybrid_engine --inference_tp_size --enable_zero3_generation_gather --enable_test_mode
+--test_stop_step""".split()
 DOCUMENTED_SUPERVISED = """--model_name_or_path --per_device_train_batch_size --max_seq_len --learning_rate
 --weight_decay --gradient_checkpointing""".split()
 DOCUMENTED_PPO = """--termination_condition --ngram --repeat_times --parsing_cutoff --parser_cutoff --value_function

@@ -100,7 +100,7 @@ def test_ranks_may_use_the_head_unequally_often_at_zero_3(alone, two_processes, 
 
 
 def test_whole_weights_are_on_the_main_process_only(two_processes):
-    """run_case keeps what full_state_dict returns: at ZeRO 3 the other rank returns nothing."""
+    """run_case keeps what whole_state returns: at ZeRO 3 the other rank returns nothing."""
     files = {Path(file).name for file in two_processes.folder.glob("updates-*.safetensors")}
     assert files == {f"updates-{case.name}-0.safetensors" for case in FAST_CASES}
     assert all(torch.is_tensor(w) for w in two_processes.tensors("updates-zero3-accumulation1").values())

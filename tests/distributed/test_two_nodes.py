@@ -30,6 +30,7 @@ def test_ten_updates_on_two_nodes(tmp_path):
     from dschat.models.save import save_model
     from dschat.models.tiny import make_model
     from dschat.models.tokenizer import load_tokenizer
+    from factories import saved_weights
 
     rows = make_rows(90, 1, "comparisons")
     data = tmp_path / "data.jsonl"
@@ -38,7 +39,7 @@ def test_ten_updates_on_two_nodes(tmp_path):
     tokenizer = load_tokenizer(str(sft), "--model")
     reward = load_scalar(str(sft), "--model", torch.float32, tokenizer)
     torch.nn.init.normal_(reward.score.weight, generator=torch.Generator().manual_seed(0))
-    save_model(reward, reward.state_dict(), tokenizer, tmp_path / "reward")
+    save_model(reward, saved_weights(reward), tokenizer, tmp_path / "reward")
     variables = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": free_port(),

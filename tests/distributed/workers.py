@@ -110,7 +110,7 @@ def vllm(folder: Path, keep: Callable[..., None]) -> None:
         rollout, mask = drawn.rollout, drawn.rollout.response_mask
         actor.train()
         logprobs, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1])
-        gaps.append(float((logprobs.detach() - drawn.logprobs)[mask].abs().max()))
+        gaps.append(float((logprobs.detach() - rollout.drawn_logprobs)[mask].abs().max()))
         actor.backward(-logprobs[mask].sum())
         actor.step()
         actor.eval()
@@ -128,6 +128,7 @@ CHECKS: dict[str, Callable[..., None]] = {
 
 def main() -> None:
     """Runs the checks named on the command line."""
+    from loading_checks import CHECKS as LOADING
     from nonfinite_cases import CHECKS as NONFINITE
     from sharded_checks import CHECKS as SHARDED
 
@@ -137,7 +138,7 @@ def main() -> None:
     with process_group():
         for name in words[1:]:
             start = time.perf_counter()
-            (CHECKS | SHARDED | NONFINITE)[name](folder, keep)
+            (CHECKS | LOADING | SHARDED | NONFINITE)[name](folder, keep)
             barrier()
             if is_main():
                 print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)

@@ -336,3 +336,16 @@ def test_adams_first_step_is_the_learning_rate(group, dtype):
     update(engine, 8)
     steps = torch.cat([(weights_of(engine)[name].float() - x.float()).abs().flatten() for name, x in before.items()])
     assert float(steps.max()) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_in_bf16_small_gradients_add_up(stage, offload, group):
+    """One micro-batch, and 32 of a 512th of its loss: bf16, with 8 digits, would forget each of these."""
+    engine = engine_of(make_causal_lm(), 2, 33, dtype=torch.bfloat16, zero_stage=stage, offload=offload)
+    reference = engine_of(make_causal_lm(), 2, 1, dtype=torch.bfloat16, zero_stage=stage, offload=offload)
+    for number, accumulating in enumerate([reference] + [engine] * 33):
+        share = 1 if number < 2 else 1 / 512
+        accumulating.backward(share * loss_of(accumulating, ROWS[:2]))
+        accumulating.step()
+    assert engine.grad_norm == pytest.approx((1 + 32 / 512) * reference.grad_norm, rel=1e-4)

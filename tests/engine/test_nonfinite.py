@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from factories import engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, weights_of
+from factories import engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, weights_of, whole_state
 
 ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)
 
@@ -40,14 +40,14 @@ def test_a_loss_that_is_not_finite_changes_nothing(stage, what, group):
     engine, other = engine_at(stage), engine_at(stage)
     update(engine)
     update(other)
-    before, rate = engine.full_state_dict(), engine.learning_rate
+    before, rate = whole_state(engine), engine.learning_rate
     update(engine, spoil=SPOILED[what])
     assert engine.nonfinite == "losses" and not engine.skipped
-    assert largest_difference(engine.full_state_dict(), before) == 0 and engine.learning_rate == rate
+    assert largest_difference(whole_state(engine), before) == 0 and engine.learning_rate == rate
     update(engine)
     update(other)
     assert engine.nonfinite is None and engine.grad_norm == other.grad_norm
-    assert largest_difference(engine.full_state_dict(), other.full_state_dict()) == 0
+    assert largest_difference(whole_state(engine), whole_state(other)) == 0
     assert engine.learning_rate == other.learning_rate != rate
 
 
@@ -63,7 +63,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(stage, clipping, group):
     assert engine.nonfinite == "gradients" and not math.isfinite(engine.grad_norm)
     update(engine)
     assert engine.nonfinite is None and engine.grad_norm == other.grad_norm
-    assert largest_difference(engine.full_state_dict(), other.full_state_dict()) == 0
+    assert largest_difference(whole_state(engine), whole_state(other)) == 0
 
 
 def test_gradients_whose_norm_overflows(group):

@@ -41,7 +41,7 @@ DAMAGES = [
     (lambda file: file.unlink(), WEIGHTS, "missing"),
     (lambda file: file.write_bytes(b""), "state.json", "damaged"),
     (flip, "rank-0.safetensors", "damaged"),
-    (lambda file: file.unlink(), "average.safetensors", "missing"),
+    (lambda file: file.unlink(), "average-0.safetensors", "missing"),
     (cut, "metrics.jsonl", "damaged"),
     (lambda file: file.unlink(), "manifest.json", "has no manifest.json that can be read"),
     (cut, "manifest.json", "has no manifest.json that can be read"),

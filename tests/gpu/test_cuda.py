@@ -4,6 +4,11 @@
 import pytest
 import torch
 
+from dschat.config.batches import plan_batches
+from dschat.engine.deepspeed_config import EngineSettings
+from dschat.engine.sharded_loading import placement_of
+from dschat.models.load import load_causal_lm
+from dschat.models.placement import Opening
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.compacting import CompactingEngine, sample
 from dschat.rollouts.generate import generate
@@ -23,7 +28,9 @@ from factories import (
     ppo_trainer_of,
     ragged_rows,
     random_ids,
+    save_folder,
     weights_of_all,
+    whole_state,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -86,3 +93,29 @@ def test_the_compacting_engine_draws_on_cuda_what_it_draws_on_a_cpu():
     on_cuda = sample(causal_lm.cuda(), prompts, sampling, range(20), 6)
     assert torch.equal(on_cuda.rollout.input_ids.cpu(), on_cpu.rollout.input_ids)
     torch.testing.assert_close(on_cuda.logprobs.cpu(), on_cpu.logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("offload", [False, True])
+def test_models_are_opened_on_the_gpu_as_on_a_cpu(stage, offload, group, tokenizer, tmp_path):
+    """Whole, or in parts: on the GPU, or in CPU memory and gathered on the GPU. Their engines train."""
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    settings = EngineSettings(torch.float32, plan_batches("", 1, 1, None, 1), zero_stage=stage, offload=offload)
+    opening = Opening(placement_of(settings))
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer, opening=opening)
+    assert {p.device.type for p in model.parameters()} == {"cuda"}
+    engine = engine_of(model, zero_stage=stage, offload=offload)
+    expected = {f"inner.{name}": p.detach() for name, p in make_causal_lm("llama").named_parameters()}
+    assert largest_difference(whole_state(engine), expected) == 0
+    parts = {name: part.cpu() for name, part in engine.parts().items()}  # of the only rank
+    assert largest_difference(parts, {name: weight.flatten() for name, weight in expected.items()}) == 0
+    ids, attention_mask, mask = (x.cuda() for x in pad_rows(ragged_rows([3], [5])))
+    engine.backward(-engine(ids, attention_mask, mask.shape[1])[0].mean())
+    engine.step()
+    assert largest_difference(whole_state(engine), expected) > 1e-4
+
+
+def test_adamw_runs_in_one_kernel(group):
+    """DeepSpeed hands the optimiser on; its states lie on the GPU."""
+    engine = engine_of(make_causal_lm(), zero_stage=2)
+    assert engine._engine.optimizer.optimizer.defaults["fused"]

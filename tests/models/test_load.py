@@ -37,6 +37,7 @@ from factories import (
     pad_rows,
     ragged_rows,
     save_folder,
+    saved_weights,
 )
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -94,7 +95,7 @@ def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
         assert model.get_input_embeddings().num_embeddings == 101
         assert model.config.pad_token_id == 100
     model = load_causal_lm(base, "--m", torch.float32, tokenizer)
-    save_model(model, model.state_dict(), tokenizer, tmp_path / "grown")
+    save_model(model, saved_weights(model), tokenizer, tmp_path / "grown")
     reopened = AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
     ids = torch.tensor([[1, 5, 6]])
     assert reopened(ids).logits.shape == (1, 3, 101)
@@ -115,7 +116,7 @@ def test_a_checkpoint_with_a_generation_config_that_transformers_refuses_to_save
     folder = save_folder(tmp_path / "base", make_causal_lm(), tokenizer)
     (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"temperature": 0.9, "top_p": 0.6}))
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
-    save_model(model, model.state_dict(), tokenizer, tmp_path / "trained")
+    save_model(model, saved_weights(model), tokenizer, tmp_path / "trained")
     AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
 
 
@@ -172,7 +173,8 @@ def test_whole_folders_open_without_a_warning(kind, tokenizer, tmp_path, caplog)
     load_causal_lm(lm, "--m", torch.float32, tokenizer)
     load_scalar(lm, "--m", torch.float32, tokenizer)
     load_scalar(classifier, "--m", torch.float32, tokenizer)
-    records = [record for record in caplog.records if record.name.startswith("dschat")]
+    said = "dschat.models.attention"  # of Gemma-2, whose attention sdpa cannot do
+    records = [r for r in caplog.records if r.name.startswith("dschat") and (r.name != said or kind != "gemma2")]
     assert not [record for record in records if record.levelno >= logging.WARNING]
 
 
@@ -263,7 +265,7 @@ def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
     assert all(not torch.equal(before[name], p) for name, p in model.named_parameters() if "embed" not in name)
-    save_model(model, model.state_dict(), tokenizer, tmp_path / "critic")
+    save_model(model, saved_weights(model), tokenizer, tmp_path / "critic")
     again = load_scalar(str(tmp_path / "critic"), "--m", torch.float32, tokenizer, may_be_new=False, for_this_run=True)
     backbone = AutoModel.from_pretrained(tmp_path / "critic").eval()
     with torch.no_grad():

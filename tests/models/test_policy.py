@@ -11,7 +11,7 @@ from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.models.positions import position_ids
 from dschat.models.save import save_model
-from factories import KINDS, hf_logprobs, make_causal_lm, pad_rows, ragged_rows, save_folder
+from factories import KINDS, hf_logprobs, make_causal_lm, pad_rows, ragged_rows, save_folder, saved_weights
 
 ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
 TOLERANCE = 1e-5
@@ -140,7 +140,7 @@ def test_a_saved_actor_opens_in_plain_transformers_with_the_same_outputs(kind, t
     from transformers import AutoTokenizer
 
     policy = PolicyModel(make_causal_lm(kind))
-    save_model(policy.inner, policy.inner.state_dict(), tokenizer, tmp_path)
+    save_model(policy.inner, saved_weights(policy.inner), tokenizer, tmp_path)
     reopened = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     ids, attention_mask, mask = pad_rows(ROWS)
     with torch.no_grad():

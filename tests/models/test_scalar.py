@@ -8,7 +8,16 @@ from transformers import AutoModelForSequenceClassification, BloomConfig, Falcon
 from dschat.models.load import load_scalar
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel, last_scores
-from factories import KINDS, hf_score, make_causal_lm, make_classifier, pad_rows, ragged_rows, save_folder
+from factories import (
+    KINDS,
+    hf_score,
+    make_causal_lm,
+    make_classifier,
+    pad_rows,
+    ragged_rows,
+    save_folder,
+    saved_weights,
+)
 
 ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
 TOLERANCE = 1e-5
@@ -73,7 +82,7 @@ def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformer
     model = ScalarModel(load_scalar(base, "--m", torch.float32, tokenizer)).eval()
     torch.nn.init.normal_(model.inner.score.weight, std=0.1)  # as if trained
     scores = scores_of(model, ROWS)
-    save_model(model.inner, model.inner.state_dict(), tokenizer, tmp_path / "reward")
+    save_model(model.inner, saved_weights(model.inner), tokenizer, tmp_path / "reward")
     reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
     assert reopened.config.num_labels == 1
     expected = torch.tensor([hf_score(reopened, prompt + response) for prompt, response in ROWS])
@@ -84,7 +93,7 @@ def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformer
 
 def test_a_padded_batch_scores_alike_in_plain_transformers(tokenizer, tmp_path):
     model = ScalarModel(make_classifier("llama"))
-    save_model(model.inner, model.inner.state_dict(), tokenizer, tmp_path)
+    save_model(model.inner, saved_weights(model.inner), tokenizer, tmp_path)
     reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     ids = torch.zeros(2, 9, dtype=torch.long)
     for row, (prompt, response) in enumerate(ROWS[:2]):

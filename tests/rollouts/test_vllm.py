@@ -17,7 +17,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm import VllmEngine
 from dschat.run.random_states import random_states
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.trainer import PPOModels
+from dschat.trainers.ppo.models import PPOModels
 from factories import (
     BOS,
     EOS,
@@ -32,6 +32,7 @@ from factories import (
     ppo_config,
     ppo_trainer_of,
     random_ids,
+    sampling_of,
     save_folder,
 )
 from launches import WORKERS, launch
@@ -78,14 +79,10 @@ def tokenizer_of(vocab_size):
     return make_tokenizer(vocab_size)
 
 
-def sampling_of(length=12, **options):
-    return Sampling(max_new_tokens=length, end_ids=(EOS,), pad_id=PAD, bos_id=BOS, **options)
-
-
 def largest_gap(actor, prompts, drawn, temperature=1.0):
     """Between the engine's log-probs and the model's own, row by row."""
-    gaps = []
-    for prompt, response, row in zip(prompts, drawn.rollout.response_rows(), drawn.logprobs, strict=True):
+    rollout, gaps = drawn.rollout, []
+    for prompt, response, row in zip(prompts, rollout.response_rows(), rollout.drawn_logprobs, strict=True):
         own, _ = hf_logprobs(actor.module.inner, (list(prompt), response), temperature)
         gaps.append((own - row[: len(response)]).abs().max())
         assert not row[len(response) :].any()
@@ -112,7 +109,7 @@ def test_log_probs_are_the_models_own(name, pair):
             {"temperature": 1.5, "top_k": 9, "top_p": 0.8},
             {"temperature": 0.0},
         ):
-            drawn = draw(PROMPTS, sampling_of(**options), SEEDS)
+            drawn = draw(PROMPTS, sampling_of(12, **options), SEEDS)
             assert largest_gap(actor, PROMPTS, drawn, options.get("temperature", 1.0) or 1.0) < 1e-5
             assert not drawn.bad_rows.any()
 
@@ -122,18 +119,18 @@ def test_new_weights_arrive(name, pair):
     """Without a push the engine is far off after an update, with one it is not."""
     actor, engine = pair(name)
     with engine.session(actor) as draw:
-        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(), SEEDS)) < 1e-5
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) < 1e-5
         one_update(actor)
-        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(), SEEDS)) > 0.05
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) > 0.05
     with engine.session(actor) as draw:
-        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(), SEEDS)) < 1e-5
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) < 1e-5
 
 
 def test_the_rollout(pair):
     """Shapes, padding and masks; prompts in their order."""
     actor, engine = pair("llama")
     with engine.session(actor) as draw:
-        rollout = draw(PROMPTS, sampling_of(), SEEDS).rollout
+        rollout = draw(PROMPTS, sampling_of(12), SEEDS).rollout
     width = rollout.response_mask.shape[1]
     assert rollout.input_ids.shape == rollout.attention_mask.shape == (5, 8 + width)
     for row, prompt in enumerate(PROMPTS):
@@ -149,12 +146,12 @@ def test_a_row_is_the_same_alone_and_in_another_order(name, pair):
     actor, engine = pair(name)
     order = [3, 0, 4, 2, 1]
     with engine.session(actor) as draw:
-        rows = draw(PROMPTS, sampling_of(), SEEDS).rollout.response_rows()
-        others = draw([PROMPTS[i] for i in order], sampling_of(), [SEEDS[i] for i in order])
+        rows = draw(PROMPTS, sampling_of(12), SEEDS).rollout.response_rows()
+        others = draw([PROMPTS[i] for i in order], sampling_of(12), [SEEDS[i] for i in order])
         assert others.rollout.response_rows() == [rows[i] for i in order]
         for prompt, seed, row in zip(PROMPTS, SEEDS, rows, strict=True):
-            assert draw([prompt], sampling_of(), [seed]).rollout.response_rows() == [row]
-        assert draw(PROMPTS, sampling_of(), [seed + 100 for seed in SEEDS]).rollout.response_rows() != rows
+            assert draw([prompt], sampling_of(12), [seed]).rollout.response_rows() == [row]
+        assert draw(PROMPTS, sampling_of(12), [seed + 100 for seed in SEEDS]).rollout.response_rows() != rows
 
 
 def test_end_tokens_are_kept_and_pad_and_bos_are_never_drawn(group, tmp_path):
@@ -186,7 +183,7 @@ def test_adapters_are_pushed_merged(group, tmp_path):
     actor = engine_of(causal_lm, learning_rate=0.1)
     for _ in range(2):
         with engine.session(actor) as draw:
-            assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(), SEEDS)) < 1e-5
+            assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) < 1e-5
         one_update(actor)
 
 
@@ -206,7 +203,7 @@ def test_the_process_is_left_as_it_was(pair):
     before, handlers = random_states(), [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     actor, engine = pair("llama")
     with engine.session(actor) as draw:
-        draw(PROMPTS, sampling_of(), SEEDS)
+        draw(PROMPTS, sampling_of(12), SEEDS)
     after = random_states()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -217,34 +214,34 @@ def share_of_a(prompts, responses, rows):
     return torch.tensor([response.count("a") / max(len(response), 1) for response in responses])
 
 
-@pytest.mark.parametrize(("name", "clip"), [("gemma", None), ("llama", 2.0)])
-def test_ten_ppo_iterations(name, clip, group, tokenizer, tmp_path):
-    """Two updates each; the engine follows every one of them."""
+@pytest.mark.parametrize(("name", "clip", "rows"), [("gemma", None, 8), ("llama", 2.0, 4)])
+def test_ten_ppo_iterations(name, clip, rows, group, tokenizer, tmp_path):
+    """With one update each, or two; the engine follows every one of them."""
     options = {"initializer_range": 0.05}
     folder = save_folder(tmp_path / "model", causal_lm_of(name, **options), tokenizer)
     config = ppo_config(
         tmp_path / "out",
-        actor_model_name_or_path=folder,
         rollout_engine="vllm",
         rollout_is_clip=clip,
         per_device_generation_batch_size=8,
-        per_device_training_batch_size=4,
+        per_device_training_batch_size=rows,
         max_prompt_seq_len=8,
         temperature=0.8,
         actor_learning_rate=1e-2,
         num_train_epochs=5,
     )
-    actor = engine_of(causal_lm_of(name, **options), 4, learning_rate=config.actor_learning_rate)
+    actor = engine_of(causal_lm_of(name, **options), rows, learning_rate=config.actor_learning_rate)
     reference = frozen_engine_of(causal_lm_of(name, **options))
-    critic = engine_of(make_classifier(initializer_range=0.05), 4)
-    models = PPOModels(actor, reference, critic, FunctionScores(share_of_a, "--reward_function"))
+    critic = engine_of(make_classifier(initializer_range=0.05), rows)
+    engine = VllmEngine(folder, config.max_prompt_seq_len + config.max_answer_seq_len, config.vllm_gpu_memory)
+    models = PPOModels(actor, reference, critic, FunctionScores(share_of_a, "--reward_function"), engine)
     prompts = [make_prompt([BOS, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(16)]
     ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config).fit()
-    rows = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "objective/kl" in row]
-    assert len(rows) == 10
-    assert all(0 < row["rollout/logprob_gap"] <= row["rollout/logprob_gap_max"] < 1e-5 for row in rows)
-    assert rows[-1]["objective/kl"] > 0.1 and rows[-1]["objective/scores"] > rows[0]["objective/scores"]
+    found = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    found = [line for line in found if "objective/kl" in line]
+    assert len(found) == 10
+    assert all(0 < line["rollout/logprob_gap"] <= line["rollout/logprob_gap_max"] < 1e-5 for line in found)
+    assert found[-1]["objective/kl"] > 0.1 and found[-1]["objective/scores"] > found[0]["objective/scores"]
 
 
 @pytest.mark.slow

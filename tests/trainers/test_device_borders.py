@@ -81,7 +81,8 @@ def moved(real: Any) -> Any:
     """A tensor, or a dataclass of such, on the device."""
     if isinstance(real, torch.Tensor):
         return real.to(GPU)
-    return replace(real, **{f.name: moved(getattr(real, f.name)) for f in fields(real)})
+    given = {f.name: getattr(real, f.name) for f in fields(real)}
+    return replace(real, **{name: moved(value) for name, value in given.items() if value is not None})
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def batch(real_batch, gpu):
 
 def on_gpu(item: Any) -> bool:
     values = [getattr(item, f.name) for f in fields(item)]
-    return all(on_gpu(x) if is_dataclass(x) else x.device == GPU for x in values)
+    return all(on_gpu(x) if is_dataclass(x) else x is None or x.device == GPU for x in values)
 
 
 def test_scoring_stays_on_the_device(trajectory):

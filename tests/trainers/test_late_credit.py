@@ -33,7 +33,7 @@ def two_iterations(trainer):
     ]
 
 
-@pytest.mark.parametrize("flags", CASES, ids=str)
+@pytest.mark.parametrize("flags", CASES)
 @pytest.mark.parametrize("stage", [0, 2])
 def test_weights_and_metrics_are_those_with_scoring_passes(stage, flags, group, tmp_path, monkeypatch):
     late = one_update(tmp_path / "late", stage, **flags)

@@ -4,10 +4,10 @@
 import pytest
 import torch
 
+from dschat import builders
 from dschat.rl.types import Trajectory
 from dschat.run.distributed import device
 from dschat.trainers.ppo.credit import assign_credit
-from dschat.trainers.ppo.sampler import actor_sampler
 from dschat.trainers.ppo.update import UpdateSettings
 from factories import EOS, make_rollout, ppo_config, to_device
 
@@ -61,10 +61,9 @@ def test_update_flags(tmp_path):
     assert (settings.update_size, settings.micro_batch, settings.temperature) == (4, 2, 0.7)
 
 
-def test_vllm_flags(tokenizer, tmp_path, monkeypatch):
+def test_vllm_flags(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr("dschat.trainers.ppo.sampler.VllmEngine", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr("dschat.rollouts.vllm.VllmEngine", lambda *arguments: made.append(arguments))
     flags = {"rollout_engine": "vllm", "vllm_gpu_memory": 0.4, "max_prompt_seq_len": 6, "max_answer_seq_len": 8}
-    actor_sampler(None, tokenizer, ppo_config(tmp_path, actor_model_name_or_path="model", **flags))
-    actor_sampler(None, tokenizer, ppo_config(tmp_path))
+    builders._rollout_engine(ppo_config(tmp_path, actor_model_name_or_path="model", **flags), None)
     assert made == [("model", 14, 0.4)]

@@ -11,6 +11,7 @@ figure comes from the same flags and the model's config alone.
 """
 
 import argparse
+import gc
 import json
 import multiprocessing
 from collections.abc import Iterator
@@ -108,6 +109,7 @@ class Followed:
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
             yield
+            gc.collect()  # what is given back outside would not be seen
         found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
         events = sorted((e.start_ns(), e.nbytes()) for e in found if e.name() == "[memory]")
         peak = self.now

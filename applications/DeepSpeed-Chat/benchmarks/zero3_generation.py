@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much longer does generation take when ZeRO-3 keeps the weights in parts?
 
-A random Gemma stands under the trainer's own engine, once at ZeRO 0 and once at ZeRO 3.
-Each repeat is what an iteration of PPO does: a training update, after which the parts have to be gathered again, and
-then a rollout by the compacting engine; the time of the second is measured, entering and leaving
-included, the slowest process counts. The stages take turns, so that other load on the machine meets both; the ratio is
-that of the medians. Each process generates its own batch greedily, and no token ends a response.
+A random Gemma stands under the trainer's own engine, once at ZeRO 0 and once at ZeRO 3. Each repeat gathers the
+weights (``engine.gathered()``), draws with the compacting engine and puts the weights back; the time of all three is
+measured, and the slowest process counts. The stages take turns, so that other load on the machine meets both; the
+ratio is that of the medians. Each process draws its own batch greedily, and no token ends a response.
 
     deepspeed --num_gpus 2 zero3_generation.py
 """
@@ -70,7 +69,6 @@ def measure(settings: argparse.Namespace) -> dict[int, list[float]]:
     seconds: dict[int, list[float]] = {stage: [] for stage in STAGES}
     for _ in range(settings.repeats + 1):
         for stage, engine in engines.items():
-            update(engine, ids)
             seconds[stage].append(max(gather_objects(generation_time(engine, ids.tolist(), settings))))
     return {stage: times[1:] for stage, times in seconds.items()}
 
@@ -92,14 +90,6 @@ def make_engine(settings: argparse.Namespace, stage: int) -> Engine:
     optimizer = OptimizerSettings(1e-6, 0.0, total_updates=settings.repeats, schedule="constant")
     plan = plan_batches("per_device_train_batch_size", 1, 1, None, world_size())
     return train_engine(model, optimizer, EngineSettings(torch.float32, plan, zero_stage=stage))
-
-
-def update(engine: Engine, ids: torch.Tensor) -> None:
-    """One training update on a few tokens."""
-    engine.train()
-    logprobs, _ = engine(ids[:1], torch.ones_like(ids[:1], dtype=torch.bool), ids.shape[1] - 1)
-    engine.backward(-logprobs.mean())
-    engine.step()
 
 
 def generation_time(engine: Engine, prompts: list[list[int]], settings: argparse.Namespace) -> float:

@@ -14,10 +14,12 @@ from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import choose_dtype
+from dschat.engine.sharded_loading import placement_of
 from dschat.models.engines import Policy
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
+from dschat.models.placement import Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
@@ -58,7 +60,8 @@ def build_policy(
     """Step 1's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
-    model = load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer, end_id)
+    path, opening = config.model_name_or_path, _opening(config, settings)
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
     return train_engine(PolicyModel(model), _supervised_optimizer(config, total_updates), settings)
@@ -69,7 +72,8 @@ def build_reward_model(
 ) -> Engine[ScalarModel]:
     """Step 2's engine."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
-    model = load_scalar(config.model_name_or_path, BASE, settings.dtype, tokenizer)
+    path, opening = config.model_name_or_path, _opening(config, settings)
+    model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
     return train_engine(ScalarModel(model), _supervised_optimizer(config, total_updates), settings)
@@ -113,7 +117,7 @@ def _build_actor(
 ) -> Engine[PolicyModel]:
     settings = _engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
     path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
-    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, _opening(config, settings))
     if config.actor_lora_dim:
         add_lora(model, config.actor_lora_dim, config.lora_module_name, path)
     optimizer = _optimizer(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
@@ -126,7 +130,8 @@ def _build_reference(
     if config.actor_lora_dim:
         return AdaptersOff(actor)
     settings = _frozen_settings(config, plan)
-    model = load_causal_lm(config.actor_model_name_or_path, ACTOR, settings.dtype, tokenizer)
+    path, opening = config.actor_model_name_or_path, _opening(config, settings)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, opening=opening)
     return frozen_engine(PolicyModel(model), settings)
 
 
@@ -135,7 +140,8 @@ def _build_critic(
 ) -> Engine[ScalarModel]:
     settings = _engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage or 0)
     path = config.critic_model_name_or_path or config.actor_model_name_or_path
-    model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True)
+    opening = _opening(config, settings)
+    model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, opening=opening)
     if config.critic_lora_dim:
         add_lora(model, config.critic_lora_dim, config.lora_module_name, path)
     optimizer = _optimizer(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)
@@ -146,7 +152,8 @@ def _reward_source(config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedToke
     if config.reward_model_name_or_path is None:
         return _function_scores(config.reward_function or "", "--reward_function")
     settings = _frozen_settings(config, plan)
-    model = load_scalar(config.reward_model_name_or_path, REWARD, settings.dtype, tokenizer, may_be_new=False)
+    path, opening = config.reward_model_name_or_path, _opening(config, settings)
+    model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
     return RewardModelScores(frozen_engine(ScalarModel(model), settings), plan.micro_batch)
 
 
@@ -181,6 +188,10 @@ def _engine_settings(
         offload=config.offload,
         config_file=config.deepspeed_config,
     )
+
+
+def _opening(config: CommonConfig, settings: EngineSettings) -> Opening:
+    return Opening(placement_of(settings), config.attn_implementation)
 
 
 def _frozen_settings(config: PPOConfig, plan: BatchPlan) -> EngineSettings:

@@ -23,6 +23,7 @@ Schedule = Literal[
     "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
 ]
 Dtype = Literal["fp32", "bf16", "fp16"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
 ZeroStage = Literal[0, 1, 2, 3]
 OnNonFinite = Literal["stop", "skip"]
 SCHEDULE_HELP = "learning-rate schedule over the optimiser updates of the run"
@@ -93,6 +94,9 @@ class EngineFlags:
 
     dtype: Dtype | None = flag("number format; bf16 on CUDA and fp32 on a CPU if not given", None)
     bf16: bool = flag("short for --dtype bf16", False)
+    attn_implementation: Attention = flag(
+        "attention: sdpa (eager where a family's cap on its logits needs it), eager or flash_attention_2", "sdpa"
+    )
     zero_stage: ZeroStage = flag("ZeRO stage of DeepSpeed", 0)
     offload: bool = flag("keep optimiser states and parameters in CPU memory", False)
     lora_dim: int = flag("rank of the LoRA adapters; 0 = train all weights", 0)

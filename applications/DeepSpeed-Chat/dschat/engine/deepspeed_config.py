@@ -56,7 +56,7 @@ def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict
         "steps_per_print": 10**9,
         "wall_clock_breakdown": False,
     }
-    if settings.dtype == torch.bfloat16 and settings.zero_stage in (1, 2):
+    if settings.dtype == torch.bfloat16 and settings.zero_stage:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if settings.config_file is None:
         return config

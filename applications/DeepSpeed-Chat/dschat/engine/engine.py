@@ -2,7 +2,7 @@
 """A model under DeepSpeed, for training or frozen, with DeepSpeed's own method names."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,8 +47,14 @@ class Engine(Generic[M]):
     gradient is that of the global mean.
     """
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, clipping: float = 0.0) -> None:
+        """Takes DeepSpeed's engine.
+
+        Args:
+            engine: with an optimiser or without.
+            clipping: largest gradient norm; 0 = no clipping. With ZeRO, the engine sees to it itself.
+        """
+        self._engine, self._clipping = engine, clipping
         self.grad_norm = math.nan  # of the last update, before clipping
         self.skipped = False  # the last update was left out, see `step`
         self.nonfinite: str | None = None  # why the last update was left out, see `step`
@@ -87,28 +93,33 @@ class Engine(Generic[M]):
         Otherwise `nonfinite` says what this process saw: "losses", "gradients", or "gradient norms" where its own
         gradients are finite.
         """
-        boundary = self._engine.is_gradient_accumulation_boundary()
-        own_norm = self._own_grad_norm() if boundary else math.nan
-        if boundary and self._engine.zero_optimization_stage() == 0:  # from stage 1 on, DeepSpeed does so itself
-            self._engine.optimizer.overflow = not math.isfinite(own_norm)
-        self._engine.step()
-        if boundary:
-            reported = self._engine.get_global_grad_norm()  # None in fp32 at ZeRO stage 0
-            self.grad_norm = own_norm if reported is None else float(reported)
-            self.skipped = self._engine.fp16_enabled() and not self._engine.was_step_applied()
-            self.nonfinite = self._nonfinite()
+        if not self._engine.is_gradient_accumulation_boundary():
+            self._engine.step()
+            return
+        if self._engine.zero_optimization_stage() == 0:  # from stage 1 on, DeepSpeed clips and skips itself
+            losses, gradients, self.grad_norm = self._watch.read(self._clip())
+            self._engine.optimizer.overflow = not math.isfinite(self.grad_norm)
+            self._engine.step()
+        else:
+            self._engine.step()
+            losses, gradients, self.grad_norm = self._watch.read(self._engine.get_global_grad_norm())
+        self.skipped = self._engine.fp16_enabled() and not self._engine.was_step_applied()
+        self.nonfinite = self._nonfinite(losses, gradients)
 
-    def _nonfinite(self) -> str | None:
-        losses, gradients = self._watch.read()
+    def _nonfinite(self, losses: bool, gradients: bool) -> str | None:
         if not losses:
             return "losses"
         if self._engine.fp16_enabled() or (gradients and math.isfinite(self.grad_norm)):
             return None
         return "gradient norms" if gradients else "gradients"
 
-    def _own_grad_norm(self) -> float:
-        grads = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(grads)) if grads else math.nan
+    def _clip(self) -> Tensor:
+        """Clips the gradients of an engine without ZeRO; their norm before that."""
+        trained = [p for p in self._engine.module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+        if self._clipping:
+            torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, norm)
+        return norm
 
     @contextmanager
     def gathered(self) -> Iterator[M]:
@@ -135,13 +146,13 @@ class Engine(Generic[M]):
             folder = scratch
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight's name and whole tensor, one at a time; see `dschat.models.engines.Trained`."""
-        yield from zero3.whole_weights(self._engine)
+    def parts(self) -> dict[str, Tensor]:
+        """This rank's parts of the weights that train, by name; see `dschat.models.engines.Trained`."""
+        return zero3.parts(self._engine)
 
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""
-        return zero3.full_state_dict(self._engine, keep=is_main())
+    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every weight's name and whole tensor, one at a time; see `dschat.models.engines.Trained`."""
+        return zero3.whole_weights(self._engine, instead or {})
 
 
 def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
@@ -167,10 +178,13 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
         num_training_steps=max(optimizer.total_updates, 1),
     )
     config = deepspeed_config(settings, optimizer.gradient_clipping)
+    clipping = config["gradient_clipping"]
+    if settings.zero_stage == 0:  # then DeepSpeed would compute the norm a second time
+        config["gradient_clipping"] = 0.0
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
     zero3.hold_head(engine)
     engine.train()
-    return Engine(engine)
+    return Engine(engine, clipping)
 
 
 def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:
@@ -197,21 +211,22 @@ def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettin
 
 
 def _adamw(groups: list[dict[str, Any]], learning_rate: float, settings: EngineSettings) -> torch.optim.Optimizer:
-    """AdamW; DeepSpeed's vectorised one where the states live in CPU memory."""
+    """AdamW, in one kernel on a GPU; DeepSpeed's vectorised one where the states live in CPU memory."""
     if settings.offload:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         prepare_op("cpu_adam")
         return DeepSpeedCPUAdam(groups, lr=learning_rate, betas=ADAM_BETAS, adamw_mode=True)
     kind = torch.optim.AdamW if settings.zero_stage else SkippingAdamW
-    return kind(groups, lr=learning_rate, betas=ADAM_BETAS)
+    on_gpu = all(p.is_cuda for group in groups for p in group["params"])
+    return kind(groups, lr=learning_rate, betas=ADAM_BETAS, fused=on_gpu or None)
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Weight decay acts on matrices; norms and biases (one dimension) are left alone."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = [(p, len(getattr(p, "ds_shape", p.shape))) for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p, dimensions in trained if dimensions >= 2], "weight_decay": weight_decay},
+        {"params": [p for p, dimensions in trained if dimensions < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

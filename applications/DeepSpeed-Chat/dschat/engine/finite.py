@@ -54,8 +54,9 @@ class FiniteWatch:
         self._loss = torch.maximum(self._loss, loss.abs())
         return torch.where(loss.isfinite(), 1.0, math.nan)
 
-    def read(self) -> tuple[bool, bool]:
-        """Whether the losses and the gradients since the last call were finite."""
-        loss, gradient = torch.stack([self._loss, self._gradient]).isfinite().tolist()
+    def read(self, norm: Tensor | float) -> tuple[bool, bool, float]:
+        """Whether the losses and the gradients since the last call were finite; and a number, read with them."""
+        norm = torch.as_tensor(norm, dtype=torch.float32, device=self._loss.device)
+        loss, gradient, number = torch.stack([self._loss, self._gradient, norm]).tolist()
         self._reset()
-        return loss, gradient
+        return math.isfinite(loss), math.isfinite(gradient), number

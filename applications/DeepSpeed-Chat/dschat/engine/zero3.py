@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO stage 3: whole weights for a while, and whole weights in a state dict.
+"""ZeRO stage 3: whole weights for a while, or one after another, and a process's own parts of them.
 
 Gathering alone is not enough for generation: DeepSpeed's forward hooks release each module's weights right after its
 first use. So the hooks are taken off, the weights gathered once, and afterwards everything is put back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
 from torch import Tensor
+
+from dschat.run.distributed import own_part, put_together, rank
 
 
 def parameter_offload(engine: Any) -> Any | None:
@@ -63,29 +65,40 @@ def gathered(engine: Any) -> Iterator[None]:
         hold_head(engine)
 
 
-def whole_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
+def parts(engine: Any) -> dict[str, Tensor]:
+    """By name, this rank's part of every parameter that trains, flat and without padding.
+
+    Args:
+        engine: DeepSpeed's engine, at any stage.
+    """
+    return {name: _part(p) for name, p in engine.module.named_parameters() if p.requires_grad}
+
+
+def _part(parameter: Any) -> Tensor:
+    if not hasattr(parameter, "ds_id"):
+        return own_part(parameter.detach().flatten())
+    size = parameter.ds_tensor.numel()  # with padding
+    return parameter.ds_tensor.detach()[: max(0, parameter.ds_numel - rank() * size)]
+
+
+def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Name and whole tensor of every parameter, gathered one at a time, then of every saved buffer.
 
     A tensor is valid until the next is asked for. Called by every rank.
 
     Args:
         engine: DeepSpeed's engine, at any stage.
+        instead: parts of values to be put together in the place of the parameters of these names.
     """
     for name, parameter in engine.module.named_parameters():
+        if name in instead:
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            yield name, put_together(instead[name].to(parameter.dtype), shape.numel()).view(shape)
+            continue
         with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
             yield name, parameter.detach()
     persistent = engine.module.state_dict().keys()
     yield from ((name, buffer) for name, buffer in engine.module.named_buffers() if name in persistent)
-
-
-def full_state_dict(engine: Any, keep: bool) -> dict[str, Tensor]:
-    """Whole weights of the module on the CPU. Called by every rank.
-
-    Args:
-        engine: DeepSpeed's engine, at any stage.
-        keep: collect them on this rank; others take part and return {}.
-    """
-    return {name: x.cpu().clone() for name, x in whole_weights(engine) if keep}
 
 
 def _remove_hooks(offload: Any) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What trainers, scores and checkpoints need of a model under an engine; `dschat.engine` fulfils it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -79,14 +79,20 @@ class Trained(Protocol):
     def load_checkpoint(self, folder: Path, scratch: Path | None = None) -> None:
         """Restores what `save_checkpoint` wrote; by way of `scratch` if on other ranks. Every rank must call it."""
 
-    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def parts(self) -> dict[str, Tensor]:
+        """By name, this rank's part of every weight that trains: flat, in the same memory. Nothing is gathered.
+
+        Together the parts of all ranks are the weight, in their order; see `dschat.run.distributed.own_part`.
+        """
+
+    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Name and whole tensor of every weight, one at a time, on this rank's device.
 
         A tensor is valid until the next is asked for. Every rank must call it, and go through all of it.
-        """
 
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Whole weights on the CPU of the main process, {} elsewhere. Every rank must call it."""
+        Args:
+            instead: parts, as `parts` gives them, of other values to be put together in the place of these weights.
+        """
 
 
 class TrainedPolicy(Policy, Trained, Protocol):

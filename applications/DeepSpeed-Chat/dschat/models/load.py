@@ -24,6 +24,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from dschat.errors import UserError
+from dschat.models.attention import check_attention, implementation, say_what_is_used, without_flash
+from dschat.models.placement import PLAIN, Opening, Placement
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,12 @@ MOST_NAMED = 8  # weights named in a message
 
 
 def load_causal_lm(
-    path: str, flag: str, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase, end_id: int | None = None
+    path: str,
+    flag: str,
+    dtype: torch.dtype,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int | None = None,
+    opening: Opening = PLAIN,
 ) -> Any:
     """Opens a causal LM without dropout, its embeddings large enough for the tokenizer.
 
@@ -49,6 +56,7 @@ def load_causal_lm(
         dtype: of the parameters.
         tokenizer: of the run.
         end_id: ends a response beside EOS (--end_of_conversation_token); kept in the generation config.
+        opening: where the weights go, and how attention is computed.
 
     Raises:
         UserError: there is no such model, it lacks weights, or it sees tokens to come.
@@ -61,10 +69,10 @@ def load_causal_lm(
             f"{flag} {path}: a {config.model_type} model is no causal LM, it reads in both directions. Use "
             "a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
         )
-    model, loading = _from_pretrained(AutoModelForCausalLM, path, flag, dtype, config)
+    model, loading = _from_pretrained(AutoModelForCausalLM, path, flag, dtype, config, opening)
     _check_weights(path, flag, loading)
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        model.resize_token_embeddings(len(tokenizer))
+    _make_room(model, tokenizer, opening.placement)
+    opening.placement.settle(model)
     _set_special_ids(model, tokenizer)
     generation = model.generation_config
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
@@ -100,6 +108,7 @@ def load_scalar(
     tokenizer: PreTrainedTokenizerBase,
     may_be_new: bool = True,
     for_this_run: bool = False,
+    opening: Opening = PLAIN,
 ) -> Any:
     """Opens a sequence classifier with one label; from a causal LM the head is new, and starts at zero.
 
@@ -111,6 +120,7 @@ def load_scalar(
         may_be_new: accept a model without a trained head.
         for_this_run: accept a family of which transformers knows no sequence classifier, and make one: a critic, which
             nobody opens elsewhere.
+        opening: where the weights go, and how attention is computed.
 
     Raises:
         UserError: there is no such model, it lacks weights, or it has no ``score`` head with one output, or none that
@@ -125,7 +135,7 @@ def load_scalar(
                 "there can be no reward model of it. Use another family, or in step 3 --reward_function."
             )
         auto_class = _classifier_class(config)
-    model, loading = _from_pretrained(auto_class, path, flag, dtype, config)
+    model, loading = _from_pretrained(auto_class, path, flag, dtype, config, opening)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(
@@ -134,8 +144,6 @@ def load_scalar(
         )
     new = HEAD in loading["missing_keys"]
     _check_weights(path, flag, loading, may_lack=(HEAD, "score.bias"), may_hold=LM_HEADS if new else ())
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        model.resize_token_embeddings(len(tokenizer))
     if new and not may_be_new:
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
     if new:
@@ -143,6 +151,8 @@ def load_scalar(
         nn.init.zeros_(head.weight)
         if head.bias is not None:
             nn.init.zeros_(head.bias)
+    _make_room(model, tokenizer, opening.placement)
+    opening.placement.settle(model)
     _set_special_ids(model, tokenizer)
     return model
 
@@ -158,7 +168,8 @@ def load_classifier(path: str, flag: str, dtype: torch.dtype) -> Any:
     Raises:
         UserError: there is no such model, it has several labels, it lacks weights, or no head that was trained.
     """
-    model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, open_config(path, flag))
+    config = open_config(path, flag)
+    model, loading = _from_pretrained(AutoModelForSequenceClassification, path, flag, dtype, config)
     if any(not name.startswith(f"{model.base_model_prefix}.") for name in loading["missing_keys"]):
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
     _check_weights(path, flag, loading)
@@ -195,21 +206,32 @@ def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
 
 
 def _from_pretrained(
-    auto_class: Any, path: str, flag: str, dtype: torch.dtype, config: PreTrainedConfig
+    auto_class: Any,
+    path: str,
+    flag: str,
+    dtype: torch.dtype,
+    config: PreTrainedConfig,
+    opening: Opening = PLAIN,
 ) -> tuple[Any, dict[str, Collection[str]]]:
     """The model and what transformers says of its weights (missing_keys, …)."""
+    attention = opening.attention
+    check_attention(attention, dtype)
+    options = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+    options["attn_implementation"] = implementation(attention, config)
     try:
-        return auto_class.from_pretrained(
-            path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UserError(explain_missing("model", path, flag, error)) from error
+        with opening.placement.arriving() as where:
+            model, loading = auto_class.from_pretrained(path, **options, **where)
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+        problem = without_flash(attention, path, error) or explain_missing("model", path, flag, error)
+        raise UserError(problem) from error
     except RuntimeError as error:
         if "mismatch" not in str(error):
             raise
         raise UserError(
             f"{flag} {path}: the weights do not fit the model that is wanted here. A reward model must have one label."
         ) from error
+    say_what_is_used(attention, model.config.get_text_config()._attn_implementation, path)
+    return model, loading
 
 
 def _check_weights(
@@ -234,6 +256,15 @@ def _check_weights(
         logger.warning(
             "%s %s: %d weights of the folder are not used: %s", flag, path, len(unexpected), _named(unexpected)
         )
+
+
+def _make_room(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> None:
+    """Lets the embeddings grow by the tokens that were added."""
+    embeddings = model.get_input_embeddings()
+    if len(tokenizer) > embeddings.num_embeddings:
+        heads = [head for head in (model.get_output_embeddings(),) if head is not None]
+        with placement.whole(model, embeddings, *heads):
+            model.resize_token_embeddings(len(tokenizer))
 
 
 def _named(names: list[str]) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA by peft: low-rank adapters inside a model, switched off for the reference, saved alone or merged."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,17 +68,24 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def save_adapter(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:
+def is_adapter(name: str) -> bool:
+    """Whether a weight of that name belongs to an adapter, or is a score head trained beside one."""
+    return ".lora_" in name or name.startswith("score.")
+
+
+def save_adapter(model: Any, adapter: Mapping[str, Tensor], folder: Path) -> None:
     """Writes adapter_config.json and adapter_model.safetensors, which peft opens on the base model.
 
     Args:
         model: with adapters.
-        state: its whole weights, names as in ``model``.
+        adapter: their whole weights, names as in ``model``; see `is_adapter`.
         folder: to write into.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    weights = get_peft_model_state_dict(model, state_dict=dict(state), adapter_name=NAME, save_embedding_layers=False)
-    weights |= {name: tensor for name, tensor in state.items() if name.startswith("score.")}
+    weights = get_peft_model_state_dict(
+        model, state_dict=dict(adapter), adapter_name=NAME, save_embedding_layers=False
+    )
+    weights |= {name: tensor for name, tensor in adapter.items() if name.startswith("score.")}
     prefixed = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in weights.items()}
     save_file(prefixed, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = lora_config(model)
@@ -89,25 +96,32 @@ def save_adapter(model: Any, state: Mapping[str, Tensor], folder: Path) -> None:
     config.inference_mode = inference
 
 
-def merged_state(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Whole weights of the plain model: W + alpha/rank · B·A. The live weights are not touched.
 
     Args:
         model: with adapters.
-        state: its whole weights, names as in ``model``.
+        weights: its whole weights, names as in ``model``, one at a time. A layer's own comes before its adapter's, as
+            peft keeps them, so that one waits at most.
+
+    Yields:
+        Name in the plain model and tensor.
     """
     config = lora_config(model)
     assert config is not None  # the caller asked
     scaling = config.lora_alpha / config.r
-    merged = {}
-    for name, tensor in state.items():
-        if ".lora_" in name:
-            continue
-        plain = name.replace(".base_layer.", ".")
-        if name.endswith(".base_layer.weight"):
-            stem = name.removesuffix(".base_layer.weight")
-            down, up = state[f"{stem}.lora_A.{NAME}.weight"], state[f"{stem}.lora_B.{NAME}.weight"]
-            update = scaling * (up.float() @ down.float())
-            tensor = (tensor.float() + (update.T if config.fan_in_fan_out else update)).to(tensor.dtype)
-        merged[plain] = tensor
-    return merged
+    waiting: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        layer, _, matrix = name.partition(".lora_")
+        if matrix.startswith("A."):
+            waiting["A"] = tensor.float().clone()
+        elif matrix:
+            update = scaling * (tensor.float() @ waiting["A"])
+            own = waiting["own"]
+            summed = own.float() + (update.T if config.fan_in_fan_out else update)
+            yield f"{layer}.weight", summed.to(own.dtype)
+            waiting.clear()
+        elif name.endswith(".base_layer.weight"):
+            waiting["own"] = tensor.clone()
+        else:
+            yield name.replace(".base_layer.", "."), tensor

@@ -83,16 +83,13 @@ def inverse_cdf(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     if whole < num_ids:
         sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=1)
     running = sums.double().cumsum(-1)
-    target = _below(uniform[:, None] * running[:, -1:], running[:, -1:])
+    target = uniform[:, None] * running[:, -1:]
     block = torch.searchsorted(running, target, right=True).clamp(max=sums.shape[1] - 1)
     before = torch.where(block > 0, running.gather(1, (block - 1).clamp(min=0)), 0.0)
     ids = block * BLOCK + torch.arange(BLOCK, device=weights.device)
     inside = weights.gather(1, ids.clamp(max=num_ids - 1)).double()
     inside = torch.where(ids < num_ids, inside, 0.0).cumsum(-1)
-    place = torch.searchsorted(inside, _below(target - before, inside[:, -1:]), right=True)
+    # The block's float32 sum may be above that of float64, and the target behind its end.
+    largest = torch.nextafter(inside[:, -1:], torch.zeros_like(before))
+    place = torch.searchsorted(inside, torch.minimum(target - before, largest), right=True)
     return (block * BLOCK + place).clamp(max=num_ids - 1)[:, 0], running[:, -1]
-
-
-def _below(target: Tensor, total: Tensor) -> Tensor:
-    """The target, or where rounding has lifted it to the total or above, the largest number below."""
-    return torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))

@@ -52,7 +52,9 @@ class Pool:
         self._model, self._sampling = causal_lm, sampling
         self._prompts = pad_prompts(prompts, sampling.pad_id, device)
         self._lengths = [len(prompt) for prompt in prompts]
-        self._waiting = sorted(range(len(prompts)), key=self._lengths.__getitem__)  # the last, longest one comes first
+        # The longest come first: later ones then never begin left of those that live, and what needs most memory fails
+        # at once.
+        self._waiting = sorted(range(len(prompts)), key=self._lengths.__getitem__)
         self.live: list[LiveRow] = []
 
         self._slots, self._end = min(slots, len(prompts)), max(self._lengths)
@@ -81,10 +83,10 @@ class Pool:
         lengths = [self._lengths[number] for number in numbers]
         width, rows = lengths[0], slice(taken, taken + len(numbers))
         last = self._end + self._sampling.max_new_tokens - 1
-        before = self._low()
         self.live += [LiveRow(number, self._end - self._lengths[number], last) for number in numbers]
         start = self._end - width
-        self._clean(taken, before, start)
+        if self._low() < start:  # rows that have left these slots may have left numbers that are not finite
+            self._cache.clear(rows, slice(self._low(), start))
         self._number[rows], self._position[rows] = torch.tensor([numbers, lengths], device=self._number.device)
         self._position[rows] -= 1
         self._drawn[rows], self._ended[rows] = 0, False
@@ -157,19 +159,7 @@ class Pool:
 
     def _low(self) -> int:
         """The first column of live rows."""
-        return min((row.start for row in self.live), default=self._end)
-
-    def _clean(self, taken: int, before: int, start: int) -> None:
-        """Overwrites what dropped rows have left in columns that come into view; it might not be finite.
-
-        Args:
-            taken: number of slots with rows that were live already.
-            before: the first column of theirs.
-            start: of the columns that are written next for the new rows.
-        """
-        low = self._low()
-        self._cache.clear(slice(0, taken), slice(low, before))
-        self._cache.clear(slice(taken, len(self.live)), slice(low, start))
+        return min(row.start for row in self.live)
 
     def _update_masks(self) -> None:
         self._masks.update([row.start for row in self.live])

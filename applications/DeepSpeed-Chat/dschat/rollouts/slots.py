@@ -119,8 +119,7 @@ class SlotCache(Cache):
 
     def clear(self, slots: slice[int, int], columns: slice[int, int]) -> None:
         """Puts zeros there."""
-        empty = slots.start == slots.stop or columns.start >= columns.stop
-        for buffer in () if empty else self._buffers():
+        for buffer in self._buffers():
             buffer[slots, :, columns] = 0
 
     def _buffers(self) -> list[Tensor]:

@@ -14,7 +14,7 @@ A checkpoint holds, and `Checkpoints.save` writes:
     NAME/                 per trained model DeepSpeed's files: weights, optimiser, schedule, loss scale, by every rank
     state.json            counters and coefficients
     metrics.jsonl         the rows until then
-    average.safetensors   the moving average of --enable_ema
+    average-N.safetensors per rank: its parts of the moving average of --enable_ema
     rank-N.safetensors    per rank: global random states, and the rollout that is in use
     manifest.json         what the run is made of, and the size and SHA-256 of every file, its own too; written last
 
@@ -26,18 +26,18 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
-from dschat.run.distributed import barrier, broadcast_object, is_main, rank, world_size
+from dschat.run.distributed import barrier, broadcast_object, is_main, own_part, rank, world_size
 from dschat.run.identity import Identity, differences
 from dschat.run.manifest import MANIFEST, File, digest, hash_together, read_manifest
 from dschat.run.output import RunOutput
@@ -48,7 +48,7 @@ from dschat.run.whole_files import end_moves, write_whole, written_beside
 
 logger = logging.getLogger(__name__)
 
-STATE, METRICS, AVERAGE = "state.json", "metrics.jsonl", "average.safetensors"
+STATE, METRICS = "state.json", "metrics.jsonl"
 LATEST = "latest"
 # Per step the metric that makes a checkpoint the best, and whether a larger one is better.
 BEST = {"sft": ("eval/loss", False), "reward": ("eval/accuracy", True), "ppo": ("eval/scores", True)}
@@ -72,7 +72,7 @@ class Checkpoints:
             config: the flags.
             run: its folder, record and metrics.
             identity: see `dschat.run.identity`.
-            average: weights of the moving average on the main process; None without one.
+            average: this process's parts of the moving average; None without one.
         """
         self._engines, self._config, self._run, self._identity = engines, config, run, identity
         self._average = average
@@ -114,9 +114,10 @@ class Checkpoints:
         states = {f"random.{name}": state for name, state in progress.random.items()}
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in progress.tensors.items()}
         save_file(states | tensors, inside / f"rank-{rank()}.safetensors")
+        if self._average is not None:
+            parts = {name: part.cpu().contiguous() for name, part in self._average.items()}
+            save_file(parts, inside / _average_file(rank()))
         if is_main():
-            if self._average is not None:
-                save_file(self._average, inside / AVERAGE)
             state = {"numbers": progress.numbers, "run": self._run.state()}
             (inside / STATE).write_text(json.dumps(state), encoding="utf-8")
             (inside / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
@@ -197,9 +198,8 @@ class Checkpoints:
         tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
         random = {name.removeprefix("random."): x for name, x in tensors.items() if name.startswith("random.")}
         set_random_states(random)
-        if self._average is not None and is_main():
-            for name, tensor in load_file(folder / AVERAGE).items():
-                self._average[name].copy_(tensor)
+        if self._average is not None:
+            _load_average(self._average, folder, manifest["world_size"])
         self._run.go_on(state["run"], metrics, manifest["update"])
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith("random.")}
         logger.info("going on from %s", folder)
@@ -277,6 +277,21 @@ class Checkpoints:
     def _kept(self) -> str:
         found = self._newest_first()
         return f"The one before, {found[0]}, stays." if found else "There is no earlier one."
+
+
+def _average_file(number: int) -> str:
+    return f"average-{number}.safetensors"
+
+
+def _load_average(average: Mapping[str, Tensor], folder: Path, ranks: int) -> None:
+    """Fills this rank's parts from those that some number of ranks wrote."""
+    resized = ranks != world_size()
+    with ExitStack() as opened:
+        numbers = range(ranks) if resized else [rank()]
+        files = [opened.enter_context(safe_open(folder / _average_file(n), "pt")) for n in numbers]
+        for name, part in average.items():
+            flat = torch.cat([file.get_tensor(name) for file in files])
+            part.copy_(own_part(flat) if resized else flat)
 
 
 def _update_of(folder: Path) -> int:

@@ -41,6 +41,23 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     return total
 
 
+def own_part(flat: Tensor) -> Tensor:
+    """This rank's part of a flat tensor, as ZeRO 3 cuts it: N / ranks elements, rounded up; the last have fewer."""
+    size = -(-flat.numel() // world_size())
+    return flat[rank() * size : (rank() + 1) * size]
+
+
+def put_together(part: Tensor, total: int) -> Tensor:
+    """The flat tensor of ``total`` elements of which ranks hold parts, see `own_part`; on this rank's device."""
+    if world_size() == 1:
+        return part.to(device())
+    padded = torch.zeros(-(-total // world_size()), dtype=part.dtype, device=device())
+    padded[: part.numel()] = part
+    whole = padded.new_empty(padded.numel() * world_size())
+    dist.all_gather(list(whole.chunk(world_size())), padded)
+    return whole[:total]
+
+
 _patient: dist.ProcessGroup | None = None  # for `barrier`
 _host: dist.ProcessGroup | None = None  # for numbers that do not pass through the GPU
 

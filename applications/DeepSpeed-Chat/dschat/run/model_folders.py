@@ -42,14 +42,14 @@ class SavedModel:
         role: policy, reward model or critic, for the card.
         base: what it was trained from, for the card.
         subfolder: of the run's folder; empty for that folder itself.
-        weights: gives other whole weights than the engine's (a moving average), on the main process.
+        weights: gives other whole weights than the engine's (a moving average), as `Trained.whole_weights` does.
     """
 
     engine: Trained
     role: str
     base: str
     subfolder: str = ""
-    weights: Callable[[], dict[str, Tensor]] | None = None
+    weights: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def evaluation_after_saving(folder: str) -> Iterator[None]:
 
 
 class ModelFolders:
-    """Writes the models of a run. Every rank must call its methods: weights that are sharded are gathered."""
+    """Writes the models of a run. Every rank must call its methods: weights in parts are gathered one by one."""
 
     def __init__(
         self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
@@ -109,14 +109,24 @@ class ModelFolders:
 
     def _write(self, folder: Path) -> None:
         writing = written_beside(self._place, folder, self._run.take_over) if is_main() else nullcontext()
+        failure: Exception | None = None
         with writing as beside:
             for model in self._models:
-                state = model.engine.full_state_dict() if model.weights is None else model.weights()
-                if beside is not None:
-                    place = beside / model.subfolder
-                    weights = {name.removeprefix("inner."): tensor for name, tensor in state.items()}
-                    save_model(model.engine.module.inner, weights, self._tokenizer, place, self._config.merge_lora)
-                    self._describe(model, place)
+                weights = model.engine.whole_weights() if model.weights is None else model.weights()
+                if beside is not None and failure is None:
+                    try:
+                        self._write_one(model, weights, beside / model.subfolder)
+                    except (OSError, SafetensorError) as error:
+                        failure = error
+                for _ in weights:  # the others give their parts of these as well
+                    pass
+            if failure is not None:
+                raise failure
+
+    def _write_one(self, model: SavedModel, weights: Iterator[tuple[str, Tensor]], place: Path) -> None:
+        named = ((name.removeprefix("inner."), tensor) for name, tensor in weights)
+        save_model(model.engine.module.inner, named, self._tokenizer, place, self._config.merge_lora)
+        self._describe(model, place)
 
     def _describe(self, model: SavedModel, folder: Path) -> None:
         name = model.subfolder or self._place.resolve().name

@@ -138,10 +138,9 @@ class PPOTrainer:
             UserError: a model is computed wrongly, or sampling is not what was asked for.
         """
         drawn, texts = self.sample(self.prompts[:2], SeedKind.SELF_CHECK, draw=0)
-        rollout = drawn.rollout
         trajectory, _ = self.score(drawn, texts)
         check_rollout(self.models.actor, trajectory, self.sample.sampling)
-        tokens = (rollout.input_ids, rollout.attention_mask)
+        tokens = (drawn.rollout.input_ids, drawn.rollout.attention_mask)
         for model in (self.models.critic, self.models.reward.model):
             if model is not None:
                 check_scalar(model, tokens, self.sample.sampling.pad_id)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TRL's PPOTrainer (trl.experimental.ppo) on the same work. Runs in an environment that holds TRL; knows no dschat.
+
+Its own defaults where the work does not decide: micro-batches as they come, AdamW fused, full logits. Its generation
+batch is its scoring batch (`local_rollout_forward_batch_size`): 32 rows, or the whole rollout if that is smaller.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import (
+    AutoTokenizer,
+    GemmaForCausalLM,
+    GemmaForSequenceClassification,
+    TrainerCallback,
+)
+from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+
+from contenders.job import Job, read_job
+from contenders.meter import Meter
+from contenders.work import DTYPES, EOS, PAD
+
+ROLLOUT_FORWARD = 32  # rows
+
+
+class Measure(TrainerCallback):
+    """An iteration goes from one end of a step to the next."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self.tokens = 0.0
+        self.training = False
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """The first iteration."""
+        self._meter.begin()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """The end of one, and the beginning of the next."""
+        self._meter.lap("training")
+        self._meter.end(self.tokens)
+        self.training = False
+        self._meter.begin()
+
+
+def main() -> None:
+    """Trains until the meter ends the process."""
+    job, meter = read_job()
+    measure = Measure(meter)
+    trainer = make_trainer(job, measure)
+    generate = ppo_trainer.batch_generation
+    accumulate = trainer.accelerator.accumulate
+
+    def timed_generation(*args: Any, **kwargs: Any) -> Any:
+        sequences, logits = generate(*args, **kwargs)
+        responses = sequences[:, args[1].shape[1] :]
+        measure.tokens = float((responses != PAD).sum())
+        meter.lap("generation")
+        return sequences, logits
+
+    def timed_accumulate(*args: Any) -> Any:
+        if not measure.training:
+            meter.lap("scoring")
+            measure.training = True
+        return accumulate(*args)
+
+    ppo_trainer.batch_generation = timed_generation
+    trainer.accelerator.accumulate = timed_accumulate
+    trainer.train()
+
+
+def make_trainer(job: Job, measure: Measure) -> PPOTrainer:
+    """TRL's trainer for this work."""
+    files, work = Path(job.files), job.work
+    options = {"dtype": DTYPES[work.dtype]}
+    tokenizer = AutoTokenizer.from_pretrained(files / "actor", padding_side="left")
+    prompts = (files / "prompts.txt").read_text(encoding="utf-8").splitlines()
+    data = Dataset.from_dict({"input_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts]})
+    actor, reference = (GemmaForCausalLM.from_pretrained(files / "actor", **options) for _ in range(2))
+    actor.generation_config.pad_token_id = PAD
+    critic, reward = (GemmaForSequenceClassification.from_pretrained(files / "reward", **options) for _ in range(2))
+    config = PPOConfig(
+        output_dir=str(Path(job.folder) / "run"),
+        per_device_train_batch_size=work.micro_batch,
+        gradient_accumulation_steps=work.batch // work.micro_batch,
+        num_mini_batches=work.updates,
+        num_ppo_epochs=1,
+        local_rollout_forward_batch_size=min(ROLLOUT_FORWARD, work.batch),
+        response_length=work.response,
+        stop_token_id=EOS,
+        temperature=1.0,
+        learning_rate=1e-6,
+        lr_scheduler_type="constant",
+        total_episodes=10**6 * work.batch,
+        num_sample_generations=0,
+        gradient_checkpointing=False,
+        bf16=work.dtype == "bf16",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=work.dtype == "fp32",
+    )
+    return PPOTrainer(
+        args=config,
+        processing_class=tokenizer,
+        model=actor,
+        ref_model=reference,
+        reward_model=reward,
+        train_dataset=data,
+        value_model=critic,
+        eval_dataset=data,
+        callbacks=[measure],
+    )
+
+
+if __name__ == "__main__":
+    main()

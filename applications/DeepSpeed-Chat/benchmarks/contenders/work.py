@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work that every contender does: models, tokenizer and prompts as files. Needs transformers alone, not dschat.
+
+The models are random Gemmas. How long responses are is decided by the actor itself, so that no contender needs to be
+told: one residual channel holds the same number at every position, since no layer writes to it, and the embedding of
+EOS (which is also its row of the output head) reads that channel alone. EOS then has nearly the same probability
+everywhere: zero for equal lengths, or what gives the mean length that is asked for. The pad token is never drawn.
+"""
+
+import json
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed says on standard output that it found no GPU
+
+import transformers  # noqa: E402
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
+from torch import Tensor  # noqa: E402
+from transformers import (  # noqa: E402
+    GemmaConfig,
+    GemmaForCausalLM,
+    GemmaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+PAD, EOS, FIRST_WORD = 0, 1, 2  # ids
+CHANNEL = 0  # of the residual stream: the one that no layer writes to
+CONSTANT = 0.1  # what it holds, as the embeddings have it
+NEVER = -8.0  # an embedding that makes a token impossible: a logit of about -40
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A Gemma."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+
+
+SIZES = {
+    "tiny": Size(64, 16, 1, 2, 2, 8, 32),
+    "S": Size(2048, 128, 4, 4, 4, 32, 512),
+    "M": Size(32_000, 256, 6, 4, 4, 64, 1024),
+    "G": Size(256_000, 2048, 18, 8, 1, 256, 16_384),  # Gemma 2B
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One PPO iteration on the same prompts again and again."""
+
+    size: Size
+    batch: int  # prompts of a rollout
+    micro_batch: int
+    shortest_prompt: int  # tokens; the prompts' lengths lie evenly between the two
+    longest_prompt: int
+    response: int  # tokens at most
+    mean_response: float | None = None  # tokens; None: every response has the full length
+    updates: int = 1  # optimiser updates of a rollout, each on an equal part of it
+    dtype: str = "fp32"
+
+    @property
+    def update(self) -> int:
+        """Prompts of an update."""
+        return self.batch // self.updates
+
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of each prompt, in mixed order."""
+        step = (self.longest_prompt - self.shortest_prompt) / max(1, self.batch - 1)
+        lengths = [round(self.shortest_prompt + i * step) for i in range(self.batch)]
+        random.Random(0).shuffle(lengths)
+        return lengths
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Work":
+        """What `dataclasses.asdict` gave."""
+        return cls(**(content | {"size": Size(**content["size"])}))
+
+
+def make_files(work: Work, folder: Path) -> None:
+    """Writes actor/ and reward/ (Hugging Face folders with the tokenizer), prompts.txt, and prompts/ for ours."""
+    transformers.utils.logging.disable_progress_bar()
+    tokenizer = make_tokenizer(work.size.vocabulary)
+    device = "cuda" if work.size.hidden >= 1024 and torch.cuda.is_available() else "cpu"
+    for name, make in (("actor", make_actor), ("reward", make_reward_model)):
+        with torch.device(device):
+            model = make(work)
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        del model
+    prompts = make_prompts(work)
+    (folder / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
+    (folder / "prompts").mkdir()
+    rows = [json.dumps({"prompt": text}) for text in prompts]
+    (folder / "prompts" / "train.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    # One row that no contender trains on; ours would set some of the others aside without it.
+    (folder / "prompts" / "valid.jsonl").write_text(rows[0] + "\n", encoding="utf-8")
+
+
+def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Words w2, w3, … are the ids 2, 3, …; 0 pads, 1 ends."""
+    words = {"<pad>": PAD, "<eos>": EOS} | {f"w{i}": i for i in range(FIRST_WORD, vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=f"w{FIRST_WORD}"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
+
+
+def make_prompts(work: Work) -> list[str]:
+    """Random words, as many as `Work.prompt_lengths` says."""
+    chance = torch.Generator().manual_seed(0)
+    ids = [
+        torch.randint(FIRST_WORD, work.size.vocabulary, (length,), generator=chance).tolist()
+        for length in work.prompt_lengths()
+    ]
+    return [" ".join(f"w{i}" for i in row) for row in ids]
+
+
+def make_actor(work: Work) -> GemmaForCausalLM:
+    """A random causal LM that ends responses as `work` says."""
+    torch.manual_seed(1)
+    model = GemmaForCausalLM._from_config(_config(work), dtype=DTYPES[work.dtype])
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[CHANNEL] = 0
+            layer.mlp.down_proj.weight[CHANNEL] = 0
+        embeddings = model.model.embed_tokens.weight
+        embeddings[:, CHANNEL] = CONSTANT
+        embeddings[[PAD, EOS]] = 0
+        embeddings[[PAD, EOS], CHANNEL] = NEVER
+        if work.mean_response is not None:
+            embeddings[EOS, CHANNEL] = _end_weight(model, work, work.mean_response)
+    return model
+
+
+def make_reward_model(work: Work) -> GemmaForSequenceClassification:
+    """A random reward model; the critic starts from it, too."""
+    torch.manual_seed(2)
+    return GemmaForSequenceClassification._from_config(_config(work, num_labels=1), dtype=DTYPES[work.dtype])
+
+
+def _config(work: Work, **more: Any) -> GemmaConfig:
+    size = work.size
+    return GemmaConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=work.longest_prompt + work.response,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        bos_token_id=None,
+        tie_word_embeddings=True,
+        **more,
+    )
+
+
+@torch.no_grad()
+def _end_weight(model: GemmaForCausalLM, work: Work, mean: float) -> float:
+    """The embedding of EOS that gives responses of this mean length, those cut at the longest included.
+
+    Responses of random tokens stand for sampled ones: random models draw from nearly even distributions.
+    """
+    rows = 8
+    ids = torch.randint(FIRST_WORD, work.size.vocabulary, (rows, work.longest_prompt + work.response))
+    states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
+    others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])  # EOS adds nothing to it yet
+    channel = states[..., CHANNEL].float()
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if expected_length(torch.sigmoid(middle * channel - others)) > mean:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def expected_length(end: Tensor) -> float:
+    """Mean tokens of responses that end after position t with probability ``end`` (B, R), at the latest after R."""
+    reached = torch.cumprod(1 - end.double(), dim=1)[:, :-1]
+    return 1 + float(reached.sum(1).mean())

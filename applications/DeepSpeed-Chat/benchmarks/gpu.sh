@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# On a machine with a GPU: how near step 3 comes to what it can do, then the tests that need one. The words go to gpu.py.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+python=${PYTHON:-python}
+"$python" gpu.py "$@"
+cd ../../..
+"$python" -m pytest -q -m gpu tests

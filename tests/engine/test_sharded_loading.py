@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that are cut as they are loaded, on one process; on two: distributed/test_loading.py."""
+
+import os
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from dschat.engine.sharded_loading import IN_TURN, placement_of
+from dschat.errors import UserError
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.placement import Opening
+from factories import engine_of, largest_difference, make_causal_lm, make_classifier, save_folder, whole_state
+from loading_checks import compare, loader, save_special, settings_of
+
+
+@pytest.fixture
+def settings(group, tmp_path):
+    return settings_of(tmp_path)
+
+
+def is_in_parts(parameter):
+    return hasattr(parameter, "ds_id") and parameter.numel() == 0
+
+
+def test_every_weight_of_the_files_is_cut_on_arrival(settings, tokenizer, tmp_path, monkeypatch):
+    """The score head of a causal LM comes from no file; nothing of the way of loading stays behind."""
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    monkeypatch.setenv(IN_TURN, "0")
+    placement = placement_of(settings)
+    with placement.arriving():
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert all(is_in_parts(p) for p in model.parameters())
+    assert os.environ[IN_TURN] == "0"
+    monkeypatch.delenv(IN_TURN)
+    critic = load_scalar(folder, "--m", torch.float32, tokenizer, opening=Opening(placement))
+    assert all(is_in_parts(p) for p in critic.parameters()) and not bool(critic.score.weight.ds_tensor.any())
+    assert IN_TURN not in os.environ
+    assert not any(hasattr(p, "ds_id") for p in AutoModelForCausalLM.from_pretrained(folder).parameters())
+
+
+def test_a_tie_that_does_not_hold_is_not_made(settings, tmp_path, tokenizer):
+    save_special(tmp_path)
+    found = compare(loader(load_causal_lm, str(tmp_path / "odd"), tokenizer, torch.float32), settings)
+    assert found["differ"] == [] and found["shared"]
+
+
+def test_weights_that_a_folder_lacks_are_named(settings, tmp_path, tokenizer):
+    folder = save_folder(tmp_path, make_classifier("llama", tie_word_embeddings=False), tokenizer)
+    opening = Opening(placement_of(settings))
+    with pytest.raises(UserError, match=r"--m .*lm_head\.weight\. .*a reward model has no language-model head"):
+        load_causal_lm(folder, "--m", torch.float32, tokenizer, opening=opening)
+
+
+def test_weight_decay_acts_on_matrices_in_parts(settings, tmp_path, tokenizer):
+    """In parts, all weights are flat."""
+    folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
+    model = load_causal_lm(folder, "--m", torch.float32, tokenizer, opening=Opening(placement_of(settings)))
+    engine = engine_of(model, zero_stage=3, learning_rate=0.1, weight_decay=0.5, config_file=settings.config_file)
+    before = whole_state(engine)
+    loss = 0.0 * sum(p.sum() for p in engine.module(torch.tensor([[1, 5, 6]]), torch.ones(1, 3, dtype=torch.bool), 2))
+    engine.backward(loss)
+    engine.step()
+    after = whole_state(engine)
+    expected = {name: x * (1 - 0.1 * 0.5) if x.dim() >= 2 else x for name, x in before.items()}
+    assert largest_difference(after, expected) < 1e-6

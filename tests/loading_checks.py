@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers' checks of models that are loaded in parts: weight for weight what they are when loaded whole."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig
+
+from dschat.config.batches import plan_batches
+from dschat.engine.engine import EngineSettings, frozen_engine
+from dschat.engine.sharded_loading import placement_of
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.lora import add_lora
+from dschat.models.placement import PLAIN, Opening
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.models.tokenizer import load_tokenizer
+from dschat.run.distributed import barrier, is_main, world_size
+from factories import TEXTS, engine_of, make_causal_lm, make_tokenizer, pad_rows, ragged_rows, save_folder
+from model_families import MODEL_FAMILIES, WITHOUT_CLASSIFIER
+from recorded import sharding_file
+
+FAMILIES = MODEL_FAMILIES | {"granite": WITHOUT_CLASSIFIER}
+ROWS = ragged_rows([2, 5], [7, 3], seed=5)
+Load = Callable[[Opening], Any]
+
+
+def settings_of(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> EngineSettings:
+    """ZeRO 3 with every parameter in parts."""
+    return EngineSettings(
+        dtype, plan_batches("", 1, 1, None, world_size()), 3, config_file=sharding_file(folder), **options
+    )
+
+
+def state_of(model: Any) -> dict[str, Tensor]:
+    """Copies of every whole parameter, also under the names that share one, and of every buffer."""
+    state = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            state[name] = parameter.detach().clone()
+    return state | {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def shared_names(model: Any) -> list[list[str]]:
+    """Names of one and the same parameter."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return sorted(names.values())
+
+
+def compare(load: Load, settings: EngineSettings) -> dict[str, Any]:
+    """What differs between a model in parts and a whole one, and how much of it a process holds."""
+    whole, parts = load(PLAIN), load(Opening(placement_of(settings)))
+    held = sum(p.ds_tensor.numel() for p in parts.parameters())
+    expected, found = state_of(whole), state_of(parts)
+    differ = [name for name in expected if name not in found or not torch.equal(expected[name], found[name])]
+    return {
+        "differ": differ + sorted(found.keys() - expected.keys()),
+        "dtypes": sorted({str(x.dtype) for x in found.values()} ^ {str(x.dtype) for x in expected.values()}),
+        "shared": shared_names(whole) == shared_names(parts),
+        "configs": whole.config.to_dict() == parts.config.to_dict(),
+        "whole": sum(p.numel() for p in parts.parameters()),
+        "held": held / sum(p.numel() for p in whole.parameters()),
+    }
+
+
+def loading(folder: Path, keep: Callable[..., None]) -> None:
+    """Every family as a policy and as a critic; grown embeddings, half precision, ties that do not hold."""
+    place = folder / "families"
+    if is_main():
+        for kind, family in FAMILIES.items():
+            family.save(place / kind, TEXTS * 20)
+        save_special(place)
+    barrier()
+    settings, found = settings_of(folder), {}
+    for kind in FAMILIES:
+        tokenizer, path = load_tokenizer(str(place / kind), "--m", may_add_pad=True), str(place / kind)
+        for role, load in (("policy", load_causal_lm), ("critic", partial(load_scalar, for_this_run=True))):
+            found[f"{kind} {role}"] = compare(loader(load, path, tokenizer, torch.float32), settings)
+    tokenizer = make_tokenizer()
+    half = replace(settings, dtype=torch.bfloat16)
+    for kind in ("gemma", "gpt2"):
+        found[f"{kind} bf16"] = compare(loader(load_causal_lm, str(place / kind), tokenizer, half.dtype), half)
+    for kind in ("odd", "several files"):
+        found[kind] = compare(loader(load_causal_lm, str(place / kind), tokenizer, torch.float32), settings)
+    found["grown"] = compare(loader(load_scalar, str(place / "short"), tokenizer, torch.float32), settings)
+    offloaded = replace(settings, offload=True)
+    found["offloaded"] = compare(loader(load_causal_lm, str(place / "odd"), tokenizer, torch.float32), offloaded)
+    keep(folder, "loading", found)
+    keep(folder, "loaded", tensors=_engines(place, folder, tokenizer))
+
+
+def save_special(place: Path) -> None:
+    """A folder that says its head is tied, and holds two different ones; one of several files; one of fewer tokens."""
+    save_folder(place / "odd", make_causal_lm("gemma"), make_tokenizer())
+    weights = load_file(place / "odd" / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+    save_file(weights, place / "odd" / "model.safetensors", metadata={"format": "pt"})
+    make_causal_lm("llama", tie_word_embeddings=False).save_pretrained(place / "several files", max_shard_size="10KB")
+    make_causal_lm("gemma", vocab_size=60).save_pretrained(place / "short")
+
+
+def loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:
+    """Loads a model; rows of tokens that were added are random, so they are set to 1."""
+    known = AutoConfig.from_pretrained(path).vocab_size
+
+    def loaded(opening: Opening) -> Any:
+        model = load(path, "--m", dtype, tokenizer, opening=opening)
+        ends = [end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None]
+        assert ends[0].num_embeddings == max(known, len(tokenizer))
+        with opening.placement.whole(model, *ends):
+            for end in ends:
+                end.weight.data[known:] = 1
+        return model
+
+    return loaded
+
+
+def _engines(place: Path, folder: Path, tokenizer: Any) -> dict[str, Tensor]:
+    """Weights after two updates and log-probs of engines whose models came in parts, and came whole."""
+    results = {}
+    ids, attention_mask, mask = pad_rows(ROWS)
+    for name, lora in (("plain", False), ("lora", True)):
+        for how in ("whole", "parts"):
+            opening = PLAIN if how == "whole" else Opening(placement_of(settings_of(folder)))
+            path = str(place / "several files")
+            model = load_causal_lm(path, "--m", torch.float32, tokenizer, opening=opening)
+            if lora:
+                with torch.random.fork_rng():
+                    torch.manual_seed(1)
+                    add_lora(model, 2, None, path)
+            engine = engine_of(model, zero_stage=3, weight_decay=0.5, config_file=sharding_file(folder))
+            for _ in range(2):
+                engine.backward(-engine(ids, attention_mask, mask.shape[1])[0].sum() / 100)
+                engine.step()
+            results |= {f"{name}/{how}/{key}": x.clone() for key, x in engine.whole_weights()}
+    for how in ("whole", "parts"):
+        settings = settings_of(folder, offload=True)
+        opening = PLAIN if how == "whole" else Opening(placement_of(settings))
+        policy = load_causal_lm(str(place / "odd"), "--m", torch.float32, tokenizer, opening=opening)
+        scalar = load_scalar(str(place / "gpt2"), "--m", torch.float32, tokenizer, opening=opening)
+        with torch.no_grad():
+            policy_engine = frozen_engine(PolicyModel(policy), settings)
+            results[f"frozen/{how}/logprobs"] = policy_engine(ids, attention_mask, mask.shape[1])[0]
+            results[f"frozen/{how}/scores"] = frozen_engine(ScalarModel(scalar), settings)(ids, attention_mask)
+    return results
+
+
+CHECKS = {"loading": loading}

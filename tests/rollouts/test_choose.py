@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uniform numbers against integers of any size, and one step of sampling against plain sums in float64."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dschat.rollouts.choose import Chooser, inverse_cdf
+from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.uniform import row_seed, uniforms
+from factories import BOS, EOS, PAD, sampling_of
+
+CPU = torch.device("cpu")
+WORD = 2**64
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def splitmix64(seed: int, count: int) -> list[int]:
+    """Vigna's splitmix64.c, word by word."""
+    outputs, state = [], seed
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) % WORD
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % WORD
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % WORD
+        outputs.append(z ^ (z >> 31))
+    return outputs
+
+
+def test_the_reference_gives_the_published_numbers() -> None:
+    """The first outputs for the seed 1234567, as they are given at Rosetta Code."""
+    assert splitmix64(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@given(st.lists(SEEDS, min_size=1, max_size=4), st.integers(1, 6))
+def test_uniform_numbers_are_the_upper_bits_of_splitmix64(seeds: list[int], count: int) -> None:
+    expected = [[(word >> 11) / 2**53 for word in splitmix64(seed, count)] for seed in seeds]
+    assert uniforms(torch.tensor(seeds), count).tolist() == expected
+
+
+def test_uniform_numbers_are_spread_evenly_within_a_row_and_across_rows() -> None:
+    seeds = torch.tensor([row_seed(1, draw) for draw in range(300)])
+    numbers = uniforms(seeds, 300)
+    counts = torch.histc(numbers.float(), 100, 0, 1)
+    assert float(((counts - 900) ** 2 / 900).sum()) < 99 + 5 * (2 * 99) ** 0.5
+    assert float(numbers.unique().numel()) == 300 * 300
+    for axis in (0, 1):  # neighbours do not go together
+        pairs = torch.stack([numbers.narrow(axis, 0, 299).flatten(), numbers.narrow(axis, 1, 299).flatten()])
+        assert abs(float(torch.corrcoef(pairs)[0, 1])) < 5 / 300
+
+
+def test_row_seeds_are_of_63_bits_and_depend_on_every_part() -> None:
+    seeds = {row_seed(1, kind, draw, index) for kind in range(3) for draw in range(5) for index in range(20)}
+    assert len(seeds) == 300 and max(seeds) < 2**63 and max(seeds) > 2**62
+    assert row_seed(1, 2, 3) == row_seed(1, 2, 3)
+
+
+@pytest.mark.parametrize("width", [3, 255, 256, 257, 1000])
+def test_the_drawn_id_is_where_the_running_sum_passes(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    weights = torch.rand(200, width, generator=generator) * (torch.rand(200, width, generator=generator) < 0.3)
+    weights[:, -1] += 0.01
+    uniform = torch.rand(200, generator=generator, dtype=torch.float64)
+    ids, total = inverse_cdf(weights, uniform)
+    running = weights.double().cumsum(-1)
+    torch.testing.assert_close(total, running[:, -1], rtol=1e-6, atol=0)
+    expected = (running <= uniform[:, None] * running[:, -1:]).sum(-1)
+    assert torch.equal(ids, expected)
+
+
+@pytest.mark.parametrize("width", [5, 600])
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2.0**-53])
+def test_an_id_without_weight_is_never_drawn(width: int, uniform: float) -> None:
+    """Only the ids 2 and 3 have weights; their sum is rounded up in float32."""
+    weights = torch.zeros(1, width)
+    weights[0, 2:4] = torch.tensor([0.75 * 2.0**-23, 1.0])
+    ids, _ = inverse_cdf(weights, torch.tensor([uniform], dtype=torch.float64))
+    assert ids.item() == (2 if uniform == 0 else 3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 4}, {"top_p": 0.5}])
+def test_log_probs_are_those_of_the_whole_softmax(temperature: float, truncation: dict[str, float]) -> None:
+    """Neither what is forbidden nor what truncation leaves out is taken from the denominator."""
+    logits = 3 * torch.randn(50, 700, generator=torch.Generator().manual_seed(1))
+    uniform = uniforms(torch.tensor([3]), 50)[0]
+    sampling = sampling_of(temperature=temperature, **truncation)
+    ids, logprobs = Chooser(sampling, 700, CPU)(logits.clone(), uniform)
+    expected = (logits.double() / (temperature or 1)).log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    torch.testing.assert_close(logprobs.double(), expected, rtol=0, atol=2e-6)
+    assert logprobs.dtype == torch.float32 and not bool(torch.isin(ids, torch.tensor([PAD, BOS])).any())
+    if temperature == 0:
+        logits[:, [PAD, BOS]] = -torch.inf
+        assert torch.equal(ids, logits.argmax(-1))
+
+
+def test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly() -> None:
+    logits = torch.zeros(4, 10)
+    logits[0, 5], logits[1, 6], logits[2] = torch.nan, torch.inf, -torch.inf
+    logits[3, :9] = -torch.inf  # what is left is certain
+    uniform = torch.tensor([0.0, 0.99, 0.5, 0.5], dtype=torch.float64)
+    ids, logprobs = Chooser(Sampling(1, (EOS,), PAD, BOS), 10, CPU)(logits, uniform)
+    assert ids.tolist() == [2, 9, 6, 9]  # of the eight ids from 2 on, the first, the last, and number 4
+    assert logprobs.isnan().tolist() == [True, True, True, False] and logprobs[3] == 0

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compacting engine against a loop that knows no cache, no batch and no slots."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from dschat.rollouts import pool
+from dschat.rollouts.compacting import sample, supports
+from dschat.rollouts.engine import Drawn
+from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.uniform import row_seed, uniforms
+from factories import BOS, EOS, PAD, hf_logprobs, make_causal_lm, random_ids, sampling_of
+from model_families import MODEL_FAMILIES
+
+LENGTHS = [3, 20, 9, 1, 24, 14, 5, 5]
+ENDS = (EOS, *range(3, 10))  # of 100 ids, so that a response has about 12 tokens
+FAMILIES = sorted(set(MODEL_FAMILIES) - {"bloom"})
+
+
+def model_of(family: str) -> Any:
+    """A random model of a family, of 100 ids."""
+    made = MODEL_FAMILIES[family]
+    ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    config = getattr(transformers, made.config)(vocab_size=100, **ids, **made.sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def prompts_of(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+    return [random_ids(length, row) for row, length in enumerate(lengths)]
+
+
+def seeds_of(count: int) -> list[int]:
+    return [row_seed(5, row) for row in range(count)]
+
+
+def by_hand(causal_lm: Any, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
+    """Token by token, each from a forward pass over the whole unpadded row and a running sum over the vocabulary."""
+    response: list[int] = []
+    for number in uniforms(torch.tensor([seed]), sampling.max_new_tokens)[0].tolist():
+        with torch.no_grad():
+            logits = causal_lm(input_ids=torch.tensor([[*prompt, *response]]), use_cache=False).logits[0, -1].double()
+        logits[sorted(sampling.forbidden)] = -torch.inf
+        running = (logits / sampling.temperature).softmax(-1).cumsum(-1)
+        response.append(int((running <= number * running[-1]).sum()))
+        if response[-1] in sampling.end_ids:
+            break
+    return response
+
+
+def check_logprobs(causal_lm: Any, prompts: Sequence[list[int]], drawn: Drawn, temperature: float = 1.0) -> None:
+    """They are those of the model's own logits, row by row; 0 off the response."""
+    assert drawn.logprobs is not None and drawn.logprobs.dtype == torch.float32
+    assert not bool(drawn.logprobs[~drawn.rollout.response_mask].any())
+    for row, response in enumerate(drawn.rollout.response_rows()):
+        expected, _ = hf_logprobs(causal_lm, (prompts[row], response), temperature)
+        torch.testing.assert_close(drawn.logprobs[row, : len(response)], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_drawn_as_by_hand(family: str) -> None:
+    """Prompts and responses longer and shorter than a sliding window of 16; three slots are filled again and again."""
+    causal_lm, prompts, seeds = model_of(family), prompts_of(), seeds_of(len(LENGTHS))
+    sampling = sampling_of(20, ENDS, temperature=0.9)
+    assert supports(causal_lm)
+    drawn = sample(causal_lm, prompts, sampling, seeds, 3)
+    expected = [by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)]
+    assert drawn.rollout.response_rows() == expected
+    assert drawn.rollout.finished.tolist() == [row[-1] in ENDS for row in expected]
+    check_logprobs(causal_lm, prompts, drawn, 0.9)
+
+
+@functools.cache
+def rows_alone() -> tuple[Any, list[list[int]], Sampling, list[int], list[list[int]]]:
+    """A model, prompts, a sampling, seeds; and what is drawn for each prompt by itself."""
+    causal_lm, sampling = make_causal_lm("gemma2"), sampling_of(30, ENDS)
+    prompts = prompts_of([*LENGTHS, 17, 2, 11])
+    seeds = seeds_of(len(prompts))
+    rows = zip(prompts, seeds, strict=True)
+    alone = [sample(causal_lm, [p], sampling, [seed], 1).rollout.response_rows()[0] for p, seed in rows]
+    return causal_lm, prompts, sampling, seeds, alone
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8, 24])
+@pytest.mark.parametrize("look_every", [1, 7])
+def test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order(
+    slots: int, look_every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is looked only now and then which rows have ended, as on a GPU."""
+    causal_lm, prompts, sampling, seeds, alone = rows_alone()
+    monkeypatch.setitem(pool.LOOK_EVERY, "cpu", look_every)
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(slots)).tolist()
+    drawn = sample(causal_lm, [prompts[i] for i in order], sampling, [seeds[i] for i in order], slots)
+    assert drawn.rollout.response_rows() == [alone[i] for i in order]
+    assert len({len(row) for row in alone}) > 4
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize(("kind", "attention"), [("gemma2", "eager"), ("llama", "eager"), ("llama", "sdpa")])
+def test_buffers_that_are_soon_full(slots: int, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few spare columns live rows move to the first columns before all prompts have come in."""
+    monkeypatch.setattr(pool, "SPARE_COLUMNS", 2)
+    moves, move = [], pool.SlotCache.shift
+    monkeypatch.setattr(pool.SlotCache, "shift", lambda cache, *place: (moves.append(place), move(cache, *place)))
+    causal_lm = make_causal_lm(kind, attn_implementation=attention)
+    assert causal_lm.config._attn_implementation == attention
+    lengths = [2, 7, 1, 12, 3, 9, 2, 4, 6, 11, 1, 5]
+    prompts, sampling, seeds = prompts_of(lengths), sampling_of(10, ENDS), seeds_of(len(lengths))
+    drawn = sample(causal_lm, prompts, sampling, seeds, slots)
+    assert drawn.rollout.response_rows() == [
+        by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)
+    ]
+    assert moves
+
+
+def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one() -> None:
+    """Every third prompt ends with a token whose embedding is not a number; the others are drawn as without them."""
+    causal_lm, sampling, seeds = make_causal_lm("llama"), sampling_of(12, (*ENDS, 50)), seeds_of(30)
+    prompts = [
+        [token if token != 50 else 51 for token in prompt] for prompt in prompts_of([2 + i % 7 for i in range(30)])
+    ]
+    clean = sample(causal_lm, prompts, sampling, seeds, 30).rollout.response_rows()
+    with torch.no_grad():
+        causal_lm.get_input_embeddings().weight[50] = torch.nan
+    spoilt = [[*prompt[:-1], 50] if row % 3 == 0 else prompt for row, prompt in enumerate(prompts)]
+    drawn = sample(causal_lm, spoilt, sampling, seeds, 6)
+    assert drawn.bad_rows.tolist() == [row % 3 == 0 for row in range(30)]
+    rows = drawn.rollout.response_rows()
+    assert [rows[i] for i in range(30) if i % 3] == [clean[i] for i in range(30) if i % 3]
+
+
+@pytest.mark.parametrize("slots", [2, 9])
+def test_one_token(slots: int) -> None:
+    causal_lm, prompts, sampling, seeds = make_causal_lm(), prompts_of([3, 1, 4, 1, 5]), sampling_of(1), seeds_of(5)
+    drawn = sample(causal_lm, prompts, sampling, seeds, slots)
+    expected = [by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)]
+    assert drawn.rollout.response_rows() == expected and drawn.rollout.response_mask.shape == (5, 1)
+
+
+def test_only_live_rows_are_computed() -> None:
+    """The rows of all forward passes are little more than the tokens drawn, about a third of what all rows take."""
+    causal_lm, prompts, sampling = make_causal_lm(), prompts_of([4] * 64), sampling_of(40, ENDS)
+    rows: list[int] = []
+    causal_lm.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    drawn = sample(causal_lm, prompts, sampling, seeds_of(64), 16)
+    assert sum(rows) < 1.1 * int(drawn.rollout.response_mask.sum()) and max(rows) == 16
+
+
+def test_models_that_remember_otherwise_are_not_supported() -> None:
+    config = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=20)
+    assert not supports(transformers.MambaForCausalLM(config))
+    alibi = transformers.FalconConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=20, alibi=True
+    )
+    assert not supports(transformers.FalconForCausalLM(alibi))
+    bloom = transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20)
+    assert not supports(transformers.BloomForCausalLM(bloom))
+    t5 = transformers.T5Config(d_model=16, num_layers=1, num_heads=2, d_kv=8, d_ff=16, vocab_size=20)
+    assert not supports(transformers.T5ForConditionalGeneration(t5))
