@@ -121,6 +121,7 @@ LEAST_PADDING = " ".join(
     f"models/test_layout.py::test_groups_have_the_least_padding_of_all_cuts[{seed}]" for seed in range(5)
 )
 SCHEDULE = "engine/test_engine.py::test_schedule_and_warm_up_count_optimiser_updates"
+PLAN, PASSES = "plan/test_arithmetic.py::", "plan/test_passes.py::"
 IN_PARTS = "engine/test_sharded_loading.py::"
 GROUPS = "engine/test_engine.py::test_weight_decay_acts_on_matrices_only"
 
@@ -489,6 +490,37 @@ MUTANTS: tuple[Mutant, ...] = (
          f"{IN_PARTS}test_a_tie_that_does_not_hold_is_not_made"),
         ("nothing is cut on arrival", 'getattr(given, "_is_hf_initialized", False)', "False",
          f"{IN_PARTS}test_every_weight_of_the_files_is_cut_on_arrival"),
+    ),
+    *changes("plan/states.py",
+        ("one moment of Adam", "MOMENTS = 2 * FLOAT32", "MOMENTS = FLOAT32", f"{PLAN}test_states_by_zero_stage"),
+        ("no float32 copy", "else MOMENTS + FLOAT32", "else MOMENTS", f"{PLAN}test_states_by_zero_stage"),
+        ("gradients sharded at stage 1", "share if stage >= 2 else", "share if stage >= 1 else",
+         f"{PLAN}test_states_by_zero_stage"),
+        ("offload without its gradients", "(2 * FLOAT32 + weights.width) * share", "weights.width * share",
+         f"{PLAN}test_offload_moves_states_to_main_memory"),
+        ("the tensor that is fetched is not counted", "LIVE_PARAMETERS + weights.largest", "LIVE_PARAMETERS",
+         f"{PLAN}test_what_zero_holds_for_a_while"),
+        ("the average lies on every process", "FLOAT32 * _share(weights.trained, processes)",
+         "FLOAT32 * weights.trained", f"{PLAN}test_the_moving_average_is_shared_out"),
+    ),
+    *changes("plan/shapes.py",
+        ("keys without values", "return int(2 * config", "return int(config",
+         f"{PLAN}test_keys_and_values_of_a_token"),
+    ),
+    *changes("plan/logits.py",
+        ("the head's gradient without its sum", "(FLOAT32 + head.width) * head.weight", "head.width * head.weight",
+         f"{PLAN}test_logits_that_fit_are_kept"),
+        ("logits in half precision", "logits = FLOAT32 * head.vocab", "logits = head.width * head.vocab",
+         f"{PLAN}test_logits_of_half_precision_and_of_a_soft_cap"),
+    ),
+    *changes("plan/counts.py",
+        ("the last, incomplete rollout counts", "examples // size * config", "-(-examples // size) * config",
+         f"{PLAN}test_updates_and_samples_of_step_3"),
+        ("no evaluation at the start", "return 2 + due", "return 1 + due",
+         f"{PLAN}test_updates_and_samples_of_step_1"),
+    ),
+    *changes("plan/passes.py",
+        ("gradients stay", "    parameter.grad = None", "    pass", f"{PASSES}test_gradients_are_handed_over"),
     ),
     *changes("run/distributed.py",
         ("parts rounded down", "-(-flat.numel() // world_size())", "flat.numel() // world_size()",

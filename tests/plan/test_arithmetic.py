@@ -8,10 +8,12 @@ from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.sft import SFTConfig
 from dschat.plan.counts import counts, find_rows
+from dschat.plan.host import host_of
 from dschat.plan.logits import Head, kept_gradient, sampling_logits, scoring_logits, training_logits
+from dschat.plan.models import roles_of
 from dschat.plan.phases import SPARE_COLUMNS
 from dschat.plan.shapes import cached_per_token, meta_model, shape_of
-from dschat.plan.states import Weights, gathering, passing, reducing, states, stepping
+from dschat.plan.states import Weights, averaging, gathering, passing, reducing, states, stepping
 from dschat.rollouts import pool
 
 # Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
@@ -96,6 +98,25 @@ def test_offload_moves_states_to_main_memory():
     assert (kept.total, kept.host) == (2 * 500_000_000, 250 * (2 + 12 + 8))
     kept = states(Weights(1000, 0, 100, 2, 3, offload=True), 4)
     assert (kept.total, kept.host) == (0, 500)
+
+
+def test_the_moving_average_is_shared_out():
+    """1000 float32 on 4 processes; where the weights are."""
+    assert averaging(Weights(1000, 1000, 100, 2, 2), 4) == (1000, 0)
+    assert averaging(Weights(1000, 1000, 100, 2, 3, offload=True), 4) == (0, 1000)
+
+
+def test_main_memory_of_a_node():
+    """2 processes of 3 GB; of a weight that trains 22 bytes are offloaded, of a frozen one 2; both read the largest one;
+    a model is smaller than two files."""
+    config = ppo(offload=True, offload_reference_model=True, zero_stage=3, dtype="bf16")
+    roles = roles_of(config, lambda path, flag: TINY, torch.device("cuda"))
+    host = host_of(roles, 2, average=True)
+    trained, weights = 2 * PARAMETERS + 8, 4 * PARAMETERS + 16
+    assert host.processes == 2 * 3 * 10**9 and host.loading == 2 * 2 * 96
+    assert host.offload == 20 * trained + 2 * weights and host.saving == 2 * (PARAMETERS + 8)
+    assert host.average == 4 * PARAMETERS
+    assert host.total == host.processes + host.offload + host.average + host.saving
 
 
 def test_what_zero_holds_for_a_while():

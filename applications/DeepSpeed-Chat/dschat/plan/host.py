@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dschat.models.save import FILE_SIZE
 from dschat.plan.models import Role
-from dschat.plan.states import FLOAT32, states
+from dschat.plan.states import averaging, states
 
 PROCESS_BYTES = 3_000_000_000  # a process with torch, DeepSpeed and CUDA's libraries
-SHARD_BYTES = 5_000_000_000  # of a saved model's file
-SHARDS_AT_A_TIME = 2
+FILES_AT_A_TIME = 2  # of a model that is saved
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Host:
     Attributes:
         processes: the programs themselves.
         offload: states and weights that live there.
-        average: the moving average of the actor.
+        average: that of the actor, where its weights are offloaded.
         loading: weights on their way to the device.
-        saving: shards of files on the main process.
+        saving: files on the main process.
     """
 
     processes: int
@@ -51,9 +51,9 @@ def host_of(roles: Sequence[Role], processes: int, average: bool) -> Host:
     return Host(
         processes=processes * PROCESS_BYTES,
         offload=processes * sum(states(role.weights, processes).host for role in roles),
-        average=FLOAT32 * roles[0].weights.parameters if average else 0,
+        average=processes * averaging(roles[0].weights, processes)[1] if average else 0,
         loading=processes * max(loading(role) for role in roles),
-        saving=min(saved, SHARDS_AT_A_TIME * SHARD_BYTES),
+        saving=min(saved, FILES_AT_A_TIME * FILE_SIZE),
     )
 
 

@@ -31,6 +31,7 @@ class Model:
         key: the config as text.
         kind: policy or scalar.
         dtype: of the parameters.
+        attention: --attn_implementation.
         lora_rank, lora_module: of its adapters.
     """
 
@@ -38,12 +39,13 @@ class Model:
     key: str
     kind: Kind
     dtype: torch.dtype
+    attention: str
     lora_rank: int = 0
     lora_module: str | None = None
 
     def make(self) -> object:
         """On the meta device."""
-        return meta_model(self.config, self.kind, self.dtype, self.lora_rank, self.lora_module)
+        return meta_model(self.config, self.kind, self.dtype, self.attention, self.lora_rank, self.lora_module)
 
     @property
     def width(self) -> int:
@@ -171,4 +173,5 @@ class _Maker:
             self._read[path] = self._configs(path, flag)
         config = self._read[path]
         key = config.to_json_string(use_diff=False)
-        return Model(config, key, kind, self._dtype, rank, self._config.lora_module_name if rank else None)
+        lora_module = self._config.lora_module_name if rank else None
+        return Model(config, key, kind, self._dtype, self._config.attn_implementation, rank, lora_module)

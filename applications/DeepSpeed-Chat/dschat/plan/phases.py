@@ -15,7 +15,7 @@ from dschat.plan.logits import kept_gradient, sampling_logits, scoring_logits, t
 from dschat.plan.machine import Machine
 from dschat.plan.models import Role, score_pass, shape, train_pass
 from dschat.plan.passes import Pass
-from dschat.plan.states import gathering, keeps_gradients, passing, reducing, states, stepping
+from dschat.plan.states import averaging, gathering, keeps_gradients, passing, reducing, states, stepping
 
 NOTHING = Pass(0)
 SPARE_COLUMNS = 64  # of the compacting engine's cache, where prompts wait for slots
@@ -57,6 +57,8 @@ def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], mach
     """
     n, device = plan.world_size, machine.device
     kept = kept_bytes(roles, n)
+    if isinstance(config, PPOConfig) and config.enable_ema:
+        kept += averaging(roles[0].weights, n)[0]
     trained = [role for role in roles if role.weights.trained]
     gradients = sum(states(role.weights, n).gradients for role in trained if not keeps_gradients(role.weights))
     update = max(stepping(role.weights, n, fused=device.type == "cuda") for role in trained)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dschat.models.attention import FLASH, SDPA, implementation
 from dschat.models.lora import add_lora
 
 FUSED = "fused_on_meta"  # our name of an attention whose scores are never held, as flash attention's are not
@@ -46,7 +47,12 @@ class Shape:
 
 
 def meta_model(
-    config: PreTrainedConfig, kind: Kind, dtype: torch.dtype, lora_rank: int = 0, lora_module: str | None = None
+    config: PreTrainedConfig,
+    kind: Kind,
+    dtype: torch.dtype,
+    attention: str = SDPA,
+    lora_rank: int = 0,
+    lora_module: str | None = None,
 ) -> Any:
     """A Hugging Face model on the meta device, in training mode.
 
@@ -54,19 +60,24 @@ def meta_model(
         config: of the model.
         kind: policy: causal LM; scalar: the same with one number instead of logits.
         dtype: of the parameters.
+        attention: --attn_implementation.
         lora_rank: of its adapters; 0 = none.
         lora_module: part of the names of the layers that get adapters.
     """
     config = copy.deepcopy(config)
+    options = {
+        "dtype": dtype,
+        "attn_implementation": implementation(SDPA if attention == FLASH else attention, config),
+    }
     with torch.device("meta"):
         if kind == "policy":
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(config, **options)
         else:
-            model = AutoModel.from_config(config, dtype=dtype)
+            model = AutoModel.from_config(config, **options)
             model.score = nn.Linear(model.get_input_embeddings().weight.shape[1], 1, bias=False, dtype=dtype)
         if lora_rank:
             add_lora(model, lora_rank, lora_module, "")
-    if model.config._attn_implementation == "sdpa":
+    if model.config._attn_implementation == SDPA or attention == FLASH:
         model.config._attn_implementation = FUSED
     return model.train()
 

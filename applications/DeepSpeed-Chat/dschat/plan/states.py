@@ -88,6 +88,17 @@ def states(weights: Weights, processes: int) -> States:
     return States(parameters, 0, 0, 0, optimizer + (2 * FLOAT32 + weights.width) * share)
 
 
+def averaging(weights: Weights, processes: int) -> tuple[int, int]:
+    """Bytes of a process's part of the float32 moving average: on its device, in main memory.
+
+    Args:
+        weights: of the model.
+        processes: N.
+    """
+    part = FLOAT32 * _share(weights.trained, processes)
+    return (0, part) if weights.offload and weights.stage == 3 else (part, 0)
+
+
 def passing(weights: Weights, processes: int) -> int:
     """Bytes of DeepSpeed's own during a forward or backward pass: at ZeRO 3 the weights that are whole at the time.
 

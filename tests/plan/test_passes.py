@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Activations as they are found on the meta device, against what the same code holds on the CPU, and by hand."""
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
+
+from dschat.errors import UserError
+from dschat.plan.passes import scoring_pass, training_pass
+from dschat.plan.shapes import meta_model
+from dschat.plan.tracking import AliveBytes
+
+ROWS, TOKENS = 3, 40
+SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+FAMILIES = {
+    "gemma": GemmaConfig(**SIZES, head_dim=8),
+    "gemma2": Gemma2Config(**SIZES, head_dim=8),
+    "llama": LlamaConfig(**SIZES),
+    "gpt2": GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0),
+}
+
+
+class Saved:
+    """Bytes that autograd keeps for the backward pass, each storage once; parameters do not count."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.sizes: dict[int, int] = {}
+        self._known = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
+
+    def _note(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._known:
+            self.sizes[storage._cdata] = storage.nbytes()
+        return tensor
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_held_is_what_autograd_saves(family):
+    """An independent count on the CPU: the tensors that autograd saves. What else is held (cosines, masks, the tokens,
+    the output) is small."""
+    config = FAMILIES[family]
+    model = AutoModelForCausalLM.from_config(config)
+    backbone = getattr(model, model.base_model_prefix)
+    saved = Saved(model)
+    with saved.hooks:
+        output = backbone(input_ids=torch.zeros(ROWS, TOKENS, dtype=torch.long), use_cache=False).last_hidden_state
+    expected = sum(saved.sizes.values())
+    found = training_pass(meta_model(config, "policy", torch.float32), ROWS, TOKENS, checkpointing=False)
+    assert found.held == pytest.approx(expected, rel=0.08)
+    assert found.forward >= found.held and found.backward >= found.held - output.nbytes
+
+
+def test_checkpointing_keeps_the_layers_inputs():
+    """Two inputs of (B, T, H) float32, and the last norm's tensors; much less than without."""
+    config = FAMILIES["gemma"]
+    held = {
+        on: training_pass(meta_model(config, "policy", torch.float32), ROWS, TOKENS, on).held for on in (False, True)
+    }
+    states = ROWS * TOKENS * 32 * 4
+    assert 2 * states < held[True] < 8 * states < held[False] / 3
+
+
+def test_bf16_takes_half():
+    """But for what norms compute in float32."""
+    passes = [
+        training_pass(meta_model(FAMILIES["llama"], "scalar", dtype), ROWS, TOKENS, False).held
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    assert 0.5 < passes[1] / passes[0] < 0.8
+
+
+def test_scoring_keeps_nothing():
+    model = meta_model(FAMILIES["gemma"], "scalar", torch.float32)
+    found = scoring_pass(model, ROWS, TOKENS)
+    assert (found.held, found.backward) == (0, 0)
+    assert found.forward < training_pass(model, ROWS, TOKENS, False).forward / 2
+
+
+def test_gradients_are_handed_over():
+    """A gradient counts while it is made: with weights far larger than activations, about the largest of them."""
+    config = GemmaConfig(**(SIZES | {"vocab_size": 40_000}), head_dim=8)
+    backward = training_pass(meta_model(config, "policy", torch.float32), 1, 2, False).backward
+    largest = 4 * 40_000 * 32
+    assert largest < backward < 1.1 * largest
+    model = meta_model(config, "policy", torch.float32)
+    training_pass(model, 1, 2, False)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_lora_makes_few_gradients():
+    plain, lora = (meta_model(FAMILIES["llama"], "policy", torch.float32, lora_rank=rank) for rank in (0, 4))
+    assert training_pass(lora, 1, 2, False).backward < training_pass(plain, 1, 2, False).backward
+
+
+def test_bytes_alive():
+    """Two tensors of 100 float32, one dropped; views and what was there before do not count."""
+    there = torch.zeros(1000)
+    with AliveBytes([there]) as alive:
+        first = torch.ones(100) + 1  # two tensors at a time, one of which goes
+        assert (alive.now, alive.peak) == (400, 800)
+        view = first[:50].view(5, 10)
+        there.add_(1)
+        assert alive.now == 400 and view.numel() == 50
+        gone = weakref.ref(first)
+        del first
+        assert alive.now == 400, "the view still needs it"
+        del view
+        assert (alive.now, gone()) == (0, None)
+        alive.start_peak()
+        assert alive.peak == 0
+
+
+def test_a_model_that_looks_at_numbers_cannot_be_planned():
+    model = meta_model(FAMILIES["gpt2"], "policy", torch.float32)
+    model.transformer.register_forward_pre_hook(lambda module, args: torch.zeros(1, device="meta").item())
+    with pytest.raises(UserError, match="the memory of a gpt2 model cannot be planned"):
+        training_pass(model, 1, 2, False)
