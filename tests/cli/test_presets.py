@@ -152,21 +152,15 @@ def test_a_preset_has_the_published_settings(script, gpus, tmp_path, monkeypatch
 
 
 @every_preset
-def test_a_preset_fits_the_models_size(script, tmp_path, monkeypatch):
-    """On 8 GPUs of 80 GB: what the weights, gradients and optimiser states of one or two models leave room for."""
+def test_a_preset_shards_by_the_models_size(script, tmp_path, monkeypatch):
+    """Whether it fits is the business of tests/plan."""
     run, step = RUNS[script], step_of(script)
     config = parsed(recorded(script, tmp_path, NUM_GPUS="8"), step, 8, monkeypatch)
     size = next(size for size in ("27b", "7b", "2b") if f"-{size}" in run["model"])
     stages = {"27b": 3, "7b": 3 if step == "ppo" else 2, "2b": 2}
     assert config.zero_stage == stages[size]
     assert config.offload == (size == "27b") and config.dtype == ("bf16" if size == "27b" else None)
-    micro = config.per_device_training_batch_size if step == "ppo" else config.per_device_train_batch_size
-    assert micro <= (2 if size == "27b" else 4)
-    if step == "ppo":
-        assert config.actor_gradient_checkpointing and config.critic_gradient_checkpointing
-        assert config.offload_reference_model == (size == "27b")
-    else:
-        assert config.gradient_checkpointing
+    assert step != "ppo" or config.offload_reference_model == (size == "27b")
 
 
 @every_preset

@@ -33,7 +33,7 @@ from machine import machine
 from torch import Tensor
 from torch.nn import functional as F
 
-from dschat.rl.logprobs import token_logprobs
+from dschat.rl.logprobs import Head, token_logprobs
 
 GB = 1e9  # bytes
 
@@ -132,7 +132,8 @@ def run(hidden: Tensor, weight: Tensor, targets: Tensor, case: Case) -> None:
     with torch.set_grad_enabled(case.phase == "training"):
         if case.method == "chunks":
             states = hidden[:, -case.response - 1 : -1]
-            logprobs, _ = token_logprobs(states, targets, to_logits, weight.shape[0])
+            head = Head(to_logits, (weight,), weight.shape[0])
+            logprobs, _ = token_logprobs(states.flatten(0, 1), targets.flatten(), head, with_entropy=False)
         else:
             everything = torch.log_softmax(to_logits(hidden), dim=-1)[:, -case.response - 1 : -1]
             logprobs = everything.gather(-1, targets[..., None]).squeeze(-1)
