@@ -152,15 +152,26 @@ def test_a_preset_has_the_published_settings(script, gpus, tmp_path, monkeypatch
 
 
 @every_preset
-def test_a_preset_shards_by_the_models_size(script, tmp_path, monkeypatch):
-    """Whether it fits is the business of tests/plan."""
+def test_a_preset_fits_the_models_size(script, tmp_path, monkeypatch):
+    """On 8 GPUs of 80 GB: what the weights, gradients and optimiser states of one or two models leave room for.
+
+    tests/plan shows that it fits. Activations of a 2B model do without being computed again; where a micro-batch
+    fetches weights from other GPUs or from main memory (ZeRO 3), it is larger.
+    """
     run, step = RUNS[script], step_of(script)
     config = parsed(recorded(script, tmp_path, NUM_GPUS="8"), step, 8, monkeypatch)
     size = next(size for size in ("27b", "7b", "2b") if f"-{size}" in run["model"])
     stages = {"27b": 3, "7b": 3 if step == "ppo" else 2, "2b": 2}
     assert config.zero_stage == stages[size]
     assert config.offload == (size == "27b") and config.dtype == ("bf16" if size == "27b" else None)
-    assert step != "ppo" or config.offload_reference_model == (size == "27b")
+    micro = config.per_device_training_batch_size if step == "ppo" else config.per_device_train_batch_size
+    assert micro == (8 if config.zero_stage == 3 else min(4, config.plan_batches(8).update_per_rank))
+    again = size != "2b"
+    if step == "ppo":
+        assert config.actor_gradient_checkpointing == config.critic_gradient_checkpointing == again
+        assert config.offload_reference_model == (size == "27b")
+    else:
+        assert config.gradient_checkpointing == again
 
 
 @every_preset

@@ -111,7 +111,8 @@ def test_another_number_of_processes(shared_out, trial, whole, monkeypatch):
     result = run.run(**RESUME)
     if shared_out == "nothing":
         result.expect(0)
-        expect_same(whole("ppo"), outcome(run.out))
+        expected, found = whole("ppo"), outcome(run.out)
+        assert all(found[name] == expected[name] for name in found if name.endswith(".safetensors"))
     else:
         message_of(result, str(newest), f"{REFUSED[shared_out]}, here are 1")
 

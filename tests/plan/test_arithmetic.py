@@ -107,8 +107,8 @@ def test_the_moving_average_is_shared_out():
 
 
 def test_main_memory_of_a_node():
-    """2 processes of 3 GB; of a weight that trains 22 bytes are offloaded, of a frozen one 2; both read the largest
-    one; a model is smaller than two files."""
+    """2 processes of 3 GB; of a weight that trains 22 bytes are offloaded, of a frozen one 2; both read the largest.
+    A model is smaller than two files."""
     config = ppo(offload=True, offload_reference_model=True, zero_stage=3, dtype="bf16")
     roles = roles_of(config, lambda path, flag: TINY, torch.device("cuda"))
     host = host_of(roles, 2, average=True)

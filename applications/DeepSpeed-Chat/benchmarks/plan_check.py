@@ -14,6 +14,8 @@ import argparse
 import gc
 import json
 import multiprocessing
+import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -27,8 +29,8 @@ from transformers import GemmaConfig, GemmaForCausalLM, GemmaForSequenceClassifi
 
 from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
-from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import choose_dtype, process_group
+from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.plan.machine import Machine
@@ -151,7 +153,8 @@ def parse() -> argparse.Namespace:
 
 
 def compare(case: Case) -> dict[str, Any]:
-    """Planned and measured megabytes of each phase."""
+    """Planned and measured megabytes of each phase. What libraries print goes to stderr."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     torch.set_num_threads(1)
     plan = make_plan(case.flags(), Machine(1, None), lambda path, flag: case.gemma())
     with process_group():
@@ -198,6 +201,8 @@ def measure(case: Case) -> dict[str, int]:
 
 def make_models(case: Case) -> PPOModels:
     """Random Gemmas under DeepSpeed."""
+    from dschat.engine.engine import OptimizerSettings, frozen_engine, train_engine  # only processes of their own
+
     config, flags, dtype = case.gemma(), case.flags(), choose_dtype(case.dtype)
     torch.manual_seed(0)
     frozen = EngineSettings(dtype, flags.plan_batches(1))
@@ -226,7 +231,7 @@ def random_rollout(case: Case) -> Rollout:
     )
 
 
-def sample(case: Case, actor: Engine[PolicyModel], rollout: Rollout) -> None:
+def sample(case: Case, actor: TrainedPolicy, rollout: Rollout) -> None:
     """Responses of a whole rollout, which no token ends."""
     actor.eval()
     prompts = rollout.input_ids[:, : case.prompt].tolist()
