@@ -418,7 +418,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("the score before the last token", "starts, prompts + responses - 1,", "starts, prompts + responses - 2,",
          LAYOUT),
         ("groups of any size", "(area > 0) & (area <= budget)", "area > 0", LEAST_PADDING),
-        ("groups that cost their rows alone", "* ordered[None, :]", "* 1", LEAST_PADDING),
+        ("groups that cost their rows alone", "* ordered.astype(np.int64)", "* 1", LEAST_PADDING),
     ),
     *changes("trainers/ppo/moving_average.py",
         ("moving average: past and present exchanged", "1 - self._decay", "self._decay", AVERAGE),

@@ -38,7 +38,7 @@ def test_rows_without_a_response():
 def test_groups_have_the_least_padding_of_all_cuts(seed):
     lengths = np.random.RandomState(seed).randint(1, 40, 9)
     count, most = 3, 4
-    groups = group_by_length(lengths, count, most)
+    groups = group_by_length(lengths, most)
     assert sorted(np.concatenate(groups)) == list(range(9)) and len(groups) == count
     ordered = np.sort(lengths)
     sizes = []
@@ -52,14 +52,21 @@ def test_groups_have_the_least_padding_of_all_cuts(seed):
 
 
 def test_rows_of_one_length_make_equal_groups():
-    assert [len(group) for group in group_by_length(np.full(12, 7), 3, 4)] == [4, 4, 4]
+    assert [len(group) for group in group_by_length(np.full(12, 7), 4)] == [4, 4, 4]
+
+
+def test_many_rows_are_cut_piece_by_piece():
+    lengths = np.random.RandomState(0).randint(8, 500, 3001)
+    groups = group_by_length(lengths, 8)
+    assert len(groups) == 376 and sorted(np.concatenate(groups)) == list(range(3001))
+    assert share_of_tokens(lengths, groups) > 0.99
 
 
 def test_mixed_lengths_leave_little_padding():
     """128 prompts of 8 to 64 tokens, responses of 48 on average and 256 at most, in 16 forward passes."""
     random = np.random.RandomState(0)
     lengths = random.randint(8, 65, 128) + np.minimum(random.geometric(1 / 48, 128), 256)
-    assert share_of_tokens(lengths, group_by_length(lengths, 16, 8)) >= 0.95
+    assert share_of_tokens(lengths, group_by_length(lengths, 8)) >= 0.95
 
 
 def test_layouts_hold_every_row_once():

@@ -157,6 +157,14 @@ def test_log_probs_of_another_policy_are_found(models):
         check_rollout(actor, shifted, SAMPLING)
 
 
+def test_a_drawing_pass_that_computes_another_way_is_found(models):
+    trajectory = trajectory_of(*models, sampled(models[0]))
+    drawn = trajectory.logprobs + 1e-5
+    check_rollout(models[0], trajectory, SAMPLING, drawn)
+    with pytest.raises(UserError, match="log-probs of the drawing pass differ from those of the actor"):
+        check_rollout(models[0], trajectory, SAMPLING, drawn - 0.1)
+
+
 @pytest.mark.parametrize("token", [PAD, BOS])
 def test_a_policy_that_samples_pad_or_bos_is_found(token, models):
     rollout = to_device(make_rollout([(random_ids(3, 0), [5, token, 6, EOS]), (random_ids(3, 1), [7, 8])]))

@@ -14,6 +14,7 @@ from torch import Tensor
 from dschat.rl.types import Rollout
 
 Integers = npt.NDArray[np.int64]
+SEARCHED = 256  # rows among which the best cuts are searched; the search takes their number cubed
 
 
 @dataclass(frozen=True)
@@ -84,29 +85,38 @@ def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
     return Layout(input_ids, targets, places, numbers, ends, width)
 
 
-def group_by_length(lengths: Integers, count: int, most: int) -> list[Integers]:
-    """Cuts rows into groups of similar length, so that as little as possible is padding.
+def group_by_length(lengths: Integers, most: int) -> list[Integers]:
+    """Cuts rows into ⌈n / most⌉ groups of similar length, so that as little as possible is padding.
 
-    Rows are ordered by length and cut into exactly `count` groups, at places that make the sum over groups of rows ×
-    longest row smallest. No group is larger than `most` rows of the longest row's length: short rows may be more.
+    No group is larger than `most` rows of the longest row's length; of short rows there may be more in one.
 
     Args:
         lengths: (n,) tokens of each row.
-        count: groups; at most n.
-        most: rows of the longest length that a forward pass may hold; count × most ≥ n.
+        most: rows of the longest length that a forward pass may hold.
 
     Returns:
         Row numbers of each group, shortest first.
     """
     order = np.argsort(lengths, kind="stable")
-    ordered = lengths[order].astype(np.int64)
-    n, budget = len(ordered), most * int(ordered[-1])
-    # cost[i] is the least padded size of the first i rows in the groups so far; a group of rows i…j−1 adds its area.
+    budget = most * int(lengths.max())
+    step = max(1, SEARCHED // most) * most
+    groups: list[Integers] = []
+    for start in range(0, len(order), step):
+        rows = order[start : start + step]
+        groups += [rows[begin:end] for begin, end in _best_cuts(lengths[rows], -(-len(rows) // most), budget)]
+    return groups
+
+
+def _best_cuts(ordered: Integers, count: int, budget: int) -> list[tuple[int, int]]:
+    """Begin and end of `count` groups of rows in the order of their lengths, their areas together the smallest.
+
+    A group's area, at most `budget`, is the number of its rows times the longest of them.
+    """
+    n = len(ordered)
     first = np.arange(n + 1)
-    area = (first[None, :] - first[:, None])[:, 1:] * ordered[None, :]  # [i, j − 1]
-    allowed = (area > 0) & (area <= budget)
-    area = np.where(allowed, area, np.inf)
-    cost = np.full(n + 1, np.inf)
+    area = (first[None, :] - first[:, None])[:, 1:] * ordered.astype(np.int64)  # of rows i … j, at [i, j]
+    area = np.where((area > 0) & (area <= budget), area, np.inf)
+    cost = np.full(n + 1, np.inf)  # the least area of the first so many rows in the groups so far
     cost[0] = 0
     cuts = []
     for _ in range(count):
@@ -114,18 +124,17 @@ def group_by_length(lengths: Integers, count: int, most: int) -> list[Integers]:
         best = candidates.argmin(0)
         cuts.append(np.concatenate([[0], best]))
         cost = np.concatenate([[np.inf], candidates[best, np.arange(n)]])
-    groups, end = [], n
+    ends = [n]
     for cut in reversed(cuts):
-        groups.append(order[cut[end] : end])
-        end = int(cut[end])
-    return groups[::-1]
+        ends.append(int(cut[ends[-1]]))
+    ends.reverse()
+    return list(zip(ends, ends[1:], strict=False))
 
 
 def layouts(rollout: Rollout, most: int) -> Iterator[Layout]:
     """All rows of a rollout for ⌈B / most⌉ forward passes, which hold at most `most` rows of the longest length."""
     lengths = Lengths.of(rollout)
-    count = -(-len(lengths.totals) // most)
-    for rows in group_by_length(lengths.totals, count, most):
+    for rows in group_by_length(lengths.totals, most):
         yield lay_out(rollout, rows, lengths)
 
 

@@ -7,9 +7,7 @@ from transformers import LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from dschat.rollouts.sampling import Sampling
 
-BLOCK = (
-    256  # ids whose probabilities are summed up before the search for the drawn id; any number gives the same draws
-)
+BLOCK = 256  # ids that are summed up before the search for the drawn one; any number gives the same draws
 
 
 class Chooser:

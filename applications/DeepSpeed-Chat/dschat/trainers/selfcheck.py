@@ -93,13 +93,16 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
 
 
 @torch.no_grad()
-def check_rollout(actor: Policy, trajectory: Trajectory, sampling: Sampling) -> None:
+def check_rollout(
+    actor: Policy, trajectory: Trajectory, sampling: Sampling, drawn_logprobs: Tensor | None = None
+) -> None:
     """Before the first update, the ratio is 1, the KL to the reference 0, and every sampled token was allowed.
 
     Args:
         actor: its engine, in evaluation mode.
         trajectory: the first of the run.
         sampling: what was asked for: temperature, ids that end a response, ids that are never sampled.
+        drawn_logprobs: (B, R) of the pass that drew the tokens, if it gave them.
 
     Raises:
         UserError: one of them does not hold.
@@ -112,6 +115,11 @@ def check_rollout(actor: Policy, trajectory: Trajectory, sampling: Sampling) -> 
     stored = trajectory.logprobs[: len(again)]
     size = float(torch.where(mask, trajectory.logprobs, 0.0).abs().max())
     _require_close("log-probs at the update", "those of the rollout", again, stored, part.response_mask, policy, size)
+    if drawn_logprobs is not None:
+        what = "log-probs of the drawing pass"
+        _require_close(
+            what, "those of the actor", drawn_logprobs[: len(again)], again, part.response_mask, policy, size
+        )
     own, others = trajectory.logprobs, trajectory.ref_logprobs
     _require_close("actor's log-probs", "the reference's", own, others, mask, policy, size)
     for token_id in sampling.forbidden:

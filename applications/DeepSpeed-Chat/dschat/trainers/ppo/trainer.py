@@ -139,7 +139,7 @@ class PPOTrainer:
         """
         drawn, texts = self.sample(self.prompts[:2], SeedKind.SELF_CHECK, draw=0)
         trajectory, _ = self.score(drawn, texts)
-        check_rollout(self.models.actor, trajectory, self.sample.sampling)
+        check_rollout(self.models.actor, trajectory, self.sample.sampling, drawn.logprobs)
         tokens = (drawn.rollout.input_ids, drawn.rollout.attention_mask)
         for model in (self.models.critic, self.models.reward.model):
             if model is not None:

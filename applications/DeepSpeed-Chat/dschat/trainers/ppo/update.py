@@ -146,8 +146,7 @@ def _one_update(
     num_macro = known.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
     own = torch.stack([torch.as_tensor(lengths.responses[rows].sum(), device=device), num_macro]).float()
     num_tokens, num_macro = sum_over_ranks(own).clamp(min=1).unbind()
-    count = -(-len(rows) // settings.micro_batch)
-    for group in group_by_length(lengths.totals[rows], count, settings.micro_batch):
+    for group in group_by_length(lengths.totals[rows], settings.micro_batch):
         raise_if_stopped()
         chosen = lay_out(known.rollout, rows[group], lengths)
         new_values = None
