@@ -115,6 +115,8 @@ TEMPERATURE = "trainers/test_ppo.py::test_the_rollouts_log_probs_are_hugging_fac
 SFT_EVALUATION = "trainers/test_sft.py::test_evaluation_is_the_perplexity_over_tokens"
 SFT_COUNT = "trainers/test_sft.py::test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update"
 SCORE = "rollouts/test_rollout.py::test_score_is_each_row_alone_under_each_model[gpt2-5]"
+GRADIENTS = "rl/test_logprobs.py::test_values_and_gradients_are_those_of_the_full_logits"
+REFERENCE = "trainers/test_late_credit.py::test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature"
 LATE = "trainers/test_late_credit.py::test_weights_and_metrics_are_those_with_scoring_passes[0-flags4]"
 LAYOUT = "models/test_layout.py::test_a_layout_by_hand"
 LEAST_PADDING = " ".join(
@@ -142,11 +144,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ("log-probs are not normalised", "logprobs.append(own - total.log())", "logprobs.append(own)", LOGPROBS),
         ("entropy's sign", "total.log() - expected / total", "total.log() + expected / total", LOGPROBS),
         ("entropy is not normalised", "total.log() - expected / total", "total.log() - expected", LOGPROBS),
-        ("softmax is not normalised", "torch.div(powers, total[:, None], out=block)", "block.copy_(powers)", LOGPROBS),
-        ("the gradient without the temperature", "(grad / head.temperature)[:, None]", "grad[:, None]", LOGPROBS),
-        ("the gradient without the token drawn", ".scatter_add_(1, chosen[:, None], grad)", "", LOGPROBS),
-        ("the gradient's sign", "softmax.mul_(-grad)", "softmax.mul_(grad)", LOGPROBS),
-        ("only the last chunk's gradient of the head", "else sums[number].add_(x)", "else x", LOGPROBS),
+        ("softmax is not normalised", "torch.div(powers, total[:, None], out=block)", "block.copy_(powers)",
+         GRADIENTS),
+        ("the gradient without the temperature", "(grad / head.temperature)[:, None]", "grad[:, None]", GRADIENTS),
+        ("the gradient without the token drawn", ".scatter_add_(1, chosen[:, None], grad)", "", GRADIENTS),
+        ("the gradient's sign", "softmax.mul_(-grad)", "softmax.mul_(grad)", GRADIENTS),
+        ("only the last chunk's gradient of the head", "else sums[number].add_(x)", "else x", GRADIENTS),
         ("the head's gradient is added up in half precision", "torch.zeros_like(p, dtype=torch.float32)",
          "torch.zeros_like(p)", "rl/test_logprobs.py::test_the_heads_gradient_is_added_up_in_float32"),
         ("few positions to a chunk on a GPU", "max(GPU_POSITIONS, GPU_LOGITS // vocab_size)",
@@ -399,12 +402,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ("scored at temperature 1", "drawn.rollout, texts, self.config.temperature, self.run",
          "drawn.rollout, texts, 1.0, self.run", TEMPERATURE),
         ("a rollout's reference at temperature 1", "texts, self.config.temperature, plan.micro_batch",
-         "texts, 1.0, plan.micro_batch", LATE),
+         "texts, 1.0, plan.micro_batch", REFERENCE),
         ("updates of a rollout count as one", "self.update += self.run.plan.updates_per_rollout", "self.update += 1",
          FIT),
     ),
     *changes("trainers/ppo/models.py",
-        ("the reference is the actor", "response_logprobs(self.reference,", "response_logprobs(self.actor,", LATE),
+        ("the reference is the actor", "response_logprobs(self.reference,", "response_logprobs(self.actor,",
+         REFERENCE),
         ("log-probs at temperature 1", "rows.targets, temperature, False", "rows.targets, 1.0, False", SCORE),
     ),
     *changes("trainers/ppo/late_credit.py",
@@ -417,7 +421,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("values of the state after the token", "x.flatten()[self.targets - 1]", "x.flatten()[self.targets]", LAYOUT),
         ("the score before the last token", "starts, prompts + responses - 1,", "starts, prompts + responses - 2,",
          LAYOUT),
-        ("groups of any size", "(area > 0) & (area <= budget)", "area > 0", LEAST_PADDING),
+        ("groups of any size", "(area > 0) & (area <= budget)", "area > 0",
+         "models/test_layout.py::test_no_group_is_larger_than_the_longest_rows_allow"),
         ("groups that cost their rows alone", "* ordered.astype(np.int64)", "* 1", LEAST_PADDING),
     ),
     *changes("trainers/ppo/moving_average.py",

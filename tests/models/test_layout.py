@@ -51,6 +51,13 @@ def test_groups_have_the_least_padding_of_all_cuts(seed):
     assert sum(found) == min(sizes) and max(found) <= most * ordered[-1]
 
 
+def test_no_group_is_larger_than_the_longest_rows_allow():
+    """Two rows of 10 at most: three of 9 would be too many, two and one row of 9 leave as little padding."""
+    lengths = np.array([9, 9, 9, 9, 10])
+    groups = group_by_length(lengths, 2)
+    assert sorted(len(group) for group in groups) == [1, 2, 2]
+
+
 def test_rows_of_one_length_make_equal_groups():
     assert [len(group) for group in group_by_length(np.full(12, 7), 4)] == [4, 4, 4]
 

@@ -9,7 +9,7 @@ import torch
 
 from dschat.errors import UserError
 from dschat.trainers.ppo.late_credit import PendingBatch
-from factories import largest_difference, weights_of_all
+from factories import hf_logprobs, largest_difference, make_causal_lm, weights_of_all
 from nonfinite_cases import batches, spoiled, trainer_for
 
 CASES = [
@@ -45,6 +45,16 @@ def test_weights_and_metrics_are_those_with_scoring_passes(stage, flags, group, 
     assert largest_difference(weights, expected) < 1e-6
     for row, other in zip(metrics, others, strict=True):
         assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
+
+
+def test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature(group, tmp_path):
+    trainer = one_update(tmp_path, temperature=0.7)
+    scored = trainer.collect(batches(0), 0).batch.scored
+    responses = scored.rollout.response_rows()
+    for row, number in enumerate(batches(0)[0]):
+        expected, _ = hf_logprobs(make_causal_lm(seed=1), (trainer.prompts[number].prompt_ids, responses[row]), 0.7)
+        own = scored.ref_logprobs[row, : len(expected)].cpu()
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-5)
 
 
 def test_actor_and_critic_run_once_per_micro_batch(group, tmp_path):
