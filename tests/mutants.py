@@ -59,7 +59,7 @@ def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
 
 
 RESUME = " ".join(
-    f"trainers/test_resume.py::test_step_3_stops_anywhere[29-{name}]"
+    f"trainers/test_resume.py::test_step_3_stops_anywhere[13-{name}]"
     for name in ("fixed", "randomized", "parsing", "ppl")
 )
 RESUME_1 = "trainers/test_resume.py::test_steps_1_and_2_stop_anywhere[sft]"

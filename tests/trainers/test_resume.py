@@ -21,7 +21,7 @@ CONDITIONS = [
 
 
 @pytest.mark.parametrize("flags", CONDITIONS, ids=lambda flags: flags["termination_condition"])
-@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_step_3_stops_anywhere(flags, every, group, tmp_path):
     """In an evaluation, in sampling, in scoring, inside an accumulation window, inside a rollout, between epochs."""
     first = CONDITIONS.index(flags) if every > 1 else 0

@@ -15,6 +15,8 @@ from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Trajectory
 from dschat.rollouts.engine import Drawn
+from dschat.rollouts.uniform import row_seed
+from dschat.run.seeds import SeedKind
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
@@ -194,6 +196,8 @@ def test_every_response_is_drawn_with_a_seed_of_its_own(trainer_of: Any, monkeyp
             getattr(trainer, use)()
             assert len(notes.draws) == draws, use
             seeds += notes.draws
+            if use == "self_check":
+                assert not {row_seed(trainer.config.seed, SeedKind.TRAINING, 0, i) for i in range(2)} & {*notes.draws}
     assert len(set(seeds)) == 2 * (16 + 6) + 2
 
 
