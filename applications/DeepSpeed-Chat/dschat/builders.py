@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a run's flags to engines and score sources."""
 
-import logging
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -23,16 +22,12 @@ from dschat.models.placement import Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
-from dschat.rollouts.compacting import UNSUPPORTED, CompactingEngine, supports
+from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import RolloutEngine
-from dschat.rollouts.generate import GenerateEngine
-from dschat.run.distributed import is_main
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ScoreSource
 from dschat.trainers.ppo.models import PPOModels
-
-logger = logging.getLogger(__name__)
 
 BASE = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
@@ -158,19 +153,14 @@ def _reward_source(config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedToke
 
 
 def _rollout_engine(config: PPOConfig, actor: Engine[PolicyModel]) -> RolloutEngine:
-    """What draws responses; transformers' generate in place of the compacting engine where that does not fit."""
+    """What draws responses."""
     if config.rollout_engine == "vllm":
         from dschat.rollouts.vllm import VllmEngine
 
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)
-    rows, causal_lm = config.per_device_generation_batch_size, actor.module.inner
-    if config.rollout_engine == "compacting":
-        if supports(causal_lm):
-            return CompactingEngine(rows)
-        if is_main():
-            logger.warning(UNSUPPORTED, "--rollout_engine", causal_lm.config.model_type)
-    return GenerateEngine(rows)
+    rows = config.per_device_generation_batch_size
+    return choose_engine(config.rollout_engine, rows, actor.module.inner, "--rollout_engine")
 
 
 def _function_scores(spec: str, flag: str) -> FunctionScores:

@@ -60,16 +60,11 @@ class TerminationCondition:
             self._parsing = ParsingCondition(tokenizer, backend, flags.parsing_cutoff, {end_id})
             self.parser = {"name": backend.name, "version": backend.version}
 
-    @property
-    def reads_trajectories(self) -> bool:
-        """Whether it needs log-probs and values of actor and critic: a user's function may read anything."""
-        return self._user is not None
-
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
         """Finds where the macro actions of every response end.
 
         Args:
-            trajectory: of this rank; a scored rollout is enough unless `reads_trajectories`.
+            trajectory: of this rank; a scored rollout is enough for all but a user's function.
             epoch: pass over the data set; `randomized` draws anew in each.
 
         Raises:

@@ -74,7 +74,7 @@ class RolloutFlags:
     eval_iters: int | None = flag(
         "batches of per_device_eval_batch_size per process in an evaluation, instead of eval_prompts; 0 = all", None
     )
-    per_device_eval_batch_size: int = flag("responses per process and forward pass in evaluation", 16)
+    per_device_eval_batch_size: int = flag("prompts per process that one of eval_iters stands for", 16)
     ppo_epochs: int = flag("passes over one rollout", 1)
     max_prompt_seq_len: int = flag("longest prompt in tokens; a longer one is dropped", 512)
     max_answer_seq_len: int = flag("longest response in tokens; sampling stops there", 512)
@@ -253,6 +253,14 @@ class PPOConfig(
                 self.top_k,
                 self.top_p,
             )
+
+    def credit_is_late(self, plan: BatchPlan) -> bool:
+        """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
+
+        Not with several updates, whitening over all tokens of a rollout, or a user's condition: it may read anything.
+        """
+        own_condition = ":" in self.termination_condition
+        return plan.updates_per_rollout == 1 and not self.whiten_advantages and not own_condition
 
     def num_eval_prompts(self, world_size: int) -> int:
         """How many held-out prompts an evaluation answers on all processes together; 0 = all."""

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The policy: where its model lies, and its responses."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -17,13 +15,10 @@ from dschat.errors import UserError
 from dschat.inference.options import InferenceOptions
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
-from dschat.rollouts.compacting import UNSUPPORTED, CompactingEngine, supports
+from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import Draw
-from dschat.rollouts.generate import GenerateEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
-
-logger = logging.getLogger(__name__)
 
 BELOW = "actor"  # folder of the policy below a step-3 output folder
 
@@ -97,16 +92,8 @@ def load_policy(
         top_k=options.top_k,
         top_p=options.top_p,
     )
-    return Policy(causal_lm, tokenizer, sampling, options.seed, _draw(options, causal_lm))
-
-
-def _draw(options: InferenceOptions, causal_lm: Any) -> Draw:
-    """What draws; transformers' generate in place of the compacting engine where that does not fit."""
-    if options.rollout_engine == "compacting":
-        if supports(causal_lm):
-            return CompactingEngine(options.batch_size).draw_from(causal_lm)
-        logger.warning(UNSUPPORTED, "--rollout-engine", causal_lm.config.model_type)
-    return GenerateEngine(options.batch_size).draw_from(causal_lm)
+    engine = choose_engine(options.rollout_engine, options.batch_size, causal_lm, "--rollout-engine")
+    return Policy(causal_lm, tokenizer, sampling, options.seed, engine.draw_from(causal_lm))
 
 
 def locate_policy(path: str) -> str:

@@ -138,12 +138,6 @@ def layouts(rollout: Rollout, most: int) -> Iterator[Layout]:
         yield lay_out(rollout, rows, lengths)
 
 
-def share_of_tokens(lengths: Integers, groups: list[Integers]) -> float:
-    """Real tokens among those that forward passes over the groups compute."""
-    computed = sum(len(group) * int(lengths[group].max()) for group in groups)
-    return float(lengths.sum() / computed) if computed else 1.0
-
-
 def _to_device(numbers: Integers, device: torch.device) -> Tensor:
     """A copy that the host does not wait for."""
     tensor = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))

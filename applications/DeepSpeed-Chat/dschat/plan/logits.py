@@ -39,8 +39,8 @@ def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
     """Log-probs of `positions` tokens with gradients, in bytes.
 
     The softmax is made in the logits' place. Where all positions make one chunk it is kept for the backward pass; else
-    each chunk is made again. Soft-capping keeps its result and works on two more
-    tensors in the backward pass; the entropy takes one more on a GPU.
+    each chunk is made again. Soft-capping keeps its result and works on two more tensors in the backward pass; the
+    entropy takes one more on a GPU.
 
     The head's gradient is added up in float32 beside that of a chunk.
     """

@@ -92,7 +92,7 @@ def _ppo_parts(
     actor, critic, device = roles[0], roles[1], machine.device
     n, rows, answer = plan.world_size, plan.micro_batch, config.max_answer_seq_len
     tokens = config.max_prompt_seq_len + answer
-    if _credit_is_late(config, plan):
+    if config.credit_is_late(plan):  # then both models go forward on a micro-batch before either is trained on it
         moments = _moments_together(actor, critic, rows, tokens, rows * answer, device)
         buffers = _zero([actor, critic], n)
     else:
@@ -119,12 +119,6 @@ def _sampled(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine) 
         "activations": score_pass(actor.model, slots, config.max_prompt_seq_len).forward,
         "logits": sampling_logits(actor.head, slots, machine.device),
     }
-
-
-def _credit_is_late(config: PPOConfig, plan: BatchPlan) -> bool:
-    """Whether both models go forward on a micro-batch before either is trained on it."""
-    reads_trajectories = ":" in config.termination_condition  # a function of the user's may
-    return plan.updates_per_rollout == 1 and not config.whiten_advantages and not reads_trajectories
 
 
 def _scored(

@@ -13,8 +13,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.rollouts.engine import Draw, Drawn
 from dschat.rollouts.pool import Pool
 from dschat.rollouts.sampling import Sampling
-
-UNSUPPORTED = "%s compacting: it does not know how models of type %s remember a text, so transformers' generate draws"
+from dschat.run.stop import raise_if_stopped_here
 
 
 class CompactingEngine:
@@ -72,6 +71,7 @@ def sample(
     pool = Pool(causal_lm, prompts, sampling, seeds, slots)
     pool.refill()
     while pool.live:
+        raise_if_stopped_here()
         if pool.drop_finished():
             pool.refill()
         else:

@@ -14,6 +14,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.rollouts.assembly import assemble, pad_prompts
 from dschat.rollouts.engine import Draw, Drawn
 from dschat.rollouts.sampling import Sampling
+from dschat.run.stop import raise_if_stopped_here
 
 
 class CausalLM(Protocol):
@@ -88,6 +89,7 @@ def generate(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _own_generation_config(causal_lm):
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
         for first in range(0, len(order), batch_size):
+            raise_if_stopped_here()
             rows = torch.tensor(order[first : first + batch_size], device=device)
             width, watch = len(prompts[order[first]]), FiniteLogits(len(rows), device)
             sequences = causal_lm.generate(

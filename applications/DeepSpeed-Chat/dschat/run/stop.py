@@ -40,6 +40,23 @@ def raise_if_stopped() -> None:
         raise Stopped(number)
 
 
+def raise_if_stopped_here() -> None:
+    """Raises Stopped on this rank alone, inside `stopping_together`."""
+    if _noted:
+        raise Stopped(_noted)
+
+
+@contextmanager
+def stopping_together() -> Iterator[None]:
+    """Inside, ranks go different ways and may stop alone; at the end all of them do. Every rank must enter it."""
+    try:
+        yield
+    except Stopped:
+        raise_if_stopped()
+        raise
+    raise_if_stopped()
+
+
 def _note(number: int, frame: FrameType | None) -> None:
     global _noted
     if number == signal.SIGINT == _noted:

@@ -14,7 +14,7 @@ from dschat.rollouts.engine import Drawn, RolloutEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
 from dschat.run.seeds import SeedKind
-from dschat.run.stop import raise_if_stopped
+from dschat.run.stop import stopping_together
 from dschat.scoring.source import ResponseTexts
 
 
@@ -50,11 +50,10 @@ class ActorSampler:
             draw: number of the iteration. A row's seed is made from the run's seed, kind, draw and the prompt's index,
                 so that it depends neither on the rank nor on the other rows.
         """
-        raise_if_stopped()
         self._actor.eval()
         prompts = [example.prompt_ids for example in examples]
         seeds = [row_seed(self._seed, kind, draw, example.index) for example in examples]
-        with self._engine.session(self._actor) as draw_responses:
+        with stopping_together(), self._engine.session(self._actor) as draw_responses:
             drawn = draw_responses(prompts, self.sampling, seeds)
         index = torch.tensor([example.index for example in examples], device=drawn.bad_rows.device)
         drawn = replace(drawn, rollout=replace(drawn.rollout, prompt_index=index))

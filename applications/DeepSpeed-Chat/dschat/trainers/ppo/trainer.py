@@ -155,9 +155,7 @@ class PPOTrainer:
             self.models.metric_name,
             sample=lambda examples: self.sample(examples, SeedKind.EVALUATION, draw=0),
             score=self.score,
-            assign_credit=lambda trajectory: assign_credit(
-                trajectory, self.condition(trajectory, 0).ends, self.kl.value, self.config
-            ),
+            assign_credit=lambda trajectory: self.credit(trajectory, self.condition(trajectory, 0).ends),
         )
         self.run.metrics.log(self.update, self.iteration * self.run.plan.global_rollout, metrics)
         self.run.record.measured(metrics, self.update)
@@ -249,12 +247,8 @@ class PPOTrainer:
 
     @property
     def credit_is_late(self) -> bool:
-        """Whether the update's own forward passes give log-probs and values; see `dschat.trainers.ppo.late_credit`.
-
-        Not with several updates on a rollout, whitening over all of its tokens, or a condition that reads them.
-        """
-        one_update = self.run.plan.updates_per_rollout == 1
-        return one_update and not self.config.whiten_advantages and not self.condition.reads_trajectories
+        """Whether the update's own forward passes give log-probs and values; see `dschat.trainers.ppo.late_credit`."""
+        return self.config.credit_is_late(self.run.plan)
 
     def score(self, drawn: Drawn, texts: ResponseTexts) -> tuple[Trajectory, Tensor | None]:
         """Scores, log-probs, values; and the metric function's numbers (B,), if there is one."""
@@ -267,9 +261,9 @@ class PPOTrainer:
         logprobs = drawn.logprobs if exact else None
         return self.models.complete(scored, self.config.temperature, self.run.plan.micro_batch, logprobs)
 
-    def credit(self, trajectory: Trajectory, macro: MacroActions) -> PPOBatch:
+    def credit(self, trajectory: Trajectory, ends: Tensor | MacroActions) -> PPOBatch:
         """Advantages and returns."""
-        return assign_credit(trajectory, macro, self.kl.value, self.config)
+        return assign_credit(trajectory, ends, self.kl.value, self.config)
 
     def train(self, iteration: Iteration) -> dict[str, float]:
         """The optimiser updates of an iteration, those that are left."""
@@ -282,7 +276,7 @@ class PPOTrainer:
 
         def left_out(done: int, rows: Tensor) -> bool:
             batch = source if isinstance(source, PPOBatch) else source.batch()
-            if batch is not source and self.nonfinite.in_rollout(batch, self.update):
+            if isinstance(source, LateCredit) and self.nonfinite.in_rollout(batch, self.update):
                 return True
             return self.nonfinite.in_update(engines, self.update + done, lambda: tensors_of(select_rows(batch, rows)))
 

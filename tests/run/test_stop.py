@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A signal ends drawing at the next token, and ranks that draw unequally long stop together."""
+
+import signal
+
+import pytest
+
+from dschat.rollouts.compacting import sample
+from dschat.rollouts.generate import generate
+from dschat.rollouts.pool import Pool
+from dschat.run import stop
+from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
+from factories import make_causal_lm, random_ids, sampling_of
+
+
+def test_a_signal_ends_drawing_at_the_next_token(monkeypatch):
+    monkeypatch.setattr(stop, "_noted", 0)
+    steps, real = [], Pool.step
+
+    def step(pool):
+        steps.append(pool)
+        if len(steps) == 3:
+            stop._note(signal.SIGTERM, None)
+        real(pool)
+
+    monkeypatch.setattr(Pool, "step", step)
+    prompts = [random_ids(4, row) for row in range(6)]
+    with pytest.raises(Stopped) as stopped:
+        sample(make_causal_lm(), prompts, sampling_of(50), range(6), 3)
+    assert len(steps) == 3 and stopped.value.status == 143
+    with pytest.raises(Stopped):
+        generate(make_causal_lm(), prompts, sampling_of(4), range(6), 3)
+
+
+@pytest.mark.parametrize(("own", "everywhere"), [(15, 15), (0, 15), (0, 0)])
+def test_every_rank_asks_once_and_all_stop(own, everywhere, monkeypatch):
+    """Also the rank that no signal reached: it draws to the end, and stops with the others."""
+    asked = []
+    monkeypatch.setattr(stop, "_noted", own)
+    monkeypatch.setattr(stop, "largest_over_ranks", lambda number: asked.append(number) or everywhere)
+    drawn = False
+    try:
+        with stopping_together():
+            raise_if_stopped_here()
+            drawn = True
+    except Stopped as stopped:
+        assert stopped.status == 143 and everywhere
+    else:
+        assert not everywhere
+    assert asked == [own] and drawn == (own == 0)
