@@ -70,7 +70,7 @@ def _page(runs: Sequence[RunData], labels: Mapping[str, str], outcome: Outcome) 
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     charts = [
-        {"title": chart.title, "png": base64.b64encode(draw_chart(runs, chart)).decode("ascii")}
+        {"title": chart.title, "png": base64.b64encode(draw_chart(runs, labels, chart)).decode("ascii")}
         for chart in run_charts(labels)
     ]
     return environment.get_template("report.html").render(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dschat.common.statistics import Estimate, paired_difference, standard_error, unpaired_error
 from dschat.common.tables import text_table
 from dschat.run_report.data import HeldOut, RunData
+from dschat.run_report.speed import speed_rows
 from dschat.run_report.wins import HEADERS as WIN_HEADERS
 from dschat.run_report.wins import win_rows
 
@@ -19,11 +20,15 @@ WIN_REMARK = (
     "Win rates: of two responses to a held-out prompt the one with the higher score wins. [ ] holds 95 %: Wilson's"
     " interval for win and loss, a bootstrap over prompts for the rate with ties as half."
 )
+SPEED_REMARK = (
+    "Updates: until the mean over a tenth of the run, on training prompts, has come to where that of the first run"
+    " ended. One seed: another may give another number."
+)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as text, and the kind of table: results, wins or training."""
+    """Cells as text, and the kind of table: results, wins, speed or training."""
 
     kind: str
     headers: list[str]
@@ -36,7 +41,8 @@ class Outcome:
 
     Attributes:
         title: the report's title.
-        tables: results of SFT and the runs; win rates, where the samples files give them; training.
+        tables: results of SFT and the runs; win rates, where the samples files give them; speed, if there are
+            several runs; training.
         findings: sentences: which run ended higher and by how much, and each run against SFT.
         remarks: how to read the numbers.
         notes: the caller's remarks.
@@ -104,10 +110,13 @@ def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str,
     tables = [Table("results", headers, [_cells(model) for model in models])]
     if wins:
         tables.append(Table("wins", WIN_HEADERS, wins))
+    head, speed = speed_rows(runs, judges_of(labels))
+    if speed:
+        tables.append(Table("speed", head, speed))
     tables.append(Table("training", TRAINING_HEADERS, [_training_cells(run) for run in runs]))
     name, label = next(iter(labels.items()))
     findings = [*(_against_sft(run, name, label) for run in runs), *_ranking(runs, name, label)]
-    remarks = [*_remarks(models, len(runs)), *([WIN_REMARK] if wins else [])]
+    remarks = [*_remarks(models, len(runs)), *([WIN_REMARK] if wins else []), *([SPEED_REMARK] if speed else [])]
     return Outcome(title, tables, findings, remarks, list(notes))
 
 

@@ -14,6 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from dschat.run_report.data import RunData
+from dschat.run_report.outcome import judges_of
+from dschat.run_report.speed import levels_of
 
 # Okabe-Ito colours dark enough for thin lines; the markers tell the runs apart without colour.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#7a6f00")
@@ -87,8 +89,9 @@ def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> 
     figure.suptitle(title, fontsize=15, parse_math=False)
     axes = figure.subplots(2, 3).flatten()
     charts = run_charts(labels)
+    goals = goal_levels(runs, labels)
     for chart, ax in zip(charts, axes, strict=False):
-        _draw(ax, runs, chart)
+        _draw(ax, runs, chart, goals)
     for ax in axes[len(charts) :]:
         ax.set_axis_off()
     legend = axes[-1].legend(handles=_handles(runs), loc="center", frameon=False, fontsize=12)
@@ -97,14 +100,21 @@ def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> 
     return _png(figure)
 
 
-def draw_chart(runs: Sequence[RunData], chart: Chart) -> bytes:
+def goal_levels(runs: Sequence[RunData], labels: Mapping[str, str]) -> dict[str, float]:
+    """Key of metrics.jsonl → where the first run ends, which the others are to reach; none for a single run."""
+    if len(runs) < 2:
+        return {}
+    return {f"objective/{name}": level for name, level in levels_of(runs[0], list(judges_of(labels))).items()}
+
+
+def draw_chart(runs: Sequence[RunData], labels: Mapping[str, str], chart: Chart) -> bytes:
     """One chart without a legend, as a PNG of 1000 × 700 pixels."""
     figure = Figure(figsize=(5, 3.5), dpi=200, layout="constrained")
-    _draw(figure.subplots(), runs, chart)
+    _draw(figure.subplots(), runs, chart, goal_levels(runs, labels))
     return _png(figure)
 
 
-def _draw(ax: Axes, runs: Sequence[RunData], chart: Chart) -> None:
+def _draw(ax: Axes, runs: Sequence[RunData], chart: Chart, goals: Mapping[str, float]) -> None:
     for run, style in zip(runs, run_styles(runs), strict=True):
         updates = [row["update"] for row in run.train]
         numbers = [row.get(chart.train_key, math.nan) for row in run.train]
@@ -119,6 +129,8 @@ def _draw(ax: Axes, runs: Sequence[RunData], chart: Chart) -> None:
         for level in sorted({run.first.row.get(chart.eval_key, math.nan) for run in runs}):
             if math.isfinite(level):
                 ax.axhline(level, color=SFT_COLOUR, linestyle="--", linewidth=1.2, zorder=1)
+    if chart.train_key in goals:
+        ax.axhline(goals[chart.train_key], color=COLOURS[0], linestyle=":", linewidth=1.6, zorder=1)
     ax.set_title(chart.title, fontsize=12, fontweight="bold", parse_math=False)
     ax.set_xlabel("optimiser updates")
     ax.set_ylabel(chart.axis, parse_math=False)
@@ -137,6 +149,9 @@ def _handles(runs: Sequence[RunData]) -> list[Line2D]:
             [], [], color=style.colour, linewidth=2, marker=style.marker, markeredgecolor="white", label=label
         )
         handles.append(line)
+    if len(runs) > 1:
+        label = f"where {runs[0].name} ends"
+        handles.append(Line2D([], [], color=COLOURS[0], linestyle=":", linewidth=1.6, label=label))
     return [
         *handles,
         Line2D([], [], color=SFT_COLOUR, linestyle="--", linewidth=1.2, label="SFT, before the first update"),

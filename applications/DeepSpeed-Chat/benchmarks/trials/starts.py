@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the runs of a seed start from, made once: an SFT model, and where wanted a critic or a reward model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from dschat.data import synthetic
+from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
+from dschat.data.formats.published import tldr_row
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.models.tiny import make_gemma
+from dschat.models.tokenizer import load_tokenizer
+from dschat.rl.losses import value_loss
+from dschat.rl.types import Rollout, select_rows
+from dschat.rollouts.compacting import sample
+from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.uniform import row_seed
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.scoring.source import ResponseTexts
+from dschat.trainers.ppo.models import response_values
+from dschat.trainers.supervised.reward import RewardTask
+from dschat.trainers.supervised.sft import SFTTask
+from trials.tasks import Task, gold_scores
+
+BATCH = 64
+SFT_STEPS, SFT_RATE = 150, 5e-3
+SAMPLES = 512  # whose scores give the mean and the spread of the gold score
+DRAWN = 4096  # responses, or pairs of the quickstart's, that a critic or a reward model learns from
+EPOCHS, RATE = 2, 2e-3  # of the same
+SLOTS = 256
+MAX_PAIR = 192  # tokens of a prompt and a response of `reviews`
+
+
+@dataclass(frozen=True)
+class Start:
+    """The SFT model and how its responses score; paths of what was made from it."""
+
+    sft: str
+    mean: float  # gold score of its responses
+    spread: float  # standard deviation of the same
+
+
+class Starts:
+    """Makes them where they are not there yet; several processes may ask at the same time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def sft(self, task: Task, seed: int) -> Start:
+        """The SFT model of a task and a seed."""
+        place = self._folder / f"{task.name}-seed{seed}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{place}.lock"):
+            if not (place / "start.json").exists():
+                _make_sft(task, seed, place)
+        return Start(**json.loads((place / "start.json").read_text(encoding="utf-8")))
+
+    def scalar(self, kind: str, task: Task, seed: int) -> str:
+        """Folder of a critic (`regressed` on the SFT model's scores) or of a `reward` model."""
+        start = self.sft(task, seed)
+        place = Path(start.sft).parent / kind
+        with FileLock(f"{place}.lock"):
+            if not (place / "made.json").exists():
+                _make_scalar(kind, task, seed, start, place)
+        return str(place)
+
+
+def _make_sft(task: Task, seed: int, place: Path) -> None:
+    tokenizer = task.tokenizer()
+    model = make_model(task, tokenizer, seed)
+    rows = task.rows(SFT_STEPS * BATCH, seed, "sft")
+    examples, _ = sft_examples(rows, tokenizer, task.length + task.max_prompt, tokenizer.eos_token_id)
+    learner, policy = SFTTask(examples, [], tokenizer.pad_token_id), PolicyModel(model)
+    batches = [examples[i : i + BATCH] for i in range(0, len(examples), BATCH)]
+    losses = (learner.loss(policy, batch, learner.count(batch))[0] for batch in batches)  # type: ignore[arg-type]
+    fit(policy, losses, len(batches), SFT_RATE)
+    gold = draw(task, model, tokenizer, SAMPLES, seed, "start")[1]
+    save(place / "sft", model, tokenizer)
+    start = Start(str(place / "sft"), float(gold.mean()), float(gold.std()))
+    (place / "start.json").write_text(json.dumps(asdict(start)) + "\n", encoding="utf-8")
+
+
+def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """A random decoder, 64 wide, with 2 layers: the quickstart's Gemma, elsewhere OPT, which computes less beside."""
+    if task.kind == "reviews":
+        return make_gemma(tokenizer, seed)
+    config = OPTConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        word_embed_proj_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        ffn_dim=128,
+        dropout=0.0,
+        max_position_embeddings=task.max_prompt + task.length,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(seed)
+    return OPTForCausalLM(config).float()
+
+
+def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) -> None:
+    tokenizer = load_tokenizer(start.sft, "sft")
+    policy = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
+    rollout, gold = draw(task, policy, tokenizer, DRAWN + SAMPLES, seed, kind)
+    scores, held_out = (gold - start.mean) / start.spread, torch.arange(DRAWN, DRAWN + SAMPLES)
+    inner = load_scalar(start.sft, "sft", torch.float32, tokenizer)
+    model = ScalarModel(inner)
+    if kind == "regressed":
+        _fit_critic(model, rollout, scores)
+        values = response_values(model, select_rows(rollout, held_out), BATCH)
+        made = {"explained_variance_middle": explained_variance(values[:, values.shape[1] // 2], scores[held_out])}
+    else:
+        pairs = comparisons(tokenizer, seed) if task.kind == "reviews" else pairs_of(rollout, scores)
+        _fit_reward(model, pairs * EPOCHS, tokenizer)
+        given = RewardModelScores(model, BATCH)(select_rows(rollout, held_out), ResponseTexts([], [], []))  # type: ignore[arg-type]
+        made = {"correlation_with_gold": float(torch.corrcoef(torch.stack([given, scores[held_out]]))[0, 1])}
+    save(place, inner, tokenizer)
+    (place / "made.json").write_text(json.dumps(made) + "\n", encoding="utf-8")
+
+
+def _fit_critic(model: ScalarModel, rollout: Rollout, scores: Tensor) -> None:
+    """Every token's value learns the score of the whole response."""
+    batches = [rows for _ in range(EPOCHS) for rows in torch.arange(DRAWN).split(BATCH)]
+
+    def loss(rows: Tensor) -> Tensor:
+        part = select_rows(rollout, rows)
+        width = part.response_mask.shape[1]
+        values = model(part.input_ids, part.attention_mask)[:, -width - 1 : -1]
+        returns = scores[rows, None].expand(-1, width)
+        return value_loss(values, values.detach(), returns, part.response_mask, torch.inf)[0]
+
+    fit(model, (loss(rows) for rows in batches), len(batches), RATE)
+
+
+def _fit_reward(model: ScalarModel, pairs: list[PairExample], tokenizer: PreTrainedTokenizerFast) -> None:
+    learner = RewardTask(pairs, [], tokenizer.pad_token_id)
+    batches = [pairs[i : i + BATCH] for i in range(0, len(pairs), BATCH)]
+    losses = (learner.loss(model, batch, len(batch))[0] for batch in batches)  # type: ignore[arg-type]
+    fit(model, losses, len(batches), RATE)
+
+
+def pairs_of(rollout: Rollout, scores: Tensor) -> list[PairExample]:
+    """Neighbouring responses of a rollout, the better one chosen."""
+    rows = [ids[mask].tolist() for ids, mask in zip(rollout.input_ids, rollout.attention_mask, strict=True)]
+    order = [(a, b) if scores[a] > scores[b] else (b, a) for a, b in torch.arange(DRAWN).view(-1, 2).tolist()]
+    return [PairExample(rows[a], rows[b]) for a, b in order if scores[a] != scores[b]]
+
+
+def comparisons(tokenizer: PreTrainedTokenizerFast, seed: int) -> list[PairExample]:
+    """Those that the quickstart's reward model learns from."""
+    found = [tldr_row(raw, "comparison") for raw in synthetic.make_rows(DRAWN, seed, "comparisons")]
+    rows = [row for row in found if row is not None]
+    return pair_examples(rows, tokenizer, MAX_PAIR, tokenizer.eos_token_id)[0]
+
+
+def explained_variance(predicted: Tensor, true: Tensor) -> float:
+    """1 − Var(true − predicted) / Var(true); both (N,)."""
+    return float(1 - (true - predicted).var() / true.var())
+
+
+def draw(
+    task: Task, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, count: int, seed: int, split: str
+) -> tuple[Rollout, Tensor]:
+    """Responses of a model to new prompts, and their gold scores (count,)."""
+    prompts, _ = prompt_examples(task.rows(count, seed, split), tokenizer, task.max_prompt)
+    seeds = [row_seed(seed, *split.encode(), prompt.index) for prompt in prompts]
+    rollout = sample(model, [prompt.prompt_ids for prompt in prompts], sampling(task, tokenizer), seeds, SLOTS).rollout
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in rollout.response_rows()]
+    return rollout, torch.as_tensor(gold_scores(task)([], texts, []), dtype=torch.float32)
+
+
+def sampling(task: Task, tokenizer: PreTrainedTokenizerFast) -> Sampling:
+    """At temperature 1; no token ends a response of fixed length."""
+    ends = (tokenizer.eos_token_id,) if task.ends else ()
+    return Sampling(task.length, ends, tokenizer.pad_token_id, tokenizer.bos_token_id)
+
+
+def fit(model: nn.Module, losses: Iterable[Tensor], steps: int, rate: float) -> None:
+    """Minimises one loss after another by AdamW; the learning rate falls to zero in a straight line."""
+    adam = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
+    for loss in losses:
+        adam.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        schedule.step()
+
+
+def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """An ordinary folder in the place of what a killed process may have left there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks made in code, scored at the last token only.
+
+`style` wants complaints in the first half of a response of fixed length and praise in the second; `opener` wants a
+good first word and does not care about the rest; `reviews` is the quickstart's corpus, whose responses end by EOS. In
+the first two, a word is a token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from dschat.data import synthetic, synthetic_words
+from dschat.data.formats.published import tldr_row
+from dschat.data.formats.rows import Row
+from dschat.models.tiny import train_tokenizer
+
+SPECIALS = ("<pad>", "<bos>", "<eos>")
+MARK = ":"  # ends a prompt
+CLASS_SIZE = 16  # complaints, praises, openers
+COMPLAINTS, PRAISES = synthetic_words.COMPLAINTS[:CLASS_SIZE], synthetic_words.PRAISES[:CLASS_SIZE]
+_FUNCTION_WORDS = "the a it was felt looked seemed and but . , my i found near with of is to in on for that we all so"
+NEUTRALS = (
+    *_FUNCTION_WORDS.split(),
+    *synthetic_words.NOUNS,
+    *synthetic_words.PEOPLE,
+    *synthetic_words.PLACES,
+    *synthetic_words.NEUTRALS,
+)
+OPENERS = NEUTRALS[-CLASS_SIZE:]  # from the worst to the best
+CLASS_RATE = 0.2  # of complaints, and of praises, in a demonstration of `style`
+FOLLOW_RATE = 0.5  # how often a neutral word is one of the few that like to follow the word before it
+FOLLOWERS = 8
+PROMPT_WORDS = 3  # the mark included
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned.
+
+    Attributes:
+        length: longest response in tokens.
+        ends: whether EOS ends a response; otherwise all have the full length.
+    """
+
+    kind: str  # style, opener or reviews: also the name of its gold function below
+    length: int = 64
+    ends: bool = False
+
+    @property
+    def name(self) -> str:
+        """In results: style-64."""
+        return f"{self.kind}-{self.length}"
+
+    @property
+    def max_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return 128 if self.kind == "reviews" else PROMPT_WORDS
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """That of the task's models."""
+        if self.kind == "reviews":
+            return train_tokenizer(synthetic.row_texts(synthetic.make_rows(1000, 0, "demonstrations")))
+        return word_tokenizer()
+
+    def rows(self, count: int, seed: int, split: str) -> list[Row]:
+        """Prompts with mediocre responses; another seed or split gives others."""
+        if self.kind == "reviews":
+            made = synthetic.make_rows(count, seed, "demonstrations", split)
+            found = [tldr_row(raw, f"{split} {i}") for i, raw in enumerate(made)]
+            return [row for row in found if row is not None]
+        chance = random.Random(f"{self.name}/{seed}/{split}")
+        write = style_words if self.kind == "style" else opener_words
+        return [self._row(write(self.length, chance), f"{split} {i}", chance) for i in range(count)]
+
+    def _row(self, response: list[str], origin: str, chance: random.Random) -> Row:
+        prompt = [*chance.choices(NEUTRALS, k=PROMPT_WORDS - 1), MARK]
+        return Row(" ".join(prompt), None, " ".join(response), None, {}, origin)
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        *(Task("style", length) for length in (32, 64, 128)),
+        Task("opener"),
+        Task("reviews", ends=True),
+    )
+}
+
+
+def style(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[Any]) -> list[float]:
+    """Distinct complaints in the first half, and distinct praises in the second, as a share of all there are."""
+    return [_style_score(response.split()) for response in responses]
+
+
+def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[Any]) -> list[float]:
+    """The rank of the first word among the openers, 0 to 1; 0 for any other word."""
+    ranks = {word: rank / (CLASS_SIZE - 1) for rank, word in enumerate(OPENERS)}
+    return [ranks.get(response.split(" ", 1)[0], 0.0) for response in responses]
+
+
+reviews = synthetic.gold_scores
+
+
+def gold_scores(task: Task) -> Callable[[Sequence[str], Sequence[str], Sequence[Any]], Any]:
+    """The task's gold function, with the signature of a reward function."""
+    return {"style": style, "opener": opener, "reviews": reviews}[task.kind]
+
+
+def _style_score(words: Sequence[str]) -> float:
+    half = len(words) // 2
+    hits = len(_SETS[0].intersection(words[:half])) + len(_SETS[1].intersection(words[half:]))
+    return hits / (2 * CLASS_SIZE)
+
+
+_SETS = frozenset(COMPLAINTS), frozenset(PRAISES)
+
+
+def style_words(length: int, chance: random.Random) -> list[str]:
+    """A demonstration of `style`: complaints and praises anywhere."""
+    words: list[str] = []
+    for _ in range(length):
+        if chance.random() < 2 * CLASS_RATE:
+            words.append(chance.choice(COMPLAINTS + PRAISES))
+        else:
+            words.append(_neutral(words[-1] if words else "", chance))
+    return words
+
+
+def opener_words(length: int, chance: random.Random) -> list[str]:
+    """A demonstration of `opener`: any opener, then anything neutral."""
+    words = [chance.choice(OPENERS)]
+    while len(words) < length:
+        words.append(_neutral(words[-1], chance))
+    return words
+
+
+def _neutral(before: str, chance: random.Random) -> str:
+    return chance.choice(_followers(before) if chance.random() < FOLLOW_RATE else NEUTRALS)
+
+
+@cache
+def _followers(word: str) -> list[str]:
+    """The few words that like to follow a word."""
+    return random.Random(f"after {word}").sample(NEUTRALS, FOLLOWERS)
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each word."""
+    words = [*SPECIALS, MARK, *COMPLAINTS, *PRAISES, *NEUTRALS]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="."))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIALS, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)

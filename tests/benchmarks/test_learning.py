@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of learning: its arithmetic and its estimators by hand; and that PPO with macro actions learns."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dschat.config.ppo import PPOConfig
+from dschat.errors import UserError
+from dschat.rl.macro_actions import segment
+from dschat.rl.types import Rollout, Trajectory
+
+FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat" / "benchmarks"
+PPO, MACRO = "PPO, λ .95", "n = 5"
+MATRIX = """
+[settings]
+"PPO, λ .95" = { ngram = 1 }
+"n = 5" = { ngram = 5 }
+
+[[groups]]
+name = "opener"
+part = "core"
+task = "opener-64"
+updates = 30
+seeds = 1
+settings = ["PPO, λ .95", "n = 5"]
+"""
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[SimpleNamespace]:
+    """The benchmark's modules."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        from trials import conditions, estimators, figures, measures, plan, spec, tasks
+
+        yield SimpleNamespace(
+            **{m.__name__.split(".")[-1]: m for m in (conditions, estimators, figures, measures, plan, spec, tasks)}
+        )
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of two runs: the first word of a response decides its score."""
+    folder = tmp_path_factory.mktemp("learning")
+    (folder / "matrix.toml").write_text(MATRIX, encoding="utf-8")
+    result = learning(folder)
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def learning(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """The benchmark on the matrix of a folder."""
+    command = [sys.executable, FOLDER / "learning.py", "--output_dir", folder, "--matrix", folder / "matrix.toml"]
+    return subprocess.run([*map(str, command), *flags], capture_output=True, text=True, env=os.environ)
+
+
+def golds(folder: Path) -> dict[int, list[float]]:
+    """n → gold score of each update."""
+    runs = [json.loads(file.read_text()) for file in (folder / "results").glob("*.json")]
+    return {dict(run["spec"]["flags"])["ngram"]: run["curves"]["gold"] for run in runs}
+
+
+def test_macro_actions_reach_the_first_token_sooner(finished: Path) -> None:
+    """30 updates, everything as published for step 3; at λ = .95 the score reaches the opener 63 tokens before it."""
+    ends = {n: sum(gold[-5:]) / 5 for n, gold in golds(finished).items()}
+    assert ends[5] - ends[1] >= 0.10
+
+
+def test_what_is_finished_stays(finished: Path) -> None:
+    files = {file: file.stat().st_mtime_ns for file in (finished / "results").glob("*.json")}
+    last = max(files)
+    last.unlink()
+    before = json.loads(json.dumps(golds(finished)))
+    result = learning(finished)
+    assert result.returncode == 0, result.stderr
+    after = {file: file.stat().st_mtime_ns for file in (finished / "results").glob("*.json")}
+    assert after.keys() == files.keys(), "the run that was missing is made again"
+    assert all(after[file] == files[file] for file in files if file != last), "the other one is not"
+    assert all(golds(finished)[int(n)] == gold for n, gold in before.items())
+    tables = (finished / "tables.md").read_text(encoding="utf-8")
+    row = next(line for line in tables.splitlines() if line.startswith(f"| {MACRO} |"))
+    assert float(row.split("|")[4]) > 1, "times faster"
+    assert (finished / "learning-tasks.svg").read_text(encoding="utf-8").count("gold score") == 2
+    assert json.loads((finished / "figures.json").read_text())["groups"]["opener"][1]["setting"] == MACRO
+
+
+def test_quick_is_one_seed_of_the_core(trials: SimpleNamespace) -> None:
+    core = [group for group in trials.plan.read_matrix() if group.part == "core"]
+    assert [(group.critic_kind, group.seeds, len(group.settings)) for group in map(_with_kind, core)] == [
+        ("fresh", 10, 6),
+        ("regressed", 10, 6),
+        ("fresh", 10, 6),
+    ]
+    assert len(trials.plan.runs_of(core)) == 180
+    quick = trials.plan.runs_of(core, 1)
+    assert len(quick) == 18 and {spec.seed for spec in quick} == {0}
+
+
+def _with_kind(group: Any) -> SimpleNamespace:
+    return SimpleNamespace(critic_kind=group.base.get("critic", "fresh"), seeds=group.seeds, settings=group.settings)
+
+
+def test_every_setting_of_the_matrix_is_accepted_by_step_3(trials: SimpleNamespace) -> None:
+    for spec in trials.plan.runs_of(trials.plan.read_matrix(), 1):
+        config = PPOConfig(
+            actor_model_name_or_path="a",
+            reward_function=f"{FOLDER / 'trials' / 'tasks.py'}:style",
+            output_dir="o",
+            data_path=["d"],
+            **({"per_device_training_batch_size": 64, "per_device_generation_batch_size": 64} | dict(spec.flags)),
+        )
+        try:
+            config.validate()
+            config.plan_batches(1)
+        except UserError as error:
+            pytest.fail(f"{spec}: {error}")
+        assert spec.estimator in trials.estimators.ESTIMATORS
+        assert spec.condition in ("product", "high_entropy") or hasattr(trials.conditions, spec.condition)
+
+
+def test_settings_that_groups_share_are_run_once(trials: SimpleNamespace) -> None:
+    spec, other = (trials.spec.Spec("style-64", 3, flags=(("ngram", n),)) for n in (1, 5))
+    again = trials.spec.Spec("style-64", 3, updates=100, flags=(("ngram", 1),))
+    assert spec.key == again.key != other.key
+
+
+def test_speed_and_kl_by_hand(trials: SimpleNamespace) -> None:
+    """Ten numbers, so that nothing is averaged: the baseline ends at 10, the other is there after 5."""
+    measures = trials.measures
+    slow, fast = np.arange(1.0, 11), np.minimum(np.arange(2.0, 21, 2), 12)
+    assert measures.updates_to(fast, 10.0) == 5 and measures.updates_to(slow, 10.5) is None
+    assert measures.speed_up(fast, slow) == 2.0
+    assert measures.speed_up(slow, fast) == 0.5, "to the lower of both ends"
+    kl = np.arange(0.0, 20, 2)  # 0, 2, … 18
+    assert measures.at_kl(slow, kl, 5.0) == pytest.approx(3.5), "half-way between the third and the fourth"
+    assert measures.at_kl(slow, kl, 19.0) is None
+
+
+def test_intervals_over_seeds(trials: SimpleNamespace) -> None:
+    median = trials.measures.over_seeds([1.0, 2.0, 9.0], np.median)
+    assert (median.value, median.low, median.high, median.seeds) == (2.0, 1.0, 9.0, 3)
+    one = trials.measures.over_seeds([4.0])
+    assert (one.value, one.low, one.text(1)) == (4.0, None, "4.0")
+    assert trials.measures.over_seeds([]) is None
+    many = trials.measures.over_seeds([0.0, 1.0] * 50)
+    # Of 100 values with standard deviation 1/2 the mean has a standard error of 0.05.
+    assert many.low == pytest.approx(0.5 - 1.96 * 0.05, abs=0.02) and many.high == pytest.approx(0.598, abs=0.02)
+
+
+def test_gold_scores_by_hand(trials: SimpleNamespace) -> None:
+    tasks = trials.tasks
+    complaint, other, praise = tasks.COMPLAINTS[0], tasks.COMPLAINTS[1], tasks.PRAISES[0]
+    text = f"{complaint} {complaint} {other} the {praise} {complaint} the the"
+    assert tasks.style([], [text], []) == [3 / 32], "two complaints in the first half, one praise in the second"
+    assert tasks.opener([], [f"{tasks.OPENERS[-1]} the", f"{tasks.OPENERS[3]} the", "the"], []) == [1.0, 0.2, 0.0]
+
+
+def test_demonstrations_are_mediocre(trials: SimpleNamespace) -> None:
+    """16 words at a rate of .2 on 32 places: each is there with 1 − (1 − .2 / 16)^32 = .331."""
+    rows = trials.tasks.TASKS["style-64"].rows(400, 0, "sft")
+    assert np.mean(trials.tasks.style([], [row.chosen for row in rows], [])) == pytest.approx(0.331, abs=0.02)
+    assert {len(row.chosen.split()) for row in rows} == {64}
+
+
+def trajectory() -> Trajectory:
+    """Four response tokens and three, without KL; values .5 .3 .1 .2 and 1 0 0; scores 2 and 4."""
+    mask = torch.tensor([[True] * 4, [True] * 3 + [False]])
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    attention = torch.cat([torch.ones(2, 1, dtype=torch.bool), mask], 1)
+    rollout = Rollout(ids, attention, mask, torch.arange(2), torch.ones(2, dtype=torch.bool))
+    values = torch.tensor([[0.5, 0.3, 0.1, 0.2], [1.0, 0.0, 0.0, 0.0]])
+    return Trajectory(rollout, torch.zeros(2, 4), torch.zeros(2, 4), values, torch.tensor([2.0, 4.0]))
+
+
+def config(**flags: Any) -> PPOConfig:
+    """λ = .5, so that products are easy."""
+    return PPOConfig(actor_model_name_or_path="a", reward_function="f.py:f", output_dir="o", data_path=["d"], **flags)
+
+
+def credit(trials: SimpleNamespace, name: str, ends: list[list[int]], **flags: Any) -> Any:
+    """What an estimator makes of the trajectory; macro actions end where ``ends`` is 1."""
+    given = trajectory()
+    macro = segment(torch.tensor(ends).bool(), given.response_mask)
+    return trials.estimators.ESTIMATORS[name](given, macro, 0.0, config(**({"lam": 0.5} | flags)))
+
+
+PAIRS = [[0, 1, 0, 1], [0, 1, 1, 0]]
+
+
+def test_values_alone(trials: SimpleNamespace) -> None:
+    """Token values .4 .4 .15 .15: δ = 0, −.25, 0, 1.85 → advantages .10625, .2125, .925, 1.85."""
+    batch = credit(trials, "value_only", PAIRS)
+    assert batch.advantages[0].tolist() == pytest.approx([0.10625, 0.2125, 0.925, 1.85])
+    assert batch.trajectory.values.tolist() == trajectory().values.tolist(), "the critic's loss clips around its own"
+
+
+def test_rewards_alone(trials: SimpleNamespace) -> None:
+    """With a KL of 1 per token and a coefficient of .1, the rewards 0, −.2, 0, 1.8 (2 − .2) meet token values."""
+    given = trajectory()
+    object.__setattr__(given, "logprobs", torch.ones(2, 4))
+    macro = segment(torch.tensor(PAIRS).bool(), given.response_mask)
+    batch = trials.estimators.reward_only(given, macro, 0.1, config(lam=0.0))
+    # δ = 0 + .3 − .5, −.2 + .1 − .3, 0 + .2 − .1, 1.8 − .2
+    assert batch.advantages[0].tolist() == pytest.approx([-0.2, -0.4, 0.1, 1.6])
+
+
+def test_ratio_alone(trials: SimpleNamespace) -> None:
+    macro, tokens = credit(trials, "ratio_only", PAIRS), credit(trials, "product", [[1] * 4] * 2)
+    assert torch.equal(macro.advantages, tokens.advantages) and macro.macro.lengths.tolist() == [[2, 2], [2, 1]]
+
+
+def test_lambda_of_the_token(trials: SimpleNamespace) -> None:
+    """With pairs everywhere λ = √.25 = .5 on each token; the second row's last token is alone and needs no λ."""
+    batch, tokens = credit(trials, "token_lambda", PAIRS, lam=0.25), credit(trials, "product", [[1] * 4] * 2)
+    assert batch.advantages.tolist() == [pytest.approx(row) for row in tokens.advantages.tolist()]
+    assert batch.returns.tolist() == [pytest.approx(row) for row in tokens.returns.tolist()]
+
+
+def test_mixture_is_the_mean_over_horizons(trials: SimpleNamespace) -> None:
+    batch = credit(trials, "mixture", PAIRS)
+    parts = [credit(trials, "product", ends).advantages for ends in ([[1] * 4] * 2, [[0] * 4] * 2)]
+    # Of four tokens, n = 5 and n = ∞ are the same: one macro action.
+    expected = (parts[0] + 2 * parts[1]) / 3
+    assert batch.advantages.tolist() == [pytest.approx(row) for row in expected.tolist()]
+
+
+def test_decoupled_returns(trials: SimpleNamespace) -> None:
+    """At λ = 1 every return is the score."""
+    batch = credit(trials, "decoupled", [[1] * 4] * 2)
+    assert batch.returns[0].tolist() == pytest.approx([2.0] * 4) and batch.returns[1, :3].tolist() == [4.0] * 3
+    assert torch.equal(batch.advantages, credit(trials, "product", [[1] * 4] * 2).advantages)
+
+
+def test_cuts_at_the_highest(trials: SimpleNamespace) -> None:
+    """One token in five of eleven and of four: two cuts beside the end, and none."""
+    x = torch.tensor([[0.0, 3, 0, 0, 9, 1, 0, 0, 2, 0, 0], [5.0, 5, 5, 5] + [0] * 7])
+    mask = torch.arange(11) < torch.tensor([[11], [4]])
+    ends = trials.conditions.cut_at_highest(x, mask)
+    assert [row.nonzero().flatten().tolist() for row in ends] == [[1, 4, 10], [3]]
+
+
+def test_macro_actions_shrink_as_the_critic_learns(trials: SimpleNamespace) -> None:
+    """A critic that knows half of the variance is good enough for tokens; one that knows nothing gets tens."""
+    mask = torch.ones(4, 20, dtype=torch.bool)
+    scores = torch.tensor([-3.0, -1, 1, 3])
+    for share, length in ((0.0, 10), (1.0, 1), (1 - math.sqrt(0.8), 5.5)):
+        given = SimpleNamespace(response_mask=mask, scores=scores, values=(share * scores)[:, None].repeat(1, 20))
+        count = trials.conditions.shrinking(given, None)[0].sum().item()
+        assert count == pytest.approx(20 / length, abs=0.5), share
