@@ -36,31 +36,32 @@ def test_small(tmp_path):
     tags = Tags(page)
     assert tags.count["table"] >= 1 and tags.count["html"] == 1
     assert not [link for link in tags.links if link.startswith(("http:", "https:", "//"))], "it opens without network"
-    for name in ("SFT", "PPO (n = 1)", "MA-PPO (n = 5)"):
+    for name in ("SFT", "PPO (n = 1)", "MA-PPO (n = 5)", "PPO, λ = .99", "updates to where PPO (n = 1) ends"):
         assert name in page and name in result.stdout
     for step in ("step1_supervised_finetuning", "step2_reward_model_finetuning", "step3_rlhf_finetuning"):
         assert f"{step}/main.py" in result.stdout
     assert "report.html" in result.stdout.splitlines()[-1]
     for judge in ("gold score", "reward-model score"):
-        pair = [
+        pairs = [
             line
             for line in result.stdout.splitlines()
-            if line.startswith(("PPO (n = 1) against MA", "MA-PPO (n = 5) against PPO")) and judge in line
+            if " against " in line and "against SFT" not in line and judge in line and "[" in line
         ]
-        assert len(pair) == 1 and "[" in pair[0], "the runs' win rate with its interval"
+        assert len(pairs) == 2, "the win rate of the best run against both others, with its interval"
 
-    runs = {"step3-ppo": 1, "step3-ma-ppo": 5}
+    runs = {"step3-ppo": (1, 0.95), "step3-ma-ppo": (5, 0.95), "step3-ppo-99": (1, 0.99)}
     before = {}
-    for name, ngram in runs.items():
+    for name, (ngram, lam) in runs.items():
         config = json.loads((folder / name / "train_config.json").read_text())
-        assert (config["termination_condition"], config["ngram"]) == ("fixed", ngram)
+        assert (config["termination_condition"], config["ngram"], config["lam"]) == ("fixed", ngram, lam)
+        assert config["critic_model_name_or_path"].endswith("step1-sft") and config["whiten_advantages"]
         rows = evaluation_rows(folder / name)
         assert all("eval/gold_scores" in row for row in rows)
         before[name] = {key: value for key, value in rows[0].items() if key != "seconds"}
         last = read_jsonl(folder / name / "samples" / f"update-{rows[-1]['update']:06d}.jsonl")
         assert all(0 <= sample["gold_scores"] <= 1 for sample in last)
         assert f"{rows[-1]['eval/gold_scores']:.3f}" in page, "the table shows the last evaluation"
-    assert before["step3-ppo"] == before["step3-ma-ppo"], "both start from the same model and prompts"
+    assert all(row == before["step3-ppo"] for row in before.values()), "all start from the same model and prompts"
     seeds = {json.loads((folder / name / "run.json").read_text())["seeds"]["seed"] for name in runs}
     assert seeds == {1234}
 

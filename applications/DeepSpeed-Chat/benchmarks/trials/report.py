@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 
 from dschat.run_report.plots import COLOURS
 from dschat.run_report.speed import final, trailing_mean
-from trials.figures import Row, curves_of, read_group
+from trials.figures import Row, curves_of, is_token_ppo, read_group
 from trials.measures import KL_LEVELS, Curve, Interval, over_seeds
 from trials.plan import Group
 from trials.pool import Results
 
-DASHES = ("-", "--", "-.", ":")
+DASHES = ("--", "-.", ":")  # of what is not token PPO
 
 
 def learning_table(rows: Sequence[Row]) -> str:
@@ -93,7 +93,7 @@ def draw(groups: Sequence[Group], results: Results) -> bytes:
         handles = {}
         for ax in axes.flatten():
             handles |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2 * len(groups), frameon=False)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
@@ -108,7 +108,8 @@ def _draw_group(axes: Sequence[Axes], group: Group, results: Results) -> None:
         curves = [curves_of(run) for run in runs.values()]
         gold = np.stack([trailing_mean(run["gold"]) for run in curves])
         kl = np.stack([trailing_mean(run["kl"]) for run in curves])
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS)]}
+        dash = "-" if is_token_ppo(group.settings[name]) else DASHES[i // len(COLOURS)]
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linestyle": dash}
         updates, mean = np.arange(1, gold.shape[1] + 1), gold.mean(0)
         over_updates.plot(updates, mean, label=name, linewidth=1.6, **style)
         low, high = _band(gold)
@@ -117,7 +118,7 @@ def _draw_group(axes: Sequence[Axes], group: Group, results: Results) -> None:
         if i == 0:
             level = float(np.mean([final(run["gold"]) for run in curves]))
             label = f"where {name} ends"
-            over_updates.axhline(level, color="#444444", linestyle="--", linewidth=1, label=label)
+            over_updates.axhline(level, color="#444444", linestyle=":", linewidth=1.2, label=label)
     over_updates.set_xlabel("updates")
     over_kl.set_xlabel("KL to SFT, nats per response")
     for ax in axes:

@@ -41,8 +41,8 @@ class Outcome:
 
     Attributes:
         title: the report's title.
-        tables: results of SFT and the runs; win rates, where the samples files give them; speed, if there are
-            several runs; training.
+        tables: results of SFT and the runs; speed, if there are several; win rates, where the samples files give
+            them; training.
         findings: sentences: which run ended higher and by how much, and each run against SFT.
         remarks: how to read the numbers.
         notes: the caller's remarks.
@@ -108,15 +108,15 @@ def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str,
     wins = win_rows(runs, judges_of(labels))
     headers = ["model", *labels.values(), "held-out prompts"]
     tables = [Table("results", headers, [_cells(model) for model in models])]
-    if wins:
-        tables.append(Table("wins", WIN_HEADERS, wins))
     head, speed = speed_rows(runs, judges_of(labels))
     if speed:
         tables.append(Table("speed", head, speed))
+    if wins:
+        tables.append(Table("wins", WIN_HEADERS, wins))
     tables.append(Table("training", TRAINING_HEADERS, [_training_cells(run) for run in runs]))
     name, label = next(iter(labels.items()))
     findings = [*(_against_sft(run, name, label) for run in runs), *_ranking(runs, name, label)]
-    remarks = [*_remarks(models, len(runs)), *([WIN_REMARK] if wins else []), *([SPEED_REMARK] if speed else [])]
+    remarks = [*_remarks(models, len(runs)), *([SPEED_REMARK] if speed else []), *([WIN_REMARK] if wins else [])]
     return Outcome(title, tables, findings, remarks, list(notes))
 
 
