@@ -4,6 +4,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,6 +130,14 @@ def test_every_setting_of_the_matrix_is_accepted_by_step_3(trials: SimpleNamespa
             pytest.fail(f"{spec}: {error}")
         assert spec.estimator in trials.estimators.ESTIMATORS
         assert spec.condition in ("product", "high_entropy") or hasattr(trials.conditions, spec.condition)
+
+
+def test_the_document_has_a_place_for_every_group(trials: SimpleNamespace) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    names = {"quickstart"} | {group.name for group in trials.plan.read_matrix()}
+    assert (
+        names == set(re.findall(r"<!-- learning (.+) -->", text)) == set(re.findall(r"<!-- /learning (.+) -->", text))
+    )
 
 
 def test_settings_that_groups_share_are_run_once(trials: SimpleNamespace) -> None:

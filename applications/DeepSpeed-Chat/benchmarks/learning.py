@@ -18,6 +18,7 @@ from machine import machine
 from trials.figures import Row, rows_of
 from trials.plan import Group, read_matrix, runs_of
 from trials.pool import Results, run_all
+from trials.quickstart import SEEDS, quickstart_table, run_seeds
 from trials.report import draw, kl_table, learning_table
 
 PARTS = ("core", "quickstart", "around", "search")
@@ -39,11 +40,14 @@ def main() -> int:
     begun = time.perf_counter()
     if not settings.no_runs:
         run_all(runs_of(groups, 1 if settings.quick else None), results, settings.jobs)
+        if "quickstart" in parts:
+            run_seeds(settings.output_dir, SEEDS[:1] if settings.quick else SEEDS, settings.jobs)
     rows = {group.name: rows_of(group, results) for group in groups}
     rows = {name: found for name, found in rows.items() if found}
-    publish([group for group in groups if group.name in rows], rows, results, settings)
-    spent = sum(result["seconds"] for result in map(results.read, runs_of(groups)) if result is not None)
-    print(f"{time.perf_counter() - begun:.0f} s now; {spent / 3600:.1f} hours of one core in all finished runs")
+    seconds = [result["seconds"] for result in map(results.read, runs_of(groups)) if result is not None]
+    spent = f"{len(seconds)} finished runs, {sum(seconds) / 3600:.1f} hours of one core"
+    publish([group for group in groups if group.name in rows], rows, results, settings, spent)
+    print(f"{time.perf_counter() - begun:.0f} s now; {spent}")
     return 0
 
 
@@ -62,11 +66,17 @@ def parse() -> argparse.Namespace:
 
 
 def publish(
-    groups: Sequence[Group], rows: dict[str, list[Row]], results: Results, settings: argparse.Namespace
+    groups: Sequence[Group],
+    rows: dict[str, list[Row]],
+    results: Results,
+    settings: argparse.Namespace,
+    spent: str,
 ) -> None:
     """Tables, pictures and figures into the output folder, and into the document if there is one."""
     folder: Path = settings.output_dir
     texts = {name: f"{learning_table(found)}\n\n{kl_table(found)}" for name, found in rows.items()}
+    if (quickstarts := quickstart_table(folder)) is not None:
+        texts["quickstart"] = quickstarts
     (folder / "tables.md").write_text(
         "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items()) + "\n", "utf-8"
     )
@@ -84,7 +94,7 @@ def publish(
     if settings.markdown is not None:
         for name, text in texts.items():
             write_section(settings.markdown, f"learning {name}", text)
-        write_section(settings.markdown, "learning", origin(machine()))
+        write_section(settings.markdown, "learning", f"{origin(machine())} {spent[0].upper()}{spent[1:]}.")
 
 
 if __name__ == "__main__":

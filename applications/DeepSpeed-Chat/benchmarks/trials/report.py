@@ -93,7 +93,9 @@ def draw(groups: Sequence[Group], results: Results) -> bytes:
         handles = {}
         for ax in axes.flatten():
             handles |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2 * len(groups), frameon=False)
+        figure.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=2 * len(groups), frameon=False
+        )
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()

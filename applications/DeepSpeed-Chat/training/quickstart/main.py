@@ -64,7 +64,7 @@ class Processes:
         return [launcher, "--num_gpus", str(self.count), "--master_port", free_port(), script, *flags]
 
 
-FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 64, 32)
+FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 40, 20)
 SMALL = Scale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
 
 # Name of each run → its folder and flags. The third tells why the second is faster: PPO's advantages reach as far back
