@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process may use and ask of the kernel: resource limits, file access (Landlock), system calls (seccomp).
+
+None of these can be undone by the process that they hold for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import os
+import resource
+import struct
+from collections.abc import Sequence
+
+from .kernel import PR_CAPBSET_DROP, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, call, libc, prctl
+from .syscalls import TABLES
+
+STACK = 128 * 2**20  # bytes; programs recurse deeply
+
+# Landlock: rights on files by version of its interface, and the two that reading needs.
+ALL_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+READ = 1 << 2 | 1 << 3
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+
+# BPF: load a word of the system call's data, compare, return.
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+NUMBER, MACHINE, FIRST_ARGUMENT = 0, 4, 16  # offsets in that data
+CLONE_THREAD = 0x10000
+
+
+def limit_resources(seconds: float, memory: int, file_bytes: int, files: int) -> None:
+    """Sets limits that only the machine's administrator could raise again.
+
+    Args:
+        seconds: of the processor.
+        memory: bytes of address space.
+        file_bytes: bytes of a file that it writes.
+        files: open at once.
+    """
+    limits = {
+        resource.RLIMIT_CPU: math.ceil(seconds),
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_STACK: min(STACK, memory // 2),
+        resource.RLIMIT_FSIZE: file_bytes,
+        resource.RLIMIT_NOFILE: files,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+    }
+    for kind, wanted in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(kind, (value, value))
+    prctl(PR_SET_DUMPABLE, 0)
+
+
+def drop_capabilities() -> None:
+    """Gives up every privilege for good, also that of gaining one from a file."""
+    for capability in range(64):
+        if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) == -1:
+            break
+    header, data = struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6)
+    call("capset", header, data)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def restrict_files(readable: Sequence[str], writable: str) -> int:
+    """Landlock: reading below some paths, everything below one folder, nothing elsewhere.
+
+    Returns:
+        The version of the kernel's interface; 0 where it has none, and nothing was restricted.
+    """
+    version = libc.syscall(CREATE_RULESET, None, 0, 1)
+    if version < 1:
+        return 0
+    rights = ALL_RIGHTS[min(version, max(ALL_RIGHTS))]
+    network = 3 if version >= 4 else 0  # bind and connect
+    scopes = 3 if version >= 6 else 0  # abstract sockets and signals of others
+    words = {1: (rights,), 2: (rights,), 3: (rights,), 4: (rights, network), 5: (rights, network)}
+    attributes = (
+        struct.pack("=3Q", rights, network, scopes)
+        if version >= 6
+        else struct.pack(f"={len(words[version])}Q", *words[version])
+    )
+    ruleset = call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
+    for path, allowed in [*((path, READ) for path in readable), (writable, rights)]:
+        if not os.path.exists(path):
+            continue
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        if not os.path.isdir(path):
+            allowed &= 1 << 1 | 1 << 2  # a file can be read and written
+        call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, place), 0)
+        os.close(place)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    call("syscall", RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+    return int(version)
+
+
+def restrict_calls() -> bool:
+    """seccomp: the system calls of `syscalls.py` and threads; whatever else fails with EPERM.
+
+    Returns:
+        False on a machine whose numbers are not known or whose kernel has no filters; nothing was restricted then.
+    """
+    table = TABLES.get(os.uname().machine)
+    if table is None:
+        return False
+    code = b"".join(struct.pack("=HBBI", *line) for line in _filter(*table))
+    program = ctypes.create_string_buffer(code)
+    pointer = struct.pack("@HP", len(code) // 8, ctypes.addressof(program))
+    try:
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        prctl(PR_SET_SECCOMP, 2, pointer)
+    except OSError:
+        return False
+    return True
+
+
+def _filter(machine: int, allowed: set[int], clone: int, clone3: int, prlimit: int) -> list[tuple[int, int, int, int]]:
+    """Lines of a BPF program: operation, lines to skip if true, if false, operand."""
+    lines = [(LOAD, 0, 0, MACHINE), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
+    # The C library falls back from clone3, whose flags a filter cannot read, to clone.
+    lines += [(EQUAL, 0, 1, clone3), (RETURN, 0, 0, ERROR | errno.ENOSYS)]
+    for number in sorted(allowed):
+        lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    refuse = (RETURN, 0, 0, ERROR | errno.EPERM)
+    # Threads, and limits of its own: those of process 0.
+    lines += [(EQUAL, 0, 4, clone), (LOAD, 0, 0, FIRST_ARGUMENT)]
+    lines += [(ANY_BIT, 0, 1, CLONE_THREAD), (RETURN, 0, 0, ALLOW), refuse]
+    lines += [(EQUAL, 0, 3, prlimit), (LOAD, 0, 0, FIRST_ARGUMENT), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW), refuse]
+    return lines

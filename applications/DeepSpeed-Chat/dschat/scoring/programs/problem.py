@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests in the form of APPS's column `input_output`, as what goes into a sandbox and what is expected to come out.
+
+The column holds `inputs` and `outputs`, lists of equal length, and for functions `fn_name`. Its quirks: texts may be
+lists of lines; a call's result may stand in a list of its own; tuples are lists; keys of objects are always texts, so
+that an argument whose keys are all whole numbers gets these; integers may have thousands of digits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dschat.errors import UserError
+
+CHUNK = 4000  # digits that Python converts at once
+MAX_DIGITS = 100_000
+WHOLE = re.compile(r"-?\d{1,4000}")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test; `expected` never enters a sandbox."""
+
+    text: str  # on standard input
+    arguments: tuple[object, ...]  # of the function
+    expected: object  # a text, or a value as JSON knows them
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The tests of a problem."""
+
+    cases: tuple[Case, ...]
+    function: str | None  # to call; None for a program that reads standard input and prints
+
+
+def parse_problem(tests: str | Mapping[str, object], origin: str, most: int | None = None) -> Problem:
+    """Reads a column `input_output`.
+
+    Args:
+        tests: its JSON text, or what that holds.
+        origin: of the row, for messages.
+        most: only so many tests, the first.
+
+    Returns:
+        The problem; without cases where the column is empty.
+
+    Raises:
+        UserError: it holds something else; names the row.
+    """
+    content = _decode(tests, origin) if isinstance(tests, str) else tests
+    if not content:
+        return Problem((), None)
+    known = content if isinstance(content, Mapping) else {}
+    inputs, outputs = known.get("inputs"), known.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise UserError(
+            f"{origin}: column 'input_output' must hold lists `inputs` and `outputs` of equal length; correct the row."
+        )
+    function = known.get("fn_name") or None
+    pairs = list(zip(inputs, outputs, strict=True))[:most]
+    if function is None:
+        return Problem(tuple(Case(_text(given), (), _text(wanted)) for given, wanted in pairs), None)
+    if not all(isinstance(given, list) for given, _ in pairs):
+        raise UserError(f"{origin}: inputs of the function {function} must be lists of arguments; correct the row.")
+    return Problem(tuple(Case("", _arguments(given), wanted) for given, wanted in pairs), str(function))
+
+
+def exact_int(digits: str) -> int:
+    """A whole number of up to 100,000 digits, of which Python converts 4,300 at once; raises ValueError beyond."""
+    if len(digits) <= CHUNK:
+        return int(digits)
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    sign, digits = (-1, digits[1:]) if digits[0] == "-" else (1, digits)
+    value = 0
+    for start in range(0, len(digits), CHUNK):
+        chunk = digits[start : start + CHUNK]
+        value = value * 10 ** len(chunk) + int(chunk)
+    return sign * value
+
+
+def _decode(text: str, origin: str) -> object:
+    """What the column holds; integers stay text where they are only to be read and printed."""
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text, parse_int=exact_int if '"fn_name"' in text else str)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{origin}: column 'input_output' holds no valid JSON ({error}); correct the row.") from error
+
+
+def _text(value: object) -> str:
+    """Standard input or output: a text, or its lines."""
+    return "\n".join(map(_text, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _arguments(given: Sequence[object]) -> tuple[object, ...]:
+    return tuple(_with_whole_keys(argument) for argument in given)
+
+
+def _with_whole_keys(value: object) -> object:
+    if isinstance(value, dict) and value and all(WHOLE.fullmatch(key) for key in value):
+        return {int(key): of_key for key, of_key in value.items()}
+    return value

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of one program inside a sandbox, seen from outside."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Literal
+
+from dschat.scoring.programs.inside.job import JobFile
+from dschat.scoring.programs.inside.namespaces import WORK
+from dschat.scoring.programs.limits import Limits
+
+Level = Literal["bubblewrap", "namespaces", "rlimits"]
+LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces", "rlimits")  # strongest first
+
+HERE = Path(__file__).resolve().parent
+START = "import sys; sys.path.insert(0, {here!r}); from inside.main import main; main({level!r}, {report})"
+# Nothing of the parent's; hashes are the same in every run.
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+SET_UP_SECONDS = 20.0  # for the walls and the interpreter, before the program's own time begins
+MESSAGE = 4096  # bytes read of a report
+CHUNK = 2**16
+
+
+@dataclass(frozen=True)
+class Job:
+    """What enters a sandbox."""
+
+    source: str
+    text: str = ""  # on standard input
+    function: str | None = None
+    arguments: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What came out of it.
+
+    Attributes:
+        started: the walls stood; otherwise nothing is known of the program.
+        compiled: None if it ended before that was known.
+        end: how it ended: by itself, of its time, or because its output was too long.
+        status: exit status; 128 + n for signal n.
+        output: what it printed or returned.
+        message: the text of its exception, or why the walls do not stand.
+        seconds: from the start to the end.
+    """
+
+    started: bool
+    compiled: bool | None
+    end: Literal["exit", "time", "output"]
+    status: int
+    output: bytes
+    message: str
+    seconds: float
+
+
+def execute(job: Job, limits: Limits, level: Level) -> Execution:
+    """Runs a program once. It can only return data; all its processes are gone afterwards.
+
+    Args:
+        job: the program and one input.
+        limits: what it may use.
+        level: the walls around it.
+
+    Raises:
+        OSError: no process could be started.
+    """
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        # The other levels have a folder of their own in memory.
+        folder = stack.enter_context(_folder()) if level == "rlimits" else "/"
+        given = stack.enter_context(_job_file(job, limits))
+        reports, report_end = os.pipe()
+        stack.callback(os.close, reports)
+        try:
+            process = subprocess.Popen(
+                _command(level, report_end),
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[report_end],
+                env=ENVIRONMENT,
+                cwd=folder,
+                start_new_session=True,
+                bufsize=0,
+            )
+        finally:
+            os.close(report_end)
+        assert process.stdout is not None
+        try:
+            with process.stdout:
+                reading = _Reading(process.stdout.fileno(), reports, limits)
+                end = reading.to_the_end()
+            status = _wait(process, reading.deadline) if end == "exit" else None
+        finally:
+            _kill(process)
+    told = bytes(reading.data[reports])
+    return Execution(
+        started=told[:1] == b"R",
+        compiled={b"C": True, b"E": False}.get(told[1:2]),
+        end="time" if end == "exit" and status is None else end,
+        status=128 + signal.SIGKILL if status is None else status,
+        output=bytes(reading.data[reading.output]),
+        message=told[2 if told[:1] == b"R" else 1 :].decode(errors="replace"),
+        seconds=time.monotonic() - begun,
+    )
+
+
+class _Reading:
+    """Reads output and report until both are closed or a limit is passed."""
+
+    def __init__(self, output: int, reports: int, limits: Limits) -> None:
+        self.output, self.reports, self.limits = output, reports, limits
+        self.data = {output: bytearray(), reports: bytearray()}
+        self.deadline = time.monotonic() + SET_UP_SECONDS  # a new one when the walls stand
+
+    def to_the_end(self) -> Literal["exit", "time", "output"]:
+        """How it ended, as in `Execution`; "exit" if both are closed, though the process may still be there."""
+        most = {self.output: self.limits.output_bytes, self.reports: MESSAGE}
+        with selectors.DefaultSelector() as selector:
+            for pipe in most:
+                selector.register(pipe, selectors.EVENT_READ)
+            while selector.get_map():
+                left = self.deadline - time.monotonic()
+                ready = selector.select(left) if left > 0 else []
+                if not ready:
+                    return "time"
+                for key, _ in ready:
+                    chunk = os.read(key.fd, CHUNK)
+                    self._add(key.fd, chunk)
+                    if not chunk:
+                        selector.unregister(key.fd)
+                    elif len(self.data[key.fd]) > most[key.fd]:
+                        return "output"
+        return "exit"
+
+    def _add(self, pipe: int, chunk: bytes) -> None:
+        if pipe == self.reports and chunk and not self.data[pipe]:
+            self.deadline = time.monotonic() + self.limits.seconds
+        self.data[pipe] += chunk
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A folder that is gone afterwards, however deep what is in it lies; nothing mounted there is gone with it."""
+    folder = tempfile.mkdtemp(prefix="program-")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
+
+
+def _job_file(job: Job, limits: Limits) -> IO[bytes]:
+    content: JobFile = {
+        "source": job.source.encode(errors="surrogatepass"),
+        "input": job.text.encode(errors="surrogatepass"),
+        "function": job.function,
+        "arguments": job.arguments,
+        "seconds": limits.seconds,
+        "memory": limits.memory,
+        "file_bytes": limits.file_bytes,
+        "files": limits.open_files,
+        "readable": interpreter_folders(),
+    }
+    file = tempfile.TemporaryFile()
+    file.write(marshal.dumps(dict(content)))
+    file.seek(0)
+    return file
+
+
+def _command(level: Level, report: int) -> list[str]:
+    python = os.path.realpath(sys.executable)
+    code = START.format(here=str(HERE), level=level, report=report)
+    command = [python, "-S", "-s", "-B", "-P", "-X", "utf8", "-c", code]
+    return [*_bubblewrap(python), *command] if level == "bubblewrap" else command
+
+
+def _bubblewrap(python: str) -> list[str]:
+    walls = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
+    for path in interpreter_folders():
+        walls += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
+    for path in (python, str(HERE / "inside")):
+        walls += ["--ro-bind", path, path]
+    return [*walls, "--dev", "/dev", "--tmpfs", WORK, "--chdir", WORK, "--remount-ro", "/"]
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
+    """Exit status; None if the time is up before."""
+    try:
+        status = process.wait(max(0.05, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+    return 128 - status if status < 0 else status
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@cache
+def interpreter_folders() -> list[str]:
+    """What Python needs of the file system: its standard library and the system's shared libraries."""
+    system = [path for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib") if os.path.exists(path)]
+    base = {"platbase": sys.base_exec_prefix}
+    own = sorted({os.path.realpath(sysconfig.get_path(name, vars=base)) for name in ("stdlib", "platstdlib")})
+    return system + [path for path in own if not any(Path(path).is_relative_to(place) for place in system)]

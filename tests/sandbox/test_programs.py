@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Right and wrong programs on tests of both kinds; what APPS's columns may hold; how outputs are compared."""
+
+import json
+import random
+
+import pytest
+
+from dschat.errors import UserError
+from dschat.scoring.programs import Limits, Outcome, levels, run, run_tests
+from dschat.scoring.programs.answers import same_text, same_value
+from dschat.scoring.programs.outcome import paper_reward, ratio_reward, shares
+from dschat.scoring.programs.pool import ProgramPool
+from dschat.scoring.programs.problem import exact_int, parse_problem
+from dschat.scoring.programs.response import program_of
+from right_programs import right_programs
+
+pytestmark = pytest.mark.xdist_group("sandbox")
+
+ECHO = {"inputs": ["1\n", "2\n"], "outputs": ["1\n", "2\n"]}
+
+
+def outcome(*tests: str, total: int | None = None) -> Outcome:
+    """An outcome made by hand."""
+    return Outcome(tests, total or len(tests), "namespaces", 0.0)
+
+
+def test_right_programs_pass_in_any_order_on_any_number_of_workers() -> None:
+    programs = right_programs(200, seed=7)
+    assert len(set(programs)) == 200
+    one = ProgramPool("namespaces", workers=1).run(*zip(*programs, strict=True), ["row"] * 200)
+    mixed = random.Random(1).sample(programs, 200)
+    four = ProgramPool("namespaces", workers=4).run(*zip(*mixed, strict=True), ["row"] * 200)
+    assert [o.tests for o in one] == [("passed",)] * 200
+    assert [o.tests for o in four] == [("passed",)] * 200
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("print(input())", ("passed", "passed")),
+        ("print(1)", ("passed", "wrong")),
+        ("print(input()", ("compile_error",)),
+        ("print(1)\0", ("compile_error",)),
+        ("", ("wrong", "wrong")),
+        ("x = input()\nassert x == '1'\nprint(x)", ("passed", "runtime_error")),
+        ("raise SystemExit(3)", ("runtime_error",)),
+        ("raise SystemExit('no')", ("runtime_error",)),
+        ("print(input())\nraise SystemExit(0)", ("passed", "passed")),
+        ("x = input()\nwhile x == '2': pass\nprint(x)", ("passed", "timeout")),
+        ("import time\nx = input()\ntime.sleep(9 if x == '2' else 0)\nprint(x)", ("passed", "timeout")),
+        ("print(input() * 10**7)", ("runtime_error",)),
+        ("print(input())\r\n", ("passed", "passed")),
+    ],
+)
+def test_outcomes(program, tests) -> None:
+    found = run_tests(program, ECHO, Limits(seconds=1, output_bytes=2**20))
+    assert (found.tests, found.total, found.level) == (tests, 2, "namespaces")
+    assert found.status == next((test for test in tests if test != "passed"), "passed")
+
+
+def test_messages() -> None:
+    assert "ZeroDivisionError: division by zero" in run_tests("1 / 0", ECHO).message
+    assert "SyntaxError" in run_tests("1 +", ECHO).message
+    assert run_tests("while True: pass", ECHO, Limits(seconds=1)).message == "more than 1 s"
+
+
+def test_all_tests_of_a_program_have_a_limit_together() -> None:
+    tests = {"inputs": ["1"] * 9, "outputs": ["1"] * 9}
+    found = run_tests("import time\ntime.sleep(.3)\nprint(1)", tests, Limits(program_seconds=0.5))
+    assert found.status == "timeout" and 1 <= found.passed <= 2
+
+
+def test_a_run_to_the_end_goes_on_after_an_error() -> None:
+    problem = parse_problem(ECHO, "row")
+    program = "x = input()\nassert x == '2'\nprint(x)"
+    assert run.run_problem(program, problem, Limits(), "namespaces").tests == ("runtime_error",)
+    found = run.run_problem(program, problem, Limits(), "namespaces", to_the_end=True)
+    assert found.tests == ("runtime_error", "passed") and ratio_reward(found) == 0.5
+
+
+# The formula by hand: −1 | −0.6 | −0.3 + 1.3 · passed / total.
+@pytest.mark.parametrize(
+    ("tests", "paper", "ratio"),
+    [
+        (("passed",) * 4, 1.0, 1.0),
+        (("passed", "wrong", "wrong", "passed"), 0.35, 0.5),
+        (("wrong",) * 3, -0.3, 0.0),
+        (("passed", "passed", "passed", "wrong"), 0.675, 0.75),
+        (("passed", "runtime_error"), -0.6, 0.5),
+        (("timeout", "passed"), -0.6, 0.5),
+        (("compile_error",), -1.0, 0.0),
+        (("passed", "runtime_error", "compile_error"), -1.0, 1 / 3),
+    ],
+)
+def test_rewards(tests, paper, ratio) -> None:
+    assert paper_reward(outcome(*tests)) == pytest.approx(paper, abs=1e-12)
+    assert ratio_reward(outcome(*tests)) == pytest.approx(ratio, abs=1e-12)
+
+
+def test_no_tests_are_no_pass() -> None:
+    for tests in ("", "{}", {"inputs": [], "outputs": []}):
+        assert run_tests("print(1)", tests).status == "invalid"
+    assert outcome("passed", total=2).status == "invalid"
+
+
+def test_shares() -> None:
+    found = shares([outcome("passed"), outcome("wrong", "passed"), outcome("passed"), outcome("timeout")])
+    assert found["passed"] == 0.5 and found["wrong"] == 0.25 and found["timeout"] == 0.25 and sum(found.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "same"),
+    [
+        ("1 2\n3", "1\n2 3\n\n", True),
+        ("1\r\n2\r\n", "1\n2\n", True),
+        ("0.3333333", "0.33333333333", True),
+        ("0.3334", "0.33333333333", False),
+        ("3", "3.0", True),
+        ("3", "4", False),
+        ("1000000", "1000001", False),
+        ("1e6", "1000000", True),
+        ("nan", "nan.", False),
+        ("nan", "0.5", False),
+        ("YES", "Yes", False),
+        ("1", "1 1", False),
+        ("", "", True),
+        ("12345678901234567890", "12345678901234567891", False),
+    ],
+)
+def test_texts(text, expected, same) -> None:
+    assert same_text(text, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "same"),
+    [
+        ([1, 2], [1, 2], True),
+        ([1, 2], [2, 1], False),
+        ([1, [2.0000000001]], [1, [2.0]], True),
+        ({"1": [1]}, {1: [1]}, True),
+        ({"a": 1, "b": 2}, {"a": 1}, False),
+        ("a", "a", True),
+        ("1", 1, False),
+        (True, True, True),
+        (None, None, True),
+        (None, 0, False),
+        (float("nan"), float("nan"), False),
+        (10**400, 1.5, False),
+        (2, 2.0, True),
+    ],
+)
+def test_values(value, expected, same) -> None:
+    assert same_value(value, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "status"),
+    [
+        # Lists of lines, on both sides.
+        ("print(int(input()) + int(input()))", {"inputs": [["1", "2"]], "outputs": [["3"]]}, "passed"),
+        # A result in a list of its own, and one that is a list.
+        ("def f(a, b): return a + b", {"fn_name": "f", "inputs": [[1, 2]], "outputs": [[3]]}, "passed"),
+        ("def f(a): return [a]", {"fn_name": "f", "inputs": [[1]], "outputs": [[1]]}, "passed"),
+        ("def f(a): return (a, a)", {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 1]]}, "passed"),
+        # Keys that are whole numbers.
+        (
+            "def f(d): return d[1] + d[-2]",
+            {"fn_name": "f", "inputs": [[{"1": 5, "-2": 6}]], "outputs": [11]},
+            "passed",
+        ),
+        ("def f(d): return d['a']", {"fn_name": "f", "inputs": [[{"a": 5}]], "outputs": [5]}, "passed"),
+        ("def f(): return {3}", {"fn_name": "f", "inputs": [[]], "outputs": [3]}, "runtime_error"),
+        ("def f(x): x.append(1); return x", {"fn_name": "f", "inputs": [[[]]], "outputs": [[1]]}, "passed"),
+    ],
+)
+def test_quirks_of_apps(program, tests, status) -> None:
+    assert run_tests(program, tests).status == status
+    assert run_tests(program, json.dumps(tests)).status == status
+
+
+def test_integers_of_5000_digits() -> None:
+    digits = "7" * 5000
+    call = f'{{"fn_name": "f", "inputs": [[{digits}]], "outputs": [-{digits}]}}'
+    assert run_tests("def f(x): return -x", call).status == "passed"
+    assert run_tests("def f(x): return -x - 1", call).status == "wrong"
+    printed = f'{{"inputs": [{digits}], "outputs": [["{digits}"]]}}'
+    assert run_tests("import sys\nsys.set_int_max_str_digits(0)\nprint(int(input()))", printed).status == "passed"
+    assert exact_int("-" + "12345" * 3000) == -(12345 * (10**15000 - 1) // (10**5 - 1))
+    with pytest.raises(ValueError, match="200,000 digits"):
+        exact_int("1" * 200_000)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    ["no JSON", '{"inputs": [1]}', '{"inputs": [1], "outputs": []}', "[1]", '{"inputs": "a", "outputs": "b"}'],
+)
+def test_tests_of_another_form_name_their_row(tests) -> None:
+    with pytest.raises(UserError, match=r"apps.jsonl:3: column 'input_output'"):
+        parse_problem(tests, "apps.jsonl:3")
+
+
+def test_a_function_without_a_list_of_arguments_names_its_row() -> None:
+    with pytest.raises(UserError, match="row 3: inputs of the function f must be lists"):
+        parse_problem({"fn_name": "f", "inputs": [1], "outputs": [1]}, "row 3")
+
+
+def test_only_the_first_tests() -> None:
+    assert len(parse_problem(ECHO, "row", most=1).cases) == 1
+    pool = ProgramPool("namespaces", max_tests=1)
+    assert pool.run(["print(1)"], [json.dumps(ECHO)], ["row"])[0].tests == ("passed",)
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("print(1)", "print(1)"),
+        ("Look:\n```python\nprint(1)\n```\nand\n```\nprint(2)\n```", "print(1)\n"),
+        ("```\nprint(1)\n```", "print(1)\n"),
+        ("```Python3\r\nprint(1)\r\n```", "print(1)\r\n"),
+        ("```python\nprint(1)", "print(1)"),
+        ("a ``` b", "a ``` b"),
+    ],
+)
+def test_the_program_of_a_response(response, program) -> None:
+    assert program_of(response) == program
+
+
+def test_a_program_is_run_once_and_trouble_is_no_verdict(monkeypatch) -> None:
+    calls = []
+
+    def trouble(*arguments: object) -> object:
+        calls.append(arguments)
+        raise OSError("no process could be started")
+
+    pool = ProgramPool("namespaces")
+    monkeypatch.setattr(run, "execute", trouble)
+    found = pool.run(["print(1)"], [json.dumps(ECHO)], ["row"])[0]
+    assert (found.status, found.message, len(calls)) == ("invalid", "no process could be started", run.ATTEMPTS)
+    monkeypatch.undo()
+    assert [o.status for o in pool.run(["print(1)"] * 2, [json.dumps(ECHO)] * 2, ["row"] * 2)] == ["wrong"] * 2
+    monkeypatch.setattr(run, "execute", trouble)
+    assert pool.run(["print(1)"], [json.dumps(ECHO)], ["row"])[0].status == "wrong"
+
+
+def test_a_machine_without_walls_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(levels, "weakness", lambda level: "" if level == "rlimits" else "not allowed")
+    with pytest.raises(UserError, match="--sandbox_level namespaces: .*not allowed.*user namespaces"):
+        ProgramPool("namespaces")
+    assert ProgramPool("rlimits").level == "rlimits"
+
+
+def test_the_strongest_walls_are_taken(monkeypatch) -> None:
+    monkeypatch.setattr(levels, "weakness", lambda level: "")
+    assert levels.strongest_level("namespaces") == "bubblewrap"
+    monkeypatch.setattr(levels, "weakness", lambda level: "" if level != "bubblewrap" else "no bwrap")
+    assert levels.strongest_level("rlimits") == "namespaces"
+    with pytest.raises(UserError, match="apt-get install bubblewrap"):
+        levels.strongest_level("bubblewrap")
+
+
+def test_a_level_with_a_hole_is_none(monkeypatch) -> None:
+    levels.try_out.cache_clear()
+    monkeypatch.setattr(levels, "SEARCH", 'import json\nprint(json.dumps(["the network", "x"]))')
+    assert levels.weakness("namespaces") == "a program inside reaches the network and x"
+    assert levels.weakness("rlimits") == ""
+    levels.try_out.cache_clear()
