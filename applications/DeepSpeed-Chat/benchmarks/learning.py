@@ -27,7 +27,7 @@ PICTURES = {
     "learning-critics": ("fresh critic", "faster critic", "regressed critic"),
     "learning-lengths": ("32 tokens", "fresh critic", "128 tokens"),
     "learning-tasks": ("opener", "reviews", "learned reward model"),
-    "learning-ideas": ("ideas", "ideas, regressed critic"),
+    "learning-ideas": ("ideas",),
 }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,9 +45,9 @@ MAX_PAIR = 192  # tokens of a prompt and a response of `reviews`
 
 @dataclass(frozen=True)
 class Start:
-    """The SFT model and how its responses score; paths of what was made from it."""
+    """An SFT model and how its responses score."""
 
-    sft: str
+    sft: str  # its folder
     mean: float  # gold score of its responses
     spread: float  # standard deviation of the same
 
@@ -63,9 +63,9 @@ class Starts:
         place = self._folder / f"{task.name}-seed{seed}"
         self._folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{place}.lock"):
-            if not (place / "start.json").exists():
+            if not (place / "scores.json").exists():
                 _make_sft(task, seed, place)
-        return Start(**json.loads((place / "start.json").read_text(encoding="utf-8")))
+        return Start(str(place / "sft"), **json.loads((place / "scores.json").read_text(encoding="utf-8")))
 
     def scalar(self, kind: str, task: Task, seed: int) -> str:
         """Folder of a critic (`regressed` on the SFT model's scores) or of a `reward` model."""
@@ -88,8 +88,8 @@ def _make_sft(task: Task, seed: int, place: Path) -> None:
     fit(policy, losses, len(batches), SFT_RATE)
     gold = draw(task, model, tokenizer, SAMPLES, seed, "start")[1]
     save(place / "sft", model, tokenizer)
-    start = Start(str(place / "sft"), float(gold.mean()), float(gold.std()))
-    (place / "start.json").write_text(json.dumps(asdict(start)) + "\n", encoding="utf-8")
+    scores = {"mean": float(gold.mean()), "spread": float(gold.std())}
+    (place / "scores.json").write_text(json.dumps(scores) + "\n", encoding="utf-8")
 
 
 def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
