@@ -9,7 +9,7 @@ import pytest
 from dschat.errors import UserError
 from dschat.scoring.programs import Limits, Outcome, levels, run, run_tests
 from dschat.scoring.programs.answers import same_text, same_value
-from dschat.scoring.programs.outcome import paper_reward, ratio_reward, shares
+from dschat.scoring.programs.outcome import paper_reward, ratio_reward
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.scoring.programs.problem import exact_int, parse_problem
 from dschat.scoring.programs.response import program_of
@@ -102,11 +102,6 @@ def test_no_tests_are_no_pass() -> None:
     for tests in ("", "{}", {"inputs": [], "outputs": []}):
         assert run_tests("print(1)", tests).status == "invalid"
     assert outcome("passed", total=2).status == "invalid"
-
-
-def test_shares() -> None:
-    found = shares([outcome("passed"), outcome("wrong", "passed"), outcome("passed"), outcome("timeout")])
-    assert found["passed"] == 0.5 and found["wrong"] == 0.25 and found["timeout"] == 0.25 and sum(found.values()) == 1
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_t
 from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import RolloutEngine
 from dschat.scoring.function import FunctionScores
+from dschat.scoring.programs.pool import ProgramPool
+from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ScoreSource
 from dschat.trainers.ppo.models import PPOModels
@@ -85,7 +87,11 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
 
 
 def build_ppo_models(
-    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+    config: PPOConfig,
+    plan: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    total_updates: int,
+    programs: ProgramPool | None = None,
 ) -> PPOModels:
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
 
@@ -94,13 +100,14 @@ def build_ppo_models(
         plan: its batch sizes.
         tokenizer: of the run.
         total_updates: for the schedules.
+        programs: runs the responses, with --reward_source programs.
     """
     actor = _build_actor(config, plan, tokenizer, total_updates)
     return PPOModels(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
         critic=_build_critic(config, plan, tokenizer, total_updates),
-        reward=_reward_source(config, plan, tokenizer),
+        reward=_reward_source(config, plan, tokenizer, programs),
         rollouts=_rollout_engine(config, actor),
         metric=_function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
         metric_name=config.metric_name or "",
@@ -143,7 +150,19 @@ def _build_critic(
     return train_engine(ScalarModel(model), optimizer, settings)
 
 
-def _reward_source(config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> ScoreSource:
+def build_program_pool(config: PPOConfig) -> ProgramPool:
+    """What runs programs; raises UserError where the machine cannot shut them in as asked for."""
+    stops_early = config.program_reward == "paper"  # the first error decides its reward
+    return ProgramPool(
+        config.sandbox_level, config.sandbox_workers, max_tests=config.max_tests, to_the_end=not stops_early
+    )
+
+
+def _reward_source(
+    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, programs: ProgramPool | None
+) -> ScoreSource:
+    if programs is not None:
+        return ProgramScores(programs, config.program_reward)
     if config.reward_model_name_or_path is None:
         return _function_scores(config.reward_function or "", "--reward_function")
     settings = _frozen_settings(config, plan)

@@ -10,6 +10,7 @@ from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_rollouts
 from dschat.config.common import SCHEDULE_HELP, CommonConfig, Schedule, ZeroStage
 from dschat.config.macro_actions import PoolingFlags, TerminationFlags
+from dschat.config.programs import ProgramFlags
 from dschat.config.rules import default_of, flag
 from dschat.errors import UserError
 
@@ -33,8 +34,8 @@ class PPOModelFlags:
 
     actor_model_name_or_path: str = flag("model of step 1: the actor starts from it, the frozen reference is it")
     critic_model_name_or_path: str | None = flag(
-        "reward model of step 2, which the critic starts from; with reward_function the default is the actor with a"
-        " zero value head",
+        "reward model of step 2, which the critic starts from; with reward_function or reward_source the default is"
+        " the actor with a zero value head",
         None,
     )
     reward_model_name_or_path: str | None = flag(
@@ -133,7 +134,14 @@ class PPOMemoryFlags:
 
 @dataclass(kw_only=True)
 class PPOConfig(
-    PPOModelFlags, RolloutFlags, TerminationFlags, PoolingFlags, PPOLossFlags, PPOMemoryFlags, CommonConfig
+    PPOModelFlags,
+    ProgramFlags,
+    RolloutFlags,
+    TerminationFlags,
+    PoolingFlags,
+    PPOLossFlags,
+    PPOMemoryFlags,
+    CommonConfig,
 ):
     """Step 3: PPO over macro actions."""
 
@@ -150,7 +158,7 @@ class PPOConfig(
         self.critic_lora_dim = self.lora_dim if self.critic_lora_dim is None else self.critic_lora_dim
         if self.eval_prompts is None and self.eval_iters is None:
             self.eval_prompts = EVAL_PROMPTS
-        if self.reward_model_name_or_path is None and self.reward_function is None:
+        if self.reward_model_name_or_path is None and self.reward_function is None and self.reward_source is None:
             self.reward_model_name_or_path = self.critic_model_name_or_path
 
     @property
@@ -165,6 +173,7 @@ class PPOConfig(
         self._check_models()
         self._check_rollout_engine()
         self.check_termination()
+        self.check_programs()
         if self.eval_prompts is not None and self.eval_iters is not None:
             raise UserError("--eval_prompts and --eval_iters both say how many prompts to evaluate: drop one of them.")
         if self._dilutes_score and self.value_function == "first":
@@ -199,12 +208,14 @@ class PPOConfig(
     def _check_models(self) -> None:
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
         rules.check_not_empty(self, names)
-        if self.reward_function is not None and self.reward_model_name_or_path is not None:
-            raise UserError("--reward_function and --reward_model_name_or_path both give the score: drop one of them.")
-        if self.reward_function is None and self.critic_model_name_or_path is None:
+        sources = ("reward_function", "reward_model_name_or_path", "reward_source")
+        given = [name for name in sources if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UserError(f"--{given[0]} and --{given[1]} both give the score: drop one of them.")
+        if self.reward_function is None and self.reward_source is None and self.critic_model_name_or_path is None:
             raise UserError(
                 "--critic_model_name_or_path is missing: give the reward model of step 2, or score with"
-                " --reward_function module.py:function."
+                " --reward_function module.py:function or --reward_source programs."
             )
         for name, value in (("reward_function", self.reward_function), ("metric_function", self.metric_function)):
             if value is not None:

@@ -121,6 +121,22 @@ def select_rows(item: T, rows: Tensor) -> T:
     return replace(item, **changes)  # type: ignore[type-var]
 
 
+def without_responses(rollout: Rollout, rows: Tensor) -> Rollout:
+    """The same rollout whose chosen rows have no response token.
+
+    Args:
+        rollout: of B rows.
+        rows: (B,) bool.
+    """
+    keep = ~rows[:, None]
+    prompt = torch.arange(rollout.attention_mask.shape[1], device=keep.device) < rollout.prompt_width
+    return replace(
+        rollout,
+        attention_mask=rollout.attention_mask & (keep | prompt),
+        response_mask=rollout.response_mask & keep,
+    )
+
+
 def tensors_of(item: object, name: str = "") -> dict[str, Tensor]:
     """Every tensor in a dataclass of tensors and dataclasses, by its path below ``name``: trajectory.values."""
     if isinstance(item, Tensor):

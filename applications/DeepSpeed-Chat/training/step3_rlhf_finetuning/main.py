@@ -2,6 +2,7 @@
 """Step 3: PPO with macro actions. `python main.py --help` lists the flags."""
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dschat.config.ppo import PPOConfig
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def train(config: PPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders import build_ppo_models, check_lengths, load_ppo_tokenizer
+    from dschat.builders import build_ppo_models, build_program_pool, check_lengths, load_ppo_tokenizer
     from dschat.conditions.termination import TerminationCondition
     from dschat.data.examples import prompt_examples
     from dschat.data.shares import load_share
@@ -22,6 +23,7 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     from dschat.run.identity import identity_of
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.ppo.moving_average import MovingAverage
+    from dschat.trainers.ppo.problems import rows_with_tests
     from dschat.trainers.ppo.trainer import PPOTrainer
     from dschat.trainers.ppo.update import total_updates
 
@@ -30,13 +32,20 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     condition = TerminationCondition(config, tokenizer, end_id, config.seed)
     run.record.parser = condition.parser
+    programs = build_program_pool(config) if config.reward_source == "programs" else None
     share = load_share(config)
-    prompts, dropped = prompt_examples(share.train, tokenizer, config.max_prompt_seq_len)
-    held_out, dropped_eval = prompt_examples(share.eval, tokenizer, config.max_prompt_seq_len, held_out=True)
-    run.describe_data(share, train=dropped, eval=dropped_eval)
+    rows, left_out = share.train, Counter[str]()
+    held_out_rows, left_out_eval = share.eval, Counter[str]()
+    if programs is not None:
+        run.record.sandbox = programs.level
+        rows, left_out = rows_with_tests(rows, programs, config.drop_unsolvable)
+        held_out_rows, left_out_eval = rows_with_tests(held_out_rows, programs, config.drop_unsolvable)
+    prompts, dropped = prompt_examples(rows, tokenizer, config.max_prompt_seq_len)
+    held_out, dropped_eval = prompt_examples(held_out_rows, tokenizer, config.max_prompt_seq_len, held_out=True)
+    run.describe_data(share, train=left_out + dropped, eval=left_out_eval + dropped_eval)
     updates = total_updates(len(prompts), config, run.plan)
     run.announce(updates, len(prompts))
-    models = build_ppo_models(config, run.plan, tokenizer, updates)
+    models = build_ppo_models(config, run.plan, tokenizer, updates, programs)
     average = MovingAverage(models.actor) if config.enable_ema else None
 
     actor_base = config.actor_model_name_or_path

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What became of a program."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,8 +49,3 @@ def paper_reward(outcome: Outcome) -> float:
 def ratio_reward(outcome: Outcome) -> float:
     """Share of the tests passed; one that ended in an error is not passed."""
     return outcome.passed / outcome.total
-
-
-def shares(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Share of each status."""
-    return {status: sum(outcome.status == status for outcome in outcomes) / len(outcomes) for status in STATUSES}

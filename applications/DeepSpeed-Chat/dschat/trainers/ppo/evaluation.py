@@ -15,7 +15,7 @@ from dschat.rl.types import PPOBatch, Trajectory
 from dschat.rollouts.engine import Drawn
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.metrics import Means
-from dschat.scoring.source import ResponseTexts
+from dschat.scoring.source import Measured, ResponseTexts
 from dschat.trainers.ppo.metrics import token_table
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def evaluate(
     tokenizer: PreTrainedTokenizerBase,
     metric_name: str,
     sample: Callable[[Sequence[PromptExample]], tuple[Drawn, ResponseTexts]],
-    score: Callable[[Drawn, ResponseTexts], tuple[Trajectory, Tensor | None]],
+    score: Callable[[Drawn, ResponseTexts], tuple[Trajectory, Tensor | None, Measured]],
     assign_credit: Callable[[Trajectory], PPOBatch],
 ) -> tuple[dict[str, float], list[Sample]]:
     """Answers the prompts, each rank its share.
@@ -42,7 +42,7 @@ def evaluate(
         tokenizer: the actor's.
         metric_name: of the metric function; empty without one.
         sample: prompts → their responses.
-        score: responses → a trajectory and the metric function's numbers (B,), None without one.
+        score: responses → a trajectory; the metric function's numbers (B,), None without one; what scoring measured.
         assign_credit: a trajectory → its advantages.
 
     Returns:
@@ -54,10 +54,12 @@ def evaluate(
     # All ranks go through equally many forward passes: one with a prompt less answers another without counting it.
     examples = own + by_length[: most - len(own)]
     drawn, texts = sample(examples)
-    trajectory, metric = score(drawn, texts)
+    trajectory, metric, measured = score(drawn, texts)
     batch = assign_credit(trajectory)
     means = Means()
     means.add_all(_totals(batch, metric, metric_name, len(own)), len(own))
+    for name, (total, count) in measured.items():
+        means.add(name, total, count)
     detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
     samples: dict[int, Sample] = {}
     for row, example in enumerate(own):

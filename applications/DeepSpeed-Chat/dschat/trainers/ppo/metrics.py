@@ -11,17 +11,23 @@ from transformers import PreTrainedTokenizerBase
 from dschat.rl.masked import masked_moments, masked_sum
 from dschat.rl.types import PPOBatch, Rollout
 from dschat.run.metrics import Means
+from dschat.scoring.source import Measured
 
 
-def outside_metrics(metric: Tensor | None, metric_name: str, totals: Mapping[str, float]) -> dict[str, float]:
+def outside_metrics(
+    metric: Tensor | None, metric_name: str, totals: Mapping[str, float], measured: Measured
+) -> dict[str, float]:
     """What others than the models say of a rollout, over all ranks; one synchronisation if there is anything.
 
     Args:
         metric: (B,) of the metric function, whose mean is objective/<metric_name>; None without one.
         metric_name: of the metric function.
         totals: sums over this rank's rows, by the same names on each rank; their sums are returned.
+        measured: by the source of scores.
     """
     means = Means()
+    for name, (total, count) in measured.items():
+        means.add(name, total, count)
     if metric is not None:
         means.add(f"objective/{metric_name}", metric.sum(), len(metric))
     means.add_sums(totals)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dschat.models.engines import Policy, PolicyForward, ScalarForward, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, layouts
-from dschat.rl.types import Rollout, ScoredRollout, Trajectory
+from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_responses
 from dschat.rollouts.engine import RolloutEngine
 from dschat.run.stop import raise_if_stopped
-from dschat.scoring.source import ResponseTexts, ScoreSource
+from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,15 @@ class PPOModels:
     critic: TrainedScalar
     reward: ScoreSource
     rollouts: RolloutEngine
-    metric: ScoreSource | None = None  # a second score, logged and never trained on
+    metric: Callable[[Rollout, ResponseTexts], Tensor] | None = None  # a second score, logged and never trained on
     metric_name: str = ""
 
     def score(
         self, rollout: Rollout, texts: ResponseTexts, temperature: float, most: int
-    ) -> tuple[ScoredRollout, Tensor | None]:
-        """Scores and reference log-probs; and the metric function's numbers (B,), if there is one.
+    ) -> tuple[ScoredRollout, Tensor | None, Measured]:
+        """Scores and reference log-probs; the metric function's numbers (B,), if there is one; what scoring measured.
+
+        A response that could not be scored is taken away: its row has no token to train on.
 
         Args:
             rollout: B responses.
@@ -40,9 +42,13 @@ class PPOModels:
             temperature: that of sampling (1 for greedy).
             most: rows of the longest length that a forward pass may hold.
         """
-        scores = self.reward(rollout, texts).float()
+        found = self.reward(rollout, texts)
+        scores = found if isinstance(found, Scores) else Scores(found)
+        metric = self.metric(rollout, texts) if self.metric else None
+        if scores.missing is not None:
+            rollout = without_responses(rollout, scores.missing)
         ref_logprobs = response_logprobs(self.reference, rollout, temperature, most)
-        return ScoredRollout(rollout, ref_logprobs, scores), self.metric(rollout, texts) if self.metric else None
+        return ScoredRollout(rollout, ref_logprobs, scores.values.float()), metric, scores.measured
 
     def complete(
         self, scored: ScoredRollout, temperature: float, most: int, logprobs: Tensor | None = None

@@ -28,7 +28,7 @@ from dschat.run.output import Run, due
 from dschat.run.progress import Json, Progress
 from dschat.run.random_states import random_states, set_random_states
 from dschat.run.seeds import SeedKind, derive_seed
-from dschat.scoring.source import ResponseTexts
+from dschat.scoring.source import Measured, ResponseTexts
 from dschat.trainers.checks import COUNTED, OWN_FUNCTIONS, REMEDY, NonFinite
 from dschat.trainers.ppo.alarms import Alarms
 from dschat.trainers.ppo.clock import Clock
@@ -138,7 +138,7 @@ class PPOTrainer:
             UserError: a model is computed wrongly, or sampling is not what was asked for.
         """
         drawn, texts = self.sample(self.prompts[:2], SeedKind.SELF_CHECK, draw=0)
-        trajectory, _ = self.score(drawn, texts)
+        trajectory = self.score(drawn, texts)[0]
         check_rollout(self.models.actor, trajectory, self.sample.sampling, drawn.logprobs)
         tokens = (drawn.rollout.input_ids, drawn.rollout.attention_mask)
         for model in (self.models.critic, self.models.reward.model):
@@ -230,7 +230,7 @@ class PPOTrainer:
         prompts = [self.prompts[i] for rows in batches for i in rows]
         drawn, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration)
         clock.lap("generation")
-        scored, metric = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
+        scored, metric, measured = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
         known = scored if self.credit_is_late else self.complete(scored, drawn)
         found = self.condition(known, epoch)
         macro = segment(found.ends, scored.response_mask)
@@ -238,7 +238,7 @@ class PPOTrainer:
         checked = batch if isinstance(batch, PPOBatch) else scored
         if self.nonfinite.in_rollout(checked, self.update, drawn.bad_rows, metric):
             return None
-        metrics = outside_metrics(metric, models.metric_name, found.totals)
+        metrics = outside_metrics(metric, models.metric_name, found.totals, measured)
         metrics |= check_gap(known, models.actor, self.config.temperature, plan.micro_batch)
         if isinstance(batch, PPOBatch):
             metrics |= rollout_metrics(batch, self.config.lam)
@@ -250,10 +250,11 @@ class PPOTrainer:
         """Whether the update's own forward passes give log-probs and values; see `dschat.trainers.ppo.late_credit`."""
         return self.config.credit_is_late(self.run.plan)
 
-    def score(self, drawn: Drawn, texts: ResponseTexts) -> tuple[Trajectory, Tensor | None]:
-        """Scores, log-probs, values; and the metric function's numbers (B,), if there is one."""
-        scored, metric = self.models.score(drawn.rollout, texts, self.config.temperature, self.run.plan.micro_batch)
-        return self.complete(scored, drawn), metric
+    def score(self, drawn: Drawn, texts: ResponseTexts) -> tuple[Trajectory, Tensor | None, Measured]:
+        """Scores, log-probs, values; the metric function's numbers (B,), if there is one; what scoring measured."""
+        temperature, most = self.config.temperature, self.run.plan.micro_batch
+        scored, metric, measured = self.models.score(drawn.rollout, texts, temperature, most)
+        return self.complete(scored, drawn), metric, measured
 
     def complete(self, scored: ScoredRollout, drawn: Drawn) -> Trajectory:
         """Log-probs and values. In float32, the drawing pass has given the log-probs already; else it rounds more."""

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of responses that are programs: what became of them on the tests of their rows."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+
+from dschat.data.formats.rows import Row
+from dschat.errors import UserError
+from dschat.rl.types import Rollout
+from dschat.scoring.programs.outcome import STATUSES, Outcome, paper_reward, ratio_reward
+from dschat.scoring.programs.pool import ProgramPool
+from dschat.scoring.programs.response import program_of
+from dschat.scoring.source import Measured, ResponseTexts, Scores
+
+COLUMN = "input_output"
+REWARDS: dict[str, Callable[[Outcome], float]] = {"paper": paper_reward, "ratio": ratio_reward}
+
+
+class ProgramScores:
+    """Runs the program in each response; a sandbox that cannot be started leaves its row without a score."""
+
+    model: None = None  # no model, so that the self-check has nothing to compare
+
+    def __init__(self, pool: ProgramPool, reward: str) -> None:
+        """Takes what runs programs and the name of a reward, `paper` or `ratio`."""
+        self._pool, self._reward = pool, REWARDS[reward]
+
+    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
+        begun = time.monotonic()
+        programs, rows = [program_of(response) for response in texts.responses], texts.rows
+        outcomes = self._pool.run(programs, [tests_of(row) for row in rows], [row.origin for row in rows])
+        seconds = time.monotonic() - begun
+        device = rollout.input_ids.device
+        missing = torch.tensor([outcome.status == "invalid" for outcome in outcomes])
+        if missing.all():
+            raise UserError(
+                f"no program could be run: {outcomes[0].message}. Lower --sandbox_workers, or free memory."
+            )
+        values = torch.tensor([0.0 if outcome.status == "invalid" else self._reward(outcome) for outcome in outcomes])
+        # The mean of the others leaves the mean of the rollout as it is.
+        values[missing] = values[~missing].mean()
+        return Scores(values.to(device), missing.to(device) if missing.any() else None, _measured(outcomes, seconds))
+
+
+def tests_of(row: Row) -> str:
+    """A row's column of tests, as JSON text.
+
+    Raises:
+        UserError: it has none.
+    """
+    tests = row.extra.get(COLUMN)
+    if not isinstance(tests, str):
+        raise UserError(f"{row.origin}: there is no text in column {COLUMN!r}: --reward_source programs needs tests.")
+    return tests
+
+
+def _measured(outcomes: Sequence[Outcome], seconds: float) -> Measured:
+    """Shares of the outcomes, tests per second, and the seconds that running took."""
+    counts = Counter(outcome.status for outcome in outcomes)
+    shares = {f"programs/{status}": (float(counts[status]), float(len(outcomes))) for status in STATUSES}
+    tests = float(sum(len(outcome.tests) for outcome in outcomes))
+    return shares | {"programs/tests_per_second": (tests, seconds), "programs/seconds": (seconds, 1.0)}

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of programs from their outcomes, and which problems can be trained on."""
+
+import json
+
+import pytest
+import torch
+
+from dschat.data.formats.rows import Row
+from dschat.errors import UserError
+from dschat.scoring.programs.outcome import Outcome
+from dschat.scoring.programs.scores import ProgramScores
+from dschat.scoring.source import ResponseTexts
+from dschat.trainers.ppo.problems import rows_with_tests
+from factories import make_rollout, ragged_rows
+
+ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
+
+
+def row(tests: object, solution: str | None = None, number: int = 0) -> Row:
+    """A problem."""
+    return Row("p", None, solution, None, {"input_output": tests}, f"apps.jsonl:{number}")
+
+
+class Pool:
+    """Gives each program the tests that its text names, and remembers the programs."""
+
+    def __init__(self) -> None:
+        self.programs: list[str] = []
+
+    def run(self, programs, tests, origins):
+        self.programs += programs
+        return [Outcome(tuple(program.split()), 2, "namespaces", 0.1, "no room") for program in programs]
+
+
+def scores_of(responses, reward="paper"):
+    texts = ResponseTexts(["p"] * 4, responses, [row("{}")] * 4)
+    return ProgramScores(Pool(), reward)(make_rollout(ROWS), texts)
+
+
+def test_scores_and_shares():
+    found = scores_of(["passed passed", "passed wrong", "compile_error", "passed timeout"])
+    assert found.missing is None
+    torch.testing.assert_close(found.values, torch.tensor([1.0, 0.35, -1.0, -0.6]))
+    assert found.measured["programs/passed"] == (1, 4) and found.measured["programs/timeout"] == (1, 4)
+    assert found.measured["programs/tests_per_second"][0] == 7
+    ratios = scores_of(["passed passed", "passed wrong", "compile_error", "passed timeout"], "ratio").values
+    torch.testing.assert_close(ratios, torch.tensor([1.0, 0.5, 0.0, 0.5]))
+
+
+def test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean():
+    found = scores_of(["passed passed", "invalid", "passed wrong", "compile_error"])
+    assert found.missing.tolist() == [False, True, False, False]
+    assert float(found.values.mean()) == pytest.approx((1.0 + 0.35 - 1.0) / 3)
+    with pytest.raises(UserError, match="no program could be run: no room"):
+        scores_of(["invalid"] * 4)
+
+
+def test_the_fenced_block_is_run():
+    pool = Pool()
+    texts = ResponseTexts(["p"] * 4, ["Here:\n```python\nwrong\n```\nbye"] * 4, [row("{}")] * 4)
+    ProgramScores(pool, "paper")(make_rollout(ROWS), texts)
+    assert pool.programs == ["wrong\n"] * 4
+
+
+def test_rows_without_tests_and_without_a_working_solution():
+    tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
+    rows = [
+        row("", number=1),
+        row(tests, "passed passed", 2),
+        row(tests, "wrong", 3),
+        row(tests, None, 4),
+        row("{}", "x", 5),
+    ]
+    kept, dropped = rows_with_tests(rows, Pool())
+    assert [r.origin for r in kept] == ["apps.jsonl:2", "apps.jsonl:3", "apps.jsonl:4"] and dropped == {"no tests": 2}
+    kept, dropped = rows_with_tests(rows, Pool(), drop_unsolvable=True)
+    assert [r.origin for r in kept] == ["apps.jsonl:2", "apps.jsonl:4"]
+    assert dropped == {"no tests": 2, "its own solution fails its tests": 1}
+    with pytest.raises(UserError, match="apps.jsonl:7: .*input_output.*needs tests"):
+        rows_with_tests([row(None, number=7)], Pool())
