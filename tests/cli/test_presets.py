@@ -13,7 +13,7 @@ from data_fixtures import EVAL_SPLITS, MAKERS, write_rows
 from script_runs import GEMMA, SCRIPTS, Launch, parsed, recorded, run_recorded, script_id, step_of
 
 PUBLISHED = json.loads((TRAINING / "published.json").read_text(encoding="utf-8"))
-RUNS = {TRAINING / run["script"]: run for run in PUBLISHED["runs"] if run["script"]}
+RUNS = {TRAINING / run["script"]: run for run in PUBLISHED["runs"]}
 PRESETS = sorted(RUNS)
 every_preset = pytest.mark.parametrize("script", PRESETS, ids=script_id)
 
@@ -121,10 +121,10 @@ def test_the_published_results():
 
 
 def test_every_published_row_has_a_script():
-    """Those of programs in step 3 excepted; beside the presets there are only the documented defaults."""
-    others = {GEMMA[step] for step in STEPS} | {STEPS["ppo"] / "training_scripts" / "run_gemma_two_nodes.sh"}
-    assert set(SCRIPTS) == set(PRESETS) | others
-    assert [(run["stage"], run["data"]) for run in PUBLISHED["runs"] if not run["script"]] == [("ppo", APPS)] * 2
+    """Beside the presets there are only the documented defaults and variants."""
+    folder = STEPS["ppo"] / "training_scripts"
+    variants = {folder / "run_gemma_two_nodes.sh", folder / "apps_codegemma_2b_parsing.sh"}
+    assert set(SCRIPTS) == set(PRESETS) | {GEMMA[step] for step in STEPS} | variants
 
 
 @pytest.mark.parametrize("script", [TRAINING / "launch.sh", *SCRIPTS], ids=lambda path: path.stem)
@@ -147,7 +147,7 @@ def test_a_preset_has_the_published_settings(script, gpus, tmp_path, monkeypatch
     assert plan.global_batch == run["settings"]["global_batch_size"]
     assert plan.micro_batch * plan.accumulation * gpus == plan.global_batch
     if step == "ppo":
-        assert plan.rollout_per_rank * gpus == 256 and plan.updates_per_rollout == 1
+        assert plan.rollout_per_rank * gpus == plan.global_batch and plan.updates_per_rollout == 1
         assert config.per_device_generation_batch_size <= 32
 
 
@@ -165,7 +165,7 @@ def test_a_preset_fits_the_models_size(script, tmp_path, monkeypatch):
     assert config.zero_stage == stages[size]
     assert config.offload == (size == "27b") and config.dtype == ("bf16" if size == "27b" else None)
     micro = config.per_device_training_batch_size if step == "ppo" else config.per_device_train_batch_size
-    assert micro == (8 if config.zero_stage == 3 else min(4, config.plan_batches(8).update_per_rank))
+    assert micro == min(8 if config.zero_stage == 3 else 4, config.plan_batches(8).update_per_rank)
     again = size != "2b"
     if step == "ppo":
         assert config.actor_gradient_checkpointing == config.critic_gradient_checkpointing == again
@@ -183,7 +183,9 @@ def test_each_step_finds_what_the_one_before_wrote(script, tmp_path, monkeypatch
     config = parsed(recorded(script, tmp_path), step, 1, monkeypatch)
     if step == "ppo":
         assert config.actor_model_name_or_path == str(models / "sft")
-        assert config.critic_model_name_or_path == config.reward_model_name_or_path == str(models / "reward")
+        reward = None if run["data"] == APPS else str(models / "reward")
+        assert config.critic_model_name_or_path == config.reward_model_name_or_path == reward
+        assert config.reward_source == ("programs" if run["data"] == APPS else None)
         assert config.output_dir == str(models / f"ppo{variant.replace('_', '-')}")
     else:
         assert config.model_name_or_path == (run["model"] if step == "sft" else str(models / "sft"))
@@ -230,7 +232,9 @@ def check_two_updates(launch: Launch, script: Path, changed: dict[str, int], tmp
 def test_two_updates(script, inputs, sft, reward, tmp_path):
     """On the small model and rows of the data set's columns, with the preset's own flags but for these three."""
     step = step_of(script)
-    changed = {"global_batch_size": 4 if step == "sft" else 8, "num_train_epochs": 1}
+    # Half of what each split gives the step.
+    batch = 4 if step == "sft" else 16 if RUNS[script]["data"] == APPS else 8
+    changed = {"global_batch_size": batch, "num_train_epochs": 1}
     changed |= {"max_answer_seq_len": 8} if step == "ppo" else {}
     variables = {
         "MODEL": str(inputs / "model" if step == "sft" else sft),

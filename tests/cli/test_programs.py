@@ -2,10 +2,11 @@
 """Step 3 with --reward_source programs: problems in APPS's columns, scores by execution."""
 
 import json
+import sys
 
 import pytest
 
-from cli_runs import evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
+from cli_runs import evaluation_rows, message_of, read_jsonl, run_command, training_rows, write_jsonl
 from data_fixtures import make_rows
 
 pytestmark = pytest.mark.xdist_group("sandbox")
@@ -54,3 +55,16 @@ def test_scores_by_execution(run, flags, tmp_path):
 def test_rows_without_the_column_are_named(run, flags, tmp_path):
     write_jsonl(tmp_path / "plain" / "train.jsonl", [{"prompt": f"p{i}"} for i in range(8)])
     message_of(run("ppo", flags | {"data_path": tmp_path / "plain"}), "train.jsonl", "input_output", "needs tests")
+
+
+def test_reference_solutions_are_run_before_training(flags, tmp_path):
+    command = [sys.executable, "-m", "dschat.data", "check", flags["data_path"], "--data_split", "0,0,1"]
+    printed = run_command([*command, "--run_solutions", 6]).expect(0).stdout
+    report = printed[printed.index("reference solutions, sandbox level") :].splitlines()
+    assert report[1:4] == [
+        "  6 rows: 1 without tests, 1 without a solution",
+        "  2 of 4 solutions pass",
+        "  these fail, and --drop_unsolvable leaves them out of step 3:",
+    ]
+    assert "train.jsonl:3: wrong" in report[4] and "train.jsonl:4: runtime_error EOFError" in report[5]
+    message_of(run_command([*command, "--run_solutions", -1]), "--run_solutions -1", "at least 0")

@@ -10,6 +10,7 @@ from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 from dschat.scoring.programs.outcome import Outcome
 from dschat.scoring.programs.scores import ProgramScores
+from dschat.scoring.programs.solutions import solutions_report
 from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo.problems import rows_with_tests
 from factories import make_rollout, ragged_rows
@@ -79,3 +80,14 @@ def test_rows_without_tests_and_without_a_working_solution():
     assert dropped == {"no tests": 2, "its own solution fails its tests": 1}
     with pytest.raises(UserError, match="apps.jsonl:7: .*input_output.*needs tests"):
         rows_with_tests([row(None, number=7)], Pool())
+
+
+def test_the_report_on_solutions():
+    tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
+    rows = [row("", number=1), row(tests, "passed passed", 2), row(tests, "passed wrong", 3), row(tests, None, 4)]
+    assert solutions_report(rows, Pool()) == [
+        "4 rows: 1 without tests, 1 without a solution",
+        "1 of 2 solutions pass",
+        "these fail, and --drop_unsolvable leaves them out of step 3:",
+        "apps.jsonl:3: wrong no room",
+    ]

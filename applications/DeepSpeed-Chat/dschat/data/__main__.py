@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +19,8 @@ from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from dschat.scoring.programs.sandbox import Level
 
 PATH_HELP = (
     "a .jsonl, .json or .parquet file, a folder with train* files, "
@@ -46,6 +49,10 @@ class CheckOptions(Options):
     """Those of check."""
 
     data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
+    run_solutions: int = flag("run the reference solutions of so many rows of APPS, the first, on their tests", 0)
+    sandbox_level: str = flag(
+        "the weakest walls that they may run behind", "namespaces", choices=("bubblewrap", "namespaces", "rlimits")
+    )
 
 
 @dataclass(frozen=True)
@@ -70,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(path: str, arguments: argparse.Namespace) -> str:
-    for name in ("max_seq_len", "max_prompt_seq_len", "rows"):
-        if getattr(arguments, name, 1) < 1:
-            raise UserError(f"--{name} {getattr(arguments, name)}: give a whole number of at least 1.")
+    for name, least in (("max_seq_len", 1), ("max_prompt_seq_len", 1), ("rows", 1), ("run_solutions", 0)):
+        if getattr(arguments, name, 1) < least:
+            raise UserError(f"--{name} {getattr(arguments, name)}: give a whole number of at least {least}.")
     if not 0 <= arguments.seed < 2**32:
         raise UserError(f"--seed {arguments.seed}: give a whole number from 0 to {2**32 - 1}.")
     keys = DataKeys(**{field.name: getattr(arguments, f"{field.name}_key") for field in fields(DataKeys)})
@@ -81,11 +88,26 @@ def _report(path: str, arguments: argparse.Namespace) -> str:
     if arguments.command == "check":
         from dschat.data.inspect.check import check_report
 
-        return check_report(path, arguments.data_split, settings)
+        report = check_report(path, arguments.data_split, settings)
+        if arguments.run_solutions:
+            report += "\n\n" + _solutions(path, arguments.run_solutions, arguments.sandbox_level, settings)
+        return report
     from dschat.data.inspect.preview import preview_report
 
     colour = sys.stdout.isatty() if arguments.colour == "auto" else arguments.colour == "always"
     return preview_report(path, arguments.rows, arguments.step, colour, settings)
+
+
+def _solutions(path: str, number: int, level: Level, settings: Settings) -> str:
+    """How many reference solutions pass their tests, of the first rows."""
+    from dschat.data.sources import load_source
+    from dschat.scoring.programs.pool import ProgramPool
+    from dschat.scoring.programs.solutions import solutions_report
+
+    source = load_source(path, settings.keys, settings.seed)
+    pool = ProgramPool(level, workers=os.cpu_count() or 1)
+    lines = solutions_report((source.train + source.eval)[:number], pool)
+    return "\n  ".join([f"reference solutions, sandbox level {pool.level}", *lines])
 
 
 def _open_tokenizer(path: str) -> PreTrainedTokenizerBase:

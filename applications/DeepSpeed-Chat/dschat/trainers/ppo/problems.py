@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dschat.data.formats.rows import Row
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.scoring.programs.pool import ProgramPool
-from dschat.scoring.programs.problem import parse_problem
-from dschat.scoring.programs.scores import tests_of
+from dschat.scoring.programs.solutions import has_tests, run_solutions
 
 # Why a row is left out.
 NO_TESTS = "no tests"
@@ -33,15 +32,12 @@ def rows_with_tests(
     Raises:
         UserError: a row's tests are of another form.
     """
-    tested = [row for row in rows if parse_problem(tests_of(row), row.origin, most=1).cases]
+    tested = [row for row in rows if has_tests(row)]
     dropped = Counter({NO_TESTS: len(rows) - len(tested)})
     if drop_unsolvable:
-        own = list(enumerate(tested))[rank() :: world_size()]
-        solved = [(number, row, row.chosen) for number, row in own if row.chosen is not None]
-        solutions = [solution for _, _, solution in solved]
-        outcomes = pool.run(solutions, [tests_of(row) for _, row, _ in solved], [row.origin for _, row, _ in solved])
-        verdicts = zip(solved, outcomes, strict=True)
-        failed = {number for (number, _, _), found in verdicts if found.status not in ("passed", "invalid")}
+        own = list(range(len(tested)))[rank() :: world_size()]
+        outcomes = run_solutions([tested[number] for number in own], pool)
+        failed = {own[i] for i, found in outcomes.items() if found.status not in ("passed", "invalid")}
         everywhere = set().union(*gather_objects(failed))
         dropped[UNSOLVED] = len(everywhere)
         tested = [row for number, row in enumerate(tested) if number not in everywhere]
