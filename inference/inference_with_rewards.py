@@ -9,12 +9,12 @@ import os
 import sys
 
 from dschat.common.script import run_script
-from dschat.inference.options import parse_flags
+from dschat.inference.options import InferenceOptions, parse_flags
 
 
 def run() -> str:
     """Answers and scores; returns the line that sums it up."""
-    options = parse_flags(sys.argv[1:], str(__doc__))
+    options = parse_flags(InferenceOptions, sys.argv[1:], str(__doc__))
     os.environ.setdefault("MA_RLHF_DATA", str(options.proj_path / "data"))
     import transformers
 

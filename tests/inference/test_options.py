@@ -15,7 +15,7 @@ NEEDED = ["--proj-path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward-
 
 
 def parse(*words):
-    return parse_flags([*NEEDED, *words], "about")
+    return parse_flags(InferenceOptions, [*NEEDED, *words], "about")
 
 
 def make(**changes):
@@ -71,10 +71,10 @@ def test_every_flag_in_both_spellings(words, field, value):
 
 def test_proj_path_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("PROJ_PATH", "/some/where")
-    assert parse_flags(NEEDED[2:], "about").proj_path == Path("/some/where")
+    assert parse_flags(InferenceOptions, NEEDED[2:], "about").proj_path == Path("/some/where")
     monkeypatch.delenv("PROJ_PATH")
     with pytest.raises(SystemExit) as stopped:
-        parse_flags(NEEDED[2:], "about")
+        parse_flags(InferenceOptions, NEEDED[2:], "about")
     assert stopped.value.code == 2
 
 

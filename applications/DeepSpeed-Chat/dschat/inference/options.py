@@ -7,11 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from dschat.common.script import add_flags, flag
 from dschat.data.formats.registry import COMPARED_SETS
 from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
+from dschat.scoring.programs.sandbox import LEVELS, Level
 
 ENGINES = ("compacting", "generate")
 DTYPES = ("fp32", "bf16", "fp16")
@@ -20,52 +22,42 @@ PROTOCOL_SAMPLES = 2000  # of the other sets
 REFERENCE = "reference"  # name of the file of --ref-scores
 
 
-@dataclass(frozen=True)
-class InferenceOptions:
-    """What a run is told. A field is a flag: its name, type, default and help line. `temperature` names a folder."""
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """Flags of every run that draws responses. A field is a flag: its name, type, default and help line."""
 
     proj_path: Path = flag(
         "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set ($PROJ_PATH)"
     )
-    dataset: str = flag(f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}")
-    reward_model: str = flag("folder or hub id of a sequence classifier with one label")
-    model: str | None = flag("policy: folder or hub id, with or without /actor (not needed with --ref-scores)", None)
-    temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "0.8")
+    temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "0.8")  # text: it names a folder
     gpu: int | None = flag("number of the GPU (0 where there is one)", None)
     device: str | None = flag("cpu, cuda or cuda:N; decides over --gpu", None)
-    dtype: str | None = flag("of both models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
-    batch_size: int = flag("prompts answered and scored at once (%(default)s)", 16)
-    ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
+    dtype: str | None = flag("of the models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
+    batch_size: int = flag("prompts answered at once (%(default)s)", 16)
     rollout_engine: str = flag(
         "what draws responses: compacting (our own loop) or generate (transformers'; slower) (%(default)s)",
         "compacting",
     )
-    num_samples: int | None = flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
-    num_return: int = flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
+    num_samples: int | None = flag("prompts (all)", None)
+    num_return: int = flag("responses to a prompt (%(default)s)", 1)
     top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
     top_p: float = flag("draw from the likeliest tokens of this share, 1 = all (%(default)s)", 1.0)
     max_new_tokens: int = flag("longest response in tokens (%(default)s)", 512)
     max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included (no limit)", None)
     seed: int = flag("of the draws (%(default)s); the choice of prompts does not depend on it", 1234)
-    rm_template: bool = flag("put prompt and response through the reward model's chat template", False)
-    data_path: str | None = flag("where to read the data set: file, folder or hub id (--dataset's own place)", None)
+    data_path: str | None = flag("where to read the data set: file, folder or hub id (its own place)", None)
     prompt_key: str = flag("column of the prompt (%(default)s)", DataKeys.prompt)
     chosen_key: str = flag("column of the preferred response (%(default)s)", DataKeys.chosen)
     rejected_key: str = flag("column of the other response (%(default)s)", DataKeys.rejected)
     response_key: str = flag("column of the response in data without preferences (%(default)s)", DataKeys.response)
     messages_key: str = flag("column of a conversation (%(default)s)", DataKeys.messages)
-    name: str | None = flag("name of the result file, without .jsonl (the model's, or reference)", None)
+    name: str | None = flag("name of the result file, without .jsonl (the model's)", None)
     overwrite: bool = flag("start anew, dropping a finished file or a run begun without this flag", False)
 
     def __post_init__(self) -> None:
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
-        known_values = (("dataset", COMPARED_SETS), ("dtype", (None, *DTYPES)), ("rollout_engine", ENGINES))
-        for name, known in known_values:
-            value = getattr(self, name)
-            if value not in known:
-                raise UserError(f"{flag_of(name)} {value}: must be one of {', '.join(filter(None, known))}.")
-        if self.model is None and not self.ref_scores:
-            raise UserError("--model is missing: give the policy's folder, or --ref-scores to score the data set.")
+        for name, known in (("dtype", (None, *DTYPES)), ("rollout_engine", ENGINES)):
+            check_known(name, getattr(self, name), known)
         for name in ("batch_size", "num_return", "max_new_tokens", "num_samples", "max_prompt_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -82,9 +74,11 @@ class InferenceOptions:
         if self.gpu is not None and self.gpu < 0:
             raise UserError(f"--gpu {self.gpu}: must be the number of a GPU, from 0; for the CPU give --device cpu.")
         greedy = self.temperature_value == 0
-        if self.num_return > 1 and (greedy or self.ref_scores):
-            why = "--temperature 0 gives the same response every time" if greedy else "--ref-scores draws no responses"
-            raise UserError(f"--num-return {self.num_return}: {why}. Leave --num-return out, or change that flag.")
+        if self.num_return > 1 and greedy:
+            raise UserError(
+                f"--num-return {self.num_return}: --temperature 0 gives the same response every time. Leave"
+                " --num-return out, or change that flag."
+            )
 
     @property
     def temperature_value(self) -> float:
@@ -98,6 +92,41 @@ class InferenceOptions:
         return value
 
     @property
+    def keys(self) -> DataKeys:
+        """The data set's column names."""
+        return DataKeys(self.prompt_key, self.chosen_key, self.rejected_key, self.response_key, self.messages_key)
+
+    def path_of(self, dataset: str, name: str) -> Path:
+        """The result file: results/{dataset}/temperature={t}/{name}.jsonl below `proj_path`."""
+        folder = self.proj_path / "results" / dataset / f"temperature={self.temperature.strip()}"
+        return folder / f"{self.name or name}.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions(PolicyOptions):
+    """What a run with a reward model is told."""
+
+    dataset: str = flag(f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}")
+    reward_model: str = flag("folder or hub id of a sequence classifier with one label")
+    model: str | None = flag("policy: folder or hub id, with or without /actor (not needed with --ref-scores)", None)
+    ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
+    rm_template: bool = flag("put prompt and response through the reward model's chat template", False)
+    num_samples: int | None = flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
+    num_return: int = flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
+
+    def __post_init__(self) -> None:
+        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        check_known("dataset", self.dataset, COMPARED_SETS)
+        if self.model is None and not self.ref_scores:
+            raise UserError("--model is missing: give the policy's folder, or --ref-scores to score the data set.")
+        super().__post_init__()
+        if self.num_return > 1 and self.ref_scores:
+            raise UserError(
+                f"--num-return {self.num_return}: --ref-scores draws no responses. Leave --num-return out, or change"
+                " that flag."
+            )
+
+    @property
     def samples(self) -> int | None:
         """Number of prompts to take; None = all."""
         if self.num_samples is not None:
@@ -105,24 +134,65 @@ class InferenceOptions:
         return None if self.dataset == UNSHUFFLED else PROTOCOL_SAMPLES
 
     @property
-    def keys(self) -> DataKeys:
-        """The data set's column names."""
-        return DataKeys(self.prompt_key, self.chosen_key, self.rejected_key, self.response_key, self.messages_key)
+    def result_path(self) -> Path:
+        """The file, called after the model or `reference`."""
+        return self.path_of(self.dataset, REFERENCE if self.ref_scores else model_name(self.model or ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions(PolicyOptions):
+    """What a run that executes the responses is told."""
+
+    model: str = flag("policy: folder or hub id, with or without /actor")
+    dataset: str = flag("published set, or a name for the data of --data-path (%(default)s)", "apps")
+    temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "1.0")
+    top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 5)
+    num_return: int = flag("programs for a problem (%(default)s)", 5)
+    max_prompt_len: int | None = flag("leave out problems of more tokens, BOS included (%(default)s)", 600)
+    sandbox_level: str = flag("the weakest walls that programs may run behind (%(default)s)", "namespaces")
+    sandbox_workers: int = flag("programs that are run at a time (%(default)s)", 4)
+    max_tests: int | None = flag("tests of a problem that are run, the first (all)", None)
+
+    def __post_init__(self) -> None:
+        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        super().__post_init__()
+        check_known("sandbox_level", self.sandbox_level, LEVELS)
+        for name in ("sandbox_workers", "max_tests"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{flag_of(name)} {value}: must be at least 1.")
+
+    @property
+    def level(self) -> Level:
+        """The weakest sandbox."""
+        return next(level for level in LEVELS if level == self.sandbox_level)
+
+    @property
+    def samples(self) -> int | None:
+        """Number of problems to take; None = all."""
+        return self.num_samples
 
     @property
     def result_path(self) -> Path:
-        """The file: results/{dataset}/temperature={t}/{name, or the model's name}.jsonl below `proj_path`."""
-        name = self.name or (REFERENCE if self.ref_scores else model_name(self.model or ""))
-        folder = self.proj_path / "results" / self.dataset / f"temperature={self.temperature.strip()}"
-        return folder / f"{name}.jsonl"
+        """The file, called after the model."""
+        return self.path_of(self.dataset, model_name(self.model))
 
 
-def parse_flags(words: Sequence[str], description: str) -> InferenceOptions:
-    """The options of a command line; --proj-path may come from $PROJ_PATH. Raises UserError, see InferenceOptions."""
+Options = TypeVar("Options", bound=PolicyOptions)
+
+
+def parse_flags(options: type[Options], words: Sequence[str], description: str) -> Options:
+    """The options of a command line; --proj-path may come from $PROJ_PATH. Raises UserError, see the class."""
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     project = os.environ.get("PROJ_PATH")
-    add_flags(parser, InferenceOptions, **({"proj_path": project} if project else {}))
-    return InferenceOptions(**vars(parser.parse_args(words)))
+    add_flags(parser, options, **({"proj_path": project} if project else {}))
+    return options(**vars(parser.parse_args(words)))
+
+
+def check_known(name: str, value: str | None, known: Sequence[str | None]) -> None:
+    """Raises UserError unless a flag has one of the values that are known."""
+    if value not in known:
+        raise UserError(f"{flag_of(name)} {value}: must be one of {', '.join(filter(None, known))}.")
 
 
 def flag_of(field: str) -> str:

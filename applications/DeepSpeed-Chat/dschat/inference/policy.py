@@ -12,7 +12,7 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
-from dschat.inference.options import InferenceOptions
+from dschat.inference.options import PolicyOptions
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.rollouts.choice import choose_engine
@@ -79,7 +79,7 @@ class Policy:
 
 
 def load_policy(
-    path: str, tokenizer: PreTrainedTokenizerBase, options: InferenceOptions, device: torch.device, dtype: torch.dtype
+    path: str, tokenizer: PreTrainedTokenizerBase, options: PolicyOptions, device: torch.device, dtype: torch.dtype
 ) -> Policy:
     """Opens the policy at a path from `locate_policy`; raises UserError where there is no such model."""
     causal_lm = load_causal_lm(path, "--model", dtype, tokenizer).to(device).eval()

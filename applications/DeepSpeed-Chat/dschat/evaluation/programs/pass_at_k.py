@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pass@k: the chance that one of k programs for a problem passes its tests, estimated from n ≥ k of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dschat.common.jsonl import read_rows, text_of
+from dschat.common.statistics import Rate, bootstrap_ratio
+from dschat.errors import UserError
+
+FLAG = "FILE"
+ALL = "all"
+INVALID = "invalid"  # status of a program that could not be run, which says nothing of it
+
+
+@dataclass(frozen=True)
+class SolvedProblem:
+    """A problem's programs."""
+
+    difficulty: str  # empty where the data set names none
+    samples: int  # that were run
+    passed: int  # all tests
+
+
+@dataclass(frozen=True)
+class PassRates:
+    """pass@k of one model on the problems of one difficulty."""
+
+    model: str
+    difficulty: str
+    problems: int
+    rates: dict[int, Rate | None]  # k → rate with a bootstrap interval over problems; None without enough samples
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """1 − C(n − c, k) / C(n, k): unbiased (Chen et al. 2021, equation 1).
+
+    Args:
+        samples: n programs that were run, at least k.
+        passed: c of them that passed.
+        k: how many are looked at.
+    """
+    return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def pass_rates(files: Sequence[Path], ks: Sequence[int]) -> list[PassRates]:
+    """Every file's rates, by difficulty and over all problems.
+
+    Args:
+        files: from inference/inference_with_programs.py; a file's name is its model's.
+        ks: numbers of programs.
+
+    Raises:
+        UserError: a file is missing or holds something else.
+    """
+    found = []
+    for file in files:
+        problems = read_problems(file)
+        named = list(dict.fromkeys(problem.difficulty for problem in problems if problem.difficulty))
+        for difficulty in [*named, ALL]:
+            chosen = [problem for problem in problems if difficulty in (ALL, problem.difficulty)]
+            found.append(PassRates(file.stem, difficulty, len(chosen), {k: _rate(chosen, k) for k in ks}))
+    return found
+
+
+def read_problems(file: Path) -> list[SolvedProblem]:
+    """The problems of a file of results; raises UserError where it holds something else."""
+    return [_problem(row, origin) for origin, row in read_rows(file, FLAG)]
+
+
+def holds_programs(file: Path) -> bool:
+    """Whether a file's first row is that of a problem; raises UserError where it cannot be read."""
+    return "samples" in read_rows(file, FLAG)[0][1]
+
+
+def _problem(row: dict[str, Any], origin: str) -> SolvedProblem:
+    samples = row.get("samples")
+    if not isinstance(samples, list) or not all(isinstance(s, dict) and "status" in s for s in samples):
+        raise UserError(f"{origin}: column 'samples' must be a list of objects with a status; correct the row.")
+    statuses = [sample["status"] for sample in samples if sample["status"] != INVALID]
+    return SolvedProblem(text_of(row, "difficulty", origin), len(statuses), statuses.count("passed"))
+
+
+def _rate(problems: Sequence[SolvedProblem], k: int) -> Rate | None:
+    """The mean over the problems; None where one has fewer than k samples."""
+    if any(problem.samples < k for problem in problems):
+        return None
+    return bootstrap_ratio({i: (pass_at_k(p.samples, p.passed, k), 1) for i, p in enumerate(problems)})

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Problems → programs and what became of them on their tests, in a file which an interruption does not lose."""
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dschat.common.journal import Journal
+from dschat.data.examples import PromptExample
+from dschat.data.formats.rows import Row
+from dschat.errors import UserError
+from dschat.inference.batches import LARGER, Entry, Work, batches_of, do_batches, enough_memory, settings_of
+from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.options import ProgramOptions
+from dschat.inference.policy import Policy, load_policy, locate_policy
+from dschat.inference.prompts import Selection, select_prompts
+from dschat.models.tokenizer import load_tokenizer
+from dschat.scoring.programs.outcome import STATUSES
+from dschat.scoring.programs.pool import ProgramPool
+from dschat.scoring.programs.response import program_of
+from dschat.scoring.programs.scores import tests_of
+from dschat.scoring.programs.solutions import has_tests
+
+
+def run_programs(options: ProgramOptions) -> str:
+    """Draws programs and runs them; writes `options.result_path` and returns the last line.
+
+    Raises UserError for bad models or data, a machine without a sandbox, a finished file, or an interrupted run with
+    other settings.
+    """
+    path = options.result_path
+    if path.exists() and not options.overwrite:  # before the data set is read
+        raise UserError(
+            f"{path} exists, finished. Remove it or give --overwrite to make it again, or --name for a file beside it."
+        )
+    pool = ProgramPool(options.level, options.sandbox_workers, max_tests=options.max_tests)
+    device = choose_device(options.gpu, options.device)
+    dtype = choose_dtype(options.dtype, device)
+    policy_path = locate_policy(options.model)
+    tokenizer = load_tokenizer(policy_path, "--model", may_add_pad=True)
+    selection, untested = _with_tests(select_prompts(options, tokenizer))
+
+    def prepare() -> Work:
+        with enough_memory("--model: the GPU's memory does not hold it", LARGER):
+            policy = load_policy(policy_path, tokenizer, options, device, dtype)
+        policy.check_lengths(max(map(len, selection.examples)))
+        return partial(respond_and_run, policy, pool, options.num_return)
+
+    batches = batches_of([len(example) for example in selection.examples], options.batch_size)
+    settings = settings_of(options, policy_path, selection, device, dtype)
+    settings |= {"max-tests": options.max_tests, "sandbox-level": pool.level}
+    with closing(Journal(path, settings, options.overwrite)) as journal:
+        entries = do_batches(journal, selection, batches, prepare, _shown)
+        journal.finish(entry["row"] for entry in entries)
+    left_out = f" ({selection.dropped + untested} problems left out, {untested} of them without tests)"
+    shares = ", ".join(f"{status} {share}" for status, share in _shown(entries).items())
+    return f"{len(entries)} problems{left_out if selection.dropped + untested else ''}: {shares}: {path}"
+
+
+def respond_and_run(
+    policy: Policy, pool: ProgramPool, num_return: int, examples: list[PromptExample], rows: list[Row]
+) -> list[Entry]:
+    """Draws so many programs for each problem and runs them on its tests."""
+    draws = policy.respond(examples, num_return)
+    tests, origins = [tests_of(row) for row in rows], [row.origin for row in rows]
+    outcomes = [pool.run([program_of(response.text) for response in draw], tests, origins) for draw in draws]
+    entries = []
+    for place, (example, row) in enumerate(zip(examples, rows, strict=True)):
+        samples: list[dict[str, Any]] = []
+        for draw, found in zip(draws, outcomes, strict=True):
+            response, outcome = draw[place], found[place]
+            sample = {"response": response.text, "finished": response.finished, "status": outcome.status}
+            samples.append(sample | {"passed": outcome.passed, "total": outcome.total})
+        written = {"prompt": example.prompt_text, "difficulty": str(row.extra.get("difficulty") or "")}
+        entries.append({"number": example.index, "row": written | {"samples": samples}})
+    return entries
+
+
+def _with_tests(selection: Selection) -> tuple[Selection, int]:
+    """The problems that have tests, and how many have none."""
+    kept = [place for place, row in enumerate(selection.rows) if has_tests(row)]
+    if not kept:
+        raise UserError("--data-path: no problem has tests in its column input_output.")
+    examples, rows = [selection.examples[i] for i in kept], [selection.rows[i] for i in kept]
+    return replace(selection, examples=examples, rows=rows), len(selection.rows) - len(rows)
+
+
+def _shown(entries: list[Entry]) -> dict[str, str]:
+    """Shares of what became of the programs."""
+    counts = Counter(sample["status"] for entry in entries for sample in entry["row"]["samples"])
+    return {status: f"{counts[status] / counts.total():.1%}" for status in reversed(STATUSES) if counts[status]}

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pass@k: the estimator against counting, files against hand arithmetic, the published rows against each other."""
+
+import json
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from cli_runs import ROOT, write_jsonl
+from dschat.errors import UserError
+from dschat.evaluation.programs.pass_at_k import pass_at_k, pass_rates
+from dschat.evaluation.programs.report import NUMBERS, PUBLISHED, pass_table
+
+
+def problem(difficulty: str, *statuses: str) -> dict:
+    """A row of results."""
+    return {"prompt": "p", "difficulty": difficulty, "samples": [{"status": status} for status in statuses]}
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    rows = [
+        problem("interview", "passed", "wrong", "wrong", "timeout", "wrong"),
+        problem("interview", *["wrong"] * 5),
+        problem("introductory", "passed", "passed", "compile_error", "wrong", "wrong"),
+    ]
+    return write_jsonl(tmp_path / "model.jsonl", rows)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "by_hand"), [(5, 1, 1, 0.2), (5, 2, 5, 1.0), (10, 3, 5, 1 - 21 / 252), (4, 0, 2, 0)]
+)
+def test_the_estimator_by_hand(n, c, k, by_hand):
+    assert pass_at_k(n, c, k) == pytest.approx(by_hand, abs=1e-12)
+
+
+def test_the_estimator_is_the_share_of_choices_with_a_passing_program():
+    for n in range(1, 7):
+        for c in range(n + 1):
+            for k in range(1, n + 1):
+                choices = list(combinations([i < c for i in range(n)], k))
+                assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, choices)) / len(choices), abs=1e-12)
+
+
+def test_the_difficulties_weigh_as_the_published_rows_say():
+    """3,000 problems of interview, 1,000 of the others: the published parts give the published whole."""
+    for rates in PUBLISHED.values():
+        for by_difficulty in rates.values():
+            whole = sum(NUMBERS[name] * by_difficulty[name] for name in NUMBERS) / 5000
+            assert whole == pytest.approx(by_difficulty["all"], abs=0.0101)
+
+
+def test_rates_of_a_file(results):
+    interview, introductory, everything = pass_rates([results], (1, 5))
+    assert (interview.model, interview.difficulty, interview.problems) == ("model", "interview", 2)
+    assert interview.rates[1].value == pytest.approx(0.1) and interview.rates[5].value == pytest.approx(0.5)
+    assert introductory.rates[1].value == pytest.approx(0.4) and introductory.rates[5].value == 1
+    assert everything.rates[1].value == pytest.approx(0.2) and everything.rates[5].value == pytest.approx(2 / 3)
+    assert everything.rates[1].low < 0.2 < everything.rates[1].high
+    table = pass_table([interview, introductory, everything])
+    assert "model" in table and "20.0 [" in table and "published by the paper" in table and "9.48" in table
+
+
+def test_programs_that_were_not_run_are_no_samples(tmp_path):
+    file = write_jsonl(tmp_path / "m.jsonl", [problem("", "invalid", "passed", "wrong")])
+    (found,) = pass_rates([file], (1, 3))
+    assert found.rates[1].value == 0.5 and found.rates[3] is None
+    assert "published" not in pass_table([found]) and "–" in pass_table([found])
+
+
+def test_other_files_are_named(tmp_path):
+    file = write_jsonl(tmp_path / "m.jsonl", [{"prompt": "p", "difficulty": "", "samples": 3}])
+    with pytest.raises(UserError, match="m.jsonl:1: column 'samples'"):
+        pass_rates([file], (1,))
+
+
+def run_script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """A script of evaluation/."""
+    command = [sys.executable, str(ROOT / "evaluation" / name), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_scripts(results, tmp_path):
+    done = run_script("pass-at-k.py", results, "-k", 1, 3)
+    assert done.returncode == 0 and "pass@3, %" in done.stdout, done.stderr
+    done = run_script("report.py", results, "--output", tmp_path / "report")
+    assert done.returncode == 0 and "pass@5, %" in done.stdout, done.stderr
+    content = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert content["programs"][2]["rates"]["pass@1"]["value"] == pytest.approx(0.2)
+    scores = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "r", "reward": 1}])
+    done = run_script("report.py", results, scores, "--output", tmp_path / "report")
+    assert done.returncode == 2 and "a report of its own" in done.stderr
+    assert run_script("pass-at-k.py", results, "-k", 0).stderr.startswith("error: -k 0: must be at least 1")
