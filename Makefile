@@ -1,4 +1,5 @@
 # make quickstart   the whole pipeline on this machine, with a report
+# make programs     the same for programs: rewards by execution in a sandbox, pass@1 and pass@5 before and after
 # make test         the test suite
 # make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
@@ -14,7 +15,7 @@ DEV := $(VENV)/installed-dev
 VLLM := .venv-vllm
 VLLM_BIN := $(CURDIR)/$(VLLM)/bin
 
-.PHONY: quickstart test test-vllm mutants check benchmark install clean
+.PHONY: quickstart programs test test-vllm mutants check benchmark install clean
 
 install: $(INSTALLED)
 
@@ -30,6 +31,9 @@ $(DEV): $(INSTALLED) requirements-dev.txt
 
 quickstart: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/main.py --output_dir runs/quickstart $(QUICKSTART_ARGS)
+
+programs: $(INSTALLED)
+	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/programs.py --output_dir runs/programs $(PROGRAMS_ARGS)
 
 test: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)

@@ -8,8 +8,12 @@ import pytest
 
 from cli_runs import evaluation_rows, message_of, read_jsonl, run_command, training_rows, write_jsonl
 from data_fixtures import make_rows
+from dschat.scoring.programs.levels import weakness
 
-pytestmark = pytest.mark.xdist_group("sandbox")
+pytestmark = [
+    pytest.mark.xdist_group("sandbox"),
+    pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces")),
+]
 
 STATUSES = ("invalid", "compile_error", "runtime_error", "timeout", "wrong", "passed")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_runs import TRAINING, evaluation_rows, read_jsonl, run_command
+from dschat.scoring.programs.levels import weakness
 
 
 class Tags(HTMLParser):
@@ -90,3 +91,17 @@ def test_two_processes_that_shard_everything(tmp_path):
             for weight in AutoModelForCausalLM.from_pretrained(folder / name / "actor").parameters()
         )
     AutoModelForSequenceClassification.from_pretrained(folder / "step2-reward")
+
+
+@pytest.mark.xdist_group("sandbox")
+@pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces"))
+def test_programs_small(tmp_path):
+    folder = tmp_path / "programs"
+    command = [sys.executable, TRAINING / "quickstart" / "programs.py", "--small", "--output_dir", folder]
+    result = run_command(command).expect(0)
+    assert "Traceback" not in result.stdout + result.stderr
+    assert "pass@1, %" in result.stdout and "pass@5, %" in (folder / "pass-at-k.txt").read_text()
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "MA-PPO (n = 10)" in page and "pass@1, %" in page
+    answers = read_jsonl(folder / "results" / "problems" / "temperature=1.0" / "sft.jsonl")
+    assert len(answers) == 16 and all(len(row["samples"]) == 5 for row in answers)

@@ -16,7 +16,7 @@ from dschat.macro_view.html import MacroToken, macro_tokens
 
 logger = logging.getLogger(__name__)
 
-# Evaluation metrics that every run has. Another key under eval/ is the metric function's.
+# Evaluation metrics that every run has. Another name under eval/ is the metric function's.
 EVAL_NAMES = frozenset({"scores", "kl", "length", "eos_rate"})
 # A samples file covers an evaluation when its mean is the evaluation's, up to rounding in the files.
 SAME_MEAN = 1e-3
@@ -139,6 +139,9 @@ def _by_update(rows: Iterable[dict[str, float]]) -> list[dict[str, float]]:
 
 def _metric_name(evals: list[dict[str, float]], config: Mapping[str, Any]) -> str | None:
     names = {key.removeprefix("eval/") for row in evals for key in row if key.startswith("eval/")} - EVAL_NAMES
+    names = {
+        name for name in names if name.isidentifier()
+    }  # what scoring measured is called programs/passed and so on
     given = str(config.get("metric_function") or "").rpartition(":")[2]
     return given if given in names else min(names, default=None)
 

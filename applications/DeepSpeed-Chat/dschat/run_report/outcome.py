@@ -79,11 +79,12 @@ def metric_label(name: str) -> str:
 def labels_of(runs: Sequence[RunData], metric: str | None) -> dict[str, str]:
     """What runs are compared by → how it is called: the metric function that all have, if any, then the rest.
 
-    `scores` are of the reward model, unless all runs were scored by a function.
+    `scores` are of the reward model, unless all runs were scored by a function, or by running programs.
     """
-    by_function = all(run.config.get("reward_function") for run in runs)
+    sources = {"reward_function": "reward-function score", "reward_source": "score of programs"}
+    source = next((label for flag, label in sources.items() if all(run.config.get(flag) for run in runs)), None)
     return ({metric: metric_label(metric)} if metric else {}) | {
-        "scores": "reward-function score" if by_function else "reward-model score",
+        "scores": source or "reward-model score",
         "kl": "KL to SFT (nats)",
         "length": "length (tokens)",
         "eos_rate": "ended by EOS (%)",

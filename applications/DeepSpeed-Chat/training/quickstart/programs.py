@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5 before and after.
+
+Runs the same mains and scripts as any training, as processes of their own, on problems made by code and a small Gemma.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dschat.common.launch import Processes, as_arguments, run_command, run_step
+from dschat.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything."""
+
+    demonstrations: int
+    rollout: int  # problems of one PPO iteration
+    iterations: int
+    held_out: int
+    sft_epochs: int
+
+
+FULL = Scale(12000, 64, 30, 128, 3)
+SMALL = Scale(64, 16, 2, 16, 1)  # shows that every part runs; learns nothing
+# Name of each run → its folder and tokens of a macro action.
+RUNS = {"PPO (n = 1)": ("ppo", 1), "MA-PPO (n = 10)": ("ma-ppo", 10)}
+COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
+
+
+def main() -> int:
+    """Parses the flags and runs everything; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/programs"), help="folder of everything made")
+    parser.add_argument("--seed", type=int, default=1234, help="of problems, model and training")
+    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    args = parser.parse_args()
+    try:
+        programs(args.output_dir, args.seed, SMALL if args.small else FULL)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def programs(folder: Path, seed: int, scale: Scale) -> None:
+    """Makes the problems and the model, trains, answers the held-out problems and writes the report."""
+    from dschat.evaluation.programs.pass_at_k import ALL, pass_rates
+    from dschat.evaluation.programs.report import pass_table
+    from dschat.run_report.build import build_report
+
+    start = time.perf_counter()
+    data, model = make_inputs(folder, seed, scale)
+    sft = folder / "sft"
+    common = [*COMMON, "--seed", str(seed)]
+    run_step("step1_supervised_finetuning", [*sft_flags(data, model, sft, scale), *common], Processes())
+    for place, ngram in RUNS.values():
+        flags = [*ppo_flags(data, sft, folder / place, scale), "--ngram", str(ngram), *common]
+        run_step("step3_rlhf_finetuning", flags, Processes())
+    models = {"sft": "SFT"} | {place: name for name, (place, _) in RUNS.items()}
+    found = pass_rates([answer(folder / place, data, folder, seed) for place in models], (1, 5))
+    table = pass_table(found)
+    (folder / "pass-at-k.txt").write_text(table + "\n", encoding="utf-8")
+    notes = ["Score: the published reward of programs, from what becomes of them on their tests."]
+    for each in found:
+        if each.difficulty == ALL:
+            rates = ", ".join(f"pass@{k} {rate.text()} %" for k, rate in each.rates.items() if rate is not None)
+            notes.append(f"{models[each.model]}, {each.problems} held-out problems, five programs each: {rates}.")
+    runs = {name: folder / place for name, (place, _) in RUNS.items()}
+    summary = build_report(runs, folder, title="Programs: PPO and MA-PPO with rewards by execution", notes=notes)
+    print(f"{summary.text()}\n\n{table}")
+    print(f"\nreport: {folder / 'report.html'} ({time.perf_counter() - start:.0f} s in all)")
+
+
+def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
+    """The problems and the random model, as files."""
+    from dschat.data.formats.published import apps_row
+    from dschat.data.problems import make_row, write_problems
+    from dschat.models.tiny import make_model
+
+    print("== problems and model", flush=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {folder}: cannot be made: {error}") from error
+    write_problems(folder / "data", scale.demonstrations, scale.rollout * scale.iterations, scale.held_out, seed)
+    rows = [apps_row(make_row(index, seed, "demonstrations"), str(index)) for index in range(1000)]
+    texts = [f"{row.prompt}{row.chosen}" for row in rows]
+    return folder / "data", make_model(folder / "model", texts, seed, vocab_size=400)
+
+
+def sft_flags(data: Path, model: Path, output: Path, scale: Scale) -> list[str]:
+    """Step 1 on the demonstrations."""
+    flags = {
+        "--data_path": data / "demonstrations",
+        "--data_split": "1,0,0",
+        "--model_name_or_path": model,
+        "--output_dir": output,
+        "--per_device_train_batch_size": 32,
+        "--per_device_eval_batch_size": 64,
+        "--learning_rate": 3e-3,
+        "--num_train_epochs": scale.sft_epochs,
+        "--warmup_ratio": 0.1,
+        "--max_seq_len": 192,
+    }
+    return as_arguments(flags)
+
+
+def ppo_flags(data: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
+    """Step 3 on the problems; both runs start from the same model and see the same problems."""
+    flags = {
+        "--data_path": data / "problems",
+        "--data_split": "0,0,1",
+        "--actor_model_name_or_path": sft,
+        "--reward_source": "programs",
+        "--sandbox_workers": 2,
+        "--output_dir": output,
+        "--per_device_generation_batch_size": scale.rollout,
+        "--per_device_training_batch_size": scale.rollout,
+        "--num_train_epochs": 1,
+        "--eval_interval": 10,
+        "--eval_prompts": 64,
+        "--max_prompt_seq_len": 128,
+        "--max_answer_seq_len": 48,
+        "--actor_learning_rate": 1e-3,
+        "--critic_learning_rate": 2e-3,
+        "--kl_ctl": 0.02,
+        "--warmup_ratio": 0.05,
+    }
+    return [*as_arguments(flags), "--whiten_advantages"]
+
+
+def answer(model: Path, data: Path, folder: Path, seed: int) -> Path:
+    """Five programs for each held-out problem, run; the file of results."""
+    flags: dict[str, object] = {
+        "--proj-path": folder,
+        "--model": model,
+        "--data-path": data / "problems",
+        "--dataset": "problems",
+        "--name": model.name,
+        "--max-new-tokens": 48,
+        "--top-k": 0,
+        "--seed": seed,
+        "--batch-size": 64,
+        "--sandbox-workers": 2,
+    }
+    script = str(ROOT / "inference" / "inference_with_programs.py")
+    run_command([sys.executable, script, *as_arguments(flags), "--overwrite"])
+    return folder / "results" / "problems" / "temperature=1.0" / f"{model.name}.jsonl"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
