@@ -27,7 +27,7 @@ from dschat.scoring.programs.levels import weakness
 
 pytestmark = pytest.mark.xdist_group("sandbox")
 
-LIMITS = Limits(seconds=1, memory=2**29)
+LIMITS = Limits(seconds=0.5, memory=2**29)
 # What `Limits` cannot know of: starting, killing, and a machine on which much else runs.
 SLACK = 6.0
 KINDS = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
@@ -150,6 +150,63 @@ def test_a_hostile_program_gets_nothing(level, name, secret) -> None:
     assert os.getpriority(os.PRIO_PROCESS, 0) == priority and os.uname() == host
     assert not own_processes()
     assert not left_files(words)
+
+
+@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+def test_nothing_of_the_machine_is_seen_or_left(level, secret) -> None:
+    """What the programs above could not tell: their one test cannot be passed in any case."""
+    if weak := weakness(level):
+        pytest.skip(f"{level}: {weak}")
+    source = """
+import glob, os, shutil, sys
+print(os.uname().nodename, sorted(os.environ), os.getcwd(), os.listdir('.'), os.getpid() < 5)
+print([path for path in glob.glob(sys.prefix + '/lib/python3*/*-packages/*') + glob.glob('/usr/lib/python3/*/*')])
+space = shutil.disk_usage('.')
+print(space.total)
+for attempt in (lambda: os.chmod('/dev/null', 0o666), lambda: os.utime('/dev/null'), lambda: os.kill(1, 0)):
+    try: print(attempt(), 'done')
+    except PermissionError: print('refused')
+print('x', file=open('/dev/null', 'w'))
+"""
+    printed = f"sandbox [] /program [] True\n[]\n{LIMITS.file_bytes}\nrefused\nrefused\nrefused\n"
+    before = os.stat("/dev/null")
+    outcome = run_tests(source, {"inputs": [""], "outputs": [printed]}, LIMITS, level)
+    assert outcome.status == "passed", outcome
+    assert os.stat("/dev/null").st_ctime == before.st_ctime
+
+
+@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+def test_what_is_hostile_costs_the_parent_little(level) -> None:
+    """CPU seconds of this process, of programs that take all of theirs; a second each would be the machine's fault."""
+    if weak := weakness(level):
+        pytest.skip(f"{level}: {weak}")
+    names = ("a flood of single bytes", "call: numbers that take long to read", "call: millions of lists")
+    for name in names:
+        tests: dict[str, object] = {"inputs": [""], "outputs": ["1"]}
+        if name.startswith("call"):
+            tests = {"fn_name": "f", "inputs": [[]], "outputs": [1]}
+        began = time.process_time()
+        run_tests(PROGRAMS[name], tests, LIMITS, level)
+        assert time.process_time() - began < 0.7, name
+
+
+@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+def test_killed_programs_are_waited_for(level) -> None:
+    """No process of a sandbox that was ended is left to whoever adopts orphans."""
+    if weak := weakness(level):
+        pytest.skip(weak)
+    code = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # this process adopts orphans, and does not look after them
+from dschat.scoring.programs import Limits, run_tests
+for _ in range(3):
+    found = run_tests("while True: pass", {"inputs": [""], "outputs": ["1"]}, Limits(seconds=.3), "LEVEL")
+    assert found.status == "timeout"
+try: print(os.waitpid(-1, os.WNOHANG))
+except ChildProcessError: print("none")
+"""
+    done = subprocess.run([sys.executable, "-c", code.replace("LEVEL", level)], capture_output=True, text=True)
+    assert done.stdout.strip() == "none", done
 
 
 def test_the_number_of_hostile_programs(record_property) -> None:

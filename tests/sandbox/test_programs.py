@@ -120,6 +120,12 @@ def test_no_tests_are_no_pass() -> None:
         ("1000000", "1000001", False),
         ("1e6", "1000000", True),
         ("nan", "nan.", False),
+        ("1000000.9", "1000000", False),
+        ("1000000008.0", "1000000007", False),
+        ("3.0", "3", True),
+        ("1_0.0", "10", False),
+        ("1e999", "9e9999", False),
+        ("+2.50", "2.5", True),
         ("nan", "0.5", False),
         ("YES", "Yes", False),
         ("1", "1 1", False),
@@ -147,6 +153,9 @@ def test_texts(text, expected, same) -> None:
         (float("nan"), float("nan"), False),
         (10**400, 1.5, False),
         (2, 2.0, True),
+        (2.0, 2, True),
+        (1000000.9, 1000000, False),
+        (1.0000005, True, False),
     ],
 )
 def test_values(value, expected, same) -> None:
@@ -171,6 +180,17 @@ def test_values(value, expected, same) -> None:
         ("def f(d): return d['a']", {"fn_name": "f", "inputs": [[{"a": 5}]], "outputs": [5]}, "passed"),
         ("def f(): return {3}", {"fn_name": "f", "inputs": [[]], "outputs": [3]}, "runtime_error"),
         ("def f(x): x.append(1); return x", {"fn_name": "f", "inputs": [[[]]], "outputs": [[1]]}, "passed"),
+        # Names that the sites of such problems give without an import; classes of the program itself.
+        (
+            "class Solution:\n  def f(self, x: List[int]) -> int: return heapq.nlargest(1, x)[0] + gcd(4, 6)",
+            {"fn_name": "f", "inputs": [[[3, 5]]], "outputs": [7]},
+            "passed",
+        ),
+        (
+            "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__name__)",
+            {"inputs": [""], "outputs": ["A"]},
+            "passed",
+        ),
     ],
 )
 def test_quirks_of_apps(program, tests, status) -> None:
@@ -199,6 +219,26 @@ def test_tests_of_another_form_name_their_row(tests) -> None:
         parse_problem(tests, "apps.jsonl:3")
 
 
+def test_odd_integers_and_keys_are_no_accident() -> None:
+    digits = "7" * 5000
+    text = f'{{"fn_name": null, "inputs": [{digits}], "outputs": ["{digits}"]}}'
+    assert parse_problem(text, "row").cases[0].text == digits
+    assert parse_problem({"inputs": [10**5000], "outputs": ["1"]}, "row").cases[0].text == "1" + "0" * 5000
+    assert parse_problem({"fn_name": "f", "inputs": [[{1: 2}]], "outputs": [1]}, "row").cases[0].arguments == ({1: 2},)
+    with pytest.raises(UserError, match="row 3: the arguments in column 'input_output' cannot be handed on"):
+        parse_problem({"fn_name": "f", "inputs": [[object()]], "outputs": [1]}, "row 3")
+
+
+def test_only_the_programs_own_seconds_count() -> None:
+    tests = {"inputs": ["1"] * 12, "outputs": ["1"] * 12}
+    assert run_tests("print(input())", tests, Limits(program_seconds=0.6)).status == "passed"
+
+
+def test_a_large_input() -> None:
+    tests = {"inputs": ["x" * 17_000_000], "outputs": ["17000000"]}
+    assert run_tests("print(len(input()))", tests).status == "passed"
+
+
 def test_a_function_without_a_list_of_arguments_names_its_row() -> None:
     with pytest.raises(UserError, match="row 3: inputs of the function f must be lists"):
         parse_problem({"fn_name": "f", "inputs": [1], "outputs": [1]}, "row 3")
@@ -218,6 +258,10 @@ def test_only_the_first_tests() -> None:
         ("```\nprint(1)\n```", "print(1)\n"),
         ("```Python3\r\nprint(1)\r\n```", "print(1)\r\n"),
         ("```python\nprint(1)", "print(1)"),
+        ("```cpp\nint x;\n```\nNow Python:\n```python\nprint(1)\n```\n", "print(1)\n"),
+        ("```text\n1 2\n```\nand\n```\nprint(1)\n```", "print(1)\n"),
+        ("```python3.11\nprint(1)\n```", "print(1)\n"),
+        ("```cpp\nint x;\n```", "```cpp\nint x;\n```"),
         ("a ``` b", "a ``` b"),
     ],
 )

@@ -23,7 +23,7 @@ KEPT = 100_000  # outcomes of programs seen before
 
 
 class ProgramPool:
-    """Runs programs on tests. Equal programs with equal tests are run once; `invalid` ones again."""
+    """Runs programs on tests. Equal programs with equal tests are run once, but for `invalid` ones and time-outs."""
 
     def __init__(
         self,
@@ -72,10 +72,15 @@ class ProgramPool:
         how = [program, tests, asdict(self.limits), self.level, self._max_tests, self._to_the_end]
         key = sha256(json.dumps(how).encode()).hexdigest()
         known = self._known.get(key)
-        if known is None or (known.done() and known.result().status == "invalid"):
+        if known is None or (known.done() and _says_little(known)):
             if len(self._known) >= KEPT:
                 self._known.clear()
             problem = parse_problem(tests, origin, self._max_tests)
             known = self._threads.submit(run_problem, program, problem, self.limits, self.level, self._to_the_end)
             self._known[key] = known
         return known
+
+
+def _says_little(run: Future[Outcome]) -> bool:
+    """Whether a run that has ended may end otherwise another time."""
+    return run.exception() is not None or run.result().status in ("invalid", "timeout")

@@ -9,9 +9,11 @@ that an argument whose keys are all whole numbers gets these; integers may have 
 from __future__ import annotations
 
 import json
+import marshal
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from dschat.errors import UserError
 
@@ -66,7 +68,7 @@ def parse_problem(tests: str | Mapping[str, object], origin: str, most: int | No
         return Problem(tuple(Case(_text(given), (), _text(wanted)) for given, wanted in pairs), None)
     if not all(isinstance(given, list) for given, _ in pairs):
         raise UserError(f"{origin}: inputs of the function {function} must be lists of arguments; correct the row.")
-    return Problem(tuple(Case("", _arguments(given), wanted) for given, wanted in pairs), str(function))
+    return Problem(tuple(Case("", _arguments(given, origin), wanted) for given, wanted in pairs), str(function))
 
 
 def exact_int(digits: str) -> int:
@@ -95,14 +97,21 @@ def _decode(text: str, origin: str) -> object:
 
 def _text(value: object) -> str:
     """Standard input or output: a text, or its lines."""
-    return "\n".join(map(_text, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple):
+        return "\n".join(map(_text, value))
+    return f"{Decimal(value):f}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _arguments(given: Sequence[object]) -> tuple[object, ...]:
-    return tuple(_with_whole_keys(argument) for argument in given)
+def _arguments(given: Sequence[object], origin: str) -> tuple[object, ...]:
+    arguments = tuple(_with_whole_keys(argument) for argument in given)
+    try:
+        marshal.dumps(arguments)  # type: ignore[arg-type]  # as they enter a sandbox, where that is possible
+    except ValueError as error:
+        raise UserError(f"{origin}: the arguments in column 'input_output' cannot be handed on: {error}.") from error
+    return arguments
 
 
 def _with_whole_keys(value: object) -> object:
-    if isinstance(value, dict) and value and all(WHOLE.fullmatch(key) for key in value):
+    if isinstance(value, dict) and value and all(isinstance(key, str) and WHOLE.fullmatch(key) for key in value):
         return {int(key): of_key for key, of_key in value.items()}
     return value

@@ -47,13 +47,14 @@ def run_problem(program: str, problem: Problem, limits: Limits, level: Level, to
         level: the walls around it.
         to_the_end: go on after an error; the tests after a compile error are not run.
     """
-    begun, found, message = time.monotonic(), list[Status](), ""
+    begun, ran, found, message = time.monotonic(), 0.0, list[Status](), ""
     for case in problem.cases:
-        if time.monotonic() - begun > limits.program_seconds:
+        if ran > limits.program_seconds:
             status: Status = "timeout"
             text = f"all tests together took more than {limits.program_seconds:g} s"
         else:
-            status, text = _run_case(program, case, problem.function, limits, level)
+            status, text, seconds = _run_case(program, case, problem.function, limits, level)
+            ran += seconds
         found.append(status)
         if status != "passed":
             message = message or text
@@ -62,8 +63,10 @@ def run_problem(program: str, problem: Problem, limits: Limits, level: Level, to
     return Outcome(tuple(found), len(problem.cases), level, time.monotonic() - begun, message)
 
 
-def _run_case(program: str, case: Case, function: str | None, limits: Limits, level: Level) -> tuple[Status, str]:
-    """What became of one test, and why."""
+def _run_case(
+    program: str, case: Case, function: str | None, limits: Limits, level: Level
+) -> tuple[Status, str, float]:
+    """What became of one test, why, and the program's seconds."""
     job = Job(program, case.text, function, case.arguments)
     for _ in range(ATTEMPTS):
         try:
@@ -72,9 +75,9 @@ def _run_case(program: str, case: Case, function: str | None, limits: Limits, le
             reason = str(error)
             continue
         if execution.started:
-            return _judge(execution, case, function, limits)
+            return *_judge(execution, case, function, limits), execution.ran
         reason = execution.message or "the sandbox did not come up"
-    return "invalid", reason
+    return "invalid", reason, 0.0
 
 
 def _judge(execution: Execution, case: Case, function: str | None, limits: Limits) -> tuple[Status, str]:
@@ -91,4 +94,4 @@ def _judge(execution: Execution, case: Case, function: str | None, limits: Limit
 
 def _used_its_time(execution: Execution, limits: Limits) -> bool:
     """Whether the kernel ended it for its processor time."""
-    return execution.status == 128 + signal.SIGKILL and execution.seconds >= 0.9 * limits.seconds
+    return execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds

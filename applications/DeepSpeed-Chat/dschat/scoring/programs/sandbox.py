@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from glob import glob
 from pathlib import Path
 from typing import IO, Literal
 
 from dschat.scoring.programs.inside.job import JobFile
-from dschat.scoring.programs.inside.namespaces import WORK
+from dschat.scoring.programs.inside.namespaces import DEVICES, WORK
 from dschat.scoring.programs.limits import Limits
 
 Level = Literal["bubblewrap", "namespaces", "rlimits"]
@@ -32,7 +33,7 @@ START = "import sys; sys.path.insert(0, {here!r}); from inside.main import main;
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
 SET_UP_SECONDS = 20.0  # for the walls and the interpreter, before the program's own time begins
 MESSAGE = 4096  # bytes read of a report
-CHUNK = 2**16
+CHUNK, SMALL = 2**16, 2**12
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Execution:
         output: what it printed or returned.
         message: the text of its exception, or why the walls do not stand.
         seconds: from the start to the end.
+        ran: those of them since the walls stand.
     """
 
     started: bool
@@ -66,6 +68,7 @@ class Execution:
     output: bytes
     message: str
     seconds: float
+    ran: float
 
 
 def execute(job: Job, limits: Limits, level: Level) -> Execution:
@@ -88,7 +91,7 @@ def execute(job: Job, limits: Limits, level: Level) -> Execution:
         stack.callback(os.close, reports)
         try:
             process = subprocess.Popen(
-                _command(level, report_end),
+                _command(level, report_end, limits),
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -107,7 +110,7 @@ def execute(job: Job, limits: Limits, level: Level) -> Execution:
                 end = reading.to_the_end()
             status = _wait(process, reading.deadline) if end == "exit" else None
         finally:
-            _kill(process)
+            _kill(process, level)
     told = bytes(reading.data[reports])
     return Execution(
         started=told[:1] == b"R",
@@ -117,6 +120,7 @@ def execute(job: Job, limits: Limits, level: Level) -> Execution:
         output=bytes(reading.data[reading.output]),
         message=told[2 if told[:1] == b"R" else 1 :].decode(errors="replace"),
         seconds=time.monotonic() - begun,
+        ran=reading.ran(),
     )
 
 
@@ -126,7 +130,12 @@ class _Reading:
     def __init__(self, output: int, reports: int, limits: Limits) -> None:
         self.output, self.reports, self.limits = output, reports, limits
         self.data = {output: bytearray(), reports: bytearray()}
-        self.deadline = time.monotonic() + SET_UP_SECONDS  # a new one when the walls stand
+        self.begun: float | None = None  # when the walls stood
+        self.deadline = time.monotonic() + SET_UP_SECONDS  # a new one then
+
+    def ran(self) -> float:
+        """Seconds since the walls stand."""
+        return 0.0 if self.begun is None else time.monotonic() - self.begun
 
     def to_the_end(self) -> Literal["exit", "time", "output"]:
         """How it ended, as in `Execution`; "exit" if both are closed, though the process may still be there."""
@@ -146,11 +155,14 @@ class _Reading:
                         selector.unregister(key.fd)
                     elif len(self.data[key.fd]) > most[key.fd]:
                         return "output"
+                    elif len(chunk) < SMALL:
+                        time.sleep(0.001)  # a flood of single bytes costs this process little
         return "exit"
 
     def _add(self, pipe: int, chunk: bytes) -> None:
         if pipe == self.reports and chunk and not self.data[pipe]:
-            self.deadline = time.monotonic() + self.limits.seconds
+            self.begun = time.monotonic()
+            self.deadline = self.begun + self.limits.seconds
         self.data[pipe] += chunk
 
 
@@ -161,7 +173,8 @@ def _folder() -> Iterator[str]:
     try:
         yield folder
     finally:
-        subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
+        subprocess.run(["chmod", "-R", "u+rwX", folder], stderr=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", "--one-file-system", folder])
 
 
 def _job_file(job: Job, limits: Limits) -> IO[bytes]:
@@ -175,6 +188,7 @@ def _job_file(job: Job, limits: Limits) -> IO[bytes]:
         "file_bytes": limits.file_bytes,
         "files": limits.open_files,
         "readable": interpreter_folders(),
+        "hidden": package_folders(),
     }
     file = tempfile.TemporaryFile()
     file.write(marshal.dumps(dict(content)))
@@ -182,20 +196,25 @@ def _job_file(job: Job, limits: Limits) -> IO[bytes]:
     return file
 
 
-def _command(level: Level, report: int) -> list[str]:
+def _command(level: Level, report: int, limits: Limits) -> list[str]:
     python = os.path.realpath(sys.executable)
     code = START.format(here=str(HERE), level=level, report=report)
     command = [python, "-S", "-s", "-B", "-P", "-X", "utf8", "-c", code]
-    return [*_bubblewrap(python), *command] if level == "bubblewrap" else command
+    return [*_bubblewrap(python, limits), *command] if level == "bubblewrap" else command
 
 
-def _bubblewrap(python: str) -> list[str]:
+def _bubblewrap(python: str, limits: Limits) -> list[str]:
     walls = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
     for path in interpreter_folders():
         walls += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
     for path in (python, str(HERE / "inside")):
         walls += ["--ro-bind", path, path]
-    return [*walls, "--dev", "/dev", "--tmpfs", WORK, "--chdir", WORK, "--remount-ro", "/"]
+    for path in package_folders():
+        walls += ["--tmpfs", path, "--remount-ro", path]
+    for path in DEVICES:
+        walls += ["--dev-bind", path, path]
+    walls += ["--hostname", "sandbox", "--size", str(limits.file_bytes), "--tmpfs", WORK, "--chdir", WORK]
+    return [*walls, "--remount-ro", "/"]
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
@@ -207,16 +226,45 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> int | None:
     return 128 - status if status < 0 else status
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _kill(process: subprocess.Popen[bytes], level: Level) -> None:
+    """Ends all processes of a run and waits for them."""
+    if process.poll() is None and level != "rlimits":
+        for child in _children(process.pid):  # the outer process waits for the inner one and ends as it does
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+    if process.returncode is None or level == "rlimits":
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _children(process: int) -> list[int]:
+    try:
+        return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+    except OSError:
+        return []
 
 
 @cache
 def interpreter_folders() -> list[str]:
-    """What Python needs of the file system: its standard library and the system's shared libraries."""
+    """What Python needs of the file system: its standard library and shared libraries, its own and the system's."""
     system = [path for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib") if os.path.exists(path)]
     base = {"platbase": sys.base_exec_prefix}
-    own = sorted({os.path.realpath(sysconfig.get_path(name, vars=base)) for name in ("stdlib", "platstdlib")})
-    return system + [path for path in own if not any(Path(path).is_relative_to(place) for place in system)]
+    own = [sysconfig.get_path(name, vars=base) for name in ("stdlib", "platstdlib")]
+    libraries = glob(os.path.join(sys.base_prefix, "lib", "*.so*"))  # of an interpreter that brings its own
+    places = [os.path.realpath(os.path.dirname(libraries[0])) if libraries else "", *map(os.path.realpath, own)]
+    found = system
+    for path in filter(None, places):
+        found = found if any(Path(path).is_relative_to(place) for place in found) else [*found, path]
+    return found
+
+
+@cache
+def package_folders() -> list[str]:
+    """Folders of installed packages below `interpreter_folders`, which programs do not see."""
+    names = ("site-packages", "dist-packages")
+    places = [p for folder in interpreter_folders() for depth in ("", "python3*/") for p in glob(f"{folder}/{depth}")]
+    found = {os.path.realpath(os.path.join(place, name)) for place in places for name in names}
+    return sorted(path for path in found if os.path.isdir(path))

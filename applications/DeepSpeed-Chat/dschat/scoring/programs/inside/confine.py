@@ -21,7 +21,8 @@ STACK = 128 * 2**20  # bytes; programs recurse deeply
 
 # Landlock: rights on files by version of its interface, and the two that reading needs.
 ALL_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
-READ = 1 << 2 | 1 << 3
+READ = 1 << 2 | 1 << 3  # of files and folders
+READ_WRITE = 1 << 1 | 1 << 2  # of files
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 
 # BPF: load a word of the system call's data, compare, return.
@@ -67,8 +68,8 @@ def drop_capabilities() -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def restrict_files(readable: Sequence[str], writable: str) -> int:
-    """Landlock: reading below some paths, everything below one folder, nothing elsewhere.
+def restrict_files(readable: Sequence[str], devices: Sequence[str], writable: str) -> int:
+    """Landlock: reading below some paths, reading and writing devices, everything below one folder, nothing elsewhere.
 
     Returns:
         The version of the kernel's interface; 0 where it has none, and nothing was restricted.
@@ -86,12 +87,11 @@ def restrict_files(readable: Sequence[str], writable: str) -> int:
         else struct.pack(f"={len(words[version])}Q", *words[version])
     )
     ruleset = call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
-    for path, allowed in [*((path, READ) for path in readable), (writable, rights)]:
+    rules = [*((path, READ) for path in readable), *((path, READ_WRITE) for path in devices), (writable, rights)]
+    for path, allowed in rules:
         if not os.path.exists(path):
             continue
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        if not os.path.isdir(path):
-            allowed &= 1 << 1 | 1 << 2  # a file can be read and written
         call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, place), 0)
         os.close(place)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -120,7 +120,9 @@ def restrict_calls() -> bool:
     return True
 
 
-def _filter(machine: int, allowed: set[int], clone: int, clone3: int, prlimit: int) -> list[tuple[int, int, int, int]]:
+def _filter(
+    machine: int, allowed: set[int], clone: int, clone3: int, prlimit: int, tgkill: int
+) -> list[tuple[int, int, int, int]]:
     """Lines of a BPF program: operation, lines to skip if true, if false, operand."""
     lines = [(LOAD, 0, 0, MACHINE), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     # The C library falls back from clone3, whose flags a filter cannot read, to clone.
@@ -128,8 +130,8 @@ def _filter(machine: int, allowed: set[int], clone: int, clone3: int, prlimit: i
     for number in sorted(allowed):
         lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     refuse = (RETURN, 0, 0, ERROR | errno.EPERM)
-    # Threads, and limits of its own: those of process 0.
-    lines += [(EQUAL, 0, 4, clone), (LOAD, 0, 0, FIRST_ARGUMENT)]
-    lines += [(ANY_BIT, 0, 1, CLONE_THREAD), (RETURN, 0, 0, ALLOW), refuse]
-    lines += [(EQUAL, 0, 3, prlimit), (LOAD, 0, 0, FIRST_ARGUMENT), (EQUAL, 0, 1, 0), (RETURN, 0, 0, ALLOW), refuse]
-    return lines
+    # Threads; limits of its own, those of process 0; signals to itself.
+    tests = {clone: (ANY_BIT, 0, 1, CLONE_THREAD), prlimit: (EQUAL, 0, 1, 0), tgkill: (EQUAL, 0, 1, os.getpid())}
+    for number, test in tests.items():
+        lines += [(EQUAL, 0, 4, number), (LOAD, 0, 0, FIRST_ARGUMENT), test, (RETURN, 0, 0, ALLOW), refuse]
+    return [*lines, refuse]

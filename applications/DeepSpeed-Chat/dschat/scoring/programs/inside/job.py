@@ -18,3 +18,4 @@ class JobFile(TypedDict):
     file_bytes: int
     files: int
     readable: list[str]  # folders
+    hidden: list[str]  # folders below these

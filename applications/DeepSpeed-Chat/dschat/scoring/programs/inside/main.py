@@ -15,14 +15,26 @@ import marshal
 import os
 import signal
 import sys
+import types
 
 from .confine import drop_capabilities, limit_resources, restrict_calls, restrict_files
 from .job import JobFile
 from .kernel import PR_SET_PDEATHSIG, prctl
-from .namespaces import enter
+from .namespaces import DEVICES, enter
 
-NULL = "/dev/null"
-MESSAGE = 2000  # bytes of an exception's text
+MESSAGE = 300  # bytes of an exception's text
+# Names that programs of functions use without an import: the sites whose problems these are have them.
+FOR_FUNCTIONS = """
+import bisect, collections, copy, fractions, functools, heapq, itertools, math, operator, random, re, string, sys, time
+from bisect import bisect_left, bisect_right, insort
+from collections import ChainMap, Counter, OrderedDict, defaultdict, deque, namedtuple
+from fractions import Fraction
+from functools import cache, cmp_to_key, lru_cache, reduce
+from heapq import heapify, heappop, heappush, heappushpop, heapreplace, nlargest, nsmallest
+from itertools import accumulate, chain, combinations, count, cycle, groupby, permutations, product, repeat
+from math import ceil, cos, exp, factorial, floor, gcd, hypot, inf, log, log2, log10, pi, sin, sqrt, tan
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple, Union
+"""
 
 
 def main(level: str, report: int) -> None:
@@ -41,14 +53,13 @@ def main(level: str, report: int) -> None:
 
 def _shut_in(level: str, job: JobFile) -> int:
     """Puts up the walls; returns the descriptor of the output."""
-    readable = job["readable"]
     if level == "namespaces":
-        enter(readable, job["file_bytes"])
-    limit_resources(job["seconds"], job["memory"], job["file_bytes"], job["files"])
+        enter(job["readable"], job["hidden"], job["file_bytes"])
     os.environ.clear()
     output = _open_standard_files(job["input"], job["function"] is not None)
+    limit_resources(job["seconds"], job["memory"], job["file_bytes"], job["files"])
     drop_capabilities()
-    restrict_files([*readable, NULL, "/dev/urandom"], os.getcwd())
+    restrict_files(job["readable"], DEVICES, os.getcwd())
     restrict_calls()
     return output
 
@@ -61,7 +72,7 @@ def _open_standard_files(text: bytes, of_function: bool) -> int:
     os.lseek(place, 0, os.SEEK_SET)
     os.dup2(place, 0)
     os.close(place)
-    nothing = os.open(NULL, os.O_WRONLY)
+    nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     output = 1
     if of_function:
@@ -81,8 +92,11 @@ def _run(job: JobFile, report: int, output: int) -> None:
         os.write(report, b"E" + _text(error))
         return
     os.write(report, b"C")
-    names: dict[str, object] = {"__name__": "__main__", "__builtins__": __builtins__}
+    program = sys.modules["__main__"] = types.ModuleType("__main__")
+    names = vars(program)
     try:
+        if job["function"] is not None:
+            exec(FOR_FUNCTIONS, names)
         exec(code, names)
         if job["function"] is not None:
             value = _call(names, job["function"], job["arguments"])

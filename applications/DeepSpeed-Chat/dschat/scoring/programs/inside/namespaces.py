@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import struct
 from collections.abc import Sequence
 
 from .kernel import PR_SET_PDEATHSIG, call, prctl
@@ -18,14 +20,17 @@ DETACH = 2
 KEPT = {1: READ_ONLY, 2: NO_SUID, 4: NO_DEVICES, 8: NO_PROGRAMS, 1024: 1024, 2048: 2048, 4096: 1 << 21}
 ROOT = "/proc"  # where the new root is put together: it is everywhere, and the interpreter never lies below it
 WORK = "/program"
+DEVICES = ("/dev/null", "/dev/urandom")
 NOBODY = 65534
+MOUNT_SETATTR, AT_RECURSIVE = 442, 0x8000
 
 
-def enter(readable: Sequence[str], work_bytes: int) -> None:
+def enter(readable: Sequence[str], hidden: Sequence[str], work_bytes: int) -> None:
     """Returns in a child that is alone; this process waits for it and exits as it does.
 
     Args:
         readable: folders of the interpreter and its libraries, which keep their paths.
+        hidden: folders below these that are to be empty.
         work_bytes: size of the folder `WORK`, which is empty, in memory and gone with the process.
 
     Raises:
@@ -41,10 +46,11 @@ def enter(readable: Sequence[str], work_bytes: int) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os._exit(128 - status if status < 0 else status)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    _private_root(readable, work_bytes)
+    call("sethostname", b"sandbox", 7)
+    _private_root(readable, hidden, work_bytes)
 
 
-def _private_root(readable: Sequence[str], work_bytes: int) -> None:
+def _private_root(readable: Sequence[str], hidden: Sequence[str], work_bytes: int) -> None:
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     _memory_folder(ROOT, 2**20)
     for path in readable:
@@ -52,11 +58,14 @@ def _private_root(readable: Sequence[str], work_bytes: int) -> None:
             os.symlink(os.readlink(path), ROOT + path)
         else:
             _bind(path)
-    for device in ("/dev/null", "/dev/urandom"):
+    for path in hidden:
+        _memory_folder(ROOT + path, 4096)
+        _read_only(ROOT + path)
+    for device in DEVICES:
         _bind(device)
     os.mkdir(ROOT + WORK)
     _memory_folder(ROOT + WORK, work_bytes)
-    _remount_read_only(ROOT)
+    _remount(ROOT)
     # The old root goes on top of the new one and is taken away from there.
     os.chdir(ROOT)
     call("pivot_root", b".", b".")
@@ -77,11 +86,21 @@ def _bind(path: str) -> None:
         os.makedirs(os.path.dirname(place), exist_ok=True)
         _write(place, "")
     call("mount", os.fsencode(path), os.fsencode(place), None, BIND | RECURSIVE, None)
-    if os.path.isdir(path):
-        _remount_read_only(place)
+    _read_only(place)
 
 
-def _remount_read_only(place: str) -> None:
+def _read_only(place: str) -> None:
+    """Makes a mount read-only with all that is mounted below it; before Linux 5.12 without that."""
+    attributes = struct.pack("4Q", 1 | 2, 0, 0, 0)  # MOUNT_ATTR_RDONLY, NOSUID
+    try:
+        call("syscall", MOUNT_SETATTR, 2**64 - 100, os.fsencode(place), AT_RECURSIVE, attributes, len(attributes))
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        _remount(place)
+
+
+def _remount(place: str) -> None:
     had = os.statvfs(place).f_flag
     kept = sum(mount for found, mount in KEPT.items() if had & found)
     flags = REMOUNT | BIND | READ_ONLY | NO_SUID | (kept & ~READ_ONLY)
