@@ -85,7 +85,8 @@ def _signed(interval: Interval | None) -> str:
 def draw(groups: Sequence[Group], results: Results) -> bytes:
     """Gold over updates, above gold over KL, side by side for some groups; bands are 95 % intervals over seeds."""
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}):
-        figure = Figure(figsize=(4.2 * len(groups), 7.2), layout="constrained")
+        width = max(8.4, 4.2 * len(groups))  # room for the names below
+        figure = Figure(figsize=(width, 7.2), layout="constrained")
         axes = figure.subplots(2, len(groups), squeeze=False, sharey="col")
         for column, group in enumerate(groups):
             _draw_group(axes[:, column], group, results)
@@ -94,7 +95,7 @@ def draw(groups: Sequence[Group], results: Results) -> bytes:
         for ax in axes.flatten():
             handles |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
         figure.legend(
-            handles.values(), handles.keys(), loc="outside lower center", ncols=2 * len(groups), frameon=False
+            handles.values(), handles.keys(), loc="outside lower center", ncols=int(width // 2.8), frameon=False
         )
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -4,7 +4,7 @@
 # (give it an --output_dir of its own).
 # Settings of the published run. Environment variables: ../../launch.sh. Flags given to the script win.
 # Four models of 27 billion weights: about 1.35 TB of main memory in all.
-# Alternative: --value_function first, which was never slower than PPO on tokens in docs/results.md.
+# Alternative: --value_function first, faster than PPO on tokens with every critic of docs/results.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 

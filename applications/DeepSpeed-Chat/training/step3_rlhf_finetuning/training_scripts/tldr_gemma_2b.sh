@@ -3,7 +3,7 @@
 # Step 3, Gemma-2B on TL;DR: PPO with macro actions of 5 tokens. Vanilla PPO is tldr_gemma_2b_vanilla.sh.
 # Settings of the published run. Environment variables: ../../launch.sh. Flags given to the script win.
 # The warm-up was published as 200 "steps" of one prompt on each of 8 GPUs: about 6 updates of 256 prompts.
-# Alternative: --value_function first, which was never slower than PPO on tokens in docs/results.md.
+# Alternative: --value_function first, faster than PPO on tokens with every critic of docs/results.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 

@@ -4,7 +4,7 @@
 # coefficient, is tldr_gemma_7b_vanilla.sh.
 # Settings of the published run. Environment variables: ../../launch.sh. Flags given to the script win.
 # The warm-up was published as 200 "steps" of one prompt on each of 8 GPUs: about 6 updates of 256 prompts.
-# Alternative: --value_function first, which was never slower than PPO on tokens in docs/results.md.
+# Alternative: --value_function first, faster than PPO on tokens with every critic of docs/results.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
