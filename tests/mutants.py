@@ -58,6 +58,9 @@ def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
         yield Mutant(name, file, old, new, tuple(tests.split()))
 
 
+PROGRAMS = "sandbox/test_programs.py::test_rewards"
+PROGRAM_SCORES = "scoring/test_program_scores.py"
+UNSCORED = "trainers/test_ppo.py::test_a_response_that_could_not_be_scored_is_not_trained_on"
 RESUME = " ".join(
     f"trainers/test_resume.py::test_step_3_stops_anywhere[13-{name}]"
     for name in ("fixed", "randomized", "parsing", "ppl")
@@ -622,6 +625,24 @@ MUTANTS: tuple[Mutant, ...] = (
     *changes("rollouts/assembly.py",
         ("the end token is cut off", "(ended.cumsum(1) - ended.long()) == 0", "ended.cumsum(1) == 0",
          "rollouts/test_engines.py::test_the_mask_is_a_prefix_that_holds_eos"),
+    ),
+    *changes("scoring/programs/outcome.py",
+        ("a compile error costs less", "        return -1.0\n", "        return -0.9\n", PROGRAMS),
+        ("an error costs more", "        return -0.6\n", "        return -0.7\n", PROGRAMS),
+        ("tests passed weigh less", "-0.3 + 1.3 * outcome.passed", "-0.3 + 1.2 * outcome.passed", PROGRAMS),
+        ("the share is of the tests that were run", "return outcome.passed / outcome.total\n",
+         "return outcome.passed / len(outcome.tests)\n", PROGRAMS),
+    ),
+    *changes("scoring/programs/scores.py",
+        ("what was not run counts", 'values[missing] = values[~missing].mean()', "pass", PROGRAM_SCORES),
+    ),
+    *changes("rl/types.py",
+        ("an unscored response is trained on", "response_mask=rollout.response_mask & keep",
+         "response_mask=rollout.response_mask", UNSCORED),
+    ),
+    *changes("evaluation/programs/pass_at_k.py",
+        ("pass@k with replacement", "1 - math.comb(samples - passed, k) / math.comb(samples, k)",
+         "1 - (1 - passed / samples) ** k", "evaluation/programs/test_pass_at_k.py"),
     ),
 )
 # fmt: on

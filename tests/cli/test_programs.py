@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from cli_runs import evaluation_rows, message_of, read_jsonl, run_command, training_rows, write_jsonl
+from cli_runs import STEPS, arguments, evaluation_rows, message_of, read_jsonl, run_command, training_rows, write_jsonl
 from data_fixtures import make_rows
 from dschat.scoring.programs.levels import weakness
+from launches import launch
 
 pytestmark = [
     pytest.mark.xdist_group("sandbox"),
@@ -72,3 +73,24 @@ def test_reference_solutions_are_run_before_training(flags, tmp_path):
     ]
     assert "train.jsonl:3: wrong" in report[4] and "train.jsonl:4: runtime_error EOFError" in report[5]
     message_of(run_command([*command, "--run_solutions", -1]), "--run_solutions -1", "at least 0")
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launcher")
+def test_two_processes_give_the_outcomes_of_one(run, flags, tmp_path):
+    """Before training: the same responses, and the same became of them."""
+    run("ppo", flags | {"output_dir": tmp_path / "one", "drop_unsolvable": True}).expect(0)
+    halves = {"per_device_generation_batch_size": 4, "per_device_training_batch_size": 4}
+    words = arguments(flags | halves | {"output_dir": tmp_path / "two", "drop_unsolvable": True})
+    launch(STEPS["ppo"] / "main.py", words).expect(0)
+    columns = ("prompt", "response", "score")
+    one, two = (
+        [
+            [sample[name] for name in columns]
+            for sample in read_jsonl(tmp_path / run / "samples" / "update-000000.jsonl")
+        ]
+        for run in ("one", "two")
+    )
+    assert one == two
+    dropped = [json.loads((tmp_path / run / "run.json").read_text())["data"]["dropped"] for run in ("one", "two")]
+    assert dropped[0] == dropped[1]

@@ -100,6 +100,8 @@ def test_a_run_to_the_end_goes_on_after_an_error() -> None:
 def test_rewards(tests, paper, ratio) -> None:
     assert paper_reward(outcome(*tests)) == pytest.approx(paper, abs=1e-12)
     assert ratio_reward(outcome(*tests)) == pytest.approx(ratio, abs=1e-12)
+    # Tests that were not run any more are not passed.
+    assert ratio_reward(outcome(*tests, total=2 * len(tests))) == pytest.approx(ratio / 2, abs=1e-12)
 
 
 def test_no_tests_are_no_pass() -> None:
