@@ -59,7 +59,7 @@ def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
 
 
 PROGRAMS = "sandbox/test_programs.py::test_rewards"
-PROGRAM_SCORES = "scoring/test_program_scores.py"
+PROGRAM_SCORES = "scoring/test_program_scores.py::test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean"
 UNSCORED = "trainers/test_ppo.py::test_a_response_that_could_not_be_scored_is_not_trained_on"
 RESUME = " ".join(
     f"trainers/test_resume.py::test_step_3_stops_anywhere[13-{name}]"
@@ -402,8 +402,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("KL samples of one rank", '["objective/kl"], self.run.plan.global_rollout',
          '["objective/kl"], self.run.plan.rollout_per_rank', KL),
         ("the moving average is never updated", "self.average.update()", "pass", AVERAGE),
-        ("scored at temperature 1", "drawn.rollout, texts, self.config.temperature, self.run",
-         "drawn.rollout, texts, 1.0, self.run", TEMPERATURE),
+        ("scored at temperature 1", "temperature, most = self.config.temperature, self.run",
+         "temperature, most = 1.0, self.run", TEMPERATURE),
         ("a rollout's reference at temperature 1", "texts, self.config.temperature, plan.micro_batch",
          "texts, 1.0, plan.micro_batch", REFERENCE),
         ("updates of a rollout count as one", "self.update += self.run.plan.updates_per_rollout", "self.update += 1",
@@ -642,7 +642,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *changes("evaluation/programs/pass_at_k.py",
         ("pass@k with replacement", "1 - math.comb(samples - passed, k) / math.comb(samples, k)",
-         "1 - (1 - passed / samples) ** k", "evaluation/programs/test_pass_at_k.py"),
+         "1 - (1 - passed / samples) ** k", "evaluation/programs/test_pass_at_k.py::test_the_estimator_by_hand"),
     ),
 )
 # fmt: on

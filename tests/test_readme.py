@@ -170,6 +170,7 @@ def test_the_readme_has_commands():
     assert "make quickstart" in blocks((ROOT / "README.md").read_text(encoding="utf-8"))[0]
 
 
+@pytest.mark.xdist_group("help")  # every program is asked for its flags once
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_flags_in_the_text(document):
     named = flags_named(document.read_text(encoding="utf-8"))

@@ -93,6 +93,7 @@ def test_two_processes_that_shard_everything(tmp_path):
     AutoModelForSequenceClassification.from_pretrained(folder / "step2-reward")
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("sandbox")
 @pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces"))
 def test_programs_small(tmp_path):
@@ -102,6 +103,6 @@ def test_programs_small(tmp_path):
     assert "Traceback" not in result.stdout + result.stderr
     assert "pass@1, %" in result.stdout and "pass@5, %" in (folder / "pass-at-k.txt").read_text()
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "MA-PPO (n = 10)" in page and "pass@1, %" in page
+    assert "MA-PPO (n = 10)" in page and "pass@5" in page
     answers = read_jsonl(folder / "results" / "problems" / "temperature=1.0" / "sft.jsonl")
     assert len(answers) == 16 and all(len(row["samples"]) == 5 for row in answers)

@@ -109,7 +109,7 @@ def test_models_that_are_there_are_read(model, capsys, monkeypatch):
     ("words", "message"),
     [
         (["no_such_preset"], "no_such_preset: there is no such training script. Give its path, or one of "),
-        (["apps_codegemma_2b", "--step", "3"], "there is no such training script of step 3"),
+        (["apps_codegemma_2b", "--step", "2"], "there is no such training script of step 2"),
         ([], "give a training script, or --step 1, 2 or 3"),
         (["--step", "1", "--model_name_or_path", "./absent"], "--model_name_or_path ./absent: no such folder"),
         (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),

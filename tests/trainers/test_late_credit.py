@@ -42,7 +42,7 @@ def test_weights_and_metrics_are_those_with_scoring_passes(stage, flags, group, 
     early = one_update(tmp_path / "early", stage, **flags)
     monkeypatch.setattr(type(early), "credit_is_late", False)
     expected, others = two_iterations(early)
-    assert largest_difference(weights, expected) < 1e-6
+    assert largest_difference(weights, expected) < 5e-6
     for row, other in zip(metrics, others, strict=True):
         assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
 

@@ -53,9 +53,11 @@ def test_rollout_metrics_by_hand():
 
 
 def test_what_others_say_of_a_rollout():
-    metrics = outside_metrics(torch.tensor([0.2, 0.6]), "gold", {"parsing/sentences": 3.0})
-    assert metrics == pytest.approx({"objective/gold": 0.4, "parsing/sentences": 3.0})
-    assert outside_metrics(None, "", {}) == {}
+    metrics = outside_metrics(
+        torch.tensor([0.2, 0.6]), "gold", {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)}
+    )
+    assert metrics == pytest.approx({"objective/gold": 0.4, "parsing/sentences": 3.0, "programs/passed": 0.75})
+    assert outside_metrics(None, "", {}, {}) == {}
 
 
 def test_repeated_4grams_by_hand():

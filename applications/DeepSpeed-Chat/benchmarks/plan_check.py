@@ -184,7 +184,7 @@ def measure(case: Case) -> dict[str, int]:
         with followed.watch(peaks, "generate"):
             sample(case, models.actor, rollout)
         with followed.watch(peaks, "score"):
-            scored, _ = models.score(rollout, ResponseTexts([], [], []), 1.0, case.rows)
+            scored = models.score(rollout, ResponseTexts([], [], []), 1.0, case.rows)[0]
             trajectory = models.complete(scored, 1.0, case.rows)
         config = case.flags()
         macro = segment(fixed_ngram_ends(rollout.response_mask, config.ngram), rollout.response_mask)
