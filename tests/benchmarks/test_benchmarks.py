@@ -75,6 +75,7 @@ def run_on_two(script: str, flags: str) -> Any:
     return report["figures"]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
 def test_model_memory() -> None:
     figures = run_on_two("model_memory.py", "--vocabulary 300 --hidden 16 --layers 1 --file_size 20000")
