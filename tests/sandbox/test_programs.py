@@ -288,6 +288,17 @@ def test_a_program_is_run_once_and_trouble_is_no_verdict(monkeypatch) -> None:
     assert pool.run(["print(1)"], [json.dumps(ECHO)], ["row"])[0].status == "wrong"
 
 
+def test_what_waits_is_given_up_when_a_run_ends_early() -> None:
+    """A row of another form ends the run; programs that nobody waits for any more are not run, but can be later."""
+    pool = ProgramPool("namespaces", workers=1)
+    slow = [f"import time\ntime.sleep(1)\nprint(input())  # {i}" for i in range(8)]
+    tests = [json.dumps({"inputs": ["1"], "outputs": ["1"]})] * 8
+    with pytest.raises(UserError, match="bad row"):
+        pool.run([*slow, ""], [*tests, "no JSON"], [*["row"] * 8, "bad row"])
+    assert sum(future.cancelled() for future in pool._known.values()) >= 6
+    assert pool.run(slow[-1:], tests[-1:], ["row"])[0].status == "passed"
+
+
 def test_a_machine_without_walls_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(levels, "weakness", lambda level: "" if level == "rlimits" else "not allowed")
     with pytest.raises(UserError, match="--sandbox_level namespaces: .*not allowed.*user namespaces"):

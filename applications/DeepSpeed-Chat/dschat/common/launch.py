@@ -41,17 +41,17 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
 
 def run_step(step: str, flags: Sequence[str], processes: Processes) -> None:
     """The main of a step; its output is shown. Raises UserError where it fails."""
-    run_command(processes.command(os.path.relpath(TRAINING / step / "main.py"), flags))
+    run_command(step, processes.command(os.path.relpath(TRAINING / step / "main.py"), flags))
 
 
-def run_command(command: Sequence[str]) -> None:
-    """A command of Python's or DeepSpeed's; its output is shown. Raises UserError where it fails."""
+def run_command(name: str, command: Sequence[str]) -> None:
+    """A command of Python's or DeepSpeed's; its output is shown. Raises UserError, with the name, where it fails."""
     print("== " + shlex.join([Path(command[0]).name, *command[1:]]), flush=True)
     # Models of demos are so small that threads would mostly wait for each other.
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     status = subprocess.run(command, env=environment).returncode
     if status:
-        raise UserError(f"{Path(command[1]).parent.name} ended with status {status}; its message is above.")
+        raise UserError(f"{name} ended with status {status}; its message is above.")
 
 
 def free_port() -> str:

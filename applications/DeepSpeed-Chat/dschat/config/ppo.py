@@ -189,15 +189,8 @@ class PPOConfig(
         sizes += ["per_device_eval_batch_size", "ppo_epochs", "max_prompt_seq_len", "max_answer_seq_len"]
         rules.check_numbers(self, [*sizes, "adaptive_kl_horizon"], rules.AT_LEAST_1)
         rates = ["actor_learning_rate", "critic_learning_rate", "actor_weight_decay", "critic_weight_decay"]
-        others = [
-            "eval_prompts",
-            "eval_iters",
-            "top_k",
-            "kl_coef",
-            "missing_eos_penalty",
-            "actor_lora_dim",
-            "critic_lora_dim",
-        ]
+        others = ["eval_prompts", "eval_iters", "top_k", "kl_coef", "missing_eos_penalty"]
+        others += ["actor_lora_dim", "critic_lora_dim"]
         rules.check_numbers(self, rates + others, rules.AT_LEAST_0)
         above_0 = ["temperature", "cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target", "max_kl"]
         rules.check_numbers(self, [*above_0, "rollout_is_clip"], rules.ABOVE_0)

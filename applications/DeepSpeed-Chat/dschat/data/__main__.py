@@ -16,11 +16,10 @@ from dschat.data.formats.registry import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.formats.rows import DataKeys
 from dschat.data.inspect.steps import Settings
 from dschat.errors import UserError
+from dschat.scoring.programs.sandbox import LEVELS, Level
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from dschat.scoring.programs.sandbox import Level
 
 PATH_HELP = (
     "a .jsonl, .json or .parquet file, a folder with train* files, "
@@ -50,9 +49,7 @@ class CheckOptions(Options):
 
     data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
     run_solutions: int = flag("run the reference solutions of so many rows of APPS, the first, on their tests", 0)
-    sandbox_level: str = flag(
-        "the weakest walls that they may run behind", "namespaces", choices=("bubblewrap", "namespaces", "rlimits")
-    )
+    sandbox_level: str = flag("the weakest walls that they may run behind", "namespaces", choices=LEVELS)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,14 @@ Entry = dict[str, Any]  # of the journal: number of the row, "row" as it will st
 Work = Callable[[list[PromptExample], list[Row]], list[Entry]]  # on the prompts of a batch and their rows
 
 
+def refuse_finished(path: Path, overwrite: bool) -> None:
+    """Raises UserError where a file of results is there and is to stay."""
+    if path.exists() and not overwrite:
+        raise UserError(
+            f"{path} exists, finished. Remove it or give --overwrite to make it again, or --name for a file beside it."
+        )
+
+
 def batches_of(lengths: Sequence[int], size: int) -> list[list[int]]:
     """Places of the examples in each batch, longest first: what does not fit into memory fails at once."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])

@@ -11,7 +11,16 @@ from dschat.common.journal import Journal
 from dschat.data.examples import PromptExample
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from dschat.inference.batches import LARGER, Entry, Work, batches_of, do_batches, enough_memory, settings_of
+from dschat.inference.batches import (
+    LARGER,
+    Entry,
+    Work,
+    batches_of,
+    do_batches,
+    enough_memory,
+    refuse_finished,
+    settings_of,
+)
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.options import ProgramOptions
 from dschat.inference.policy import Policy, load_policy, locate_policy
@@ -31,10 +40,7 @@ def run_programs(options: ProgramOptions) -> str:
     other settings.
     """
     path = options.result_path
-    if path.exists() and not options.overwrite:  # before the data set is read
-        raise UserError(
-            f"{path} exists, finished. Remove it or give --overwrite to make it again, or --name for a file beside it."
-        )
+    refuse_finished(path, options.overwrite)  # before the data set is read
     pool = ProgramPool(options.level, options.sandbox_workers, max_tests=options.max_tests)
     device = choose_device(options.gpu, options.device)
     dtype = choose_dtype(options.dtype, device)

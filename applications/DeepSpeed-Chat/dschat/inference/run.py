@@ -22,6 +22,7 @@ from dschat.inference.batches import (
     do_batches,
     enough_memory,
     fingerprint,
+    refuse_finished,
     settings_of,
 )
 from dschat.inference.devices import choose_device, choose_dtype
@@ -39,10 +40,7 @@ def run_inference(options: InferenceOptions) -> str:
     Raises UserError for bad models or data, a finished file, or an interrupted run with other settings.
     """
     path = options.result_path
-    if path.exists() and not options.overwrite:  # before the data set is read
-        raise UserError(
-            f"{path} exists, finished. Remove it or give --overwrite to make it again, or --name for a file beside it."
-        )
+    refuse_finished(path, options.overwrite)  # before the data set is read
     device = choose_device(options.gpu, options.device)
     dtype = choose_dtype(options.dtype, device)
     reward_tokenizer = load_reward_tokenizer(options.reward_model, options.rm_template)

@@ -151,7 +151,7 @@ def answer(model: Path, data: Path, folder: Path, seed: int) -> Path:
         "--sandbox-workers": 2,
     }
     script = str(ROOT / "inference" / "inference_with_programs.py")
-    run_command([sys.executable, script, *as_arguments(flags), "--overwrite"])
+    run_command("inference_with_programs", [sys.executable, script, *as_arguments(flags), "--overwrite"])
     return folder / "results" / "problems" / "temperature=1.0" / f"{model.name}.jsonl"
 
 

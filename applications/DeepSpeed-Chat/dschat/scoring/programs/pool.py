@@ -65,8 +65,15 @@ class ProgramPool:
         Raises:
             UserError: a row's tests are of another form.
         """
-        futures = [self._submit(*each) for each in zip(programs, tests, origins, strict=True)]
-        return [future.result() for future in futures]
+        futures: list[Future[Outcome]] = []
+        try:
+            for each in zip(programs, tests, origins, strict=True):
+                futures.append(self._submit(*each))
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:  # else the process would do all of them before it ends
+                future.cancel()
+            raise
 
     def _submit(self, program: str, tests: str, origin: str) -> Future[Outcome]:
         how = [program, tests, asdict(self.limits), self.level, self._max_tests, self._to_the_end]
@@ -83,4 +90,4 @@ class ProgramPool:
 
 def _says_little(run: Future[Outcome]) -> bool:
     """Whether a run that has ended may end otherwise another time."""
-    return run.exception() is not None or run.result().status in ("invalid", "timeout")
+    return run.cancelled() or run.exception() is not None or run.result().status in ("invalid", "timeout")
