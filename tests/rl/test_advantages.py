@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
-from dschat.rl.advantages import gae
+from dschat.rl.advantages import gae, rloo
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, width_of
 
 
@@ -89,3 +89,29 @@ def test_gae_modifies_nothing() -> None:
     gae(*inputs, 1.0, 0.95)
     for x, copy in zip(inputs, copies, strict=True):
         assert torch.equal(x, copy)
+
+
+# Leave one out.
+@pytest.mark.parametrize(
+    ("scores", "advantages"),
+    [
+        ([[1.0, 3.0], [-2.0, -2.5]], [[-2.0, 2.0], [0.5, -0.5]]),
+        ([[1.0, 2.0, 6.0, 3.0]], [[1 - 11 / 3, 2 - 10 / 3, 6 - 2.0, 0.0 + 3 - 3.0]]),
+    ],
+)
+def test_rloo_by_hand(scores, advantages) -> None:
+    assert_close(rloo(torch.tensor(scores)), advantages)
+
+
+def test_rloo_leaves_scores_out_that_do_not_count() -> None:
+    scores = torch.tensor([[1.0, math.nan, 6.0], [math.inf, 5.0, math.nan], [math.nan, math.nan, math.nan]])
+    assert_close(rloo(scores, scores.isfinite()), [[-5.0, 0, 5.0], [0, 0, 0], [0, 0, 0]])
+
+
+def test_one_sample_has_no_baseline() -> None:
+    assert_close(rloo(torch.tensor([[3.0], [4.0]])), [[0.0], [0.0]])
+
+
+def test_rloo_rows_are_alone() -> None:
+    scores = normal((5, 4), 0)
+    assert_close(rloo(scores), torch.cat([rloo(row[None]) for row in scores]))

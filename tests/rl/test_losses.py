@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
-from dschat.rl.losses import pairwise_loss, policy_loss, sft_loss, value_loss
+from dschat.rl.losses import dpo_loss, pairwise_loss, policy_loss, regression_loss, sft_loss, value_loss
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, width_of
 
 TRAPS = st.sampled_from([0.0, math.nan, math.inf, -math.inf])
@@ -209,3 +209,98 @@ def test_losses_modify_nothing() -> None:
     pairwise_loss(new[:, 0], old[:, 0])
     for x, copy in zip(inputs, copies, strict=True):
         assert torch.equal(x, copy)
+
+
+# preferences
+
+
+def scalar_dpo(chosen: float, rejected: float, beta: float, smoothing: float) -> float:
+    m = beta * (chosen - rejected)
+    return (1 - smoothing) * math.log1p(math.exp(-m)) + smoothing * math.log1p(math.exp(m))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_dpo_loss_is_the_scalar_rule_and_so_is_its_gradient(smoothing) -> None:
+    chosen = torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    rejected = torch.tensor([0.1, 1.0, 3.0], dtype=torch.float64, requires_grad=True)
+    loss, stats = dpo_loss(chosen, rejected, 0.3, smoothing)
+    pairs = list(zip(chosen.tolist(), rejected.tolist(), strict=True))
+    assert loss.item() == pytest.approx(sum(scalar_dpo(c, r, 0.3, smoothing) for c, r in pairs) / 3, abs=1e-9)
+    loss.backward()
+    for row, (c, r) in enumerate(pairs):
+        slope = (scalar_dpo(c + 1e-6, r, 0.3, smoothing) - scalar_dpo(c - 1e-6, r, 0.3, smoothing)) / 2e-6 / 3
+        assert chosen.grad[row].item() == pytest.approx(slope, abs=1e-6)
+        assert rejected.grad[row].item() == pytest.approx(-slope, abs=1e-6)
+    assert_plain(loss.detach(), stats)
+    assert stats["accuracy"].item() == pytest.approx(1 / 3)  # a tie is not right
+    assert stats["margin"].item() == pytest.approx(0.3 * (0.4 - 3.0 + 0.0) / 3)
+    assert (stats["chosen"].item(), stats["rejected"].item()) == pytest.approx((0.5, 4.1 / 3))
+
+
+def test_dpo_of_an_untrained_policy_is_log_2() -> None:
+    loss, stats = dpo_loss(torch.zeros(4), torch.zeros(4), 0.1, 0.2)
+    assert loss.item() == pytest.approx(math.log(2)) and stats["accuracy"] == 0
+
+
+def test_regression_loss_by_hand() -> None:
+    first = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+    other = torch.tensor([0.25, 0.0, 2.0], requires_grad=True)
+    loss, stats = regression_loss(first, other, torch.tensor([1.0, 2.0, 0.0]), 0.5)
+    # D = .25, −1, 0; η ΔR = .5, 1, 0; squares .0625, 4, 0
+    assert loss.item() == pytest.approx(4.0625 / 3)
+    loss.backward()
+    assert first.grad.tolist() == pytest.approx([-0.5 / 3, -4 / 3, 0])
+    assert other.grad.tolist() == pytest.approx([0.5 / 3, 4 / 3, 0])
+    assert stats["agreement"].item() == pytest.approx(1 / 3)
+    assert stats["kl"].item() == pytest.approx(3.75 / 6)
+    assert stats["kl_better"].item() == pytest.approx((0.5 - 1.0 + 2.0) / 3)
+    assert stats["kl_worse"].item() == pytest.approx(2.25 / 3)
+    ratios = [math.exp(x) for x in (0.5, -1, 2, 0.25, 0, 2)]
+    assert stats["ratio"].item() == pytest.approx(sum(ratios) / 6)
+    assert stats["ratio_squared"].item() == pytest.approx(sum(r * r for r in ratios) / 6)
+    assert_plain(loss.detach(), stats)
+
+
+def test_regression_loss_of_swapped_pairs_is_the_same() -> None:
+    first, other, difference = normal((5,), 1), normal((5,), 2), normal((5,), 3)
+    loss, _ = regression_loss(first, other, difference, 3.0)
+    swapped, _ = regression_loss(other, first, -difference, 3.0)
+    assert_close(loss, swapped)
+
+
+def test_regression_loss_before_training_is_the_squared_reward_difference() -> None:
+    difference = normal((5,), 3)
+    loss, stats = regression_loss(torch.zeros(5), torch.zeros(5), difference, 10.0)
+    assert_close(loss, (10 * difference).square().mean())
+    assert stats["ratio"] == 1 and stats["agreement"] == 0
+
+
+def test_regression_learns_the_tilted_policy() -> None:
+    """Two actions: the minimiser's log-ratio differs by η times the difference of rewards, π ∝ π_t exp(η R)."""
+    before, rewards, eta = torch.tensor([0.3, -0.4]), torch.tensor([1.0, 0.2]), 0.7
+    logits = before.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([logits], max_iter=100, tolerance_grad=1e-9)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        ratio = logits.log_softmax(0) - before.log_softmax(0)
+        loss, _ = regression_loss(ratio[:1], ratio[1:], rewards[:1] - rewards[1:], eta)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    tilted = (before.softmax(0) * torch.exp(eta * rewards)).log()
+    assert_close(logits.detach().softmax(0), tilted.softmax(0))
+
+
+def test_preference_losses_are_divided_by_the_count_of_the_whole_update() -> None:
+    first, other, difference = normal((4,), 1), normal((4,), 2), normal((4,), 3)
+    for split in (
+        lambda rows: dpo_loss(first[rows], other[rows], 0.5, 0.1, num_pairs=4.0),
+        lambda rows: regression_loss(first[rows], other[rows], difference[rows], 0.5, num_pairs=4.0),
+    ):
+        whole, stats = split(slice(0, 4))
+        parts = [split(slice(0, 1)), split(slice(1, 4))]
+        assert_close(whole, sum(loss for loss, _ in parts))
+        for name, value in stats.items():
+            assert_close(value, sum(part[name] for _, part in parts))

@@ -107,7 +107,7 @@ def sft_examples(
             dropped[CUT_TO_NOTHING] += 1
         else:
             examples.append(SFTExample(prompt_ids, response_ids))
-    _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
+    refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
     return examples, dropped
 
 
@@ -121,13 +121,7 @@ def pair_examples(
     Raises:
         UserError: a row lacks a response.
     """
-    for row in rows:
-        if row.chosen is None or row.rejected is None:
-            missing = "chosen" if row.chosen is None else "rejected"
-            raise UserError(
-                f"{row.origin}: the row has no {missing} response. Step 2 needs a chosen and a rejected one per row: "
-                f"name the column with --{missing}_key."
-            )
+    require_both_responses(rows, "Step 2")
     examples: list[PairExample] = []
     dropped: Counter[str] = Counter()
     prompts = encode_prompts(tokenizer, rows)
@@ -142,7 +136,7 @@ def pair_examples(
             dropped[EQUAL_PAIR] += 1
         else:
             examples.append(PairExample(chosen_ids, rejected_ids))
-    _refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
+    refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
     return examples, dropped
 
 
@@ -159,13 +153,25 @@ def prompt_examples(
             dropped[PROMPT_TOO_LONG] += 1
         else:
             examples.append(PromptExample(ids, prompt_text(tokenizer, row), row, index))
-    _refuse_none_left(rows, examples, dropped, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
+    refuse_none_left(rows, examples, dropped, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
     return examples, dropped
 
 
-def _refuse_none_left(
+def require_both_responses(rows: Sequence[Row], who: str) -> None:
+    """Raises UserError, which names the row, unless every row has a chosen and a rejected response."""
+    for row in rows:
+        if row.chosen is None or row.rejected is None:
+            missing = "chosen" if row.chosen is None else "rejected"
+            raise UserError(
+                f"{row.origin}: the row has no {missing} response. {who} needs a chosen and a rejected one per row: "
+                f"name the column with --{missing}_key."
+            )
+
+
+def refuse_none_left(
     rows: Sequence[Row], examples: Sequence[object], dropped: Counter[str], limit: str, held_out: bool
 ) -> None:
+    """Raises UserError where rows were given and no example is left of them."""
     if rows and not examples and not held_out:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.items())
         raise UserError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generalised advantage estimation over macro steps (Schulman et al. 2016)."""
+"""Advantages: generalised advantage estimation over macro steps (Schulman et al. 2016); leave-one-out baselines."""
 
 import torch
 from torch import Tensor
@@ -28,3 +28,22 @@ def gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lam: float)
         running = deltas[:, step] + gamma * lam * running
         advantages[:, step] = running
     return advantages, advantages + values
+
+
+def rloo(scores: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Each score minus the mean of the other scores of its prompt (Ahmadian et al. 2024, "Back to Basics").
+
+    Example: 1, 2, 6 → 1 − 4, 2 − 3.5, 6 − 1.5.
+
+    Args:
+        scores: (P, K), of K responses to each of P prompts.
+        counted: (P, K) bool; False leaves a score out, as if that response had not been drawn. All count when None.
+
+    Returns:
+        advantages (P, K): 0 where a score is left out or no other of its prompt counts.
+    """
+    counted = torch.ones_like(scores, dtype=torch.bool) if counted is None else counted
+    scores = torch.where(counted, scores, 0.0)
+    others = counted.sum(1, keepdim=True) - 1
+    baseline = (scores.sum(1, keepdim=True) - scores) / others.clamp(min=1)
+    return torch.where(counted & (others > 0), scores - baseline, 0.0)

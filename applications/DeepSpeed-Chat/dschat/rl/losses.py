@@ -124,3 +124,79 @@ def pairwise_loss(
             "margin": margin.sum() / num_pairs,
         }
     return loss, stats
+
+
+def dpo_loss(
+    chosen_log_ratios: Tensor,
+    rejected_log_ratios: Tensor,
+    beta: float,
+    label_smoothing: float = 0.0,
+    num_pairs: Tensor | float | None = None,
+) -> tuple[Tensor, Stats]:
+    """Direct preference optimisation (Rafailov et al. 2023) with m = β (chosen − rejected):
+
+    Σ −(1 − ε) log σ(m) − ε log σ(−m), divided by num_pairs. With ε > 0 it is conservative DPO (Mitchell 2023): a label
+    is wrong with probability ε.
+
+    Args:
+        chosen_log_ratios, rejected_log_ratios: (N,), differentiable: Σ log π − log π_ref over a response's tokens.
+        beta: β, how close the policy stays to the reference.
+        label_smoothing: ε.
+        num_pairs: the denominator; N when None.
+
+    Returns:
+        The loss (0-d), and accuracy (share of pairs with m > 0), margin (mean m), and chosen and rejected (mean
+        log-ratios).
+    """
+    num_pairs = max(chosen_log_ratios.shape[0], 1) if num_pairs is None else num_pairs
+    margin = beta * (chosen_log_ratios - rejected_log_ratios)
+    losses = -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+    with torch.no_grad():
+        stats = {
+            "accuracy": (margin > 0).sum() / num_pairs,
+            "margin": margin.sum() / num_pairs,
+            "chosen": chosen_log_ratios.sum() / num_pairs,
+            "rejected": rejected_log_ratios.sum() / num_pairs,
+        }
+    return losses.sum() / num_pairs, stats
+
+
+def regression_loss(
+    log_ratios: Tensor,
+    other_log_ratios: Tensor,
+    reward_differences: Tensor,
+    eta: float,
+    num_pairs: Tensor | float | None = None,
+) -> tuple[Tensor, Stats]:
+    """REFUEL (Gao et al. 2024): Σ (D − η ΔR)² / num_pairs with D = log_ratios − other_log_ratios.
+
+    With one turn it is REBEL. Swapping the two responses of a pair, and so the sign of ΔR, changes nothing.
+
+    Args:
+        log_ratios, other_log_ratios: (N,), differentiable: Σ log π − log π_t over the tokens of the two responses to a
+            state, where π_t is the policy that drew them.
+        reward_differences: (N,), ΔR: the rewards-to-go of the first minus those of the other.
+        eta: η; a large one is a large step.
+        num_pairs: the denominator; N when None.
+
+    Returns:
+        The loss (0-d), and kl (mean log-ratio of all responses, an estimate of −KL(π_t‖π)), kl_better and kl_worse
+        (those with the higher and the lower reward; of equal ones the second is the better), agreement (share of pairs
+        in which D has the sign of ΔR), ratio and ratio_squared (means of exp(log-ratio) and its square, from
+        log-ratios of 20 at most).
+    """
+    num_pairs = max(log_ratios.shape[0], 1) if num_pairs is None else num_pairs
+    differences = log_ratios - other_log_ratios
+    loss = (differences - eta * reward_differences).square().sum() / num_pairs
+    with torch.no_grad():
+        first_better = reward_differences > 0
+        ratios = torch.stack([log_ratios, other_log_ratios]).clamp(max=20).exp()
+        stats = {
+            "kl": (log_ratios + other_log_ratios).sum() / 2 / num_pairs,
+            "kl_better": torch.where(first_better, log_ratios, other_log_ratios).sum() / num_pairs,
+            "kl_worse": torch.where(first_better, other_log_ratios, log_ratios).sum() / num_pairs,
+            "agreement": (differences * reward_differences > 0).sum() / num_pairs,
+            "ratio": ratios.sum() / 2 / num_pairs,
+            "ratio_squared": ratios.square().sum() / 2 / num_pairs,
+        }
+    return loss, stats

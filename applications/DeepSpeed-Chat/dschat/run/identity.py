@@ -62,7 +62,7 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         "prompts of a rollout": _text(plan.global_rollout),
         "the data": _hash(json.dumps([sorted(data["sha256"].values()), sources])),
         "the tokenizer": _tokenizer_hash(tokenizer),
-        **{f"the model of {name}": _model_hash(getattr(config, name)) for name in _model_flags(config)},
+        **{f"the model of {name}": model_hash(getattr(config, name)) for name in _model_flags(config)},
         **{f"the file of --{name}": _hash(file.read_bytes()) for name, file in files.items()},
     }
 
@@ -108,7 +108,7 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return _hash(json.dumps(whole, sort_keys=True, default=str))
 
 
-def _model_hash(path: str) -> str:
+def model_hash(path: str) -> str:
     """Of a folder: its config and, of each weight file, the length and both ends. From the hub: the commit."""
     folder = Path(path)
     if not folder.is_dir():
