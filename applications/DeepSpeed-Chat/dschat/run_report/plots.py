@@ -97,7 +97,7 @@ def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> 
     legend = axes[-1].legend(handles=_handles(runs), loc="center", frameon=False, fontsize=12)
     for text in legend.get_texts():
         text.set_parse_math(False)
-    return _png(figure)
+    return png(figure)
 
 
 def goal_levels(runs: Sequence[RunData], labels: Mapping[str, str]) -> dict[str, float]:
@@ -111,7 +111,7 @@ def draw_chart(runs: Sequence[RunData], labels: Mapping[str, str], chart: Chart)
     """One chart without a legend, as a PNG of 1000 × 700 pixels."""
     figure = Figure(figsize=(5, 3.5), dpi=200, layout="constrained")
     _draw(figure.subplots(), runs, chart, goal_levels(runs, labels))
-    return _png(figure)
+    return png(figure)
 
 
 def _draw(ax: Axes, runs: Sequence[RunData], chart: Chart, goals: Mapping[str, float]) -> None:
@@ -161,7 +161,8 @@ def _handles(runs: Sequence[RunData]) -> list[Line2D]:
     ]
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """A figure as a file's content; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     FigureCanvasAgg(figure)
     figure.savefig(buffer, format="png", metadata={"Software": None})

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the examples on the synthetic reviews share: the corpus and the model, and the flags of the three steps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dschat.common.launch import Processes, as_arguments
+from dschat.errors import UserError
+
+GOLD = Path(__file__).resolve().parents[2] / "dschat" / "data" / "synthetic.py"
+COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything."""
+
+    demonstrations: int
+    pairs: int  # of step 2
+    held_out: int  # rows of each corpus
+    sft_epochs: int
+    reward_epochs: int
+    batch: int  # of steps 1 and 2
+    rollout: int  # prompts of one PPO iteration
+    iterations: int
+    eval_interval: int
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of step 3."""
+        return self.rollout * self.iterations
+
+    @property
+    def data_split(self) -> str:
+        """The shares of steps 2 and 3 in the comparisons."""
+        return f"0,{self.pairs},{self.prompts}"
+
+
+FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 40, 20)
+SMALL = Scale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
+
+
+def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
+    """The corpus and the random model, as files."""
+    from dschat.data.synthetic import make_rows, row_texts, write_corpus
+    from dschat.models.tiny import make_model
+
+    print("== corpus and model", flush=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {folder}: cannot be made: {error}") from error
+    write_corpus(folder / "data", scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
+    texts = row_texts(make_rows(1000, seed, "demonstrations"))
+    return folder / "data", make_model(folder / "model", texts, seed)
+
+
+def supervised_flags(
+    data: Path, split: str, model: Path, output: Path, epochs: int, scale: Scale, processes: Processes
+) -> list[str]:
+    """Step 1 on the demonstrations, or step 2 on the first share of the comparisons."""
+    flags = {
+        "--data_path": data,
+        "--data_split": split,
+        "--model_name_or_path": model,
+        "--output_dir": output,
+        "--per_device_train_batch_size": processes.share(scale.batch),
+        "--per_device_eval_batch_size": 64,
+        "--learning_rate": 3e-3,
+        "--num_train_epochs": epochs,
+        "--warmup_ratio": 0.1,
+        "--max_seq_len": 192,
+    }
+    return as_arguments(flags)
+
+
+def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:
+    """Step 3 on the prompts of the other share; all runs start from the same models and see the same prompts.
+
+    The critic starts from the SFT model and has everything to learn: then it matters how far back a score reaches.
+    """
+    flags = {
+        "--data_path": data / "comparisons",
+        "--data_split": scale.data_split,
+        "--actor_model_name_or_path": sft,
+        "--critic_model_name_or_path": sft,
+        "--reward_model_name_or_path": reward,
+        "--metric_function": f"{GOLD}:gold_scores",
+        "--output_dir": output,
+        "--per_device_generation_batch_size": processes.share(scale.rollout),
+        "--per_device_training_batch_size": processes.share(scale.rollout),
+        "--per_device_eval_batch_size": 128,
+        "--num_train_epochs": 1,
+        "--eval_interval": scale.eval_interval,
+        "--max_prompt_seq_len": 128,
+        "--max_answer_seq_len": 64,
+        "--actor_learning_rate": 1e-3,
+        "--critic_learning_rate": 2e-3,
+        "--kl_ctl": 0.05,
+        "--missing_eos_penalty": 2,
+        "--warmup_ratio": 0.05,
+    }
+    return [*as_arguments(flags), "--whiten_advantages"]

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table and the plot of learners."""
+
+from dschat.run_report.learners import (
+    Learner,
+    Point,
+    draw_learners,
+    interval,
+    learner_markdown,
+    learner_text,
+    write_page,
+)
+
+
+def point(level: float, kl: float) -> Point:
+    return Point([level - 0.1, level + 0.1], [1.0, 3.0], [kl, kl], [10.0, 12.0])
+
+
+LEARNERS = [
+    Learner("SFT", [point(0.2, 0.0)]),
+    Learner("DPO", [point(0.3, 1.0), point(0.4, 2.0)], seconds=12.4),
+    Learner("best of 16", [point(0.5, 1.83)], bound=True),
+]
+
+
+def test_intervals_by_hand() -> None:
+    # 1 and 3: mean 2, standard deviation √2, of the mean 1; ± 1.96
+    assert interval([1.0, 3.0], 2) == "2.00 [0.04, 3.96]"
+    assert interval([2.0, 2.0], 1) == "2.0" and interval([2.0], 1) == "2.0"
+
+
+def test_rows_show_where_each_ends() -> None:
+    lines = learner_text(LEARNERS).splitlines()
+    assert lines[0].split()[0] == "learner" and len(lines) == 5
+    assert lines[2].startswith("SFT") and lines[2].endswith("–")
+    assert "0.400 [0.204, 0.596]" in lines[3] and "2.0 " in lines[3] and lines[3].endswith("12")
+    assert "≤ 1.8" in lines[4]
+    assert learner_markdown(LEARNERS).splitlines()[1] == "| --- | --- | --- | --- | --- | --- |"
+    assert "| DPO | 0.400 [0.204, 0.596] | 2.00 [0.04, 3.96] | 2.0 |" in learner_markdown(LEARNERS)
+
+
+def test_page_and_picture(tmp_path) -> None:
+    draw_learners(LEARNERS, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    page = write_page(tmp_path, "Title", {"First": "text\n\n", "Second": "more"})
+    assert page.read_text(encoding="utf-8") == "# Title\n\n## First\n\ntext\n\n## Second\n\nmore\n"
