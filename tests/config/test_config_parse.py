@@ -180,7 +180,7 @@ def places(tmp_path, monkeypatch):
     """Real files for the flags that name files; the tests run in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("dschat.config.ppo.find_spec", lambda name: object())  # as if vLLM were installed
+    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: object())  # as if vLLM were installed
     (tmp_path / "score.py").write_text("def f(prompts, responses, rows):\n    raise SystemExit('executed')\n")
     (tmp_path / "ds.json").write_text('{"steps_per_print": 1}')
     return {"{module}": "score.py", "{json}": "ds.json"}
