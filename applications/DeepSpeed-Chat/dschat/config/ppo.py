@@ -12,7 +12,7 @@ from dschat.config.macro_actions import PoolingFlags, TerminationFlags
 from dschat.config.ppo_loss import PPOLossFlags
 from dschat.config.programs import ProgramFlags
 from dschat.config.rollouts import EVAL_PROMPTS, RolloutFlags
-from dschat.config.rules import flag
+from dschat.config.rules import default_of, flag
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,13 @@ logger = logging.getLogger(__name__)
 METRIC_NAMES = (
     *("kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate"),
     *("prompt", "response", "score", "finished", "tokens"),  # columns of the sample files
+)
+
+
+# What a run without a critic does not read.
+CRITIC_FLAGS = (
+    *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
+    *("critic_lora_dim", "value_function", "lam", "cliprange_value"),
 )
 
 
@@ -110,6 +117,7 @@ class PPOConfig(
         self.check_losses()
         self.check_termination()
         self.check_programs()
+        self._check_rloo()
         if self._dilutes_score and self.value_function == "first":
             raise UserError(
                 "--macro_reward mean with --value_function first gives the score, which sits on the last token, no"
@@ -120,20 +128,43 @@ class PPOConfig(
     def _check_models(self) -> None:
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
         rules.check_not_empty(self, names)
+        if not self.has_critic and self.critic_model_name_or_path is not None:
+            raise UserError(
+                f"--critic_model_name_or_path: --advantage_estimator {self.advantage_estimator} has no critic. Give"
+                " the reward model of step 2 as --reward_model_name_or_path."
+            )
         sources = ("reward_function", "reward_model_name_or_path", "reward_source")
         given = [name for name in sources if getattr(self, name) is not None]
         if len(given) > 1:
             raise UserError(f"--{given[0]} and --{given[1]} both give the score: drop one of them.")
-        if self.reward_function is None and self.reward_source is None and self.critic_model_name_or_path is None:
+        wanted = "critic_model_name_or_path" if self.has_critic else "reward_model_name_or_path"
+        if self.reward_function is None and self.reward_source is None and getattr(self, wanted) is None:
             raise UserError(
-                "--critic_model_name_or_path is missing: give the reward model of step 2, or score with"
-                " --reward_function module.py:function or --reward_source programs."
+                f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function"
+                " module.py:function or --reward_source programs."
             )
         for name, value in (("reward_function", self.reward_function), ("metric_function", self.metric_function)):
             if value is not None:
                 rules.check_function_path(name, value)
         if self.metric_name in METRIC_NAMES:
             raise UserError(f"--metric_function: a metric is called {self.metric_name} already; rename the function.")
+
+    def _check_rloo(self) -> None:
+        """What samples are compared with, and what would change the rewards but is not read."""
+        if self.has_critic:
+            return
+        estimator = f"--advantage_estimator {self.advantage_estimator}"
+        if self.samples_per_prompt < 2:
+            raise UserError(
+                f"{estimator} compares responses to the same prompt with each other: give --samples_per_prompt of at"
+                " least 2 (the published runs draw 4)."
+            )
+        for name in ("gamma", "macro_reward"):
+            value = getattr(self, name)
+            if value != default_of(PPOConfig, name):
+                raise UserError(
+                    f"--{name} {value}: {estimator} adds up all rewards of a response as they are. Drop the flag."
+                )
 
     @property
     def _dilutes_score(self) -> bool:
@@ -142,6 +173,11 @@ class PPOConfig(
         return self.macro_reward == "mean" and not self.isolate_last_token and not single_tokens
 
     def _warn(self) -> None:
+        usual = {"critic_zero_stage": self.zero_stage, "critic_lora_dim": self.lora_dim}
+        given = [name for name in CRITIC_FLAGS if getattr(self, name) != usual.get(name, default_of(PPOConfig, name))]
+        if given and not self.has_critic:
+            names = ", ".join(f"--{name}" for name in given)
+            logger.warning("%s: of no effect with --advantage_estimator %s.", names, self.advantage_estimator)
         if self._dilutes_score:
             logger.warning(
                 "--macro_reward mean dilutes the score among the other tokens of the last macro action: add"
@@ -159,19 +195,22 @@ class PPOConfig(
         """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
 
         Not with several updates, whitening over all tokens of a rollout, or a user's condition: it may read anything.
+        And not without a critic: then a response's advantage depends on others, which may be in other micro-batches.
         """
         own_condition = ":" in self.termination_condition
-        return plan.updates_per_rollout == 1 and not self.whiten_advantages and not own_condition
+        one_update = plan.updates_per_rollout == 1
+        return self.has_critic and one_update and not self.whiten_advantages and not own_condition
 
     @property
     def zero_stages(self) -> list[int]:
-        """The ZeRO stages of actor and critic."""
-        return [self.actor_zero_stage or 0, self.critic_zero_stage or 0]
+        """The ZeRO stages of actor and critic, where there is one."""
+        stages: list[int] = [self.actor_zero_stage or 0, self.critic_zero_stage or 0]
+        return stages[: 1 + self.has_critic]
 
     @property
     def lora_ranks(self) -> list[int]:
-        """The LoRA ranks of actor and critic."""
-        return [self.actor_lora_dim or 0, self.critic_lora_dim or 0]
+        """The LoRA ranks of actor and critic, where there is one."""
+        return [self.actor_lora_dim or 0, self.critic_lora_dim or 0][: 1 + self.has_critic]
 
     @property
     def model_paths(self) -> list[str]:
@@ -188,4 +227,5 @@ class PPOConfig(
             world_size,
             self.per_device_generation_batch_size * self.generation_batches,
             self.ppo_epochs,
+            self.samples_per_prompt,
         )

@@ -15,6 +15,11 @@ class PPOLossFlags:
 
     _argument_group_name = "PPO"
 
+    advantage_estimator: Literal["gae", "rloo"] = flag(
+        "gae: generalised advantage estimation with a critic; rloo: a response's reward minus the mean of those of the"
+        " other samples of its prompt, without a critic",
+        "gae",
+    )
     actor_learning_rate: float = flag("highest learning rate of the actor", 1.5e-5)
     critic_learning_rate: float = flag("highest learning rate of the critic", 1.5e-5)
     actor_weight_decay: float = flag("weight decay of the actor", 0.1)
@@ -22,7 +27,7 @@ class PPOLossFlags:
     kl_coef: float = flag("coefficient of the KL penalty against the reference", 0.05, aliases=["--kl_ctl"])
     kl_estimator: Literal["k1", "k2", "k3"] = flag("estimator of the KL penalty", "k1")
     adaptive_kl_target: float | None = flag("KL per sequence that kl_coef is steered to; fixed if not given", None)
-    adaptive_kl_horizon: int = flag("prompts over which kl_coef is steered", 10000)
+    adaptive_kl_horizon: int = flag("responses over which kl_coef is steered", 10000)
     max_kl: float | None = flag("KL per sequence in nats above which kl_action is taken; off if not given", None)
     kl_action: Literal["warn", "stop"] = flag("above max_kl: warn, or save the models and stop the run", "warn")
     gamma: float = flag("discount per macro action", 1.0)
@@ -42,6 +47,11 @@ class PPOLossFlags:
         rules.check_numbers(self, above_0, rules.ABOVE_0)
         rules.check_numbers(self, ["gamma", "lam"], rules.ZERO_TO_ONE)
         self._check_kl()
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the run holds a critic and trains it."""
+        return self.advantage_estimator == "gae"
 
     def _check_kl(self) -> None:
         usual = default_of(PPOLossFlags, "adaptive_kl_horizon")

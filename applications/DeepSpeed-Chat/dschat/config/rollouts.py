@@ -24,9 +24,12 @@ class RolloutFlags:
         " (compacting); transformers' generate; or vLLM in the training process (vllm)",
         "compacting",
     )
-    per_device_generation_batch_size: int = flag("prompts generated at once on one process", 16)
+    per_device_generation_batch_size: int = flag(
+        "prompts answered at once on one process, each samples_per_prompt times", 16
+    )
     generation_batches: int = flag("generation batches of one rollout", 1)
-    per_device_training_batch_size: int = flag("prompts per forward pass and process in training", 16)
+    samples_per_prompt: int = flag("responses to each prompt of a rollout", 1)
+    per_device_training_batch_size: int = flag("responses per forward pass and process in training", 16)
     eval_prompts: int | None = flag(
         f"held-out prompts answered in an evaluation, on all processes together; 0 = all ({EVAL_PROMPTS}, unless"
         " eval_iters is given)",
@@ -53,6 +56,7 @@ class RolloutFlags:
     def check_rollouts(self) -> None:
         """Check these flags, alone and against each other. Raises UserError."""
         sizes = ["per_device_generation_batch_size", "generation_batches", "per_device_training_batch_size"]
+        sizes += ["samples_per_prompt"]
         sizes += ["per_device_eval_batch_size", "ppo_epochs", "max_prompt_seq_len", "max_answer_seq_len"]
         rules.check_numbers(self, sizes, rules.AT_LEAST_1)
         rules.check_numbers(self, ["eval_prompts", "eval_iters", "top_k"], rules.AT_LEAST_0)
