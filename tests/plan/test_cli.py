@@ -95,7 +95,7 @@ def test_a_run_without_a_critic(model, capsys):
     assert main([*words, *flags]) == 0
     out = capsys.readouterr().out
     assert "96 prompts, 4 responses each; " in out and "critic" not in out
-    assert main([*words, *flags, "--gpu_memory", "3"]) == 1 and "critic" not in capsys.readouterr().out
+    assert main([*words, *flags, "--gpu_memory", "2.51"]) == 1 and "critic" not in capsys.readouterr().out
 
 
 def test_a_gpu_that_is_too_small(model, capsys):
