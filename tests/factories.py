@@ -279,7 +279,7 @@ def ppo_trainer_of(models: Any, prompts: Any, held_out: Any, tokenizer: Any, con
     from dschat.trainers.ppo.trainer import PPOTrainer
 
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
-    checkpoints = checkpoints_of(config, run, actor=models.actor, critic=models.critic)
+    checkpoints = checkpoints_of(config, run, **models.trained)
     return PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, NotedSaves(), checkpoints)
 
 

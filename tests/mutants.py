@@ -89,6 +89,16 @@ MULTISET = "rl/test_randomized.py::test_randomized_defaults_to_the_lengths_of_th
 PERMUTATION = "rl/test_randomized.py::test_randomized_consumes_a_permutation_of_the_multiset"
 ORDERS = "rl/test_randomized.py::test_randomized_draws_every_order_equally_often"
 ROW_SEEDS = "rl/test_randomized.py::test_row_seeds_do_not_collide"
+RLOO = "rl/test_rloo_batch.py::test_ragged_responses_by_hand[4-advantages2-0]"
+RLOO_UNSCORED = "rl/test_rloo_batch.py::test_a_response_that_could_not_be_scored_is_no_baseline"
+RLOO_RETURN = "rl/test_rloo_batch.py::test_the_return_is_the_sum_of_the_token_rewards"
+RLOO_UPDATE = "trainers/test_rloo.py::test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline[4]"
+SAMPLES = "trainers/test_rloo.py::test_samples_of_a_prompt_depend_on_nothing_else"
+SAMPLE_SEEDS = "trainers/test_rloo.py::test_seeds_of_rows_are_those_of_prompt_and_sample"
+RESPONSES = "trainers/test_rloo.py::test_a_run_without_a_critic_leaves_none"
+RESPONSE_COUNT = "config/test_config_rloo.py::test_updates_count_responses"
+PRESET_RESPONSES = "config/test_config_rloo.py::test_a_rollout_of_a_preset_holds_the_responses_of_an_update"
+CUT_SAMPLES = "rl/test_randomized.py::test_samples_of_a_prompt_are_cut_otherwise_and_the_first_as_an_only_one"
 CREDIT = "trainers/test_ppo_flags_reach.py::test_credit_flags"
 UPDATE_FLAGS = "trainers/test_ppo_flags_reach.py::test_update_flags"
 METRICS = "trainers/test_ppo_metrics.py::test_rollout_metrics_by_hand"
@@ -141,6 +151,23 @@ MUTANTS: tuple[Mutant, ...] = (
          "rl/test_advantages.py::test_gae_is_the_double_sum"),
         ("GAE runs forwards", "reversed(range(values.shape[1]))", "range(values.shape[1])", GAE),
         ("returns lack the value", "advantages, advantages + values", "advantages, advantages - values", GAE),
+        ("RLOO: the baseline holds the score itself", "scores.sum(1, keepdim=True) - scores)",
+         "scores.sum(1, keepdim=True))", RLOO),
+        ("RLOO: the baseline is divided by all", "counted.sum(1, keepdim=True) - 1", "counted.sum(1, keepdim=True)",
+         RLOO),
+        ("RLOO: no baseline", "scores - baseline, 0.0)", "scores, 0.0)", RLOO),
+        ("RLOO: what does not count is a baseline of 0", "others = counted.sum(1, keepdim=True) - 1",
+         "others = torch.ones_like(counted).sum(1, keepdim=True) - 1", RLOO_UNSCORED),
+    ),
+    *changes("rl/rloo_batch.py",
+        ("RLOO: rows that could not be scored count", "mask.any(1).view(-1, samples)",
+         "torch.ones_like(mask[:, 0]).view(-1, samples)", RLOO_UNSCORED),
+        ("RLOO: the return is a mean over tokens", "rewards.sum(1)", "rewards.mean(1)", RLOO),
+        ("RLOO: the return is the score alone", "rewards.sum(1)", "scores", RLOO),
+        ("RLOO: samples of different prompts", "rewards.sum(1).view(-1, samples), mask",
+         "rewards.sum(1).view(samples, -1).T, mask", RLOO_RETURN),
+        ("RLOO: advantages beyond the response", "torch.where(mask, advantages[:, None], 0.0)",
+         "advantages[:, None].expand_as(rewards)", RLOO),
     ),
     *changes("rl/logprobs.py",
         ("logits times the temperature", "softmax.div_(temperature)", "softmax.mul_(temperature)", LOGPROBS),
@@ -230,7 +257,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tokens get returns as advantages", "advantages=to_tokens(advantages", "advantages=to_tokens(returns",
          ONE_ROW),
         ("tokens get advantages as returns", "returns=to_tokens(returns", "returns=to_tokens(advantages", ONE_ROW),
-        ("values are not pooled by sigma", "(trajectory.values, macro, value_function)", "(trajectory.values, macro)",
+        ("values are not pooled by sigma", "(values, macro, value_function)", "(values, macro)",
          f"{CREDIT}[value_function]"),
         ("macro rewards are always sums", "(rewards, macro, macro_reward, value_function)", "(rewards, macro)",
          f"{CREDIT}[macro_reward]"),
@@ -271,6 +298,9 @@ MUTANTS: tuple[Mutant, ...] = (
         ("randomized: lengths are not repeated", "list(lengths) * repeat_times", "list(lengths)", MULTISET),
         ("randomized: no shuffle", "multiset[draws.argsort(dim=1, stable=True)]", "multiset.expand_as(draws)", ORDERS),
         ("randomized: with replacement", "draws.argsort(dim=1, stable=True)", "draws % len(multiset)", MULTISET),
+        ("samples of a prompt are cut alike", "_mix(seeds + sample_index)", "seeds", CUT_SAMPLES),
+        ("a first sample is not cut as an only one", "sample_index == 0, seeds", "sample_index < 0, seeds",
+         CUT_SAMPLES),
         ("row seeds ignore the epoch", "torch.tensor([seed, epoch]", "torch.tensor([seed, 0]", ROW_SEEDS),
         ("row seeds ignore the seed", "torch.tensor([seed, epoch]", "torch.tensor([0, epoch]", ROW_SEEDS),
         ("row seeds ignore the prompt", "(prompt_index.long() + 1) * _GOLDEN", "(0 * prompt_index.long()) * _GOLDEN",
@@ -289,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
          "rl/test_termination.py::test_isolate_last_token_by_hand"),
     ),
     *changes("conditions/termination.py",
-        ("randomized is the same in every epoch", "prompt_index, epoch)", "prompt_index, 0)",
+        ("randomized is the same in every epoch", "prompt_index, epoch,", "prompt_index, 0,",
          "conditions/test_termination_condition.py::test_randomized_follows_seed_and_epoch"),
         ("ppl mode does not arrive", "mask, flags.ppl_mode)", "mask)",
          "conditions/test_termination_condition.py::test_ppl_looks_at_the_reference"),
@@ -367,10 +397,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("the gap of the engine has a sign", ".abs().double()", ".double()", GAP),
     ),
     *changes("trainers/ppo/sampler.py",
+        ("samples of a prompt are drawn alike", "*([number] if number else [])", "*([] if number else [])", SAMPLES),
+        ("a first sample is not drawn as an only one", "*([number] if number else [])", "number", SAMPLE_SEEDS),
+        ("samples are numbered through the rollout", "list(range(samples)) * len(examples)",
+         "list(range(samples * len(examples)))", SAMPLES),
         ("sampling seed ignores the run's", "row_seed(self._seed, kind", "row_seed(0, kind", RUN_SEED),
         ("sampling seed ignores its use", "(self._seed, kind, draw", "(self._seed, 0, draw", DRAWS),
-        ("sampling seed the same in every iteration", "kind, draw, example.index)", "kind, 0, example.index)", DRAWS),
-        ("sampling seed the same for every prompt", "kind, draw, example.index)", "kind, draw, 0)", DRAWS),
+        ("sampling seed the same in every iteration", "kind, draw, example.index,", "kind, 0, example.index,", DRAWS),
+        ("sampling seed the same for every prompt", "kind, draw, example.index,", "kind, draw, 0,", DRAWS),
     ),
     *changes("trainers/ppo/trainer.py",
         ("the coefficient is not taken up", 'value=numbers["kl"]', "value=self.kl.value", RESUME),
@@ -381,6 +415,9 @@ MUTANTS: tuple[Mutant, ...] = (
          "SeedKind.EVALUATION, draw=self.iteration", EVAL_DRAWS),
         ("the self-check draws with training's seeds", "SeedKind.SELF_CHECK, draw=0", "SeedKind.TRAINING, draw=0",
          DRAWS),
+        ("every prompt has one response", "self.iteration, samples)", "self.iteration, 1)", RESPONSES),
+        ("credit takes every response for a prompt's only one", "self.credit(known, macro, samples)",
+         "self.credit(known, macro)", RLOO_UPDATE),
         ("all iterations draw alike", "SeedKind.TRAINING, self.iteration", "SeedKind.TRAINING, 0", DRAWS),
         ("iterations are not counted", "self.iteration += 1", "self.iteration += 0", DRAWS),
         ("shuffle seed the same in every iteration", "SeedKind.SHUFFLE, self.iteration)", "SeedKind.SHUFFLE, 0)",
@@ -399,8 +436,11 @@ MUTANTS: tuple[Mutant, ...] = (
         ("the KL coefficient stays", "self.kl = self.kl.update(", "self.kl.update(", KL),
         ("KL per token for KL per sequence", 'self.kl.update(metrics["objective/kl"]',
          'self.kl.update(metrics["objective/kl_per_token"]', KL),
-        ("KL samples of one rank", '["objective/kl"], self.run.plan.global_rollout',
+        ("KL samples of one rank", '["objective/kl"], self.run.plan.global_responses',
          '["objective/kl"], self.run.plan.rollout_per_rank', KL),
+        ("KL samples are prompts", '["objective/kl"], self.run.plan.global_responses',
+         '["objective/kl"], self.run.plan.global_rollout',
+         "trainers/test_rloo.py::test_the_kl_coefficient_is_steered_by_responses"),
         ("the moving average is never updated", "self.average.update()", "pass", AVERAGE),
         ("scored at temperature 1", "temperature, most = self.config.temperature, self.run",
          "temperature, most = 1.0, self.run", TEMPERATURE),
@@ -561,7 +601,15 @@ MUTANTS: tuple[Mutant, ...] = (
          "int(self.warmup_ratio * total_updates)", SUPERVISED_OPTIMISERS),
     ),
     *changes("config/batches.py",
-        ("a rollout is trained on once", "ppo_epochs * rollout // update", "rollout // update", TOTAL),
+        ("a rollout is trained on once", "ppo_epochs * responses // update", "responses // update", TOTAL),
+        ("updates count prompts", "ppo_epochs * responses // update", "ppo_epochs * rollout // update",
+         RESPONSE_COUNT),
+    ),
+    *changes("config/preset_batches.py",
+        ("a preset's rollout has too many responses", "prompts = share // samples", "prompts = share",
+         PRESET_RESPONSES),
+        ("a preset's generation counts prompts", "max(1, preset[GENERATION] // samples)", "preset[GENERATION]",
+         PRESET_RESPONSES),
     ),
     *changes("data/collate.py",
         ("order of examples ignores the epoch", "RandomState([seed, epoch])", "RandomState([seed, 0])",

@@ -100,8 +100,8 @@ def _scores(trainer: Any) -> Iterator[None]:
 def _advantages(trainer: Any) -> Iterator[None]:
     real = trainer.credit
 
-    def spoiled(trajectory: Any, macro: Any) -> Any:
-        batch = real(trajectory, macro)
+    def spoiled(*given: Any) -> Any:
+        batch = real(*given)
         return replace(batch, advantages=batch.advantages * math.nan)
 
     trainer.credit = spoiled

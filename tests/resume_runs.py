@@ -129,13 +129,14 @@ def ppo(folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
         "per_device_training_batch_size": GLOBAL // world_size(),
     }
     config, tokenizer = ppo_config(folder, **(PPO | sizes | flags)), make_tokenizer()
-    actor, critic = setup.engine(make_causal_lm()), setup.engine(make_classifier())
+    actor = setup.engine(make_causal_lm())
+    critic = setup.engine(make_classifier()) if config.has_critic else None
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm())
     models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"), CompactingEngine(4))
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(18)]
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
     average = MovingAverage(actor) if config.enable_ema else None
-    engines = {"actor": actor, "critic": critic}
+    engines = models.trained
     checkpoints = Checkpoints(engines, config, run, {}, average.parts if average else None)
     parts = (models, prompts, prompts[:5], tokenizer, condition, config, run, NotedSaves(), checkpoints, average)
     return Made(PPOTrainer(*parts), engines)  # type: ignore[arg-type]

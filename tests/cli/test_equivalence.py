@@ -23,6 +23,18 @@ def run(step, flags, processes):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
+@pytest.mark.parametrize("estimator", ["rloo", "gae"])
+def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_path):
+    """RLOO with 4 responses to a prompt, and PPO with 2: all those of a prompt are on one process."""
+    rloo = {"advantage_estimator": "rloo", "samples_per_prompt": 4, "reward_model_name_or_path": reward}
+    rloo |= {name: None for name in ppo_flags if name.startswith("critic")}
+    own = rloo if estimator == "rloo" else {"samples_per_prompt": 2}
+    flags = ppo_flags | own | {"dtype": "fp32", "actor_learning_rate": 1e-5, "global_batch_size": 16}
+    check_ways("ppo", flags, 16 // flags["samples_per_prompt"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launcher")
 @pytest.mark.parametrize("step", STEPS)
 def test_cut_up_otherwise(step, request, tmp_path):
     """Weights within 1e-5 of one micro-batch on one process; twice the same way, the same bytes.
@@ -31,9 +43,17 @@ def test_cut_up_otherwise(step, request, tmp_path):
     """
     flags = request.getfixturevalue(f"{step}_flags") | {"global_batch_size": 8, "dtype": "fp32"}
     rate = "actor_learning_rate" if step == "ppo" else "learning_rate"
-    flags |= {rate: 1e-5, "output_dir": tmp_path / "whole", MICRO[step]: 8}
+    flags |= {rate: 1e-5}
     if step == "ppo":
         flags["global_batch_size"] = 16
+    check_ways(step, flags, 16, tmp_path)
+
+
+def check_ways(step, flags, prompts, tmp_path):
+    """Runs all ways to make the updates; in step 3, of so many prompts a rollout."""
+    flags = flags | {"output_dir": tmp_path / "whole", MICRO[step]: 8}
+    if step == "ppo":
+        flags["per_device_generation_batch_size"] = prompts
     run(step, flags, 1)
     run(step, flags | {"output_dir": tmp_path / "again"}, 1)
     model = "actor/model.safetensors" if step == "ppo" else "model.safetensors"
@@ -41,7 +61,7 @@ def test_cut_up_otherwise(step, request, tmp_path):
     whole = load_file(tmp_path / "whole" / model)
     for micro, processes, stage in WAYS:
         if step == "ppo":
-            flags["per_device_generation_batch_size"] = 16 // processes
+            flags["per_device_generation_batch_size"] = prompts // processes
         stages = {"actor_zero_stage": stage, "critic_zero_stage": stage} if step == "ppo" else {"zero_stage": stage}
         out = tmp_path / f"{micro}-{processes}-{stage}"
         run(step, flags | stages | {"output_dir": out, MICRO[step]: micro}, processes)

@@ -56,6 +56,10 @@ VANILLA = {  # KL coefficient of PPO on tokens, which is all that differs from P
     ("google/gemma-2b", TLDR): 0.05,
     ("google/gemma-7b", TLDR): 0.05,
 }
+RLOO = {  # responses to a prompt and the actor's learning rate; no critic, else as PPO above
+    ("google/gemma-2b", TLDR): (4, 1.5e-5),
+}
+OF_A_CRITIC = ("critic_learning_rate", "critic_weight_decay", "cliprange_value", "gamma", "lam", "value_function")
 FIXED = {  # of every row of a step
     "sft": {"max_seq_len": 1024, "weight_decay": 0.01, "lr_scheduler_type": "cosine"},
     "reward": {"max_seq_len": 1024, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1}
@@ -92,13 +96,18 @@ def test_the_published_table():
         if run["settings"].get("ngram") == 1:
             wanted |= {"ngram": 1, "kl_coef": VANILLA[row[1:]]}
             condition += ", vanilla"
+        if run["settings"].get("advantage_estimator"):
+            wanted = {name: value for name, value in wanted.items() if name not in OF_A_CRITIC}
+            wanted |= dict(zip(["samples_per_prompt", "actor_learning_rate"], RLOO[row[1:]], strict=True))
+            wanted |= {"advantage_estimator": "rloo"}
+            condition += ", rloo"
         assert run["settings"] == wanted, row
         seen.add((*row, condition))
     rows = {("sft", *key, None) for key in SFT} | {("reward", *key, None) for key in REWARD}
     rows |= {("ppo", *key, "fixed") for key in PPO}
     once = {("ppo", "google/gemma-2b", TLDR, condition) for condition in ("randomized", "ppl")}
     once |= {("ppo", "google/gemma-2b", HH, "parsing")}
-    once |= {("ppo", *key, "fixed, vanilla") for key in VANILLA}
+    once |= {("ppo", *key, "fixed, vanilla") for key in VANILLA} | {("ppo", *key, "fixed, rloo") for key in RLOO}
     assert seen == rows | once and len(PUBLISHED["runs"]) == len(seen)
 
 
@@ -147,8 +156,9 @@ def test_a_preset_has_the_published_settings(script, gpus, tmp_path, monkeypatch
     assert plan.global_batch == run["settings"]["global_batch_size"]
     assert plan.micro_batch * plan.accumulation * gpus == plan.global_batch
     if step == "ppo":
-        assert plan.rollout_per_rank * gpus == plan.global_batch and plan.updates_per_rollout == 1
-        assert config.per_device_generation_batch_size <= 32
+        assert plan.global_responses == plan.global_batch and plan.updates_per_rollout == 1
+        assert plan.global_rollout * config.samples_per_prompt == plan.global_batch
+        assert config.per_device_generation_batch_size * config.samples_per_prompt <= 32
 
 
 @every_preset
@@ -178,13 +188,14 @@ def test_a_preset_fits_the_models_size(script, tmp_path, monkeypatch):
 def test_each_step_finds_what_the_one_before_wrote(script, tmp_path, monkeypatch):
     """And no two presets write to the same folder."""
     step, run = step_of(script), RUNS[script]
-    _, variant, _ = re.split(r"(_randomized|_ppl|_parsing|_vanilla|$)", script.stem, maxsplit=1)
+    _, variant, _ = re.split(r"(_randomized|_ppl|_parsing|_vanilla|_rloo|$)", script.stem, maxsplit=1)
     models = tmp_path / "models" / script.stem.removesuffix(variant).replace("_", "-")
     config = parsed(recorded(script, tmp_path), step, 1, monkeypatch)
     if step == "ppo":
         assert config.actor_model_name_or_path == str(models / "sft")
         reward = None if run["data"] == APPS else str(models / "reward")
-        assert config.critic_model_name_or_path == config.reward_model_name_or_path == reward
+        assert config.reward_model_name_or_path == reward
+        assert config.critic_model_name_or_path == (reward if config.has_critic else None)
         assert config.reward_source == ("programs" if run["data"] == APPS else None)
         assert config.output_dir == str(models / f"ppo{variant.replace('_', '-')}")
     else:
@@ -195,11 +206,13 @@ def test_each_step_finds_what_the_one_before_wrote(script, tmp_path, monkeypatch
 @every_preset
 @pytest.mark.parametrize("gpus", ["3", "7"])
 def test_gpus_that_do_not_divide_the_batch(script, gpus, tmp_path):
-    batch = RUNS[script]["settings"]["global_batch_size"]
+    settings = RUNS[script]["settings"]
+    batch, samples = settings["global_batch_size"], settings.get("samples_per_prompt", 1)
+    together = f", {samples} responses of a prompt together" if samples > 1 else ""
     result = run_recorded(script, tmp_path, NUM_GPUS=gpus).expect(2)
     (message,) = result.stderr.splitlines()
-    assert message.startswith(f"error: {gpus} GPUs cannot share the global batch of {batch} evenly: set NUM_GPUS so")
-    assert "is one of 1, 2, 4, 8, 16" in message and f"multiple of {gpus}." in message
+    assert message.startswith(f"error: {gpus} GPUs cannot share the global batch of {batch} evenly{together}: set")
+    assert "is one of 1, 2, 4, 8, 16" in message and f"multiple of {int(gpus) * samples}." in message
     assert not (tmp_path / "record").exists(), "it was launched all the same"
 
 
@@ -234,6 +247,7 @@ def test_two_updates(script, inputs, sft, reward, tmp_path):
     step = step_of(script)
     # Half of what each split gives the step.
     batch = 4 if step == "sft" else 16 if RUNS[script]["data"] == APPS else 8
+    batch *= RUNS[script]["settings"].get("samples_per_prompt", 1)
     changed = {"global_batch_size": batch, "num_train_epochs": 1}
     changed |= {"max_answer_seq_len": 8} if step == "ppo" else {}
     variables = {

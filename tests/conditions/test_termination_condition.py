@@ -5,6 +5,7 @@ import inspect
 import math
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,6 +52,18 @@ def test_randomized_follows_seed_and_epoch(tmp_path):
     assert not torch.equal(segmented(tmp_path, seed=7, **flags), first)
     assert [sum(row) for row in lengths_of(first)] == LENGTHS
     assert {length for row in lengths_of(first) for length in row[:-1]} <= {1, 2, 3}
+
+
+def test_randomized_cuts_samples_of_a_prompt_otherwise(tmp_path):
+    """Four responses of 12 tokens to one prompt: all differ, and the first is cut as an only one."""
+    same, mask = torch.zeros(4, dtype=torch.long), torch.ones(4, 12, dtype=torch.bool)
+    condition = condition_of(ppo_config(tmp_path, termination_condition="randomized", ngram_lengths=[1, 2, 3]), None)
+    rollout = replace(make_rollout([([5], [6] * 12)] * 4), prompt_index=same, sample_index=torch.arange(4))
+    whole = Trajectory(rollout, -mask.float(), -mask.float(), None, torch.zeros(4))
+    ends = condition(whole, 0).ends
+    assert len({tuple(row) for row in ends.tolist()}) == 4
+    only = replace(whole, rollout=replace(rollout, sample_index=None))
+    assert torch.equal(condition(only, 0).ends, ends[:1].expand(4, -1))
 
 
 @pytest.mark.parametrize("mode", ["chunk", "prefix", "token"])

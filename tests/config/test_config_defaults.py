@@ -98,6 +98,8 @@ def test_defaults_of_step_3():
         "drop_unsolvable": False,
         "per_device_generation_batch_size": 16,
         "generation_batches": 1,
+        "samples_per_prompt": 1,
+        "advantage_estimator": "gae",
         "per_device_training_batch_size": 16,
         "per_device_eval_batch_size": 16,
         "ppo_epochs": 1,

@@ -71,4 +71,5 @@ def test_saved_json_holds_every_field_and_the_plan():
         "global_batch": 16,
         "rollout_per_rank": 64,
         "updates_per_rollout": 4,
+        "samples_per_prompt": 1,
     }

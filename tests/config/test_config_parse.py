@@ -91,6 +91,7 @@ PPO_VALUES = {
     "drop_unsolvable": (["--reward_source", "programs"], True),
     "per_device_generation_batch_size": (["32"], 32),
     "generation_batches": (["2"], 2),
+    "samples_per_prompt": (["4"], 4),
     "per_device_training_batch_size": (["8"], 8),
     "per_device_eval_batch_size": (["3"], 3),
     "ppo_epochs": (["2"], 2),
@@ -116,6 +117,7 @@ PPO_VALUES = {
     "macro_reward": (["mean"], "mean"),
     "isolate_last_token": ([], True),
     "policy_ratio": (["macro"], "macro"),
+    "advantage_estimator": (["gae"], "gae"),
     "actor_learning_rate": (["1e-4"], 1e-4),
     "critic_learning_rate": (["1e-4"], 1e-4),
     "actor_weight_decay": (["0.2"], 0.2),
@@ -180,7 +182,7 @@ def places(tmp_path, monkeypatch):
     """Real files for the flags that name files; the tests run in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("dschat.config.ppo.find_spec", lambda name: object())  # as if vLLM were installed
+    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: object())  # as if vLLM were installed
     (tmp_path / "score.py").write_text("def f(prompts, responses, rows):\n    raise SystemExit('executed')\n")
     (tmp_path / "ds.json").write_text('{"steps_per_print": 1}')
     return {"{module}": "score.py", "{json}": "ds.json"}

@@ -67,6 +67,37 @@ def test_the_flags_of_a_step(model, capsys):
     assert plan["fits"] is True
 
 
+def test_a_run_without_a_critic(model, capsys):
+    """8 prompts with 4 responses each are 32 slots; 100 prompts make 6 rollouts of 16, each with 64 / 8 updates."""
+    flags = [
+        "--actor_model_name_or_path",
+        model,
+        "--reward_model_name_or_path",
+        model,
+        "--advantage_estimator",
+        "rloo",
+    ]
+    flags += ["--samples_per_prompt", "4", "--per_device_generation_batch_size", "8"]
+    flags += ["--per_device_training_batch_size", "4"]
+    words = ["--step", "3", "--gpus", "2", "--prompts", "100"]
+    (plan,) = planned(capsys, *words, *flags)
+    assert [one["role"] for one in plan["models"]] == ["actor", "reference", "reward model"]
+    phases = {phase["name"]: phase for phase in plan["phases"]}
+    assert phases["generate"]["parts"]["KV cache"] == 32 * 1024 * 2 * 2 * 2 * 16 * 2
+    assert plan["counts"]["updates"] == 6 * (64 // 8) and plan["counts"]["trained"] == 96
+    ppo = ["--per_device_generation_batch_size", "32", "--per_device_training_batch_size", "4"]
+    (other,) = planned(capsys, *words, *ppo_flags(model), *ppo)
+    gone = {one["role"]: one for one in other["models"]}["critic"]["bytes"]
+    kept = other["phases"][0]["kept"] - phases["generate"]["kept"]
+    # In bf16, stage 0 runs as 1, which keeps its gradients between phases.
+    assert kept == gone["parameters"] + gone["gradients"] + gone["optimizer"] > 0
+    assert phases["train"]["total"] < {phase["name"]: phase for phase in other["phases"]}["train"]["total"]
+    assert main([*words, *flags]) == 0
+    out = capsys.readouterr().out
+    assert "96 prompts, 4 responses each; " in out and "critic" not in out
+    assert main([*words, *flags, "--gpu_memory", "2.51"]) == 1 and "critic" not in capsys.readouterr().out
+
+
 def test_a_gpu_that_is_too_small(model, capsys):
     """What helps is named, with the peak that it leaves, and the exit status tells a script."""
     words = ["--step", "1", "--model_name_or_path", model, "--per_device_train_batch_size", "64", "--gpu_memory", "4"]

@@ -111,3 +111,18 @@ def test_row_seeds_belong_to_seed_prompt_and_epoch() -> None:
 def test_row_seeds_do_not_collide() -> None:
     everything = [make_row_seeds(s, torch.arange(1000), e) for s in (0, 1, 1234) for e in (0, 1)]
     assert torch.cat(everything).unique().numel() == 6000
+
+
+def test_samples_of_a_prompt_are_cut_otherwise_and_the_first_as_an_only_one() -> None:
+    index = torch.arange(2400).repeat_interleave(3)
+    seeds = make_row_seeds(1234, index, 1, torch.arange(3).repeat(2400))
+    assert torch.equal(seeds[::3], make_row_seeds(1234, torch.arange(2400), 1))
+    assert seeds.unique().numel() == 7200
+    first, second, third = (orders((2, 3, 5), 1, seeds[number::3]) for number in range(3))
+    for pair in ((first, second), (first, third), (second, third)):
+        assert chi_square(Counter(zip(*pair, strict=True)), 36) < 66.6
+
+
+def test_recorded_row_seeds() -> None:
+    """Those of runs that were written down before prompts had several samples."""
+    assert make_row_seeds(1234, torch.tensor([0, 17]), 2).tolist() == [163159799697974965, -3908457143100387744]

@@ -30,7 +30,7 @@ def drawn_by_another(batch: PPOBatch) -> PPOBatch:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (Rollout, "input_ids attention_mask response_mask prompt_index finished drawn_logprobs"),
+        (Rollout, "input_ids attention_mask response_mask prompt_index finished drawn_logprobs sample_index"),
         (ScoredRollout, "rollout ref_logprobs scores"),
         (Trajectory, "rollout logprobs ref_logprobs values scores"),
         (MacroActions, "index lengths mask"),

@@ -34,6 +34,12 @@ def alarms(max_kl=10.0, stops=False, interval=4, rows=32):
     return Alarms(max_kl, stops, interval, rows)
 
 
+def test_without_a_critic_there_is_none_to_warn_of(caplog):
+    assert critic_alarm({}) is None and critic_alarm({"val/explained_variance": -1.5}) is not None
+    healthy = {name: number for name, number in HEALTHY.items() if name != "val/explained_variance"}
+    assert alarms().look(healthy, 4) is None and not lines_of(caplog)
+
+
 def test_the_limits_themselves_are_silent():
     assert kl_alarm({"objective/kl": 10.0}, 10.0) is None and kl_alarm({"objective/kl": 1e9}, None) is None
     assert length_alarm({"response/score_length_correlation": 0.9}, 32) is None

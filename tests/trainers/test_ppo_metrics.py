@@ -9,6 +9,7 @@ import torch
 
 from dschat.data.encoding import decode_response
 from dschat.rl.ppo_batch import ppo_batch
+from dschat.rl.rloo_batch import rloo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory
 from dschat.trainers.ppo.metrics import outside_metrics, repeated_4grams, rollout_metrics, token_table, token_texts
@@ -50,6 +51,17 @@ def test_rollout_metrics_by_hand():
         "val/explained_variance": 1 - 0.1875 / 1.5,  # residuals 1, 1, 1, 2; returns 1, 1, 2, 4
     }
     assert metrics == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_rollout_without_a_critic():
+    """The same metrics, but for those of a critic and of GAE; and of a token what is known."""
+    trajectory = trajectory_of([3, 1, 4, 2], 5, seed=1)
+    ends = fixed_ngram_ends(trajectory.response_mask, 2)
+    with_critic = rollout_metrics(ppo_batch(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9), 0.9)
+    batch = rloo_batch(replace(trajectory, values=None), ends, 2, kl_coef=0.5)
+    gone = {"val/explained_variance", "macro/lambda_eff"}
+    expected = {name: number for name, number in with_critic.items() if name not in gone}
+    assert rollout_metrics(batch, 0.9) == pytest.approx(expected)
 
 
 def test_what_others_say_of_a_rollout():

@@ -18,6 +18,8 @@ CONDITIONS = [
     {"termination_condition": "parsing", "parser": "chunker"},
     {"termination_condition": "ppl"},
 ]
+# Prompts are half as many as responses, so that updates are as many as above.
+RLOO = {"advantage_estimator": "rloo", "samples_per_prompt": 2, "per_device_generation_batch_size": 2}
 
 
 @pytest.mark.parametrize("flags", CONDITIONS, ids=lambda flags: flags["termination_condition"])
@@ -26,6 +28,14 @@ def test_step_3_stops_anywhere(flags, every, group, tmp_path):
     """In an evaluation, in sampling, in scoring, inside an accumulation window, inside a rollout, between epochs."""
     first = CONDITIONS.index(flags) if every > 1 else 0
     check_every_stop(lambda folder, **more: ppo(folder, **flags, **more), tmp_path, every, first)
+
+
+@pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.slow)])
+def test_step_3_without_a_critic_stops_anywhere(every, group, tmp_path):
+    flags = RLOO | {"termination_condition": "randomized", "num_train_epochs": 1}
+    check_every_stop(
+        lambda folder, **more: ppo(folder, **(flags | more)), tmp_path, every, first=12 if every > 1 else 0
+    )
 
 
 @pytest.mark.parametrize("setup", [Setup(zero_stage=2), Setup(zero_stage=3), Setup(lora_dim=2)], ids=str)

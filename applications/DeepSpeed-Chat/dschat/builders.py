@@ -95,6 +95,8 @@ def build_ppo_models(
 ) -> PPOModels:
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
 
+    With --advantage_estimator rloo there is no critic.
+
     Args:
         config: the flags.
         plan: its batch sizes.
@@ -106,7 +108,7 @@ def build_ppo_models(
     return PPOModels(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
-        critic=_build_critic(config, plan, tokenizer, total_updates),
+        critic=_build_critic(config, plan, tokenizer, total_updates) if config.has_critic else None,
         reward=_reward_source(config, plan, tokenizer, programs),
         rollouts=_rollout_engine(config, actor),
         metric=_function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
@@ -178,7 +180,7 @@ def _rollout_engine(config: PPOConfig, actor: Engine[PolicyModel]) -> RolloutEng
 
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)
-    rows = config.per_device_generation_batch_size
+    rows = config.per_device_generation_batch_size * config.samples_per_prompt
     return choose_engine(config.rollout_engine, rows, actor.module.inner, "--rollout_engine")
 
 

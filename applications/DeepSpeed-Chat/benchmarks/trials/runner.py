@@ -170,7 +170,7 @@ class Trainer(PPOTrainer):
         self._estimator = estimator
         self.seen: dict[str, float] = {}
 
-    def credit(self, trajectory: Trajectory, ends: Tensor | MacroActions) -> PPOBatch:
+    def credit(self, trajectory: Trajectory, ends: Tensor | MacroActions, samples: int = 1) -> PPOBatch:
         """Advantages and returns, by the estimator."""
         batch = self._estimator(trajectory, ends, self.kl.value, self.config)
         self.seen = {

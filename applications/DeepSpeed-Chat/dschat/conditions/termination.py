@@ -83,7 +83,8 @@ class TerminationCondition:
         elif flags.termination_condition == "ppl":
             ends = perplexity_ends(trajectory.ref_logprobs, mask, flags.ppl_mode)
         elif flags.termination_condition == "randomized":
-            seeds = make_row_seeds(self._seed, trajectory.rollout.prompt_index, epoch)
+            rollout = trajectory.rollout
+            seeds = make_row_seeds(self._seed, rollout.prompt_index, epoch, rollout.sample_index)
             ends = randomized_ngram_ends(mask, flags.repeat_times, flags.ngram_lengths, seeds)
         elif flags.termination_condition == "fixed":
             ends = fixed_ngram_ends(mask, flags.ngram)

@@ -8,7 +8,7 @@ from dschat.errors import UserError
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batch sizes of a run, counted in examples (prompts in step 3, pairs in step 2).
+    """The batch sizes of a run, counted in examples (responses in step 3, pairs in step 2).
 
     Attributes:
         world_size: number of processes.
@@ -18,6 +18,7 @@ class BatchPlan:
         global_batch: examples of one optimiser update on all processes.
         rollout_per_rank: prompts of one rollout on one process; 0 outside step 3.
         updates_per_rollout: optimiser updates made from one rollout; 0 outside step 3.
+        samples_per_prompt: responses to each prompt of a rollout.
     """
 
     world_size: int
@@ -27,11 +28,17 @@ class BatchPlan:
     global_batch: int
     rollout_per_rank: int = 0
     updates_per_rollout: int = 0
+    samples_per_prompt: int = 1
 
     @property
     def global_rollout(self) -> int:
         """Prompts of one rollout on all processes."""
         return self.rollout_per_rank * self.world_size
+
+    @property
+    def global_responses(self) -> int:
+        """Responses of one rollout on all processes."""
+        return self.global_rollout * self.samples_per_prompt
 
 
 def plan_batches(
@@ -68,28 +75,33 @@ def plan_rollouts(
     world_size: int,
     rollout: int,
     ppo_epochs: int,
+    samples: int = 1,
 ) -> BatchPlan:
-    """Plan the updates of step 3, where an update must divide the rollout.
+    """Plan the updates of step 3, where the responses of an update must divide those of the rollout.
 
     Args:
         micro_batch: `--per_device_training_batch_size`.
         accumulation: `--gradient_accumulation_steps`; None to let `global_batch_size` decide, or for 1.
-        global_batch_size: prompts per update on all processes, or None to let `accumulation` decide.
+        global_batch_size: responses per update on all processes, or None to let `accumulation` decide.
         world_size: number of processes.
         rollout: prompts per rollout and process.
         ppo_epochs: passes over one rollout.
+        samples: `--samples_per_prompt`.
 
     Raises:
         UserError: when an update does not divide the rollout, or `global_batch_size` cannot be reached.
     """
-    if rollout % micro_batch:
-        sizes = _words(_divisors(rollout))
+    responses, amount = rollout * samples, f"{rollout} prompts"
+    flags = "--per_device_generation_batch_size x --generation_batches"
+    if samples > 1:
+        amount, flags = f"{responses} responses", f"{flags} x --samples_per_prompt"
+    if responses % micro_batch:
+        sizes = _words(_divisors(responses))
         raise UserError(
-            f"--per_device_training_batch_size {micro_batch} does not divide the rollout of {rollout} prompts"
-            f" (--per_device_generation_batch_size x --generation_batches): make it one of {sizes}, or make the"
-            f" rollout a multiple of {micro_batch}."
+            f"--per_device_training_batch_size {micro_batch} does not divide the rollout of {amount} ({flags}): make"
+            f" it one of {sizes}, or make the rollout a multiple of {micro_batch}."
         )
-    accumulations = _divisors(rollout // micro_batch)
+    accumulations = _divisors(responses // micro_batch)
     per_pass = micro_batch * world_size
     if global_batch_size is not None:
         reachable = [per_pass * passes for passes in accumulations]
@@ -97,20 +109,20 @@ def plan_rollouts(
             lower = [size for size in reachable if size < global_batch_size][-1:]
             upper = [size for size in reachable if size > global_batch_size][:1]
             raise _unreachable(
-                "per_device_training_batch_size", micro_batch, global_batch_size, world_size, lower + upper, rollout
+                "per_device_training_batch_size", micro_batch, global_batch_size, world_size, lower + upper, amount
             )
         accumulation = _derived_accumulation(accumulation, global_batch_size, per_pass)
     accumulation = accumulation or 1
     update = micro_batch * accumulation
-    if rollout % update:
+    if responses % update:
         raise UserError(
             f"--gradient_accumulation_steps {accumulation} x --per_device_training_batch_size {micro_batch} makes"
-            f" updates of {update} prompts, which do not divide the rollout of {rollout}"
-            " (--per_device_generation_batch_size x --generation_batches): make --gradient_accumulation_steps one of"
-            f" {_words(accumulations)}, or make the rollout a multiple of {update}."
+            f" updates of {update}, which do not divide the rollout of {amount} ({flags}): make"
+            f" --gradient_accumulation_steps one of {_words(accumulations)}, or make the rollout a multiple of"
+            f" {update}."
         )
-    updates = ppo_epochs * rollout // update
-    return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size, rollout, updates)
+    updates = ppo_epochs * responses // update
+    return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size, rollout, updates, samples)
 
 
 def largest_part(size: int, limit: int) -> int:
@@ -130,10 +142,10 @@ def _derived_accumulation(given: int | None, global_batch_size: int, per_pass: i
 
 
 def _unreachable(
-    micro_flag: str, micro_batch: int, wanted: int, world_size: int, nearest: list[int], rollout: int | None = None
+    micro_flag: str, micro_batch: int, wanted: int, world_size: int, nearest: list[int], rollout: str | None = None
 ) -> UserError:
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
-    within = "" if rollout is None else f" and updates that divide the rollout of {rollout} prompts per process"
+    within = "" if rollout is None else f" and updates that divide the rollout of {rollout} per process"
     return UserError(
         f"--global_batch_size {wanted} cannot be reached with --{micro_flag} {micro_batch} on {processes}{within}:"
         f" make it {_words(nearest)}, or change --{micro_flag}."

@@ -3,14 +3,15 @@
 
 import logging
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_rollouts
 from dschat.config.common import SCHEDULE_HELP, CommonConfig, Schedule, ZeroStage
 from dschat.config.macro_actions import PoolingFlags, TerminationFlags
+from dschat.config.ppo_loss import PPOLossFlags
 from dschat.config.programs import ProgramFlags
+from dschat.config.rollouts import EVAL_PROMPTS, RolloutFlags
 from dschat.config.rules import default_of, flag
 from dschat.errors import UserError
 
@@ -22,8 +23,12 @@ METRIC_NAMES = (
     *("prompt", "response", "score", "finished", "tokens"),  # columns of the sample files
 )
 
-RolloutEngineName = Literal["compacting", "generate", "vllm"]
-EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
+
+# What a run without a critic does not read.
+CRITIC_FLAGS = (
+    *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
+    *("critic_lora_dim", "value_function", "lam", "cliprange_value"),
+)
 
 
 @dataclass(kw_only=True)
@@ -51,69 +56,6 @@ class PPOModelFlags:
         " trained on",
         None,
     )
-
-
-@dataclass(kw_only=True)
-class RolloutFlags:
-    """Sampling and the sizes of rollouts and updates."""
-
-    _argument_group_name = "rollouts and batches"
-
-    rollout_engine: RolloutEngineName = flag(
-        "what draws responses: our own loop, which drops rows that have ended and takes in waiting prompts"
-        " (compacting); transformers' generate; or vLLM in the training process (vllm)",
-        "compacting",
-    )
-    per_device_generation_batch_size: int = flag("prompts generated at once on one process", 16)
-    generation_batches: int = flag("generation batches of one rollout", 1)
-    per_device_training_batch_size: int = flag("prompts per forward pass and process in training", 16)
-    eval_prompts: int | None = flag(
-        f"held-out prompts answered in an evaluation, on all processes together; 0 = all ({EVAL_PROMPTS}, unless"
-        " eval_iters is given)",
-        None,
-    )
-    eval_iters: int | None = flag(
-        "batches of per_device_eval_batch_size per process in an evaluation, instead of eval_prompts; 0 = all", None
-    )
-    per_device_eval_batch_size: int = flag("prompts per process that one of eval_iters stands for", 16)
-    ppo_epochs: int = flag("passes over one rollout", 1)
-    max_prompt_seq_len: int = flag("longest prompt in tokens; a longer one is dropped", 512)
-    max_answer_seq_len: int = flag("longest response in tokens; sampling stops there", 512)
-    temperature: float = flag("sampling temperature, also of all log-probs", 1.0)
-    top_k: int = flag("sample among the k likeliest tokens; 0 = all", 0)
-    top_p: float = flag("sample among the likeliest tokens that make up this probability; 1 = all", 1.0)
-    vllm_gpu_memory: float = flag("share of a GPU's memory that vLLM uses while it draws: weights and cache", 0.3)
-    rollout_is_clip: float | None = flag(
-        "with vllm, a token's policy loss weighs as much as it is likelier under the actor than under vLLM, at most"
-        " this; off if not given",
-        None,
-    )
-    print_answers: bool = flag("show some held-out prompts with their responses at each evaluation", False)
-
-
-@dataclass(kw_only=True)
-class PPOLossFlags:
-    """Rewards, advantages, losses and optimisers of the two models."""
-
-    _argument_group_name = "PPO"
-
-    actor_learning_rate: float = flag("highest learning rate of the actor", 1.5e-5)
-    critic_learning_rate: float = flag("highest learning rate of the critic", 1.5e-5)
-    actor_weight_decay: float = flag("weight decay of the actor", 0.1)
-    critic_weight_decay: float = flag("weight decay of the critic", 0.1)
-    kl_coef: float = flag("coefficient of the KL penalty against the reference", 0.05, aliases=["--kl_ctl"])
-    kl_estimator: Literal["k1", "k2", "k3"] = flag("estimator of the KL penalty", "k1")
-    adaptive_kl_target: float | None = flag("KL per sequence that kl_coef is steered to; fixed if not given", None)
-    adaptive_kl_horizon: int = flag("prompts over which kl_coef is steered", 10000)
-    max_kl: float | None = flag("KL per sequence in nats above which kl_action is taken; off if not given", None)
-    kl_action: Literal["warn", "stop"] = flag("above max_kl: warn, or save the models and stop the run", "warn")
-    gamma: float = flag("discount per macro action", 1.0)
-    lam: float = flag("lambda of GAE, per macro action", 0.95)
-    cliprange: float = flag("clip range of the probability ratio", 0.2)
-    cliprange_value: float = flag("clip range of the values", 0.2)
-    clip_reward_value: float | None = flag("clamp scores to plus and minus this; off if not given", None)
-    missing_eos_penalty: float | None = flag("subtracted from the score of a response that was cut", None)
-    whiten_advantages: bool = flag("scale advantages to mean 0 and variance 1 over all tokens", False)
 
 
 @dataclass(kw_only=True)
@@ -169,46 +111,37 @@ class PPOConfig(
     def validate(self) -> None:
         """Check every flag, alone and against the others, and warn of unwise combinations. Raises UserError."""
         super().validate()
-        self._check_numbers()
+        rules.check_numbers(self, ["actor_lora_dim", "critic_lora_dim"], rules.AT_LEAST_0)
         self._check_models()
-        self._check_rollout_engine()
+        self.check_rollouts()
+        self.check_losses()
         self.check_termination()
         self.check_programs()
-        if self.eval_prompts is not None and self.eval_iters is not None:
-            raise UserError("--eval_prompts and --eval_iters both say how many prompts to evaluate: drop one of them.")
+        self._check_rloo()
         if self._dilutes_score and self.value_function == "first":
             raise UserError(
                 "--macro_reward mean with --value_function first gives the score, which sits on the last token, no"
                 " weight at all: add --isolate_last_token."
             )
-        self._check_kl()
         self._warn()
-
-    def _check_numbers(self) -> None:
-        sizes = ["per_device_generation_batch_size", "generation_batches", "per_device_training_batch_size"]
-        sizes += ["per_device_eval_batch_size", "ppo_epochs", "max_prompt_seq_len", "max_answer_seq_len"]
-        rules.check_numbers(self, [*sizes, "adaptive_kl_horizon"], rules.AT_LEAST_1)
-        rates = ["actor_learning_rate", "critic_learning_rate", "actor_weight_decay", "critic_weight_decay"]
-        others = ["eval_prompts", "eval_iters", "top_k", "kl_coef", "missing_eos_penalty"]
-        others += ["actor_lora_dim", "critic_lora_dim"]
-        rules.check_numbers(self, rates + others, rules.AT_LEAST_0)
-        above_0 = ["temperature", "cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target", "max_kl"]
-        rules.check_numbers(self, [*above_0, "rollout_is_clip"], rules.ABOVE_0)
-        rules.check_numbers(self, ["gamma", "lam"], rules.ZERO_TO_ONE)
-        share_rule = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
-        rules.check_numbers(self, ["top_p", "vllm_gpu_memory"], share_rule)
 
     def _check_models(self) -> None:
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
         rules.check_not_empty(self, names)
+        if not self.has_critic and self.critic_model_name_or_path is not None:
+            raise UserError(
+                f"--critic_model_name_or_path: --advantage_estimator {self.advantage_estimator} has no critic. Give"
+                " the reward model of step 2 as --reward_model_name_or_path."
+            )
         sources = ("reward_function", "reward_model_name_or_path", "reward_source")
         given = [name for name in sources if getattr(self, name) is not None]
         if len(given) > 1:
             raise UserError(f"--{given[0]} and --{given[1]} both give the score: drop one of them.")
-        if self.reward_function is None and self.reward_source is None and self.critic_model_name_or_path is None:
+        wanted = "critic_model_name_or_path" if self.has_critic else "reward_model_name_or_path"
+        if self.reward_function is None and self.reward_source is None and getattr(self, wanted) is None:
             raise UserError(
-                "--critic_model_name_or_path is missing: give the reward model of step 2, or score with"
-                " --reward_function module.py:function or --reward_source programs."
+                f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function"
+                " module.py:function or --reward_source programs."
             )
         for name, value in (("reward_function", self.reward_function), ("metric_function", self.metric_function)):
             if value is not None:
@@ -216,27 +149,22 @@ class PPOConfig(
         if self.metric_name in METRIC_NAMES:
             raise UserError(f"--metric_function: a metric is called {self.metric_name} already; rename the function.")
 
-    def _check_rollout_engine(self) -> None:
-        if self.rollout_engine == "vllm":
-            if find_spec("vllm") is None:
-                raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
+    def _check_rloo(self) -> None:
+        """What samples are compared with, and what would change the rewards but is not read."""
+        if self.has_critic:
             return
-        for name in ("vllm_gpu_memory", "rollout_is_clip"):
+        estimator = f"--advantage_estimator {self.advantage_estimator}"
+        if self.samples_per_prompt < 2:
+            raise UserError(
+                f"{estimator} compares responses to the same prompt with each other: give --samples_per_prompt of at"
+                " least 2 (the published runs draw 4)."
+            )
+        for name in ("gamma", "macro_reward"):
             value = getattr(self, name)
             if value != default_of(PPOConfig, name):
-                raise UserError(f"--{name} {value} does nothing on its own: add --rollout_engine vllm, or drop it.")
-
-    def _check_kl(self) -> None:
-        usual = default_of(PPOConfig, "adaptive_kl_horizon")
-        if self.adaptive_kl_target is None and self.adaptive_kl_horizon != usual:
-            raise UserError(
-                f"--adaptive_kl_horizon {self.adaptive_kl_horizon} does nothing on its own: add --adaptive_kl_target,"
-                " or drop it."
-            )
-        if self.adaptive_kl_target is not None and self.kl_coef == 0:
-            raise UserError("--adaptive_kl_target cannot steer --kl_coef 0: give a --kl_coef above 0 to start from.")
-        if self.max_kl is None and self.kl_action != default_of(PPOConfig, "kl_action"):
-            raise UserError(f"--kl_action {self.kl_action} does nothing on its own: add --max_kl, or drop it.")
+                raise UserError(
+                    f"--{name} {value}: {estimator} adds up all rewards of a response as they are. Drop the flag."
+                )
 
     @property
     def _dilutes_score(self) -> bool:
@@ -245,6 +173,11 @@ class PPOConfig(
         return self.macro_reward == "mean" and not self.isolate_last_token and not single_tokens
 
     def _warn(self) -> None:
+        usual = {"critic_zero_stage": self.zero_stage, "critic_lora_dim": self.lora_dim}
+        given = [name for name in CRITIC_FLAGS if getattr(self, name) != usual.get(name, default_of(PPOConfig, name))]
+        if given and not self.has_critic:
+            names = ", ".join(f"--{name}" for name in given)
+            logger.warning("%s: of no effect with --advantage_estimator %s.", names, self.advantage_estimator)
         if self._dilutes_score:
             logger.warning(
                 "--macro_reward mean dilutes the score among the other tokens of the last macro action: add"
@@ -262,25 +195,22 @@ class PPOConfig(
         """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
 
         Not with several updates, whitening over all tokens of a rollout, or a user's condition: it may read anything.
+        And not without a critic: then a response's advantage depends on others, which may be in other micro-batches.
         """
         own_condition = ":" in self.termination_condition
-        return plan.updates_per_rollout == 1 and not self.whiten_advantages and not own_condition
-
-    def num_eval_prompts(self, world_size: int) -> int:
-        """How many held-out prompts an evaluation answers on all processes together; 0 = all."""
-        if self.eval_iters is None:
-            return self.eval_prompts or 0
-        return self.eval_iters * self.per_device_eval_batch_size * world_size
+        one_update = plan.updates_per_rollout == 1
+        return self.has_critic and one_update and not self.whiten_advantages and not own_condition
 
     @property
     def zero_stages(self) -> list[int]:
-        """The ZeRO stages of actor and critic."""
-        return [self.actor_zero_stage or 0, self.critic_zero_stage or 0]
+        """The ZeRO stages of actor and critic, where there is one."""
+        stages: list[int] = [self.actor_zero_stage or 0, self.critic_zero_stage or 0]
+        return stages[: 1 + self.has_critic]
 
     @property
     def lora_ranks(self) -> list[int]:
-        """The LoRA ranks of actor and critic."""
-        return [self.actor_lora_dim or 0, self.critic_lora_dim or 0]
+        """The LoRA ranks of actor and critic, where there is one."""
+        return [self.actor_lora_dim or 0, self.critic_lora_dim or 0][: 1 + self.has_critic]
 
     @property
     def model_paths(self) -> list[str]:
@@ -297,4 +227,5 @@ class PPOConfig(
             world_size,
             self.per_device_generation_batch_size * self.generation_batches,
             self.ppo_epochs,
+            self.samples_per_prompt,
         )

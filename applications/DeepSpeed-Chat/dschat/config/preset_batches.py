@@ -5,8 +5,8 @@
         --per_device_generation_batch_size 32 -- [flags given to the script]
 
 A preset states the batch of one update and, per process, the most that fits into a GPU's memory. Printed are the
-largest sizes up to those that divide a process's share; in step 3 a rollout holds one update's prompts. Flags given to
-the script win.
+largest sizes up to those that divide a process's share; in step 3 a rollout holds one update's responses, and a prompt
+has all of its --samples_per_prompt on one process. Flags given to the script win.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from dschat.errors import UserError
 
 TRAIN, TRAINING = "per_device_train_batch_size", "per_device_training_batch_size"
 GENERATION, GLOBAL = "per_device_generation_batch_size", "global_batch_size"
+SAMPLES = "samples_per_prompt"
 MOST_NAMED = 128  # GPUs named in a message
 
 
@@ -42,7 +43,7 @@ def preset_batches(preset: dict[str, int], given: dict[str, int], processes: int
     """Batch sizes by flag.
 
     Args:
-        preset: its global batch, and the most examples per process, by flag.
+        preset: its global batch, and the most examples (of step 3: responses) per process, by flag.
         given: what the user chose instead, by flag.
         processes: how many share the global batch.
 
@@ -50,25 +51,34 @@ def preset_batches(preset: dict[str, int], given: dict[str, int], processes: int
         UserError: they cannot share it evenly.
     """
     batch = given.get(GLOBAL) or preset[GLOBAL]
-    share, rest = divmod(batch, processes)
-    if rest:
-        sizes = ", ".join(str(number) for number in range(1, MOST_NAMED + 1) if batch % number == 0)
-        raise UserError(
-            f"{processes} GPUs cannot share the global batch of {batch} evenly: set NUM_GPUS so that the number of"
-            f" GPUs is one of {sizes}, or add --global_batch_size {share * processes or processes} or another"
-            f" multiple of {processes}."
-        )
-    flags = {GLOBAL: batch}
-    flags |= {name: largest_part(share, preset[name]) for name in (TRAIN, TRAINING, GENERATION) if preset.get(name)}
-    if GENERATION in flags:
-        flags["generation_batches"] = max(1, share // (given.get(GENERATION) or flags[GENERATION]))
+    samples = given.get(SAMPLES) or preset.get(SAMPLES) or 1
+    if batch % (processes * samples):
+        raise _uneven(batch, samples, processes)
+    share = batch // processes
+    flags = {GLOBAL: batch} | ({SAMPLES: samples} if preset.get(SAMPLES) else {})
+    flags |= {name: largest_part(share, preset[name]) for name in (TRAIN, TRAINING) if preset.get(name)}
+    if preset.get(GENERATION):
+        prompts = share // samples
+        flags[GENERATION] = largest_part(prompts, max(1, preset[GENERATION] // samples))
+        flags["generation_batches"] = max(1, prompts // (given.get(GENERATION) or flags[GENERATION]))
     return flags
+
+
+def _uneven(batch: int, samples: int, processes: int) -> UserError:
+    """The global batch has no equal shares of whole prompts."""
+    whole, together = processes * samples, f", {samples} responses of a prompt together" if samples > 1 else ""
+    sizes = ", ".join(str(number) for number in range(1, MOST_NAMED + 1) if batch % (number * samples) == 0)
+    fewer = f"set NUM_GPUS so that the number of GPUs is one of {sizes}, or " if sizes else ""
+    return UserError(
+        f"{processes} GPUs cannot share the global batch of {batch} evenly{together}: {fewer}add"
+        f" --global_batch_size {batch // whole * whole or whole} or another multiple of {whole}."
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     """Reads batch sizes and leaves everything else to the step's main, which says what is wrong with it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in (GLOBAL, TRAIN, TRAINING, GENERATION):
+    for name in (GLOBAL, TRAIN, TRAINING, GENERATION, SAMPLES):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=_size)
     return parser
 

@@ -24,7 +24,7 @@ class Counts:
         examples: rows to train on.
         held_out: rows to evaluate on.
         updates: of the optimiser.
-        trained: examples in these updates; in step 3 each is a prompt with one response.
+        trained: examples in these updates; in step 3 each is a prompt with all of its responses.
         evaluations: that of the start and of the end included.
         evaluated: examples in all evaluations.
     """

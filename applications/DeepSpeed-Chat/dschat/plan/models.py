@@ -128,10 +128,10 @@ def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
     actor = ("--actor_model_name_or_path", config.actor_model_name_or_path)
     critic = ("--critic_model_name_or_path", config.critic_model_name_or_path or config.actor_model_name_or_path)
     stages, ranks = config.zero_stages, config.lora_ranks
-    roles = [
-        maker.trained("actor", actor, "policy", stages[0], ranks[0], config.actor_gradient_checkpointing),
-        maker.trained("critic", critic, "scalar", stages[1], ranks[1], config.critic_gradient_checkpointing),
-    ]
+    roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], config.actor_gradient_checkpointing)]
+    if config.has_critic:
+        again = config.critic_gradient_checkpointing
+        roles.append(maker.trained("critic", critic, "scalar", stages[1], ranks[1], again))
     sharded = config.actor_zero_stage == 3 or config.offload_reference_model
     frozen = (3 if sharded else 0, config.offload_reference_model)
     if not ranks[0]:  # with LoRA it is the actor with its adapters off

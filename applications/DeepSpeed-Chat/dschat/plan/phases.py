@@ -89,16 +89,17 @@ def _supervised_parts(
 def _ppo_parts(
     config: PPOConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine
 ) -> dict[str, dict[str, int]]:
-    actor, critic, device = roles[0], roles[1], machine.device
+    actor, device = roles[0], machine.device
+    trained = [role for role in roles if role.weights.trained]
     n, rows, answer = plan.world_size, plan.micro_batch, config.max_answer_seq_len
     tokens = config.max_prompt_seq_len + answer
     if config.credit_is_late(plan):  # then both models go forward on a micro-batch before either is trained on it
+        _, critic = trained
         moments = _moments_together(actor, critic, rows, tokens, rows * answer, device)
-        buffers = _zero([actor, critic], n)
+        buffers = _zero(trained, n)
     else:
-        both = (_moments(actor, rows, tokens, rows * answer, device), _moments(critic, rows, tokens, 0, device))
-        moments = [moment for one in both for moment in one]
-        buffers = max(_zero([actor], n), _zero([critic], n), key=lambda parts: sum(parts.values()))
+        moments = [moment for role in trained for moment in _moments(role, rows, tokens, rows * answer, device)]
+        buffers = max((_zero([role], n) for role in trained), key=lambda parts: sum(parts.values()))
     scored = [_scored(role, rows, tokens, rows * answer, n, device) for role in roles]
     return {
         "generate": _sampled(config, plan, actor, machine),
@@ -110,8 +111,8 @@ def _ppo_parts(
 def _sampled(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine) -> dict[str, int]:
     if config.rollout_engine == "vllm":
         return {"vLLM": int(config.vllm_gpu_memory * (machine.device_memory or 0))}
-    slots = config.per_device_generation_batch_size
-    waiting = config.rollout_engine == "compacting" and slots < plan.rollout_per_rank
+    slots = config.per_device_generation_batch_size * plan.samples_per_prompt
+    waiting = config.rollout_engine == "compacting" and config.generation_batches > 1
     columns = config.max_prompt_seq_len + config.max_answer_seq_len + SPARE_COLUMNS * waiting
     return {
         "gathered weights": gathering(actor.weights, plan.world_size),

@@ -65,7 +65,7 @@ def _changes(config: CommonConfig, plan: Plan) -> Iterator[Change]:
 
 
 def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
-    for role in ("actor", "critic"):
+    for role in ("actor", "critic") if config.has_critic else ("actor",):
         if not getattr(config, f"{role}_gradient_checkpointing"):
             yield {f"{role}_gradient_checkpointing": True}
     slots, rows = config.per_device_generation_batch_size, config.per_device_training_batch_size

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dschat.common.tables import text_table
+from dschat.config.ppo import PPOConfig
 from dschat.plan.counts import Counts
 from dschat.plan.machine import CUDA_BYTES, GB
 from dschat.plan.models import shape
@@ -121,7 +122,11 @@ def _host(plan: Plan) -> str:
 def _counts(plan: Plan, counts: Counts | None) -> str:
     if counts is None:
         return "Updates and samples: give --prompts N, the number of training rows."
-    what = "prompts, one response each" if plan.config.step == 3 else "examples"
+    what = evaluated_on = "examples"
+    if isinstance(plan.config, PPOConfig):
+        samples = plan.config.samples_per_prompt
+        what = evaluated_on = "prompts, one response each"
+        what = what if samples == 1 else f"prompts, {samples} responses each"
     trained = f"{counts.examples:,} training rows: {counts.updates:,} updates on {counts.trained:,} {what}"
-    evaluated = f"{counts.evaluations:,} evaluations on {counts.evaluated:,} {what} in all"
+    evaluated = f"{counts.evaluations:,} evaluations on {counts.evaluated:,} {evaluated_on} in all"
     return f"{trained}; {evaluated} ({counts.held_out:,} held-out rows)."

@@ -32,7 +32,7 @@ def ppo_batch(
     Works on any subset of rows: a row's result does not depend on the others. One host synchronisation.
 
     Args:
-        trajectory: B scored responses.
+        trajectory: B scored responses, with values.
         ends: (B, R) bool, the last tokens of macro actions, from a termination condition; all True is token-level
             PPO. Or the macro actions themselves, which spares the synchronisation.
         kl_coef, kl_estimator, clip_reward_value: see :func:`dschat.rl.rewards.token_rewards`.
@@ -44,13 +44,14 @@ def ppo_batch(
     Returns:
         PPOBatch with (B, R) tensors, 0 off the response.
     """
-    mask = trajectory.response_mask
+    mask, values = trajectory.response_mask, trajectory.values
+    assert values is not None  # of a critic
     scores = penalise_missing_eos(trajectory.scores, trajectory.rollout.finished, missing_eos_penalty)
     rewards, kl = token_rewards(
         trajectory.logprobs, trajectory.ref_logprobs, scores, mask, kl_coef, kl_estimator, clip_reward_value
     )
     macro = ends if isinstance(ends, MacroActions) else segment(ends, mask)
-    macro_values = pool_values(trajectory.values, macro, value_function)
+    macro_values = pool_values(values, macro, value_function)
     macro_rewards = pool_rewards(rewards, macro, macro_reward, value_function)
     advantages, returns = gae(macro_values, macro_rewards, macro.mask, gamma, lam)
     return PPOBatch(

@@ -69,20 +69,23 @@ def randomized_ngram_ends(
     return _ends_from_lengths(shuffled, response_mask)
 
 
-def make_row_seeds(seed: int, prompt_index: Tensor, epoch: int) -> Tensor:
+def make_row_seeds(seed: int, prompt_index: Tensor, epoch: int, sample_index: Tensor | None = None) -> Tensor:
     """Seeds for :func:`randomized_ngram_ends`, one per row.
 
     Args:
         seed: of the run.
         prompt_index: (B,) long, the prompt's index in the data set.
         epoch: pass over the data set, so that a prompt is cut differently the next time.
+        sample_index: (B,) long, which of the responses to its prompt a row is; the first, 0, when None.
 
     Returns:
         (B,) long, well mixed.
     """
     parts = torch.tensor([seed, epoch], dtype=torch.long, device=prompt_index.device) + 1
     mixed = _mix(_mix(parts[0] * _GOLDEN) + parts[1] * _GOLDEN)
-    return _mix(mixed + (prompt_index.long() + 1) * _GOLDEN)
+    seeds = _mix(mixed + (prompt_index.long() + 1) * _GOLDEN)
+    # A first response has the seed of an only one.
+    return seeds if sample_index is None else torch.where(sample_index == 0, seeds, _mix(seeds + sample_index))
 
 
 def perplexity_ends(ref_logprobs: Tensor, response_mask: Tensor, mode: str = "chunk") -> Tensor:

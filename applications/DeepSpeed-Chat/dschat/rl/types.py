@@ -24,6 +24,8 @@ class Rollout:
     finished: Tensor  # (B,) bool: True where the response ended by EOS, False where it was cut
     # (B, R) float32, 0 off the response: the tokens' log-probs for what drew them, where that is not the actor itself.
     drawn_logprobs: Tensor | None = None
+    # (B,) long: which of the responses to its prompt each is, from 0; None where every prompt has one.
+    sample_index: Tensor | None = None
 
     @property
     def prompt_width(self) -> int:
@@ -57,12 +59,12 @@ class ScoredRollout:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A rollout with what the four models say of it; float32."""
+    """A rollout with what the models say of it; float32."""
 
     rollout: Rollout
     logprobs: Tensor  # (B, R): log π_old(y_j | x, y_<j)
     ref_logprobs: Tensor  # (B, R): the same under the frozen reference
-    values: Tensor  # (B, R): V(x, y_<j), the state before token j
+    values: Tensor | None  # (B, R): V(x, y_<j), the state before token j; None without a critic
     scores: Tensor  # (B,): from the reward function
 
     @property
@@ -89,7 +91,7 @@ class PPOBatch:
     kl: Tensor  # (B, R): the KL estimate per token
     rewards: Tensor  # (B, R): token rewards, the score on the last token included
     advantages: Tensor  # (B, R): the macro action's advantage, on each of its tokens
-    returns: Tensor  # (B, R): the macro action's return, on each of its tokens
+    returns: Tensor | None  # (B, R): the macro action's return, on each of its tokens; None without a critic
 
     @property
     def rollout(self) -> Rollout:
@@ -173,7 +175,8 @@ def trim(item: T, width: int) -> T:
     changes = {}
     for field in fields(item):  # type: ignore[arg-type]
         value = getattr(item, field.name)
-        changes[field.name] = (
-            trim(value, width) if is_dataclass(value) else value[:, :width] if value.dim() > 1 else value
-        )
+        if value is not None:
+            changes[field.name] = (
+                trim(value, width) if is_dataclass(value) else value[:, :width] if value.dim() > 1 else value
+            )
     return replace(item, **changes)  # type: ignore[type-var]

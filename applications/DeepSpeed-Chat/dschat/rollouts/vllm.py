@@ -103,7 +103,7 @@ class VllmEngine:
                 # A prompt that is split over steps would use up numbers of its row's seed, and rows depend on others.
                 enable_chunked_prefill=False,
                 max_num_batched_tokens=max(BATCHED_TOKENS, self._max_tokens),
-                enable_prefix_caching=False,  # prompts differ, and old keys and values would outlive the weights
+                enable_prefix_caching=False,  # old keys and values would outlive the weights
                 distributed_executor_backend="external_launcher",
                 enforce_eager=not self._on_gpu,
                 enable_sleep_mode=self._on_gpu,

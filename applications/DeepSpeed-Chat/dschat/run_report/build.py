@@ -71,7 +71,7 @@ def _page(runs: Sequence[RunData], labels: Mapping[str, str], outcome: Outcome) 
     )
     charts = [
         {"title": chart.title, "png": base64.b64encode(draw_chart(runs, labels, chart)).decode("ascii")}
-        for chart in run_charts(labels)
+        for chart in run_charts(runs, labels)
     ]
     return environment.get_template("report.html").render(
         outcome=outcome,

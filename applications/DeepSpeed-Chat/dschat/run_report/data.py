@@ -99,7 +99,7 @@ class RunData:
     last: HeldOut
 
     def largest(self, key: str) -> float:
-        """Of a number that all rows have: update, samples (prompts) or seconds so far."""
+        """Of a number that all rows have: update, samples (responses) or seconds so far."""
         return max(row[key] for row in [*self.train, *self.evals])
 
     def train_mean(self, key: str, last: float = 1.0) -> float:

@@ -13,7 +13,7 @@ from dschat.run_report.wins import HEADERS as WIN_HEADERS
 from dschat.run_report.wins import win_rows
 
 TRAINING_HEADERS = [
-    *("run", "updates", "prompts", "seconds"),
+    *("run", "updates", "responses", "seconds"),
     *("macro length (tokens)", "λ_eff per token", "explained variance"),
 ]
 WIN_REMARK = (

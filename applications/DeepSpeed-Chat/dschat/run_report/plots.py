@@ -44,18 +44,20 @@ class RunStyle:
     symbol: str
 
 
-def run_charts(labels: Mapping[str, str]) -> list[Chart]:
-    """The charts of a report, in reading order; the metric function's only where the runs have one.
+def run_charts(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[Chart]:
+    """The charts of a report, in reading order; the metric function's and the critic's only where there is one.
 
     Args:
+        runs: of the report.
         labels: what the runs are compared by, the metric function or the scores first.
     """
     charts = [
         Chart(labels["scores"].capitalize(), "score", "objective/scores", "eval/scores"),
         Chart("KL to SFT per sequence", "KL (nats per response)", "objective/kl", "eval/kl"),
         Chart("Response length", "length (tokens)", "response/length", "eval/length"),
-        Chart("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", None),
     ]
+    critic = Chart("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", None)
+    charts += [critic] if any(critic.train_key in row for run in runs for row in run.train) else []
     name, label = next(iter(labels.items()))
     own = [] if name == "scores" else [Chart(label.capitalize(), label, f"objective/{name}", f"eval/{name}")]
     return [*own, *charts]
@@ -88,7 +90,7 @@ def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> 
     figure = Figure(figsize=(15, 9), dpi=120, layout="constrained")
     figure.suptitle(title, fontsize=15, parse_math=False)
     axes = figure.subplots(2, 3).flatten()
-    charts = run_charts(labels)
+    charts = run_charts(runs, labels)
     goals = goal_levels(runs, labels)
     for chart, ax in zip(charts, axes, strict=False):
         _draw(ax, runs, chart, goals)

@@ -132,17 +132,17 @@ def bad_rows(
         found += [("ref_logprobs", _bad(batch.ref_logprobs, batch)), ("scores", ~torch.isfinite(batch.scores))]
     else:
         trajectory = batch.trajectory
-        advantages, returns = _bad(batch.advantages, batch), _bad(batch.returns, batch)
+        advantages = _bad(batch.advantages, batch)
+        values, returns = (None if x is None else _bad(x, batch) for x in (trajectory.values, batch.returns))
         found += [
             ("logprobs", _bad(trajectory.logprobs, batch)),
             ("ref_logprobs", _bad(trajectory.ref_logprobs, batch)),
-            ("values", _bad(trajectory.values, batch)),
+            *([] if values is None else [("values", values)]),
             ("scores", ~torch.isfinite(trajectory.scores)),
             ("kl", _bad(batch.kl, batch)),
             ("rewards", _bad(batch.rewards, batch)),
             # Whitening carries one rank's NaN to the advantages of all; the returns tell where it came from.
-            ("advantages", advantages & returns),
-            ("returns", returns),
+            *([] if returns is None else [("advantages", advantages & returns), ("returns", returns)]),
             ("advantages", advantages),
         ]
     return found if metric is None else [*found, (METRIC, ~torch.isfinite(metric))]

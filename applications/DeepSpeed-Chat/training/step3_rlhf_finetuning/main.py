@@ -54,11 +54,11 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     if average is not None:
         role = "policy (moving average)"
         saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.whole_weights))
-    saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
+    if models.critic is not None:
+        saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
     folders = ModelFolders(saved, tokenizer, config, run)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
-    engines = {"actor": models.actor, "critic": models.critic}
-    checkpoints = Checkpoints(engines, config, run, identity, average.parts if average is not None else None)
+    checkpoints = Checkpoints(models.trained, config, run, identity, average.parts if average is not None else None)
     PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, folders, checkpoints, average).fit()
 
 

@@ -52,9 +52,9 @@ def eos_alarm(metrics: Metrics, ended_before: bool) -> str | None:
 
 
 def critic_alarm(metrics: Metrics) -> str | None:
-    """The critic's values are further from the returns than their mean is."""
-    explained = metrics["val/explained_variance"]
-    if explained >= SMALLEST_EXPLAINED_VARIANCE:
+    """The critic's values, where there is a critic, are further from the returns than their mean is."""
+    explained = metrics.get("val/explained_variance")
+    if explained is None or explained >= SMALLEST_EXPLAINED_VARIANCE:
         return None
     return f"the critic's values are worse than a constant (explained variance {explained:.2f})"
 
@@ -79,7 +79,7 @@ class Alarms:
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> Alarms:
         """What the flags say."""
         interval = config.eval_interval or USUAL_INTERVAL
-        return cls(config.max_kl, config.kl_action == "stop", interval, plan.global_rollout)
+        return cls(config.max_kl, config.kl_action == "stop", interval, plan.global_responses)
 
     def look(self, metrics: Metrics, update: int, may_stop: bool = True) -> str | None:
         """Logs what is wrong.

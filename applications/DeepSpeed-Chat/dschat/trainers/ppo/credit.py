@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credit assignment as the flags say: `dschat.rl.ppo_batch`, and whitening over all ranks."""
+"""Credit assignment as the flags say: `dschat.rl.ppo_batch` or `rloo_batch`, and whitening over all ranks."""
 
 from dataclasses import replace
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.rl.masked import masked_moments, whiten
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.rewards import AdaptiveKL, FixedKL
+from dschat.rl.rloo_batch import rloo_batch
 from dschat.rl.types import MacroActions, PPOBatch, Trajectory
 from dschat.run.distributed import sum_over_ranks
 
@@ -21,27 +23,45 @@ def kl_controller(config: PPOConfig) -> FixedKL | AdaptiveKL:
     return AdaptiveKL(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
 
 
-def assign_credit(trajectory: Trajectory, ends: Tensor | MacroActions, kl_coef: float, config: PPOConfig) -> PPOBatch:
-    """Macro actions, advantages and returns.
+class _Rewards(TypedDict):
+    """What token rewards depend on; see `dschat.rl.rewards`."""
+
+    kl_coef: float
+    kl_estimator: str
+    clip_reward_value: float | None
+    missing_eos_penalty: float | None
+
+
+def assign_credit(
+    trajectory: Trajectory, ends: Tensor | MacroActions, kl_coef: float, config: PPOConfig, samples: int = 1
+) -> PPOBatch:
+    """Macro actions, advantages and, of a critic, returns.
 
     Args:
         trajectory: of this rank.
         ends: (B, R) bool, True where a macro action ends; or the macro actions.
         kl_coef: of this iteration; with --adaptive_kl_target it is not the flag's.
         config: the flags.
+        samples: responses of each prompt, which are rows in succession.
     """
-    batch = ppo_batch(
-        trajectory,
-        ends,
+    rewards = _Rewards(
         kl_coef=kl_coef,
-        gamma=config.gamma,
-        lam=config.lam,
-        value_function=config.value_function,
-        macro_reward=config.macro_reward,
         kl_estimator=config.kl_estimator,
         clip_reward_value=config.clip_reward_value,
         missing_eos_penalty=config.missing_eos_penalty,
     )
+    if config.has_critic:
+        batch = ppo_batch(
+            trajectory,
+            ends,
+            gamma=config.gamma,
+            lam=config.lam,
+            value_function=config.value_function,
+            macro_reward=config.macro_reward,
+            **rewards,
+        )
+    else:
+        batch = rloo_batch(trajectory, ends, samples, **rewards)
     return whiten_advantages(batch) if config.whiten_advantages else batch
 
 

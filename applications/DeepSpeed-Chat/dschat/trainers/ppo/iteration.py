@@ -67,6 +67,7 @@ def _built(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
         path = f"{name}.{f.name}"
         if is_dataclass(hints[f.name]):
             values[f.name] = _built(hints[f.name], tensors, path)
-        elif path in tensors or hints[f.name] is Tensor:
-            values[f.name] = tensors[path].to(device())
+        else:
+            optional = hints[f.name] is not Tensor and path not in tensors
+            values[f.name] = None if optional else tensors[path].to(device())
     return cls(**values)

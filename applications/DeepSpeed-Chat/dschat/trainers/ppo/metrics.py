@@ -42,8 +42,9 @@ def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
         lam: GAE's λ, which acts per macro action; per token that is λ_eff = λ^(1/mean macro length), logged.
 
     Returns:
-        objective/…, response/…, macro/…, val/num_eos_tokens and val/explained_variance. KL in nats. Of the responses,
-        score_length_correlation is Pearson's, and repetition the share of 4-grams that the response has had before.
+        objective/…, response/…, macro/…, val/num_eos_tokens and, of a critic, val/explained_variance and
+        macro/lambda_eff. KL in nats. Of the responses, score_length_correlation is Pearson's, and repetition the share
+        of 4-grams that the response has had before.
     """
     mask, macro, trajectory = batch.response_mask, batch.macro, batch.trajectory
     rows, tokens, macros = mask.shape[0], mask.sum(), macro.mask.sum()
@@ -64,25 +65,32 @@ def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
         means.add(name, products.sum(), rows)
     means.add("macro/count", macros, rows)
     means.add("macro/length", tokens, macros)
-    # Means of x and x² over tokens, from which follow the variances that the explained variance compares.
-    for name, x in (("returns", batch.returns), ("residuals", batch.returns - trajectory.values)):
-        count, total, squares = masked_moments(x, mask)
-        means.add(name, total, count)
-        means.add(f"{name}²", squares, count)
+    if batch.returns is not None and trajectory.values is not None:
+        # Means of x and x² over tokens, from which follow the variances that the explained variance compares.
+        for name, x in (("returns", batch.returns), ("residuals", batch.returns - trajectory.values)):
+            count, total, squares = masked_moments(x, mask)
+            means.add(name, total, count)
+            means.add(f"{name}²", squares, count)
     means.add_sum("val/num_eos_tokens", finished)
-    return _derived(means, lam)
+    metrics = _with_correlation(means.reduce())
+    return metrics if batch.returns is None else _with_critic(metrics, lam)
 
 
-def _derived(means: Means, lam: float) -> dict[str, float]:
-    metrics = means.reduce()
+def _with_critic(metrics: dict[str, float], lam: float) -> dict[str, float]:
+    """The same with what is known of GAE and its critic, in the place of sums."""
     spread = metrics.pop("returns²") - metrics.pop("returns") ** 2
     unexplained = metrics.pop("residuals²") - metrics.pop("residuals") ** 2
+    metrics["val/explained_variance"] = 1 - unexplained / spread if spread > 1e-12 else 0.0
+    metrics["macro/lambda_eff"] = lam ** (1 / metrics["macro/length"]) if metrics["macro/length"] else lam
+    return metrics
+
+
+def _with_correlation(metrics: dict[str, float]) -> dict[str, float]:
+    """The same with the correlation of scores and lengths in the place of its sums."""
     length, score, product = (metrics.pop(name) for name in ("l", "s", "ls"))
     spreads = [_spread(metrics.pop(f"{name}²"), mean) for name, mean in (("l", length), ("s", score))]
     correlation = (product - length * score) / math.sqrt(math.prod(spreads)) if all(spreads) else 0.0
     metrics["response/score_length_correlation"] = min(max(correlation, -1.0), 1.0)
-    metrics["val/explained_variance"] = 1 - unexplained / spread if spread > 1e-12 else 0.0
-    metrics["macro/lambda_eff"] = lam ** (1 / metrics["macro/length"]) if metrics["macro/length"] else lam
     return metrics
 
 
@@ -118,7 +126,8 @@ def token_table(batch: PPOBatch, row: int, tokenizer: PreTrainedTokenizerBase) -
         tokenizer: to show each token's text.
 
     Returns:
-        Per token: text, macro_action, value, reward, advantage, logprob, ref_logprob.
+        Per token: text, macro_action, value, reward, advantage, logprob, ref_logprob. Without a critic there is no
+        value, nor an advantage: that of a response whose prompt has no other is 0.
     """
     length = int(batch.response_mask[row].sum())
     trajectory = batch.trajectory
@@ -126,16 +135,17 @@ def token_table(batch: PPOBatch, row: int, tokenizer: PreTrainedTokenizerBase) -
     def numbers(x: Tensor) -> list[float]:
         return [round(v, 5) for v in x[row, :length].tolist()]
 
+    values = trajectory.values
     columns = {
         "text": token_texts(trajectory.rollout.response_ids[row, :length].tolist(), tokenizer),
         "macro_action": batch.macro.index[row, :length].tolist(),
-        "value": numbers(trajectory.values),
+        **({} if values is None else {"value": numbers(values)}),
         "reward": numbers(batch.rewards),
-        "advantage": numbers(batch.advantages),
+        **({} if values is None else {"advantage": numbers(batch.advantages)}),
         "logprob": numbers(trajectory.logprobs),
         "ref_logprob": numbers(trajectory.ref_logprobs),
     }
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return [dict(zip(columns, of_token, strict=True)) for of_token in zip(*columns.values(), strict=True)]
 
 
 def token_texts(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:

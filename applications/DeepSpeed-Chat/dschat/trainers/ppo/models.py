@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dschat.models.engines import Policy, PolicyForward, ScalarForward, TrainedPolicy, TrainedScalar
+from dschat.models.engines import Policy, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, layouts
 from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_responses
 from dschat.rollouts.engine import RolloutEngine
@@ -19,15 +19,20 @@ from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource
 
 @dataclass(frozen=True)
 class PPOModels:
-    """Engines and score sources of a run, and what draws from the actor."""
+    """Engines and score sources of a run, and what draws from the actor; without a critic it is None."""
 
     actor: TrainedPolicy
     reference: Policy
-    critic: TrainedScalar
+    critic: TrainedScalar | None
     reward: ScoreSource
     rollouts: RolloutEngine
     metric: Callable[[Rollout, ResponseTexts], Tensor] | None = None  # a second score, logged and never trained on
     metric_name: str = ""
+
+    @property
+    def trained(self) -> dict[str, Trained]:
+        """The actor and, where there is one, the critic, by name."""
+        return {"actor": self.actor} | ({} if self.critic is None else {"critic": self.critic})
 
     def score(
         self, rollout: Rollout, texts: ResponseTexts, temperature: float, most: int
@@ -53,7 +58,7 @@ class PPOModels:
     def complete(
         self, scored: ScoredRollout, temperature: float, most: int, logprobs: Tensor | None = None
     ) -> Trajectory:
-        """The same with log-probs and values of actor and critic.
+        """The same with the actor's log-probs and, where there is a critic, its values.
 
         Args:
             scored: B responses.
@@ -61,12 +66,12 @@ class PPOModels:
             most: rows of the longest length that a forward pass may hold.
             logprobs: (B, R) of the actor, where they are known.
         """
-        for engine in (self.actor, self.critic):
+        for engine in self.trained.values():
             engine.eval()
         rollout = scored.rollout
         if logprobs is None:
             logprobs = response_logprobs(self.actor, rollout, temperature, most)
-        values = response_values(self.critic, rollout, most)
+        values = None if self.critic is None else response_values(self.critic, rollout, most)
         return Trajectory(rollout, logprobs, scored.ref_logprobs, values, scored.scores)
 
 

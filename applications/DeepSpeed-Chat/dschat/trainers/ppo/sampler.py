@@ -41,22 +41,32 @@ class ActorSampler:
         self._actor, self._tokenizer, self._seed, self._engine = actor, tokenizer, seed, engine
         self.sampling = sampling
 
-    def __call__(self, examples: Sequence[PromptExample], kind: SeedKind, draw: int) -> tuple[Drawn, ResponseTexts]:
-        """One response to each prompt. Every rank must call it.
+    def __call__(
+        self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1
+    ) -> tuple[Drawn, ResponseTexts]:
+        """Some responses to each prompt, in rows that follow each other. Every rank must call it.
 
         Args:
             examples: prompts of this rank.
             kind: what the responses are for.
-            draw: number of the iteration. A row's seed is made from the run's seed, kind, draw and the prompt's index,
-                so that it depends neither on the rank nor on the other rows.
+            draw: number of the iteration. A row's seed is made from the run's seed, kind, draw, the prompt's index and
+                the sample's number, so that it depends neither on the rank nor on the other rows.
+            samples: responses to each prompt.
         """
         self._actor.eval()
+        numbers = list(range(samples)) * len(examples)
+        examples = [example for example in examples for _ in range(samples)]
         prompts = [example.prompt_ids for example in examples]
-        seeds = [row_seed(self._seed, kind, draw, example.index) for example in examples]
+        # A first response has the seed of an only one.
+        seeds = [
+            row_seed(self._seed, kind, draw, example.index, *([number] if number else []))
+            for example, number in zip(examples, numbers, strict=True)
+        ]
         with stopping_together(), self._engine.session(self._actor) as draw_responses:
             drawn = draw_responses(prompts, self.sampling, seeds)
         index = torch.tensor([example.index for example in examples], device=drawn.bad_rows.device)
-        drawn = replace(drawn, rollout=replace(drawn.rollout, prompt_index=index))
+        sample_index = torch.tensor(numbers, device=index.device) if samples > 1 else None
+        drawn = replace(drawn, rollout=replace(drawn.rollout, prompt_index=index, sample_index=sample_index))
         return drawn, ResponseTexts(
             [example.prompt_text for example in examples],
             [decode_response(self._tokenizer, ids) for ids in drawn.rollout.response_rows()],

@@ -46,7 +46,7 @@ from dschat.trainers.selfcheck import check_rollout, check_scalar
 
 
 class PPOTrainer:
-    """Trains actor and critic; everything it needs is handed in."""
+    """Trains the actor and, where there is one, the critic; everything it needs is handed in."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class PPOTrainer:
             score=self.score,
             assign_credit=lambda trajectory: self.credit(trajectory, self.condition(trajectory, 0).ends),
         )
-        self.run.metrics.log(self.update, self.iteration * self.run.plan.global_rollout, metrics)
+        self.run.metrics.log(self.update, self.iteration * self.run.plan.global_responses, metrics)
         self.run.record.measured(metrics, self.update)
         self.evaluated, self.random = self.update, random_states()
         if is_main():
@@ -214,27 +214,27 @@ class PPOTrainer:
             metrics = self.current.metrics | self.train(self.current)
             clock.lap("training")
         if "objective/kl" in metrics:
-            self.kl = self.kl.update(metrics["objective/kl"], self.run.plan.global_rollout)
+            self.kl = self.kl.update(metrics["objective/kl"], self.run.plan.global_responses)
         self.update += self.run.plan.updates_per_rollout
         self.iteration += 1
         self.current = None
         metrics |= clock.seconds
-        self.run.metrics.log(self.update, self.iteration * self.run.plan.global_rollout, metrics)
+        self.run.metrics.log(self.update, self.iteration * self.run.plan.global_responses, metrics)
         return metrics
 
     def collect(self, batches: list[list[int]], epoch: int) -> Iteration | None:
         """Samples and scores; an iteration without updates so far. None if it must be left out."""
         clock = Clock()
-        models, plan = self.models, self.run.plan
-        learning_rates = {"lr/actor": models.actor.learning_rate, "lr/critic": models.critic.learning_rate}
+        models, plan, samples = self.models, self.run.plan, self.run.plan.samples_per_prompt
+        learning_rates = {f"lr/{name}": engine.learning_rate for name, engine in models.trained.items()}
         prompts = [self.prompts[i] for rows in batches for i in rows]
-        drawn, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration)
+        drawn, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration, samples)
         clock.lap("generation")
         scored, metric, measured = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
         known = scored if self.credit_is_late else self.complete(scored, drawn)
         found = self.condition(known, epoch)
         macro = segment(found.ends, scored.response_mask)
-        batch = self.credit(known, macro) if isinstance(known, Trajectory) else PendingBatch(known, macro)
+        batch = PendingBatch(known, macro) if isinstance(known, ScoredRollout) else self.credit(known, macro, samples)
         checked = batch if isinstance(batch, PPOBatch) else scored
         if self.nonfinite.in_rollout(checked, self.update, drawn.bad_rows, metric):
             return None
@@ -262,17 +262,16 @@ class PPOTrainer:
         logprobs = drawn.logprobs if exact else None
         return self.models.complete(scored, self.config.temperature, self.run.plan.micro_batch, logprobs)
 
-    def credit(self, trajectory: Trajectory, ends: Tensor | MacroActions) -> PPOBatch:
-        """Advantages and returns."""
-        return assign_credit(trajectory, ends, self.kl.value, self.config)
+    def credit(self, trajectory: Trajectory, ends: Tensor | MacroActions, samples: int = 1) -> PPOBatch:
+        """Advantages and, of a critic, returns, where so many rows in succession are samples of a prompt."""
+        return assign_credit(trajectory, ends, self.kl.value, self.config, samples)
 
     def train(self, iteration: Iteration) -> dict[str, float]:
         """The optimiser updates of an iteration, those that are left."""
-        actor, critic = self.models.actor, self.models.critic
-        actor.train()
-        critic.train()
+        models, engines, pending = self.models, self.models.trained, iteration.batch
+        for engine in engines.values():
+            engine.train()
         seed = derive_seed(self.config.seed, SeedKind.SHUFFLE, self.iteration)
-        engines, pending = {"actor": actor, "critic": critic}, iteration.batch
         source = pending if isinstance(pending, PPOBatch) else LateCredit(pending, self.credit)
 
         def left_out(done: int, rows: Tensor) -> bool:
@@ -281,7 +280,8 @@ class PPOTrainer:
                 return True
             return self.nonfinite.in_update(engines, self.update + done, lambda: tensors_of(select_rows(batch, rows)))
 
-        metrics = ppo_update(actor, critic, source, self.update_settings, seed, iteration.updates, left_out)
+        settings = self.update_settings
+        metrics = ppo_update(models.actor, models.critic, source, settings, seed, iteration.updates, left_out)
         if isinstance(source, LateCredit) and COUNTED not in metrics:
             metrics |= rollout_metrics(source.batch(), self.config.lam)
         if self.average is not None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
-from dschat.models.engines import TrainedPolicy, TrainedScalar
+from dschat.models.engines import Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Integers, Layout, Lengths, group_by_length, lay_out
 from dschat.rl.importance import importance_weights
 from dschat.rl.losses import policy_loss, value_loss
@@ -66,22 +66,22 @@ class UpdateProgress:
 
 def ppo_update(
     actor: TrainedPolicy,
-    critic: TrainedScalar,
+    critic: TrainedScalar | None,
     batch: PPOBatch | LateCredit,
     settings: UpdateSettings,
     seed: int,
     progress: UpdateProgress | None = None,
     left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
 ) -> dict[str, float]:
-    """Trains actor and critic on one rollout.
+    """Trains the actor and, where there is one, the critic on one rollout.
 
     Rows are shuffled into updates; inside an update micro-batches hold rows of similar length. Every loss is divided
     by the count of the whole update over all ranks, so that neither the micro-batch size nor the order matters.
 
     Args:
         actor: engine of a PolicyModel, in training mode.
-        critic: engine of a ScalarModel, in training mode.
-        batch: this rank's rows; a LateCredit only where they make one update.
+        critic: engine of a ScalarModel, in training mode; None where the batch has no values and returns.
+        batch: this rank's rows; a LateCredit only where they make one update, for a critic.
         settings: sizes and clipping.
         seed: of the shuffle; the same on every rank.
         progress: where an interrupted call stopped; it is kept up to date, update by update.
@@ -110,7 +110,7 @@ def ppo_update(
         if left_out(progress.done, torch.as_tensor(rows, device=known.response_mask.device)):
             progress.skipped[COUNTED] += 1
         else:
-            _note_norms(actor, critic, means, progress.skipped)
+            _note_norms({"actor": actor} | ({} if critic is None else {"critic": critic}), means, progress.skipped)
             progress.means = means
         progress.done += 1
     # Every update added its shares of each statistic, so that their sum is divided by the number of updates here. The
@@ -123,8 +123,8 @@ def ppo_update(
     return metrics | {name: float(count) for name, count in progress.skipped.items() if count}
 
 
-def _note_norms(actor: TrainedPolicy, critic: TrainedScalar, means: Means, skipped: Counter[str]) -> None:
-    for name, engine in (("actor", actor), ("critic", critic)):
+def _note_norms(engines: Mapping[str, Trained], means: Means, skipped: Counter[str]) -> None:
+    for name, engine in engines.items():
         if engine.skipped:
             skipped[f"skipped/{name}"] += 1
         else:
@@ -133,14 +133,14 @@ def _note_norms(actor: TrainedPolicy, critic: TrainedScalar, means: Means, skipp
 
 def _one_update(
     actor: TrainedPolicy,
-    critic: TrainedScalar,
+    critic: TrainedScalar | None,
     batch: PPOBatch | LateCredit,
     rows: Integers,
     lengths: Lengths,
     settings: UpdateSettings,
     means: Means,
 ) -> None:
-    """One optimiser update of both models; adds its statistics to ``means``."""
+    """One optimiser update of each model; adds its statistics to ``means``."""
     known = batch if isinstance(batch, PPOBatch) else batch.pending
     device = known.response_mask.device
     num_macro = known.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
@@ -154,12 +154,14 @@ def _one_update(
         if isinstance(batch, PPOBatch):
             part = trim(select_rows(batch, chosen.rows), chosen.width)
         else:
+            assert critic is not None  # credit would not be late
             new_values = _values(critic, chosen)
             part = batch.part(chosen, new_logprobs, new_values)
         means.add_sums(_actor_step(actor, part, new_logprobs, num_tokens, num_macro, settings))
         means.add_sum("policy/entropy", entropy.sum() / num_tokens)
-        new_values = _values(critic, chosen) if new_values is None else new_values
-        means.add_sums(_critic_step(critic, part, new_values, num_tokens, settings))
+        if critic is not None:
+            new_values = _values(critic, chosen) if new_values is None else new_values
+            means.add_sums(_critic_step(critic, part, new_values, num_tokens, settings))
 
 
 def _logprobs(actor: TrainedPolicy, rows: Layout, temperature: float) -> tuple[Tensor, Tensor]:
@@ -208,8 +210,9 @@ def _critic_step(
     critic: TrainedScalar, part: PPOBatch, new_values: Tensor, num_tokens: Tensor, settings: UpdateSettings
 ) -> dict[str, Tensor]:
     """One micro-batch of the critic; returns its share of the update's statistics."""
-    values, mask = part.trajectory.values, part.response_mask
-    loss, stats = value_loss(new_values, values, part.returns, mask, settings.cliprange_value, num_tokens)
+    values, returns, mask = part.trajectory.values, part.returns, part.response_mask
+    assert values is not None and returns is not None  # of a critic
+    loss, stats = value_loss(new_values, values, returns, mask, settings.cliprange_value, num_tokens)
     critic.backward(loss)
     critic.step()
     return {"loss/value": loss, "val/clipfrac": stats["clipfrac"]}

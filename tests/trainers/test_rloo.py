@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3 without a critic, and with several responses to a prompt."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dschat.errors import UserError
+from dschat.rl.rloo_batch import rloo_batch
+from dschat.rl.termination import fixed_ngram_ends
+from dschat.rl.types import PPOBatch, Trajectory
+from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import GenerateEngine
+from dschat.rollouts.uniform import row_seed
+from dschat.run.checkpoint import Checkpoints
+from dschat.run.seeds import SeedKind
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.programs.outcome import Outcome
+from dschat.scoring.programs.scores import ProgramScores
+from dschat.trainers.ppo.credit import whiten_advantages
+from dschat.trainers.ppo.iteration import Iteration
+from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.ppo.update import UpdateSettings, ppo_update, total_updates
+from factories import (
+    engine_of,
+    frozen_engine_of,
+    largest_difference,
+    make_causal_lm,
+    make_classifier,
+    make_prompt,
+    make_rollout,
+    ppo_config,
+    ppo_trainer_of,
+    ragged_rows,
+    random_ids,
+    to_device,
+    weights_of,
+    weights_of_all,
+)
+
+RLOO = {"advantage_estimator": "rloo", "samples_per_prompt": 4, "per_device_generation_batch_size": 2}
+KL_COEF = 0.1
+
+
+def length(prompts, responses, rows):
+    return [len(response) / 4 for response in responses]
+
+
+def trainer_of(folder, tokenizer, reward=None, rate=5e-5, **overrides):
+    """A trainer of 16 prompts whose reference is another model, so that there is a KL from the first rollout on."""
+    config = ppo_config(folder, **({"self_checks": False, "kl_coef": KL_COEF} | RLOO | overrides))
+    plan = config.plan_batches(1)
+    micro, accumulation = plan.micro_batch, plan.accumulation
+    actor = engine_of(make_causal_lm(), micro, accumulation, learning_rate=rate)
+    critic = engine_of(make_classifier(seed=2), micro, accumulation, learning_rate=rate) if config.has_critic else None
+    reference = frozen_engine_of(make_causal_lm(seed=1))
+    slots = config.per_device_generation_batch_size * config.samples_per_prompt
+    source = reward or FunctionScores(length, "--reward_function")
+    models = PPOModels(actor, reference, critic, source, CompactingEngine(slots))
+    prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i, {"input_output": "{}"}) for i in range(16)]
+    return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config)
+
+
+# -- draws
+
+
+def drawn_by(trainer, samples, numbers=(0, 5, 9), draw=3):
+    """The rows' responses, by prompt and sample."""
+    found, texts = trainer.sample([trainer.prompts[n] for n in numbers], SeedKind.TRAINING, draw, samples)
+    rows = found.rollout.response_rows()
+    assert texts.prompts == [f"p{n}" for n in numbers for _ in range(samples)]
+    assert found.rollout.prompt_index.tolist() == [n for n in numbers for _ in range(samples)]
+    places = [(n, sample) for n in numbers for sample in range(samples)]
+    return dict(zip(places, rows, strict=True)), found.rollout
+
+
+def test_recorded_seeds_of_rows():
+    """Those of runs that were written down before prompts had several samples."""
+    seeds = [row_seed(1234, SeedKind.TRAINING, 3, index) for index in (0, 17)]
+    assert seeds == [143851559859079339, 6470855623310134839]
+
+
+def test_seeds_of_rows_are_those_of_prompt_and_sample(group, tokenizer, tmp_path, monkeypatch):
+    trainer, seeds = trainer_of(tmp_path, tokenizer), []
+    real = CompactingEngine.draw_from
+
+    def noted(engine, causal_lm):
+        draw = real(engine, causal_lm)
+        return lambda prompts, sampling, given: (seeds.extend(given), draw(prompts, sampling, given))[1]
+
+    monkeypatch.setattr(CompactingEngine, "draw_from", noted)
+    drawn_by(trainer, 1, (0, 5), draw=7)
+    assert seeds == [row_seed(1234, SeedKind.TRAINING, 7, index) for index in (0, 5)]
+    seeds.clear()
+    drawn_by(trainer, 3, (0, 5), draw=7)
+    own = [(1234, SeedKind.TRAINING, 7, index, *sample) for index in (0, 5) for sample in ((), (1,), (2,))]
+    assert seeds == [row_seed(*parts) for parts in own] and len(set(seeds)) == 6
+
+
+def test_samples_of_a_prompt_depend_on_nothing_else(group, tokenizer, tmp_path):
+    """Not on the other prompts (which another process may draw), the number of samples, or the slots."""
+    trainer = trainer_of(tmp_path, tokenizer)
+    rows, rollout = drawn_by(trainer, 4)
+    assert rollout.sample_index.tolist() == [0, 1, 2, 3] * 3
+    assert all(len({tuple(rows[n, sample]) for sample in range(4)}) == 4 for n in (0, 5, 9))
+    only, alone = drawn_by(trainer, 1)
+    assert alone.sample_index is None
+    assert all(only[n, 0] == rows[n, 0] for n in (0, 5, 9))
+    for slots, numbers in ((1, (9, 5)), (5, (0, 5, 9)), (64, (5,))):
+        trainer.sample._engine = CompactingEngine(slots)
+        others, _ = drawn_by(trainer, 4, numbers)
+        assert all(others[place] == rows[place] for place in others)
+
+
+def test_transformers_generate_draws_several_samples(group, tokenizer, tmp_path):
+    trainer = trainer_of(tmp_path, tokenizer)
+    trainer.sample._engine = GenerateEngine(5)
+    rows, _ = drawn_by(trainer, 4)
+    assert all(len({tuple(rows[n, sample]) for sample in range(4)}) > 1 for n in (0, 5, 9))
+
+
+# -- updates
+
+
+def reinforce(batch, samples, rate):
+    """REINFORCE with the mean of a prompt's other samples, in plain torch, as a mean over the tokens of the update.
+
+    Returns:
+        Weights after a step, and the norm of its gradient.
+    """
+    model, reference = make_causal_lm(), make_causal_lm(seed=1)
+    rollout, scores = batch.rollout, batch.trajectory.scores.tolist()
+    prompt, everything, returns = rollout.prompt_width, [], []
+    for row, response in enumerate(rollout.response_rows()):
+        ids = rollout.input_ids[row][rollout.attention_mask[row]].cpu()
+        start = int(rollout.attention_mask[row, :prompt].sum())
+
+        def logprobs(causal_lm, ids=ids, start=start):
+            table = causal_lm(input_ids=ids[None]).logits[0, start - 1 : -1].log_softmax(-1)
+            return table.gather(1, ids[start:, None])[:, 0]
+
+        own = logprobs(model)
+        assert len(own) == len(response)
+        with torch.no_grad():
+            returns.append(scores[row] - KL_COEF * float((own - logprobs(reference)).sum()))
+        everything.append(own.sum())
+    loss = 0.0
+    for row, logprob in enumerate(everything):
+        first = row // samples * samples
+        others = [returns[i] for i in range(first, first + samples) if i != row]
+        loss = loss - (returns[row] - sum(others) / len(others)) * logprob
+    (loss / int(batch.response_mask.sum())).backward()
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
+    for p in model.parameters():
+        p.grad *= min(1.0, 1.0 / norm)
+    torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0).step()
+    return {f"inner.{name}": p.detach() for name, p in model.named_parameters()}, norm
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, group, tokenizer, tmp_path):
+    sizes = {"samples_per_prompt": samples, "per_device_generation_batch_size": 8 // samples}
+    trainer = trainer_of(tmp_path, tokenizer, per_device_training_batch_size=4, global_batch_size=8, **sizes)
+    assert trainer.run.plan.updates_per_rollout == 1 and not trainer.credit_is_late
+    numbers = [[11, 4, 7, 2][: 8 // samples]]
+    expected, norm = reinforce(trainer.collect(numbers, 0).batch, samples, 5e-5)
+    metrics = trainer.iterate(numbers, 0)
+    assert metrics["grad_norm/actor"] == pytest.approx(norm, rel=1e-4)
+    assert metrics["policy/clipfrac"] == 0 and norm > 0.1
+    assert largest_difference(weights_of(trainer.models.actor), expected) < 1e-5
+
+
+def recorded_batch():
+    """A PPOBatch of 4 prompts with 2 responses each, whose stored log-probs are a bit off."""
+    rows = ragged_rows([2, 2, 5, 5, 9, 9, 1, 1], [7, 1, 4, 3, 9, 2, 5, 8])
+    rollout, generator = make_rollout(rows, left=1, right=2), torch.Generator().manual_seed(0)
+    logprobs, ref_logprobs = torch.randn((2, *rollout.response_mask.shape), generator=generator) - 4
+    trajectory = Trajectory(rollout, logprobs, ref_logprobs, None, torch.randn(8, generator=generator))
+    ends = fixed_ngram_ends(rollout.response_mask, 3)
+    return to_device(rloo_batch(trajectory, ends, 2, kl_coef=0.05))
+
+
+@pytest.mark.parametrize("policy_ratio", ["token", "macro", "macro_mean"])
+def test_micro_batches_do_not_matter(policy_ratio, group):
+    """A prompt's responses may be in different ones: their advantages are known before."""
+    found = []
+    for micro in (8, 4, 2, 1):
+        actor = engine_of(make_causal_lm(), micro, 8 // micro, learning_rate=5e-5)
+        settings = UpdateSettings(8, micro, 1, 0.2, 0.2, 1.0, policy_ratio)
+        stats = ppo_update(actor, None, whiten_advantages(recorded_batch()), settings, seed=3)
+        assert not [name for name in stats if "value" in name or "critic" in name or name == "val/clipfrac"]
+        found.append((weights_of(actor), stats))
+    for weights, stats in found[1:]:
+        assert largest_difference(weights, found[0][0]) < 1e-5
+        assert stats == pytest.approx(found[0][1], rel=1e-4, abs=1e-5)
+
+
+# -- runs
+
+
+def test_a_run_without_a_critic_leaves_none(group, tokenizer, tmp_path):
+    """16 prompts, rollouts of 2 with 4 responses, updates of 4 responses: 8 rollouts of 2 updates."""
+    trainer = trainer_of(tmp_path, tokenizer, per_device_training_batch_size=4, save_steps=8, enable_ema=True)
+    assert total_updates(16, trainer.config, trainer.run.plan) == 16
+    assert list(trainer.models.trained) == ["actor"] == list(trainer.checkpoints._engines)
+    trainer.fit()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    train = [row for row in rows if "objective/scores" in row]
+    assert [(row["update"], row["samples"]) for row in train] == [(2 * n, 8 * n) for n in range(1, 9)]
+    assert {"macro/count", "macro/length", "loss/policy", "lr/actor", "grad_norm/actor"} <= train[0].keys()
+    absent = ("critic", "value", "val/clipfrac", "explained_variance", "lambda_eff")
+    assert not [name for name in train[0] if any(part in name for part in absent)]
+    names = {path.name for path in tmp_path.rglob("*") if path.is_dir()}
+    assert {"checkpoints", "step-16", "actor", "samples"} <= names and "critic" not in names
+    samples = [json.loads(line) for line in (tmp_path / "samples" / "update-000016.jsonl").read_text().splitlines()]
+    assert len(samples) == 3
+    assert samples[0]["tokens"][0].keys() == {"text", "macro_action", "reward", "logprob", "ref_logprob"}
+
+
+def test_an_iteration_is_written_down_and_taken_up(group, tokenizer, tmp_path):
+    iteration = trainer_of(tmp_path, tokenizer).collect([[3, 8]], 0)
+    numbers, tensors = iteration.state()
+    assert "batch.returns" not in tensors and "batch.trajectory.values" not in tensors
+    again = Iteration.from_state(numbers, tensors).batch
+    assert isinstance(again, PPOBatch) and again.returns is None and again.trajectory.values is None
+    assert torch.equal(again.advantages, iteration.batch.advantages)
+    assert again.rollout.sample_index.tolist() == [0, 1, 2, 3] * 2
+
+
+def test_a_checkpoint_holds_the_actor_alone(group, tokenizer, tmp_path):
+    trainer = trainer_of(tmp_path, tokenizer)
+    trainer.iterate([[3, 8]], 0)
+    trainer.checkpoints.save(trainer.progress())
+    manifest = json.loads((tmp_path / "checkpoints" / "step-1" / "manifest.json").read_text())
+    assert isinstance(trainer.checkpoints, Checkpoints)
+    assert {file.split("/")[0] for file in manifest["files"] if "/" in file} == {"actor"}
+
+
+def test_the_kl_coefficient_is_steered_by_responses(group, tokenizer, tmp_path):
+    """8 responses at a horizon of 8, and a KL far above the target: a fifth more."""
+    flags = {"adaptive_kl_target": 1e-3, "adaptive_kl_horizon": 8, "per_device_training_batch_size": 8}
+    trainer = trainer_of(tmp_path, tokenizer, **flags)
+    assert trainer.iterate([[3, 8]], 0)["objective/kl"] > 0.1
+    assert trainer.kl.value == pytest.approx(1.2 * KL_COEF)
+
+
+class Pool:
+    """What becomes of each program, by its place; the second and third cannot be run."""
+
+    def run(self, programs, tests, origins):
+        statuses = ["passed passed", "invalid", "invalid", "passed wrong", "wrong wrong", "passed passed"]
+        statuses += ["compile_error", "wrong wrong"]
+        return [
+            Outcome(tuple(status.split()), 2, "namespaces", 0.1, "no room") for status in statuses[: len(programs)]
+        ]
+
+
+def test_programs_that_could_not_be_run_are_no_baseline(group, tokenizer, tmp_path):
+    """Scores of the first prompt 1, 0.35; of the second -0.3, 1, -1, -0.3."""
+    trainer = trainer_of(tmp_path, tokenizer, ProgramScores(Pool(), "paper"), kl_coef=0.0)
+    batch = trainer.collect([[3, 8]], 0).batch
+    assert batch.response_mask.any(1).tolist() == [True, False, False, True, True, True, True, True]
+    expected = [0.65, 0.0, 0.0, -0.65, -0.3 + 0.1, 1.0 + 1.6 / 3, -1.0 - 0.4 / 3, -0.3 + 0.1]
+    found = torch.where(batch.response_mask, batch.advantages, 0.0)[:, 0].tolist()
+    assert found == pytest.approx(expected, abs=1e-6)
+    metrics = trainer.iterate([[3, 8]], 0)
+    assert metrics["programs/invalid"] == 0.25 and math.isfinite(metrics["loss/policy"])
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_a_score_that_is_not_finite_is_named(whiten, group, tokenizer, tmp_path):
+    def broken(prompts, responses, rows):
+        return [1.0, 2.0, math.nan, 4.0, *[0.0] * (len(responses) - 4)]
+
+    source = FunctionScores(broken, "--reward_function")
+    trainer = trainer_of(tmp_path, tokenizer, source, whiten_advantages=whiten)
+    with pytest.raises(UserError, match=r"scores on rank 0 are not finite in rows \[2\] of the rollout"):
+        trainer.iterate([[3, 8]], 0)
+
+
+# -- several responses with a critic
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_ppo_with_two_responses_is_ppo_on_twice_the_rows(epochs, group, tokenizer, tmp_path):
+    """One update (credit is late) and two: as if the second responses were those of other prompts."""
+    flags = {"advantage_estimator": "gae", "per_device_training_batch_size": 4, "ppo_epochs": epochs}
+    flags |= {"global_batch_size": 8}
+    trainer = trainer_of(
+        tmp_path / "two", tokenizer, samples_per_prompt=2, per_device_generation_batch_size=4, **flags
+    )
+    plan = trainer.run.plan
+    assert (plan.global_rollout, plan.global_responses, plan.updates_per_rollout) == (4, 8, epochs)
+    assert trainer.credit_is_late == (epochs == 1)
+    numbers = [3, 8, 2, 6]
+    drawn, texts = trainer.sample([trainer.prompts[n] for n in numbers], SeedKind.TRAINING, 0, 2)
+    metrics = trainer.iterate([numbers], 0)
+    other = trainer_of(tmp_path / "one", tokenizer, samples_per_prompt=1, per_device_generation_batch_size=8, **flags)
+    other.sample = replace_sample(other.sample, drawn, texts)
+    expected = other.iterate([[n for n in numbers for _ in range(2)]], 0)
+    weights = [weights_of_all(**t.models.trained) for t in (trainer, other)]
+    assert largest_difference(*weights) == 0
+    same = {name: x for name, x in metrics.items() if not name.startswith("time/")}
+    assert same == {name: x for name, x in expected.items() if not name.startswith("time/")}
+    assert "val/explained_variance" in metrics and "grad_norm/critic" in metrics
+
+
+def replace_sample(sampler, drawn, texts):
+    """A sampler that has drawn already, as single responses."""
+
+    class Given:
+        sampling = sampler.sampling
+
+        def __call__(self, examples, kind, draw, samples):
+            assert samples == 1
+            return replace(drawn, rollout=replace(drawn.rollout, sample_index=None)), texts
+
+    return Given()
