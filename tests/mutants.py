@@ -65,7 +65,7 @@ RESUME = " ".join(
     f"trainers/test_resume.py::test_step_3_stops_anywhere[13-{name}]"
     for name in ("fixed", "randomized", "parsing", "ppl")
 )
-RESUME_1 = "trainers/test_resume.py::test_steps_1_and_2_stop_anywhere[sft]"
+RESUME_1 = "trainers/test_resume.py::test_steps_1_and_2_stop_anywhere[sft-1]"
 GAE = "rl/test_advantages.py::test_gae_by_hand"
 LOGPROBS = "rl/test_logprobs.py::test_by_hand"
 POLICY = "rl/test_losses.py::test_policy_loss_of_one_token_by_hand"

@@ -20,6 +20,7 @@ from script_runs import GEMMA, SCRIPTS, VARIABLES, parsed, recorded, run_recorde
 SMALL = {
     "sft": "--data_split 1,0,0 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
     "reward": "--data_split 0,32,32 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
+    "dpo": "--data_split 0,32,32 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
     "ppo": "--data_split 0,32,32 --max_prompt_seq_len 160 --max_answer_seq_len 8 --per_device_generation_batch_size 16"
     " --per_device_training_batch_size 8 --global_batch_size 8",
 }
