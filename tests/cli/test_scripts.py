@@ -158,7 +158,7 @@ def test_run_gemma_is_the_preset_of_the_smallest_model(step, gpus, tmp_path, mon
     preset = recorded(GEMMA[step].with_name("tldr_gemma_2b.sh"), tmp_path, "--print_loss", NUM_GPUS=str(gpus))
     assert launch.flags == preset.flags
     config = parsed(launch, step, gpus, monkeypatch)
-    assert config.plan_batches(gpus).global_batch == {"sft": 512, "reward": 64, "ppo": 256}[step]
+    assert config.plan_batches(gpus).global_batch == {"sft": 512, "reward": 64, "dpo": 64, "ppo": 256}[step]
     assert Path(config.output_dir) == tmp_path / OUTPUT[step]
 
 

@@ -284,6 +284,25 @@ def test_what_belongs_to_something_else_is_refused(what, kept):
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("part", ["prompt_ids", "chosen_ids", "rejected_ids"])
+def test_another_response_is_other_data(part):
+    changed = [replace(TRAIN[0], **{part: [9]}), *TRAIN[1:]]
+    before, after = (describe_reference(examples, "m", torch.float32, 1.0) for examples in (TRAIN, changed))
+    assert {name for name in before if before[name] != after[name]} == {"the data"}
+
+
+def test_the_reference_has_the_temperature_that_it_is_asked_for(group, tmp_path):
+    """Half the temperature is twice the logits."""
+    doubled = make_causal_lm("gpt2")
+    engine = engine_of(make_causal_lm("gpt2"))
+    numbers = reference_logprobs(engine, TRAIN[:3], PAD, 2, 0.5, tmp_path / "file", {})
+    for example, row in zip(TRAIN[:3], numbers.tolist(), strict=True):
+        for response, number in zip((example.chosen_ids, example.rejected_ids), row, strict=True):
+            logits = 2 * doubled(input_ids=torch.tensor([example.prompt_ids + response])).logits[0]
+            logprobs = logits.log_softmax(-1)[len(example.prompt_ids) - 1 : -1]
+            assert number == pytest.approx(float(logprobs[range(len(response)), response].sum()), abs=1e-4)
+
+
 def test_another_kind_of_device_is_refused(kept, monkeypatch):
     _, _, again = kept
     other = "cuda" if to_device(torch.zeros(1)).device.type == "cpu" else "cpu"
