@@ -20,6 +20,7 @@ TRAINING = ROOT / "applications" / "DeepSpeed-Chat" / "training"
 STEPS = {
     "sft": TRAINING / "step1_supervised_finetuning",
     "reward": TRAINING / "step2_reward_model_finetuning",
+    "dpo": TRAINING / "step2_dpo_finetuning",
     "ppo": TRAINING / "step3_rlhf_finetuning",
 }
 GOLD = ROOT / "applications" / "DeepSpeed-Chat" / "dschat" / "data" / "synthetic.py"
@@ -42,6 +43,7 @@ PRELOADED = (
     "dschat.data.shares",
     "dschat.main",
     "dschat.trainers.ppo.evaluation",
+    "dschat.trainers.supervised.dpo",
     "dschat.trainers.supervised.sft",
     "dschat.trainers.supervised.reward",
     "torch.utils.tensorboard",
@@ -116,7 +118,7 @@ def run_forked(step: str, flags: dict[str, Any] | list[str], scratch: Path) -> R
     """A main in a fresh fork of a process that has imported everything: the same, without the seconds of start.
 
     Args:
-        step: sft, reward or ppo.
+        step: sft, reward, dpo or ppo.
         flags: see `arguments`, or the words themselves.
         scratch: folder for what it prints.
     """

@@ -65,12 +65,15 @@ RESUME = " ".join(
     f"trainers/test_resume.py::test_step_3_stops_anywhere[13-{name}]"
     for name in ("fixed", "randomized", "parsing", "ppl")
 )
-RESUME_1 = "trainers/test_resume.py::test_steps_1_and_2_stop_anywhere[sft]"
+RESUME_1 = "trainers/test_resume.py::test_steps_1_and_2_stop_anywhere[sft-1]"
 GAE = "rl/test_advantages.py::test_gae_by_hand"
 LOGPROBS = "rl/test_logprobs.py::test_by_hand"
 POLICY = "rl/test_losses.py::test_policy_loss_of_one_token_by_hand"
 VALUE = "rl/test_losses.py::test_value_loss_of_one_token_by_hand"
 SPLIT = "rl/test_losses.py::test_losses_do_not_depend_on_how_rows_are_split"
+TRL_LOSS = "rl/test_losses.py::test_dpo_loss_is_that_of_trl"
+DPO = "trainers/test_dpo.py::test_loss_and_gradient_are_those_of_plain_torch[0.0-False-gemma]"
+DPO_SMOOTHED = "trainers/test_dpo.py::test_loss_and_gradient_are_those_of_plain_torch[0.2-False-gemma]"
 SFT_LOSS = "rl/test_losses.py::test_sft_loss_is_the_mean_negative_logprob"
 PAIRWISE = "rl/test_losses.py::test_pairwise_loss_by_hand"
 SIGMA = "rl/test_macro_actions.py::test_sigma_of_five_tokens_by_hand"
@@ -222,7 +225,8 @@ MUTANTS: tuple[Mutant, ...] = (
          PAIRWISE),
         ("pairs: no logarithm", "-F.logsigmoid(margin)", "-torch.sigmoid(margin)", PAIRWISE),
         ("pairs: mean of the part", "F.logsigmoid(margin).sum() / num_pairs", "F.logsigmoid(margin).mean()", PAIRWISE),
-        ("pairs: a tie counts as right", "(margin > 0)", "(margin >= 0)", PAIRWISE),
+        ("pairs: a tie counts as right", '(margin > 0).sum() / num_pairs,\n            "chosen"',
+         '(margin >= 0).sum() / num_pairs,\n            "chosen"', PAIRWISE),
     ),
     *changes("rl/macro_actions.py",
         ("sigma equal: not divided", "weights = 1 / length.double()", "weights = 1 / length.double() ** 0", SIGMA),
@@ -513,6 +517,48 @@ MUTANTS: tuple[Mutant, ...] = (
     *changes("trainers/supervised/reward.py",
         ("chosen and rejected exchanged", "chosen, rejected = scores.chunk(2)", "rejected, chosen = scores.chunk(2)",
          "trainers/test_reward.py::test_evaluation"),
+    ),
+    *changes("trainers/supervised/dpo.py",
+        ("DPO: without the reference", "chosen - chosen_ref, rejected - rejected_ref", "chosen, rejected", DPO),
+        ("DPO: references exchanged", "chosen_ref, rejected_ref = ", "rejected_ref, chosen_ref = ", DPO),
+        ("DPO: always against the reference", "if self._config.reference_free:\n            return",
+         "if False:\n            return", "trainers/test_dpo.py::test_it_learns_to_prefer[True]"),
+        ("DPO: no smoothing", "self._config.label_smoothing, count", "0.0, count", DPO_SMOOTHED),
+        ("DPO: mean of the micro-batch", "self._config.label_smoothing, count)", "self._config.label_smoothing)",
+         "trainers/test_dpo.py::test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update"),
+        ("DPO: a temperature of its own", "TEMPERATURE = 1.0", "TEMPERATURE = 0.7", DPO),
+        ("DPO: held-out pairs that are not evaluated", "self._config.num_eval_examples(world_size()) or None", "None",
+         "trainers/test_dpo.py::test_only_what_is_evaluated_is_held_out"),
+    ),
+    *changes("trainers/supervised/trainer.py",
+        ("the reference is that of the checkpoint",
+         "        self.task.prepare(self.engine)\n        self.go_on(self.checkpoints.load())\n",
+         "        self.go_on(self.checkpoints.load())\n        self.task.prepare(self.engine)\n",
+         "trainers/test_resume.py::test_a_lost_reference_is_computed_before_the_checkpoint_is_loaded"),
+    ),
+    *changes("trainers/supervised/pairs.py",
+        ("log-probs of a response are averaged", "index_add(0, batch[\"sequence\"], logprobs)",
+         "index_reduce(0, batch[\"sequence\"], logprobs, \"mean\", include_self=False)", DPO),
+        ("chosen and rejected sums exchanged", "chosen, rejected = sums.chunk(2)", "rejected, chosen = sums.chunk(2)",
+         DPO),
+        ("the reference of another temperature", "pad_id, temperature)\n        own |=", "pad_id)\n        own |=",
+         "trainers/test_dpo.py::test_the_reference_has_the_temperature_that_it_is_asked_for"),
+        ("a reference of another run is used", "found.get(name) != identity[name]", "False",
+         "trainers/test_dpo.py::test_a_run_names_the_file_that_is_not_its_own"),
+        ("the reference does not look at responses",
+         "[example.prompt_ids, example.chosen_ids, example.rejected_ids]", "[example.prompt_ids]",
+         "trainers/test_dpo.py::test_another_response_is_other_data"),
+    ),
+    *changes("rl/losses.py",
+        ("DPO: the label is smoothed twice", "-(1 - label_smoothing) * F.logsigmoid(margin)",
+         "-(1 - 2 * label_smoothing) * F.logsigmoid(margin)", TRL_LOSS),
+        ("DPO: a tie counts as right", '(margin > 0).sum() / num_pairs,\n            "margin"',
+         '(margin >= 0).sum() / num_pairs,\n            "margin"',
+         "rl/test_losses.py::test_dpo_of_an_untrained_policy_is_log_2"),
+        ("DPO: beta on one side", "beta * (chosen_log_ratios - rejected_log_ratios)",
+         "beta * chosen_log_ratios - rejected_log_ratios", TRL_LOSS),
+        ("DPO: mean of the part", "losses.sum() / num_pairs, stats", "losses.mean(), stats",
+         "rl/test_losses.py::test_preference_losses_are_divided_by_the_count_of_the_whole_update"),
     ),
     *changes("engine/engine.py",
         ("backward without the world size", "(world_size() * self._watch.factor(loss))",

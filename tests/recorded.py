@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from dschat.config.dpo import DPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 from dschat.data.collate import update_batches
 from dschat.data.examples import PairExample, SFTExample
+from dschat.data.preferences import PreferenceExample
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.rl.ppo_batch import ppo_batch
@@ -21,6 +23,7 @@ from dschat.rl.types import PPOBatch, select_rows
 from dschat.run.distributed import rank, world_size
 from dschat.trainers.ppo.credit import whiten_advantages
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from dschat.trainers.supervised.dpo import DPOTask
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
 from dschat.trainers.supervised.trainer import SupervisedTrainer
@@ -49,6 +52,15 @@ PAIRS = [
     for (_, chosen), (_, rejected) in zip(
         ragged_rows([1] * 16, [5, 8, 3, 9, 4, 4, 7, 2] * 2, seed=2),
         ragged_rows([1] * 16, [6, 2, 9, 3, 4, 8, 5, 7] * 2, seed=3),
+        strict=True,
+    )
+]
+
+PREFERENCES = [
+    PreferenceExample(prompt, chosen, rejected)
+    for (prompt, chosen), (_, rejected) in zip(
+        ragged_rows(PROMPTS * 2, [*RESPONSES, *RESPONSES[::-1]], seed=1),
+        ragged_rows(PROMPTS * 2, [6, 2, 9, 3, 4, 8, 5, 7] * 2, seed=3),
         strict=True,
     )
 ]
@@ -100,17 +112,24 @@ def engine_for(model: Any, case: Case, folder: Path, **options: Any) -> Any:
 
 
 def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_out: Any = ()) -> SupervisedTrainer:
-    """Steps 1 (sft) and 2 (reward) on the recorded examples."""
-    config = {"sft": SFTConfig, "reward": RewardConfig}[step](
+    """Steps 1 (sft) and 2 (reward or dpo) on the recorded examples."""
+    config = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig}[step](
         data_path=["unused"],
-        output_dir=str(folder),
+        output_dir=str(folder / f"dpo-{case.name}-{len(held_out)}" if step == "dpo" else folder),
         model_name_or_path="unused",
         per_device_train_batch_size=GLOBAL_BATCH // (case.accumulation * world_size()),
         gradient_accumulation_steps=case.accumulation,
         per_device_eval_batch_size=2,
     )
-    task: Any = SFTTask(DEMONSTRATIONS, held_out, PAD) if step == "sft" else RewardTask(PAIRS, held_out, PAD)
     run = run_of(step, config)
+    task: Any
+    if step == "sft":
+        task = SFTTask(DEMONSTRATIONS, held_out, PAD)
+    elif step == "reward":
+        task = RewardTask(PAIRS, held_out, PAD)
+    else:  # every case has a folder of its own, so that none finds what another computed
+        task = DPOTask(PREFERENCES, held_out, PAD, config, run, "the model")
+    task.prepare(engine)
     return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
 
 
@@ -159,7 +178,7 @@ def run_case(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], dict[st
         kept = {name: number for name, number in numbers.items() if name.startswith(("loss", "grad_norm"))}
         metrics.update({f"{step}/{update}/{name}": number for name, number in kept.items()})
 
-    for step, model in (("sft", make_causal_lm()), ("reward", make_classifier(seed=2))):
+    for step, model in (("sft", make_causal_lm()), ("reward", make_classifier(seed=2)), ("dpo", make_causal_lm())):
         trainer = supervised_trainer(step, engine_for(model, case, folder), case, folder)
         for update in range(UPDATES):
             note(step, update, supervised_update(trainer, update), model=trainer.engine)

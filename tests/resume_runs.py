@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from dschat.config.dpo import DPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 from dschat.data.examples import PairExample, SFTExample
+from dschat.data.preferences import PreferenceExample
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.lora import add_lora
 from dschat.rollouts.compacting import CompactingEngine
@@ -23,6 +25,7 @@ from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
 from dschat.trainers.ppo.trainer import PPOTrainer
+from dschat.trainers.supervised.dpo import DPOTask
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
 from dschat.trainers.supervised.trainer import SupervisedTrainer
@@ -105,14 +108,18 @@ def length(prompts: list[str], responses: list[str], rows: list[Any]) -> list[fl
 
 
 def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
-    """Steps 1 (sft) and 2 (reward): 2 epochs of 2 updates."""
+    """Steps 1 (sft) and 2 (reward or dpo): 2 epochs of 2 updates."""
     size = {"per_device_train_batch_size": GLOBAL // world_size(), "output_dir": str(folder)}
-    config: Any = {"sft": SFTConfig, "reward": RewardConfig}[step](**(SUPERVISED | size | flags))
+    config: Any = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig}[step](**(SUPERVISED | size | flags))
     run, held_out = run_of(step, config), ROWS[:3]
     task: Any
     if step == "sft":
         engine = setup.engine(make_causal_lm(), learning_rate=1e-2)
         task = SFTTask([SFTExample(p, r) for p, r in ROWS], [SFTExample(p, r) for p, r in held_out], PAD, False)
+    elif step == "dpo":
+        engine = setup.engine(make_causal_lm(), learning_rate=1e-2)
+        preferences = [[PreferenceExample(p, [*r, 7], r) for p, r in rows] for rows in (ROWS, held_out)]
+        task = DPOTask(*preferences, PAD, config, run, "the model")
     else:
         engine = setup.engine(make_classifier(), learning_rate=1e-2)
         pairs = [[PairExample(p + r, p + r[:1]) for p, r in rows] for rows in (ROWS, held_out)]

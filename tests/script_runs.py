@@ -38,7 +38,7 @@ class Launch:
 
 
 def step_of(script: Path) -> str:
-    """sft, reward or ppo."""
+    """sft, reward, dpo or ppo."""
     return next(step for step, folder in STEPS.items() if folder == script.parent.parent)
 
 
@@ -79,10 +79,12 @@ def run_recorded(script: Path, tmp_path: Path, *flags: Any, **variables: str | N
 
 def parsed(launch: Launch, step: str, gpus: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The configuration that each of the step's processes would make of it."""
+    from dschat.config.dpo import DPOConfig
     from dschat.config.parse import parse
     from dschat.config.ppo import PPOConfig
     from dschat.config.reward import RewardConfig
     from dschat.config.sft import SFTConfig
 
     monkeypatch.setenv("WORLD_SIZE", str(gpus))
-    return parse({"sft": SFTConfig, "reward": RewardConfig, "ppo": PPOConfig}[step], launch.flags)
+    configs = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "ppo": PPOConfig}
+    return parse(configs[step], launch.flags)

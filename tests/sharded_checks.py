@@ -12,6 +12,7 @@ from torch import Tensor
 from dschat.config.batches import plan_batches
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import PairExample, PromptExample, SFTExample
+from dschat.data.preferences import PreferenceExample
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.engine import EngineSettings, frozen_engine
 from dschat.engine.zero3 import parameter_offload
@@ -183,13 +184,17 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
     """Evaluation metrics by step and number of rows."""
     demonstrations = [SFTExample(p, r) for p, r in ROWS]
     pairs = [PairExample(p + r, r + p[:1]) for p, r in ROWS]
+    preferences = [PreferenceExample(p, r, r[:1] + p[:1]) for p, r in ROWS]
     prompts = [make_prompt(p, f"p{i}", i) for i, (p, _) in enumerate(ROWS)]
     metrics: dict[str, float] = {}
     for rows in (1, 3):
-        for step, held_out in (("sft", demonstrations), ("reward", pairs)):
-            model = make_causal_lm() if step == "sft" else make_classifier(seed=2)
+        for step, held_out in (("sft", demonstrations), ("reward", pairs), ("dpo", preferences)):
+            model = make_classifier(seed=2) if step == "reward" else make_causal_lm()
             trainer = supervised_trainer(step, engine_for(model, case, folder), case, folder, held_out[:rows])
             metrics |= {f"{step}/{rows}/{name}": number for name, number in trainer.evaluate().items()}
+            if step == "dpo":
+                both = [logprob for pair in trainer.task.eval for logprob in pair.ref_logprobs]
+                metrics |= {f"dpo/{rows}/reference {place}": number for place, number in enumerate(both)}
         trainer = _ppo_trainer(folder / f"ppo{rows}", case, prompts[:rows])
         metrics |= {f"ppo/{rows}/{name}": number for name, number in trainer.evaluate().items()}
     return metrics

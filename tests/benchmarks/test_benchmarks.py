@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks run and print one JSON object with their figures. What the figures say is not tested here."""
 
+import importlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from factories import make_causal_lm, make_classifier
 from launches import launch
 
 FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat" / "benchmarks"
@@ -43,6 +49,39 @@ def test_plan_check() -> None:
     assert set(figure["phases"]) == {"generate", "score", "train"}
     for phase in figure["phases"].values():
         assert 0.85 < phase["ratio"] < 1.15 and phase["measured_mb"] > 10
+
+
+@pytest.mark.slow
+def test_learner_memory() -> None:
+    """Runs of the mains: DPO holds what step 1 holds; a critic, a reference and a reward model cost their weights."""
+    figures = run("learner_memory.py", "--hidden 256 --layers 4 --vocabulary 600")["figures"]
+    sft, dpo, gae = figures["sft"], figures["dpo"], figures["ppo, gae"]
+    assert sft["models"] == dpo["models"] == ["policy"]
+    assert gae["models"] == ["policy", "reference", "critic", "reward model"]
+    assert sft["parameters_mb"] == dpo["parameters_mb"] == pytest.approx(gae["parameters_mb"] / 4, rel=0.01)
+    assert sft["optimizer_mb"] == dpo["optimizer_mb"] == pytest.approx(2 * dpo["parameters_mb"], rel=0.01)
+    assert gae["optimizer_mb"] == pytest.approx(2 * dpo["optimizer_mb"], rel=0.01)
+    weights = dpo["parameters_mb"] + dpo["optimizer_mb"]
+    assert weights < dpo["peak_mb"] < gae["peak_mb"]
+
+
+def test_what_learner_memory_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A trained and a frozen model, storages once each, and the rows that every way trains on."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    learner_memory = importlib.import_module("learner_memory")
+    before = Counter(learner_memory.census()["models"])
+    policy = PolicyModel(make_causal_lm())
+    critic, reward = ScalarModel(make_classifier()), ScalarModel(make_classifier()).requires_grad_(False)
+    after = Counter(learner_memory.census()["models"])
+    assert after - before == {"policy": 1, "critic": 1, "reward model": 1}, (policy, critic, reward)
+    x = torch.zeros(250_000)
+    assert learner_memory.megabytes([x, x[:10], x.view(2, -1), torch.zeros(500_000)]) == 3.0
+    ways = learner_memory.ways(tmp_path, 8)
+    assert {name: Path(flags["data_path"]).parent.name for name, (_, flags) in ways.items()}.items() >= {
+        ("sft", "data-8"),
+        ("dpo", "data-4"),
+        ("ppo, gae", "data-8"),
+    }
 
 
 def test_parsing_cost(benepar_model: Path) -> None:

@@ -87,6 +87,19 @@ def reward(shared: Path, reward_flags: dict[str, Any]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def dpo_flags(reward_flags: dict[str, Any]) -> dict[str, Any]:
+    """DPO: 4 updates of 8 pairs, from step 1's model."""
+    return reward_flags | {"learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="session")
+def dpo(shared: Path, dpo_flags: dict[str, Any]) -> Path:
+    """Output of DPO, run as its own process."""
+    extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True}
+    return _chain(shared, "dpo", dpo_flags | extra)
+
+
+@pytest.fixture(scope="session")
 def prompt_flags(inputs: Path) -> dict[str, Any]:
     """Step 3 without models: 2 rollouts of 16 prompts, 2 updates each."""
     return {

@@ -21,7 +21,7 @@ def test_texts_longer_than_the_model_reads(step, request, run, tmp_path):
     folder = tmp_path / "short"
     make_config("gpt2", len(tokenizer), n_positions=64).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    names = {"sft": "model_name_or_path", "reward": "model_name_or_path", "ppo": "actor_model_name_or_path"}
+    names = dict.fromkeys(STEPS, "model_name_or_path") | {"ppo": "actor_model_name_or_path"}
     sizes = {"max_seq_len": 65} if step != "ppo" else {"max_prompt_seq_len": 57, "max_answer_seq_len": 8}
     flags = request.getfixturevalue(f"{step}_flags") | {names[step]: folder} | sizes
     what = "--max_seq_len" if step != "ppo" else "--max_prompt_seq_len + --max_answer_seq_len"

@@ -25,8 +25,10 @@ TRAINING = "cd applications/DeepSpeed-Chat/training/{} && bash training_scripts/
 STEPS = {
     "sft": TRAINING.format("step1_supervised_finetuning"),
     "reward": TRAINING.format("step2_reward_model_finetuning"),
+    "dpo": TRAINING.format("step2_dpo_finetuning"),
     "ppo": TRAINING.format("step3_rlhf_finetuning"),
 }
+BATCHES = {"sft": 512, "reward": 64, "dpo": 64, "ppo": 256}
 INFERENCE = r"""
 python inference/inference_with_rewards.py --proj-path ${PROJ_PATH} --dataset summarize --model ${actor_model_path} \
     --reward-model ${reward_model_path} --temperature 0.8 --gpu 0 --batch-size 16
@@ -76,7 +78,9 @@ def bash(command: str, cwd: Path, stdin: str = "", **variables: str) -> Result:
 @pytest.mark.parametrize("step", STEPS)
 def test_training(step, shared, inputs, sft, reward, tmp_path):
     """The published settings unchanged, on as many short rows as one update or rollout needs."""
-    rows = {"sft": 2560, "reward": 320, "ppo": 640}[step]  # 2/10 of them are one batch of 512, 4/10 are 2 of 64 …
+    rows = {"sft": 2560, "reward": 320, "dpo": 320, "ppo": 640}[
+        step
+    ]  # 2/10 of them are one batch of 512, 4/10 are 2 of 64 …
     data = tmp_path / "data" / "tldr"
     write_jsonl(data / "train.jsonl", make_rows("tldr", rows))
     write_jsonl(data / "validation.jsonl", make_rows("tldr", 20, "validation"))
@@ -87,8 +91,8 @@ def test_training(step, shared, inputs, sft, reward, tmp_path):
     bash(STEPS[step], ROOT, **variables).expect(0)
     (output,) = (tmp_path / "models").glob(f"*/{step}")
     record = json.loads((output / "run.json").read_text())
-    assert record["finished"] and record["batches"]["global_batch"] == {"sft": 512, "reward": 64, "ppo": 256}[step]
-    assert len(training_rows(output)) == {"sft": 3, "reward": 2, "ppo": 1}[step]
+    assert record["finished"] and record["batches"]["global_batch"] == BATCHES[step]
+    assert len(training_rows(output)) == {"sft": 3, "reward": 2, "dpo": 2, "ppo": 1}[step]
     model = output / "actor" if step == "ppo" else output
     assert (model / "model.safetensors").is_file() and (model / "tokenizer.json").is_file()
     if step == "ppo":
@@ -104,7 +108,7 @@ def test_training_starts_with_the_published_settings(step, tmp_path):
     launcher.chmod(0o755)
     path = os.pathsep.join([str(launcher.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     result = bash(STEPS[step], ROOT, PATH=path, PROJ_PATH=str(tmp_path), NUM_GPUS="8").expect(0)
-    assert f"--global_batch_size { {'sft': 512, 'reward': 64, 'ppo': 256}[step] } " in result.stdout
+    assert f"--global_batch_size {BATCHES[step]} " in result.stdout
     assert f"--output_dir {tmp_path}/models/" in result.stdout
 
 

@@ -9,8 +9,7 @@ from launches import launch
 
 # Examples of a micro-batch, processes, ZeRO stage; the accumulation follows from the 8 examples of an update.
 WAYS = [(2, 1, 0), (4, 1, 2), (2, 1, 3), (4, 2, 0), (2, 2, 1), (1, 2, 2), (2, 2, 3)]
-MICRO = {"sft": "per_device_train_batch_size", "reward": "per_device_train_batch_size"}
-MICRO |= {"ppo": "per_device_training_batch_size"}
+MICRO = dict.fromkeys(STEPS, "per_device_train_batch_size") | {"ppo": "per_device_training_batch_size"}
 
 
 def run(step, flags, processes):

@@ -20,7 +20,7 @@ def test_sft_on_prompt(run, sft, sft_flags, tmp_path):
     assert training_rows(tmp_path / "out")[-1]["loss/sft"] < training_rows(tmp_path / "out")[0]["loss/sft"]
 
 
-@pytest.mark.parametrize("step", ["sft", "reward"])
+@pytest.mark.parametrize("step", ["sft", "reward", "dpo"])
 def test_accumulation_and_checkpointing_change_nothing(step, request, run, tmp_path):
     plain = training_rows(request.getfixturevalue(step))
     changed = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "gradient_checkpointing": True}
@@ -64,7 +64,7 @@ def test_clipping_schedule_and_evaluation(step, request, run, tmp_path):
 
 
 @pytest.mark.parametrize("spelling", [{"bf16": True}, {"dtype": "bf16"}], ids=["--bf16", "--dtype"])
-@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
+@pytest.mark.parametrize("step", ["sft", "reward", "dpo", "ppo"])
 def test_bf16_on_a_cpu(step, spelling, request, run, tmp_path):
     flags = request.getfixturevalue(f"{step}_flags")
     run(step, flags | spelling).expect(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three mains as processes, one after the other on a small model: files, metrics, records, saved models."""
+"""The mains as processes, one after the other on a small model: files, metrics, records, saved models."""
 
 import hashlib
 import json
@@ -67,6 +67,12 @@ def test_files_of_step_2(reward):
     assert files_under(reward) == CLASSIFIER | own | checkpoints((2, 4), CLASSIFIER)
 
 
+def test_files_of_dpo(dpo):
+    own = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
+    reference = under("reference", {"train.safetensors", f"eval-{HELD_OUT // 2}.safetensors"})
+    assert files_under(dpo) == CAUSAL_LM | own | reference | checkpoints((2, 4), CAUSAL_LM)
+
+
 def test_files_of_step_3(ppo):
     models = under("actor", CAUSAL_LM | {"run.json"}) | under("critic", CLASSIFIER | {"run.json"})
     saved = {f"models/step-{step}/{name}" for step in (2, 4) for name in models}
@@ -100,6 +106,21 @@ def test_metrics_of_step_2(reward):
     assert evaluated[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)  # a head of zeros
 
 
+def test_metrics_of_dpo(dpo):
+    trained, evaluated = training_rows(dpo), evaluation_rows(dpo)
+    statistics = ("accuracy", "margin", "chosen", "rejected")
+    assert [(row["update"], row["samples"]) for row in trained] == [(1, 8), (2, 16), (3, 24), (4, 32)]
+    expected = LEADING | {"loss/dpo", "lr", "grad_norm"} | {f"train/{name}" for name in statistics}
+    assert all(set(row) == expected for row in trained)
+    assert [row["update"] for row in evaluated] == [0, 2, 4]
+    assert all(set(row) == LEADING | {"eval/loss"} | {f"eval/{name}" for name in statistics} for row in evaluated)
+    for row in evaluated:
+        assert row["eval/margin"] == pytest.approx(0.1 * (row["eval/chosen"] - row["eval/rejected"]), abs=1e-5)
+    assert evaluated[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)  # the policy is the reference
+    assert evaluated[0]["eval/chosen"] == pytest.approx(0, abs=1e-4)
+    assert evaluated[-1]["eval/loss"] < evaluated[0]["eval/loss"]
+
+
 def test_metrics_of_step_3(ppo):
     trained, evaluated = training_rows(ppo), evaluation_rows(ppo)
     assert [(row["update"], row["samples"]) for row in trained] == [(2, 16), (4, 32)]
@@ -123,7 +144,7 @@ def test_the_first_metrics_of_step_3_add_up(ppo):
     assert (row["lr/actor"], row["lr/critic"]) == (1e-3, 1e-3)
 
 
-@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
+@pytest.mark.parametrize("step", STEPS)
 def test_tensorboard_shows_the_same(step, request):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -135,8 +156,9 @@ def test_tensorboard_shows_the_same(step, request):
             assert shown[row["update"]] == pytest.approx(row[name], rel=1e-5, abs=1e-30)
 
 
-def test_the_screen_shows_progress(shared, sft, reward, ppo):
-    for step, words in {"sft": ["loss="], "reward": ["loss="], "ppo": ["scores=", "kl="]}.items():
+def test_the_screen_shows_progress(shared, sft, reward, dpo, ppo):
+    own = {"dpo": ["loss=", "reference: 100%"]}
+    for step, words in {"sft": ["loss="], "reward": ["loss="], **own, "ppo": ["scores=", "kl="]}.items():
         screen = (shared / f"{step}.stderr").read_text()
         assert f"{step}: 100%" in screen and all(word in screen for word in words)
         assert "global batch 8 = 8 per process x 1 processes" in screen and "4 updates" in screen
@@ -177,7 +199,7 @@ def test_the_same_draws_before_and_after(ppo):
 @pytest.mark.parametrize(
     ("step", "train", "held_out"),
     [("sft", DEMONSTRATIONS, HELD_OUT), ("reward", COMPARISONS // 2, HELD_OUT // 2)]
-    + [("ppo", COMPARISONS // 2, HELD_OUT // 2)],
+    + [("dpo", COMPARISONS // 2, HELD_OUT // 2), ("ppo", COMPARISONS // 2, HELD_OUT // 2)],
 )
 def test_run_json(step, train, held_out, request, inputs):
     folder = request.getfixturevalue(step)
@@ -196,7 +218,7 @@ def test_run_json(step, train, held_out, request, inputs):
     assert record["metrics"] == pytest.approx(last)
 
 
-@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
+@pytest.mark.parametrize("step", STEPS)
 def test_the_parsed_flags_are_kept(step, request):
     folder = request.getfixturevalue(step)
     flags = json.loads((folder / "train_config.json").read_text())
@@ -208,7 +230,8 @@ def test_the_parsed_flags_are_kept(step, request):
 
 @pytest.mark.parametrize(
     ("step", "model", "base"),
-    [("sft", ".", "model"), ("reward", ".", "sft"), ("ppo", "actor", "sft"), ("ppo", "critic", "reward")],
+    [("sft", ".", "model"), ("reward", ".", "sft"), ("dpo", ".", "sft"), ("ppo", "actor", "sft")]
+    + [("ppo", "critic", "reward")],
 )
 def test_the_model_card(step, model, base, request, shared):
     folder = request.getfixturevalue(step)
@@ -218,14 +241,14 @@ def test_the_model_card(step, model, base, request, shared):
     assert ("`demonstrations`: 32 training and 16 held-out" if step == "sft" else "`comparisons`: 32 training") in card
     rate = "learning_rate" if step != "ppo" else "actor_learning_rate"
     assert f"`--{rate}`: 0.00" in card
-    metric = {"sft": "eval/perplexity", "reward": "eval/accuracy", "ppo": "eval/scores"}[step]
+    metric = {"sft": "eval/perplexity", "reward": "eval/accuracy", "dpo": "eval/loss", "ppo": "eval/scores"}[step]
     value = evaluation_rows(folder)[-1][metric]
     assert f"{metric}: {value:.4g}" in card
     assert "transformers 5" in card
 
 
 @pytest.mark.parametrize(
-    ("step", "model"), [("sft", "."), ("reward", "."), ("ppo", "actor"), ("ppo", "critic")], ids=str
+    ("step", "model"), [("sft", "."), ("reward", "."), ("dpo", "."), ("ppo", "actor"), ("ppo", "critic")], ids=str
 )
 def test_the_card_of_a_checkpoint_states_metrics(step, model, request):
     folder = request.getfixturevalue(step)

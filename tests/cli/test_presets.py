@@ -41,6 +41,10 @@ REWARD = {  # global batch, learning rate; one epoch
     ("google/gemma-7b", WEBGPT): (32, 1e-6),
     ("google/gemma-2-27b", TLDR): (128, 8e-6),
 }
+DPO = {  # learning rate and beta, which are all that is published; the rest is that of the reward model
+    ("google/gemma-2b", TLDR): (2e-7, 0.1),
+    ("google/gemma-2b", HH): (2e-7, 0.01),
+}
 PPO = {  # actor's and critic's learning rate, epochs, KL coefficient, warm-up in updates
     ("google/gemma-2b", TLDR): (1.5e-5, 1.5e-5, 1, 0.05, 6),
     ("google/gemma-2b", HH): (1.5e-5, 1.5e-5, 1, 0.05, 6),
@@ -64,6 +68,8 @@ FIXED = {  # of every row of a step
     "sft": {"max_seq_len": 1024, "weight_decay": 0.01, "lr_scheduler_type": "cosine"},
     "reward": {"max_seq_len": 1024, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1}
     | {"num_train_epochs": 1},
+    "dpo": {"max_seq_len": 1024, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1}
+    | {"num_train_epochs": 1, "global_batch_size": 64},
     "ppo": {"actor_weight_decay": 0.1, "critic_weight_decay": 0.1, "lr_scheduler_type": "linear", "ppo_epochs": 1}
     | {"cliprange": 0.2, "cliprange_value": 0.2, "lam": 0.95, "gamma": 1, "max_answer_seq_len": 512, "top_p": 1}
     | {"value_function": "equal"},
@@ -81,6 +87,8 @@ def expected(stage: str, model: str, data: str) -> dict:
         return common | dict(zip(names, SFT[model, data], strict=True))
     if stage == "reward":
         return common | dict(zip(["global_batch_size", "learning_rate"], REWARD[model, data], strict=True))
+    if stage == "dpo":
+        return common | dict(zip(["learning_rate", "beta"], DPO[model, data], strict=True))
     names = ["actor_learning_rate", "critic_learning_rate", "num_train_epochs", "kl_coef", "num_warmup_steps"]
     return common | (CODE if data == APPS else TEXT) | dict(zip(names, PPO[model, data], strict=True))
 
@@ -104,7 +112,7 @@ def test_the_published_table():
         assert run["settings"] == wanted, row
         seen.add((*row, condition))
     rows = {("sft", *key, None) for key in SFT} | {("reward", *key, None) for key in REWARD}
-    rows |= {("ppo", *key, "fixed") for key in PPO}
+    rows |= {("dpo", *key, None) for key in DPO} | {("ppo", *key, "fixed") for key in PPO}
     once = {("ppo", "google/gemma-2b", TLDR, condition) for condition in ("randomized", "ppl")}
     once |= {("ppo", "google/gemma-2b", HH, "parsing")}
     once |= {("ppo", *key, "fixed, vanilla") for key in VANILLA} | {("ppo", *key, "fixed, rloo") for key in RLOO}

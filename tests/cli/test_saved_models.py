@@ -116,7 +116,7 @@ def test_overwriting_leaves_nothing_of_the_earlier_run(run, ppo_flags, tmp_path)
 # -- the same seed
 
 
-@pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
+@pytest.mark.parametrize("step", STEPS)
 def test_a_run_repeats_exactly(step, request, run, tmp_path):
     first = request.getfixturevalue(step)
     extra = {"metric_function": f"{GOLD}:gold_scores"} if step == "ppo" else {}

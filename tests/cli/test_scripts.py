@@ -20,6 +20,7 @@ from script_runs import GEMMA, SCRIPTS, VARIABLES, parsed, recorded, run_recorde
 SMALL = {
     "sft": "--data_split 1,0,0 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
     "reward": "--data_split 0,32,32 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
+    "dpo": "--data_split 0,32,32 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
     "ppo": "--data_split 0,32,32 --max_prompt_seq_len 160 --max_answer_seq_len 8 --per_device_generation_batch_size 16"
     " --per_device_training_batch_size 8 --global_batch_size 8",
 }
@@ -157,7 +158,7 @@ def test_run_gemma_is_the_preset_of_the_smallest_model(step, gpus, tmp_path, mon
     preset = recorded(GEMMA[step].with_name("tldr_gemma_2b.sh"), tmp_path, "--print_loss", NUM_GPUS=str(gpus))
     assert launch.flags == preset.flags
     config = parsed(launch, step, gpus, monkeypatch)
-    assert config.plan_batches(gpus).global_batch == {"sft": 512, "reward": 64, "ppo": 256}[step]
+    assert config.plan_batches(gpus).global_batch == {"sft": 512, "reward": 64, "dpo": 64, "ppo": 256}[step]
     assert Path(config.output_dir) == tmp_path / OUTPUT[step]
 
 

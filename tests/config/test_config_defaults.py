@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.config.reward import RewardConfig
@@ -82,6 +83,12 @@ def test_defaults_of_step_2_differ_in_rate_and_decay():
     config = parse(RewardConfig, SFT)
     assert (config.learning_rate, config.weight_decay, config.lr_scheduler_type) == (1e-5, 0.1, "cosine")
     assert not hasattr(config, "sft_on_prompt")
+
+
+def test_defaults_of_dpo():
+    config = parse(DPOConfig, SFT)
+    assert (config.learning_rate, config.weight_decay, config.lr_scheduler_type) == (5e-7, 0.1, "cosine")
+    assert (config.beta, config.label_smoothing, config.reference_free, config.step) == (0.1, 0.0, False, 2)
 
 
 def test_defaults_of_step_3():

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from dschat.config.dpo import DPOConfig
 from dschat.config.inert import INERT_FLAGS
 from dschat.config.parse import parse, to_json
 from dschat.config.ppo import PPOConfig
@@ -17,7 +18,8 @@ from dschat.config.sft import SFTConfig
 
 
 @pytest.mark.parametrize(
-    ("config_class", "module"), [(SFTConfig, "sft"), (RewardConfig, "reward"), (PPOConfig, "ppo")]
+    ("config_class", "module"),
+    [(SFTConfig, "sft"), (RewardConfig, "reward"), (DPOConfig, "dpo"), (PPOConfig, "ppo")],
 )
 def test_help_is_complete_and_loads_neither_torch_nor_deepspeed(config_class, module):
     code = (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dschat.config.dpo import DPOConfig
 from dschat.config.inert import INERT_FLAGS
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
@@ -19,6 +20,7 @@ COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]
 REQUIRED = {
     SFTConfig: [*COMMON, "--model_name_or_path", "m"],
     RewardConfig: [*COMMON, "--model_name_or_path", "m"],
+    DPOConfig: [*COMMON, "--model_name_or_path", "m"],
     PPOConfig: [*COMMON, "--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"],
 }
 CLASSES = list(REQUIRED)
@@ -74,6 +76,11 @@ SUPERVISED_VALUES = {
     "gradient_checkpointing": ([], True),
     "learning_rate": (["3e-4"], 3e-4),
     "weight_decay": (["0"], 0.0),
+}
+DPO_VALUES = {
+    "beta": (["0.01"], 0.01),
+    "label_smoothing": (["0.1"], 0.1),
+    "reference_free": (["--label_smoothing", "0.1"], True),
 }
 PPO_VALUES = {
     "eval_prompts": (["64"], 64),
@@ -147,6 +154,7 @@ PPO_VALUES = {
 VALUES = {
     SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | {"sft_on_prompt": ([], True)},
     RewardConfig: COMMON_VALUES | SUPERVISED_VALUES,
+    DPOConfig: COMMON_VALUES | SUPERVISED_VALUES | DPO_VALUES,
     PPOConfig: COMMON_VALUES | PPO_VALUES,
 }
 CASES = [(config_class, name) for config_class in CLASSES for name in VALUES[config_class]]
@@ -172,6 +180,7 @@ DOCUMENTED_PPO = """--termination_condition --ngram --repeat_times --parsing_cut
 DOCUMENTED = {
     SFTConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     RewardConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
+    DPOConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     PPOConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_PPO,
 }
 ALIASES = {"--parser_cutoff": "parsing_cutoff", "--kl_ctl": "kl_coef"}

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.config.reward import RewardConfig
@@ -115,15 +116,33 @@ def _refusal(config_class, arguments):
     ],
 )
 def test_refusals_of_steps_1_and_2(flags, words):
-    for config_class in (SFTConfig, RewardConfig):
-        if "step 1" in words and config_class is RewardConfig:
+    for config_class in (SFTConfig, RewardConfig, DPOConfig):
+        if "step 1" in words and config_class is not SFTConfig:
             continue
         message = _refusal(config_class, SFT + flags.split(" "))
         assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize(
-    ("config_class", "arguments", "step"), [(RewardConfig, SFT, 2), (PPOConfig, PPO, 3)], ids=["reward", "ppo"]
+    ("flags", "words"),
+    [
+        ("--beta 0", ["--beta 0", "above 0"]),
+        ("--beta -0.1", ["--beta -0.1", "above 0"]),
+        ("--beta inf", ["--beta inf", "above 0"]),
+        ("--label_smoothing -0.1", ["--label_smoothing -0.1", "at least 0 and below 0.5"]),
+        ("--label_smoothing 0.5", ["--label_smoothing 0.5", "at least 0 and below 0.5"]),
+        ("--label_smoothing nan --reference_free", ["--label_smoothing nan", "at least 0 and below 0.5"]),
+    ],
+)
+def test_refusals_of_dpo(flags, words):
+    message = _refusal(DPOConfig, SFT + flags.split(" "))
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("config_class", "arguments", "step"),
+    [(RewardConfig, SFT, 2), (DPOConfig, SFT, 2), (PPOConfig, PPO, 3)],
+    ids=["reward", "dpo", "ppo"],
 )
 def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
     split = {2: "2,0,8", 3: "2,8,0"}[step]

@@ -14,7 +14,7 @@ from recorded import ALL_CASES, FAST_CASES, LEARNING_RATE, UPDATES, Case, run_ca
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
-STEPS = ("sft", "reward", "ppo")
+STEPS = ("sft", "reward", "dpo", "ppo")
 SLOW_CASES = tuple(case for case in ALL_CASES if case not in FAST_CASES)
 SLOW_ALONE = (Case(1, 2), Case(2, 4, gradient_checkpointing=True), Case(3, 2), Case(3, 1, offload=True))
 
@@ -56,7 +56,7 @@ def test_the_recorded_updates_move_every_weight_that_they_should(alone):
     start = {f"model.inner.{name}": w.detach() for name, w in make_causal_lm().named_parameters()}
     for name, after in parts_of(weights, "sft", 0).items():
         assert 0.9 * LEARNING_RATE < float((after - start[name]).abs().max()) < 1.1 * LEARNING_RATE
-    assert len(metrics) == UPDATES * (2 + 2 + 4)
+    assert len(metrics) == UPDATES * (2 + 2 + 2 + 4)
 
 
 @pytest.mark.parametrize("case", FAST_CASES, ids=lambda case: case.name)

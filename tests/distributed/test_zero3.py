@@ -124,4 +124,4 @@ def test_evaluation_with_fewer_rows_than_ranks_is_that_of_one_process(group, two
     expected = evaluate_all(tmp_path, Case(0, 1))
     assert first == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert first == second
-    assert {name.split("/")[0] for name in expected} == {"sft", "reward", "ppo"} and len(expected) > 12
+    assert {name.split("/")[0] for name in expected} == {"sft", "reward", "dpo", "ppo"} and len(expected) > 22

@@ -116,11 +116,27 @@ def test_main_memory_that_is_too_small(model, capsys):
 
 def test_a_preset_of_all_steps(capsys):
     plans = planned(capsys, "tldr_gemma_2b", "--gpus", "4")
-    assert [plan["step"] for plan in plans] == [1, 2, 3]
+    assert [plan["step"] for plan in plans] == [1, 2, "dpo", 3]
     # Gemma-2B as published: 256,000 · 2048 + 18 · (2 · 2048² + 2 · 2048 · 256 + 3 · 2048 · 16,384 + 2 · 2048) + 2048.
     weights = 256_000 * 2048 + 18 * (2 * 2048**2 + 2 * 2048 * 256 + 3 * 2048 * 16_384 + 2 * 2048) + 2048
     assert {plan["models"][0]["parameters"] - weights for plan in plans} == {0, 2048}
-    assert plans[2]["machine"]["processes"] == 4 and plans[2]["counts"]["updates"] == 37_143 // 256
+    assert plans[3]["machine"]["processes"] == 4 and plans[3]["counts"]["updates"] == 37_143 // 256
+    assert plans[2]["counts"]["updates"] == 37_143 // 64
+
+
+def test_dpo_holds_one_model(model, capsys):
+    """Trained as step 1's, on twice the sequences; the reward model's share of the rows."""
+    sizes = ["--model_name_or_path", model, "--per_device_train_batch_size", "4", "--max_seq_len", "256"]
+    words = [*sizes, "--per_device_eval_batch_size", "4", "--gpus", "2", "--prompts", "100"]
+    (dpo,) = planned(capsys, "--step", "dpo", *words)
+    (sft,) = planned(capsys, "--step", "1", *words, "--per_device_train_batch_size", "8")
+    (same,) = planned(capsys, "--step", "1", *words)
+    assert dpo["models"] == sft["models"] and [one["role"] for one in dpo["models"]] == ["policy"]
+    train, twice, once = (next(p for p in plan["phases"] if p["name"] == "train") for plan in (dpo, sft, same))
+    assert train == twice and train["parts"]["activations"] > 1.9 * once["parts"]["activations"]
+    assert dpo["counts"]["updates"] == 100 // 8 and dpo["counts"]["held_out"] == 0
+    assert main(["--step", "dpo", *words]) == 0
+    assert "step dpo: step dpo, bfloat16" in capsys.readouterr().out
 
 
 def test_flags_win_over_a_presets(capsys):
@@ -141,7 +157,8 @@ def test_models_that_are_there_are_read(model, capsys, monkeypatch):
     [
         (["no_such_preset"], "no_such_preset: there is no such training script. Give its path, or one of "),
         (["apps_codegemma_2b", "--step", "2"], "there is no such training script of step 2"),
-        ([], "give a training script, or --step 1, 2 or 3"),
+        ([], "give a training script, or --step 1, 2, dpo or 3"),
+        (["tldr_gemma_7b", "--step", "dpo"], "there is no such training script of step dpo"),
         (["--step", "1", "--model_name_or_path", "./absent"], "--model_name_or_path ./absent: no such folder"),
         (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),
         (["tldr_gemma_2b", "--gpus", "3"], "3 GPUs cannot share the global batch of 512 evenly"),

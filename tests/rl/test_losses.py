@@ -237,6 +237,32 @@ def test_dpo_loss_is_the_scalar_rule_and_so_is_its_gradient(smoothing) -> None:
     assert (stats["chosen"].item(), stats["rejected"].item()) == pytest.approx((0.5, 4.1 / 3))
 
 
+# Log-probs of four pairs of responses, token by token, and of whole responses under the reference.
+CHOSEN = [[-1.5, -0.25, -2.0], [-0.5, -3.0], [-4.0], [-0.75, -0.75, -6.5]]
+REJECTED = [[-2.0, -2.5], [-1.25, -0.5, -0.125], [-9.0, -0.0625], [-3.0]]
+REF_CHOSEN, REF_REJECTED = [-3.0, -4.0, -2.5, -8.75], [-4.0, -2.5, -8.0, -1.0]
+# What the loss of TRL 1.12.0's DPOTrainer (its method _compute_loss, with logits of these log-probs) gives for them:
+# "sigmoid", which has no smoothing; with smoothing "aot", which for one pair at a time is conservative DPO.
+TRL = [
+    (0.1, 0.0, 0.6713684797286987),
+    (0.01, 0.0, 0.6907498240470886),
+    (0.5, 0.0, 0.6290972232818604),
+    (0.1, 0.1, (0.7032252550125122 + 0.6981666684150696 + 0.7108863592147827 + 0.5925706624984741) / 4),
+    (0.5, 0.3, (0.7200990915298462 + 0.7061353921890259 + 0.7428667545318604 + 0.6379126310348511) / 4),
+]
+
+
+@pytest.mark.parametrize(("beta", "smoothing", "expected"), TRL)
+def test_dpo_loss_is_that_of_trl(beta, smoothing, expected) -> None:
+    chosen = torch.tensor([sum(tokens) for tokens in CHOSEN]) - torch.tensor(REF_CHOSEN)
+    rejected = torch.tensor([sum(tokens) for tokens in REJECTED]) - torch.tensor(REF_REJECTED)
+    loss, stats = dpo_loss(chosen, rejected, beta, smoothing)
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+    # TRL's rewards/accuracies, and rewards/margins, which for β = 0.1 are 0.04843749850988388.
+    assert stats["accuracy"].item() == 0.25
+    assert stats["margin"].item() == pytest.approx(beta / 0.1 * 0.04843749850988388, abs=1e-6)
+
+
 def test_dpo_of_an_untrained_policy_is_log_2() -> None:
     loss, stats = dpo_loss(torch.zeros(4), torch.zeros(4), 0.1, 0.2)
     assert loss.item() == pytest.approx(math.log(2)) and stats["accuracy"] == 0

@@ -54,7 +54,13 @@ def test_was_made_by(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("step", "title"), [("sft", "Supervised fine-tuning"), ("reward", "Reward model"), ("ppo", "PPO with macro")]
+    ("step", "title"),
+    [
+        ("sft", "Supervised fine-tuning"),
+        ("reward", "Reward model"),
+        ("dpo", "Direct preference optimisation"),
+        ("ppo", "PPO with macro"),
+    ],
 )
 def test_the_model_card_states_data_settings_and_metrics(step, title, tmp_path):
     record = new_record(step, [], 1, 1)

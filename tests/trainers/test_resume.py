@@ -1,15 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is stopped anywhere and taken up again is, to the last bit, the run that was never stopped."""
 
+import shutil
+
 import pytest
+import torch
 
-from resume_runs import Setup, check_every_stop, ppo, supervised
+from dschat.trainers.supervised import pairs
+from resume_runs import Setup, check_every_stop, ppo, result_of, supervised
 
 
-@pytest.mark.parametrize("step", ["sft", "reward"])
-def test_steps_1_and_2_stop_anywhere(step, group, tmp_path):
-    points = check_every_stop(lambda folder, **flags: supervised(step, folder, **flags), tmp_path, every=1)
-    assert points == 4 * 2 + 3 * 2, "micro-batches of 4 updates, and batches of 3 evaluations"
+@pytest.mark.parametrize(
+    ("step", "every"), [("sft", 1), ("reward", 1), ("dpo", 3), pytest.param("dpo", 1, marks=pytest.mark.slow)]
+)
+def test_steps_1_and_2_stop_anywhere(step, every, group, tmp_path):
+    points = check_every_stop(lambda folder, **flags: supervised(step, folder, **flags), tmp_path, every)
+    reference = 5 + 2 + 1 if step == "dpo" else 0  # batches of 9 and 3 pairs, and the end
+    assert points == reference + 4 * 2 + 3 * 2, "micro-batches of 4 updates, and batches of 3 evaluations"
+
+
+def test_the_reference_is_used_again(group, tmp_path, monkeypatch):
+    """Neither computed again nor taken from the weights of the checkpoint."""
+    whole = result_of(supervised("dpo", tmp_path / "whole"), tmp_path / "whole")
+    place = tmp_path / "stopped"
+    assert result_of(supervised("dpo", place, save_steps=2), place)[1] == whole[1]
+    before = {file.name: file.read_bytes() for file in (place / "reference").iterdir()}
+    assert before.keys() == {"train.safetensors", "eval-3.safetensors"}
+    monkeypatch.setattr(pairs, "_compute", None)
+    again = result_of(supervised("dpo", place, resume_from_checkpoint=f"{place}/checkpoints/step-2"), place)
+    assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())
+    assert {file.name: file.read_bytes() for file in (place / "reference").iterdir()} == before
+
+
+def test_a_lost_reference_is_computed_before_the_checkpoint_is_loaded(group, tmp_path):
+    whole = result_of(supervised("dpo", tmp_path), tmp_path)
+    place = tmp_path / "stopped"
+    result_of(supervised("dpo", place, save_steps=2), place)
+    shutil.rmtree(place / "reference")
+    again = result_of(supervised("dpo", place, resume_from_checkpoint=f"{place}/checkpoints/step-2"), place)
+    assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())
 
 
 CONDITIONS = [
@@ -46,7 +75,7 @@ def test_step_3_stops_anywhere_with_sharding_and_lora(setup, every, group, tmp_p
     )
 
 
-@pytest.mark.parametrize("step", ["sft", "reward"])
+@pytest.mark.parametrize("step", ["sft", "reward", "dpo"])
 def test_adapters_stop_anywhere(step, group, tmp_path):
     setup = Setup(lora_dim=2)
     check_every_stop(lambda folder, **flags: supervised(step, folder, setup, **flags), tmp_path, every=5)

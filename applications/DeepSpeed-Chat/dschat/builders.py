@@ -54,7 +54,7 @@ def check_lengths(config: CommonConfig) -> None:
 def build_policy(
     config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
 ) -> Engine[PolicyModel]:
-    """Step 1's engine."""
+    """The engine of step 1 and of DPO."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     path, opening = config.model_name_or_path, _opening(config, settings)
@@ -67,7 +67,7 @@ def build_policy(
 def build_reward_model(
     config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
 ) -> Engine[ScalarModel]:
-    """Step 2's engine."""
+    """The engine of step 2's reward model."""
     settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     path, opening = config.model_name_or_path, _opening(config, settings)
     model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening)

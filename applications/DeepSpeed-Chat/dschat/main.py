@@ -28,7 +28,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
     """Parses the command line, joins the process group and runs a step.
 
     Args:
-        step: sft, reward or ppo.
+        step: sft, reward, dpo or ppo.
         config_class: the step's configuration.
         train: the step; gets the configuration and the run's output folder.
 

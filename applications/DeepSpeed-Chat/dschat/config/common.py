@@ -251,6 +251,10 @@ class SupervisedConfig(CommonConfig):
         rules.check_numbers(self, ["eval_iters", "learning_rate", "weight_decay"], rules.AT_LEAST_0)
         rules.check_not_empty(self, ["model_name_or_path"])
 
+    def num_eval_examples(self, world_size: int) -> int:
+        """Most held-out examples of one evaluation; 0 = all."""
+        return self.eval_iters * self.per_device_eval_batch_size * world_size
+
     @property
     def zero_stages(self) -> list[int]:
         """The model's ZeRO stage."""

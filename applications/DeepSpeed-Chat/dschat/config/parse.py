@@ -24,7 +24,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     """Read, convert and check a command line.
 
     Args:
-        config_class: SFTConfig, RewardConfig or PPOConfig.
+        config_class: SFTConfig, RewardConfig, DPOConfig or PPOConfig.
         argv: the arguments; those of the process if None.
 
     Returns:

@@ -26,11 +26,14 @@ class PreferenceExample:
     Attributes:
         prompt_ids: ids, BOS included.
         chosen_ids, rejected_ids: ids of the responses, with the token that ends them unless they were cut.
+        ref_logprobs: log-probs of the chosen and of the rejected response under the policy before training; None
+            until they are computed.
     """
 
     prompt_ids: list[int]
     chosen_ids: list[int]
     rejected_ids: list[int]
+    ref_logprobs: tuple[float, float] | None = None
 
     def __len__(self) -> int:
         """Tokens of the longer sequence, which decides the padding."""

@@ -203,12 +203,12 @@ def flag_of(field: str) -> str:
 def model_name(path: str) -> str:
     """Name of a model, a folder or hub id, in result paths: the folder's, or that above `actor`.
 
-    The training scripts' presets write into PRESET/sft, PRESET/reward, PRESET/ppo and PRESET/ppo-VARIANT. There the
-    folder alone does not tell models apart, and the one above joins it: `tldr-gemma-2b-ppo`.
+    The training scripts' presets write into PRESET/sft, PRESET/reward, PRESET/dpo, PRESET/ppo and PRESET/ppo-VARIANT.
+    There the folder alone does not tell models apart, and the one above joins it: `tldr-gemma-2b-ppo`.
     """
     folder = Path(os.path.abspath(path))
     if folder.name == "actor":
         folder = folder.parent
-    if folder.parent.name and (folder.name in ("sft", "reward", "ppo") or folder.name.startswith("ppo-")):
+    if folder.parent.name and (folder.name in ("sft", "reward", "dpo", "ppo") or folder.name.startswith("ppo-")):
         return f"{folder.parent.name}-{folder.name}"
     return folder.name

@@ -21,6 +21,7 @@ from transformers import PreTrainedConfig
 
 from dschat.common.script import run_script
 from dschat.config.common import CommonConfig
+from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.config.reward import RewardConfig
@@ -30,11 +31,11 @@ from dschat.plan.counts import Counts, counts, find_rows
 from dschat.plan.known import find_config
 from dschat.plan.machine import GB, Machine
 from dschat.plan.plan import Plan, make_plan
-from dschat.plan.presets import Preset, find_presets, flags_of
+from dschat.plan.presets import Preset, Step, find_presets, flags_of
 from dschat.plan.remedies import remedies
 from dschat.plan.report import Remedies, as_json, as_text
 
-CONFIGS: dict[int, type[CommonConfig]] = {1: SFTConfig, 2: RewardConfig, 3: PPOConfig}
+CONFIGS: dict[Step, type[CommonConfig]] = {1: SFTConfig, 2: RewardConfig, "dpo": DPOConfig, 3: PPOConfig}
 # No run starts, so that it does not matter what an output folder holds.
 NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for preset in find_presets(name, own.step):
                 planned.append(plan_preset(preset, machine, flags, own.prompts, own.config))
         elif own.step is None:
-            raise UserError("give a training script, or --step 1, 2 or 3 with the flags of its main.py.")
+            raise UserError("give a training script, or --step 1, 2, dpo or 3 with the flags of its main.py.")
         else:
             configs = _configs(own.config, None)
             planned.append(_planned(f"step {own.step}", own.step, flags, machine, own.prompts, configs))
@@ -95,7 +96,7 @@ def plan_preset(
 
 def _planned(
     title: str,
-    step: int,
+    step: Step,
     flags: Sequence[str],
     machine: Machine,
     prompts: int | None,
@@ -141,7 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         epilog="All other flags are the step's own; `main.py --help` lists them.",
     )
-    parser.add_argument("--step", type=int, choices=(1, 2, 3), help="of the pipeline; all that a script's name has")
+    steps = "1, 2 (reward model), dpo or 3; all that a script's name has"
+    parser.add_argument("--step", type=_step, choices=tuple(CONFIGS), help=steps)
     parser.add_argument("--gpus", type=int, default=8, help="processes, each with a GPU (default: 8)")
     parser.add_argument("--gpu_memory", type=float, default=80, help="GB of a GPU (default: 80)")
     parser.add_argument("--main_memory", type=float, help="GB of main memory, to be compared with the need")
@@ -149,6 +151,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", help="folder or hub id of the model in folders that are not there yet")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     return parser
+
+
+def _step(word: str) -> Step:
+    return int(word) if word.isdigit() else word
 
 
 if __name__ == "__main__":

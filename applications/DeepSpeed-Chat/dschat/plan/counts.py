@@ -100,4 +100,4 @@ def _evaluated_at_once(config: CommonConfig, plan: BatchPlan) -> int:
     if isinstance(config, PPOConfig):
         return config.num_eval_prompts(plan.world_size)
     assert isinstance(config, SupervisedConfig)
-    return config.eval_iters * config.per_device_eval_batch_size * plan.world_size
+    return config.num_eval_examples(plan.world_size)

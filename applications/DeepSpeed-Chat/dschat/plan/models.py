@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from dschat.config.common import CommonConfig, SupervisedConfig
 from dschat.config.ppo import PPOConfig
+from dschat.config.reward import RewardConfig
 from dschat.plan.logits import Head
 from dschat.plan.passes import Pass, scoring_pass, training_pass
 from dschat.plan.shapes import Kind, Shape, meta_model, shape_of
@@ -108,13 +109,14 @@ def roles_of(
         device: of a process: the number format is bf16 on GPUs, float32 on CPUs, unless a flag says otherwise.
     """
     if isinstance(config, SupervisedConfig):
-        name: RoleName = "policy" if config.step == 1 else "reward model"
+        ranks = isinstance(config, RewardConfig)
+        name: RoleName = "reward model" if ranks else "policy"
         maker = _Maker(config, configs, device)
         return [
             maker.trained(
                 name,
                 ("--model_name_or_path", config.model_name_or_path),
-                "policy" if config.step == 1 else "scalar",
+                "scalar" if ranks else "policy",
                 config.zero_stage,
                 config.lora_dim,
                 config.gradient_checkpointing,

@@ -16,7 +16,14 @@ from pathlib import Path
 from dschat.errors import UserError
 
 TRAINING = Path(__file__).resolve().parents[2] / "training"
-STEPS = {"step1_supervised_finetuning": 1, "step2_reward_model_finetuning": 2, "step3_rlhf_finetuning": 3}
+# A step of the pipeline as --step names it.
+Step = int | str
+STEPS: dict[str, Step] = {
+    "step1_supervised_finetuning": 1,
+    "step2_reward_model_finetuning": 2,
+    "step2_dpo_finetuning": "dpo",
+    "step3_rlhf_finetuning": 3,
+}
 # What a script would read of this machine, and must not here: GPUs and machines are those of the plan.
 HIDDEN = ("CUDA_VISIBLE_DEVICES", "HOSTFILE", "NODE_RANK", "MASTER_ADDR", "DS_ENV_FILE")
 LAUNCHER = """#!/bin/sh
@@ -31,16 +38,16 @@ class Preset:
 
     Attributes:
         script: its path.
-        step: of the pipeline.
+        step: 1, 2, dpo or 3.
         base: hub id of the published model that its models are made from; None where it is not a published run.
     """
 
     script: Path
-    step: int
+    step: Step
     base: str | None
 
 
-def find_presets(name: str, step: int | None) -> list[Preset]:
+def find_presets(name: str, step: Step | None) -> list[Preset]:
     """The scripts that a path or name means, in the order of the steps.
 
     Args:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dschat.common.tables import text_table
+from dschat.config.common import CommonConfig
+from dschat.config.dpo import DPOConfig
 from dschat.config.ppo import PPOConfig
 from dschat.plan.counts import Counts
 from dschat.plan.machine import CUDA_BYTES, GB
@@ -26,7 +28,7 @@ def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -
     device = "on CPUs" if machine.device_memory is None else f"GPUs of {machine.device_memory / GB:g} GB"
     return "\n\n".join(
         [
-            f"{title}: step {plan.config.step}, {dtype}, {machine.processes} {device}; GB (10⁹ bytes) per process",
+            f"{title}: step {_step(plan.config)}, {dtype}, {machine.processes} {device}; GB (10⁹ bytes) per process",
             _models(plan),
             _phases(plan),
             _verdict(plan, remedies),
@@ -41,7 +43,7 @@ def as_json(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -
     n = plan.machine.processes
     return {
         "title": title,
-        "step": plan.config.step,
+        "step": _step(plan.config),
         "machine": dataclasses.asdict(plan.machine),
         "models": [
             {
@@ -106,6 +108,11 @@ def _verdict(plan: Plan, remedies: Remedies) -> str:
 
 def _still(plan: Plan) -> str:
     return "" if plan.fits_device else ", still too much: use more GPUs, LoRA (--lora_dim) or a smaller model"
+
+
+def _step(config: CommonConfig) -> int | str:
+    """As --step names it."""
+    return "dpo" if isinstance(config, DPOConfig) else config.step
 
 
 def _host(plan: Plan) -> str:

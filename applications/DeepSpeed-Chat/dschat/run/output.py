@@ -67,7 +67,7 @@ class RunOutput:
         """Makes the folder and writes flags and record.
 
         Args:
-            step: sft, reward or ppo.
+            step: sft, reward, dpo or ppo.
             config: the flags.
             plan: the batch sizes that follow from them.
 

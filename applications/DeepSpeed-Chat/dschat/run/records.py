@@ -26,7 +26,7 @@ PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "data
 class RunRecord:
     """Everything known of a run; ``finished`` is True once its main has reached the end."""
 
-    step: str  # sft, reward or ppo
+    step: str  # sft, reward, dpo or ppo
     started: str
     command: list[str]
     packages: dict[str, str]
@@ -99,6 +99,7 @@ def warn_unless_made_by(step: str, path: str, flag: str) -> None:
 _TITLES = {
     "sft": "Supervised fine-tuning (step 1)",
     "reward": "Reward model (step 2)",
+    "dpo": "Direct preference optimisation (step 2)",
     "ppo": "PPO with macro actions (step 3)",
 }
 

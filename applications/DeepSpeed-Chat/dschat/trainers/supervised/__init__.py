@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps 1 and 2: one loop, two tasks."""
+"""Steps 1 and 2: one loop; the tasks sft, reward and dpo."""

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from tqdm import tqdm
 
 from dschat.data.collate import eval_batches
 from dschat.data.preferences import PreferenceExample, collate_preferences
@@ -136,7 +137,7 @@ def _compute(
     engine.eval()
     batches = eval_batches([len(example) for example in examples], batch_size, rank=rank(), world_size=world_size())
     own: dict[int, tuple[float, float]] = {}
-    for rows in batches:
+    for rows in tqdm(batches, desc="reference", disable=not is_main()):
         raise_if_stopped()
         # A rank that has run out of pairs takes part in every forward pass all the same.
         chosen, rejected = pair_logprobs(engine, [examples[i] for i in rows or [0]], pad_id, temperature)

@@ -22,6 +22,9 @@ class RewardTask:
     def __init__(self, train: Sequence[PairExample], eval: Sequence[PairExample], pad_id: int) -> None:
         self.train, self.eval, self._pad_id = train, eval, pad_id
 
+    def prepare(self, engine: TrainedScalar) -> None:
+        pass
+
     def count(self, examples: Sequence[PairExample]) -> int:
         return len(examples)
 

@@ -25,6 +25,9 @@ class SFTTask:
         self.train, self.eval = train, eval
         self._pad_id, self._on_prompt = pad_id, sft_on_prompt
 
+    def prepare(self, engine: TrainedPolicy) -> None:
+        pass
+
     def count(self, examples: Sequence[SFTExample]) -> int:
         if self._on_prompt:
             return sum(len(example) - 1 for example in examples)

@@ -38,6 +38,9 @@ class Task(Protocol[Example, AnyEngine]):
     train: Sequence[Example]
     eval: Sequence[Example]
 
+    def prepare(self, engine: AnyEngine) -> None:
+        """What needs the weights that training starts from: called before a checkpoint takes their place."""
+
     def count(self, examples: Sequence[Example]) -> int:
         """What the loss is a mean over: response tokens, or pairs."""
 
@@ -71,7 +74,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
         """Takes the parts of a run.
 
         Args:
-            engine: of a PolicyModel (step 1) or ScalarModel (step 2).
+            engine: of a PolicyModel (step 1, DPO) or ScalarModel (the reward model).
             task: what is learnt.
             config: the flags.
             run: batch sizes, record and metrics.
@@ -87,6 +90,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
     def fit(self) -> dict[str, float]:
         """Trains to the end and saves; returns the last evaluation's metrics."""
         total = total_updates(len(self.task.train), self.config, self.run.plan)
+        self.task.prepare(self.engine)
         self.go_on(self.checkpoints.load())
         with self.checkpoints.stopping(self.progress):
             self._self_check()
@@ -180,8 +184,8 @@ class SupervisedTrainer(Generic[Example, EngineT]):
         if not self.task.eval:
             return {}
         self.engine.eval()
-        size, most = self.config.per_device_eval_batch_size, self.config.eval_iters
-        held_out = self.task.eval[: most * size * world_size() or None]
+        size, most = self.config.per_device_eval_batch_size, self.config.num_eval_examples(world_size())
+        held_out = self.task.eval[: most or None]
         batches = eval_batches([len(example) for example in held_out], size, rank=rank(), world_size=world_size())
         means = Means()
         for rows in batches:

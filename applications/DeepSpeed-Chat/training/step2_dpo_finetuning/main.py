@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 2 as direct preference optimisation, without a reward model. `python main.py --help` lists the flags."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from dschat.config.dpo import DPOConfig
+from dschat.main import run_main
+
+if TYPE_CHECKING:
+    from dschat.run.output import RunOutput
+
+
+def train(config: DPOConfig, run: "RunOutput") -> None:
+    """Builds the run from its flags and trains."""
+    from dschat.builders import build_policy, check_lengths
+    from dschat.data.preferences import preference_examples
+    from dschat.data.shares import load_share
+    from dschat.models.tokenizer import end_token_id, load_tokenizer
+    from dschat.run.checkpoint import Checkpoints
+    from dschat.run.identity import identity_of, model_hash
+    from dschat.run.model_folders import ModelFolders, SavedModel
+    from dschat.run.records import warn_unless_made_by
+    from dschat.trainers.supervised.dpo import DPOTask
+    from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
+
+    base = config.model_name_or_path
+    check_lengths(config)
+    tokenizer = load_tokenizer(base, "--model_name_or_path")
+    warn_unless_made_by("sft", base, "--model_name_or_path")
+    share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
+    examples, dropped = preference_examples(share.train, tokenizer, config.max_seq_len, end_id)
+    held_out, dropped_eval = preference_examples(share.eval, tokenizer, config.max_seq_len, end_id, held_out=True)
+    run.describe_data(share, train=dropped, eval=dropped_eval)
+    updates = total_updates(len(examples), config, run.plan)
+    run.announce(updates, len(examples))
+    engine = build_policy(config, run.plan, tokenizer, updates)
+    folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
+    task = DPOTask(examples, held_out, tokenizer.pad_token_id, config, run, model_hash(base))
+    identity = identity_of(config, run.plan, tokenizer, run.record.data)
+    checkpoints = Checkpoints({"policy": engine}, config, run, identity)
+    SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("dpo", DPOConfig, train))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DPO's main: what its own flags do, what it refuses, and what becomes of the log-probs that it keeps."""
+
+import json
+import math
+import shutil
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from cli_runs import evaluation_rows, message_of, training_rows, write_jsonl
+
+
+def reference_of(folder):
+    """Each file's numbers and what they depend on."""
+    found = {}
+    for file in (folder / "reference").iterdir():
+        with safe_open(file, "pt") as content:
+            found[file.name] = content.get_tensor("logprobs").tolist(), content.metadata()
+    return found
+
+
+def test_without_a_reference(run, dpo_flags, dpo, tmp_path):
+    """Smoothing changes the loss; nothing is computed before training, and the margin starts anywhere."""
+    run("dpo", dpo_flags | {"reference_free": True, "label_smoothing": 0.2, "eval_interval": 2}).expect(0)
+    assert not (tmp_path / "out" / "reference").exists()
+    first, last = evaluation_rows(tmp_path / "out")[0], evaluation_rows(tmp_path / "out")[-1]
+    assert abs(first["eval/margin"]) > 0.01 and first["eval/chosen"] < -10
+    assert last["eval/margin"] > first["eval/margin"]
+    flags = json.loads((tmp_path / "out" / "train_config.json").read_text())
+    assert (flags["reference_free"], flags["label_smoothing"], flags["beta"]) == (True, 0.2, 0.1)
+
+
+def test_smoothing_has_a_floor(run, dpo_flags, tmp_path):
+    """With ε = 0.4 no loss is below −.6 log .6 − .4 log .4; the first is log 2 all the same."""
+    run("dpo", dpo_flags | {"label_smoothing": 0.4, "learning_rate": 3e-3}).expect(0)
+    losses = [row["loss/dpo"] for row in training_rows(tmp_path / "out")]
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
+    assert min(losses) > -0.6 * math.log(0.6) - 0.4 * math.log(0.4) - 1e-6
+
+
+def test_a_run_that_is_replaced_takes_its_reference_along(run, dpo_flags, dpo, inputs, tmp_path):
+    """The new one's comes from another model; nothing of the old one is left."""
+    out = tmp_path / "out"
+    shutil.copytree(dpo, out)
+    old = reference_of(out)
+    message_of(run("dpo", dpo_flags), f"--output_dir {out} holds a run")
+    changed = {"model_name_or_path": inputs / "model", "overwrite_output_dir": True}
+    run("dpo", dpo_flags | changed).expect(0)
+    new = reference_of(out)
+    assert new.keys() == old.keys()
+    for name, (numbers, identity) in new.items():
+        assert numbers != old[name][0]
+        assert {what for what in identity if identity[what] != old[name][1][what]} == {"the model"}
+    assert {place.name for place in out.iterdir() if place.name.startswith(".")} == set()
+
+
+def test_a_run_goes_on_with_its_reference(run, dpo_flags, tmp_path):
+    out = tmp_path / "out"
+    flags = dpo_flags | {"save_steps": 2, "save_total_limit": 0}
+    run("dpo", flags).expect(0)
+    old, weights = reference_of(out), load_file(out / "model.safetensors")
+    last = evaluation_rows(out)[-1]
+    screen = run("dpo", flags | {"resume_from_checkpoint": out / "checkpoints" / "step-2"}).expect(0).stderr
+    assert "going on from" in screen and "reference:" not in screen, "it is computed anew"
+    assert reference_of(out) == old
+    assert all(bool((x == weights[name]).all()) for name, x in load_file(out / "model.safetensors").items())
+    again = evaluation_rows(out)[-1]
+    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in last.items() if k != "seconds"}
+
+
+def test_rows_that_it_cannot_use(run, dpo_flags, texts, tmp_path):
+    data = {"data_path": tmp_path / "rows.jsonl", "data_split": "0,1,0", "per_device_train_batch_size": 2}
+    rows = [text | ({"rejected": text["chosen"]} if number % 4 == 0 else {}) for number, text in enumerate(texts)]
+    write_jsonl(tmp_path / "rows.jsonl", [*rows[:6], {**rows[6], "rejected": None}, *rows[7:]])
+    message_of(run("dpo", dpo_flags | data), "rows.jsonl:7", "rejected")
+    write_jsonl(tmp_path / "rows.jsonl", [text | {"rejected": text["chosen"]} for text in texts])
+    message_of(run("dpo", dpo_flags | data), "rows is left (pair equal after cutting:")
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    screen = run("dpo", dpo_flags | data).expect(0).stderr
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    dropped = record["data"]["dropped"]
+    assert sum(split.get("pair equal after cutting", 0) for split in dropped.values()) == len(texts) / 4
+    assert f"train: {dropped['train']['pair equal after cutting']} rows dropped (pair equal after cutting)" in screen
+
+
+def test_a_base_that_step_1_did_not_make(run, dpo_flags, inputs):
+    screen = run("dpo", dpo_flags | {"model_name_or_path": inputs / "model"}).expect(0).stderr
+    assert f"--model_name_or_path {inputs / 'model'} was not made by the sft step" in screen

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DPO's task: loss and gradient against plain torch, and the log-probs of the policy before training."""
+
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from dschat.config.dpo import DPOConfig
+from dschat.data.preferences import PreferenceExample
+from dschat.errors import UserError
+from dschat.models.policy import PolicyModel
+from dschat.trainers.supervised import pairs
+from dschat.trainers.supervised.dpo import DPOTask
+from dschat.trainers.supervised.pairs import describe_reference, pair_logprobs, reference_logprobs
+from dschat.trainers.supervised.trainer import SupervisedTrainer
+from factories import (
+    PAD,
+    NotedSaves,
+    checkpoints_of,
+    engine_of,
+    largest_difference,
+    make_causal_lm,
+    random_ids,
+    run_of,
+    to_device,
+    weights_of,
+)
+
+
+def pairs_of(count, seed):
+    """The chosen response holds the tokens 10 to 19, the rejected one 30 to 39."""
+    examples = []
+    for i in range(count):
+        chosen = [10 + (token % 10) for token in random_ids(3 + i % 4, 100 * seed + i)]
+        rejected = [30 + (token % 10) for token in random_ids(2 + i % 5, 200 * seed + i)]
+        examples.append(PreferenceExample(random_ids(2 + i % 3, 10 * seed + i), chosen, rejected))
+    return examples
+
+
+TRAIN, HELD_OUT = pairs_of(16, 1), pairs_of(5, 2)
+
+
+def make_trainer(folder, micro=4, causal_lm=None, model="the model", **overrides):
+    flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 3e-3}
+    flags |= {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
+    config = DPOConfig(**(flags | overrides))
+    run = run_of("dpo", config)
+    engine = engine_of(
+        causal_lm or make_causal_lm(), run.plan.micro_batch, run.plan.accumulation, learning_rate=config.learning_rate
+    )
+    task = DPOTask(TRAIN, HELD_OUT, PAD, config, run, model)
+    checkpoints = checkpoints_of(config, run, model=engine)
+    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints)
+
+
+# -- the formula once more, from full logits, row by row
+
+
+def sequence_logprob(causal_lm, prompt, response):
+    """Σ log softmax(logits) at the response's tokens, of one row without padding."""
+    logits = causal_lm(input_ids=torch.tensor([prompt + response])).logits[0].float()
+    logprobs = torch.nn.functional.log_softmax(logits, dim=-1)
+    return sum(logprobs[len(prompt) + i - 1, token] for i, token in enumerate(response))
+
+
+def plain_loss(causal_lm, reference, examples, beta, smoothing=0.0):
+    """Mean loss and statistics; `reference` None for none."""
+    losses, found = [], []
+    for example in examples:
+        ratios = []
+        for response in (example.chosen_ids, example.rejected_ids):
+            ratio = sequence_logprob(causal_lm, example.prompt_ids, response)
+            if reference is not None:
+                ratio = ratio - sequence_logprob(reference, example.prompt_ids, response).detach()
+            ratios.append(ratio)
+        margin = beta * (ratios[0] - ratios[1])
+        right = 1 / (1 + torch.exp(-margin))
+        losses.append(-(1 - smoothing) * torch.log(right) - smoothing * torch.log(1 - right))
+        found.append([x.item() for x in (margin > 0, margin, *ratios)])
+    means = [sum(column) / len(found) for column in zip(*found, strict=True)]
+    return sum(losses) / len(losses), dict(zip(("accuracy", "margin", "chosen", "rejected"), means, strict=True))
+
+
+def referenced(examples, reference):
+    """The pairs with the log-probs of a model, by the formula above."""
+    with torch.no_grad():
+        return [
+            replace(
+                example,
+                ref_logprobs=(
+                    float(sequence_logprob(reference, example.prompt_ids, example.chosen_ids)),
+                    float(sequence_logprob(reference, example.prompt_ids, example.rejected_ids)),
+                ),
+            )
+            for example in examples
+        ]
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gemma2", "gpt2"])
+@pytest.mark.parametrize(("smoothing", "free"), [(0.0, False), (0.2, False), (0.0, True), (0.2, True)])
+def test_loss_and_gradient_are_those_of_plain_torch(kind, smoothing, free, group, tmp_path):
+    """Of a whole model, whose reference is another one; to 1e-6."""
+    model, plain = PolicyModel(make_causal_lm(kind).to(to_device(torch.zeros(1)).device)), make_causal_lm(kind)
+    reference = make_causal_lm(kind, seed=1)
+    config = DPOConfig(
+        data_path=["unused"],
+        output_dir=str(tmp_path),
+        model_name_or_path="unused",
+        beta=0.05,
+        label_smoothing=smoothing,
+        reference_free=free,
+    )
+    examples = TRAIN[:4] if free else referenced(TRAIN[:4], reference)
+    task = DPOTask([], [], PAD, config, run_of("dpo", config), "the model")
+    loss, stats = task.loss(model, examples, 4.0)
+    loss.backward()
+    expected, expected_stats = plain_loss(plain, None if free else reference, examples, 0.05, smoothing)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    assert {name: x.item() for name, x in stats.items()} == pytest.approx(expected_stats, rel=1e-5, abs=1e-5)
+    gradients = {name: p.grad.cpu() for name, p in model.inner.named_parameters()}
+    assert largest_difference(gradients, {name: p.grad for name, p in plain.named_parameters()}) < 1e-6
+    assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-3
+
+
+def test_a_batch_is_its_rows():
+    """Whatever stands beside a pair in a batch and however long it is."""
+    model = PolicyModel(make_causal_lm())
+    with torch.no_grad():
+        together = torch.stack(pair_logprobs(model, TRAIN[:6], PAD))
+        alone = torch.cat([torch.stack(pair_logprobs(model, [example], PAD)) for example in TRAIN[:6]], dim=1)
+    torch.testing.assert_close(together, alone, rtol=0, atol=2e-5)
+
+
+# -- a run
+
+
+def test_before_the_first_update_policy_and_reference_are_one(group, tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.task.prepare(trainer.engine)
+    first = trainer.evaluate()
+    assert first["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)
+    zeros = {f"eval/{name}": 0.0 for name in ("margin", "chosen", "rejected")}
+    assert {name: first[name] for name in zeros} == pytest.approx(zeros, abs=1e-4)
+
+
+def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_path):
+    """The second update, when policy and reference differ."""
+    trainer = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=3, learning_rate=1e-3)
+    trainer.task.prepare(trainer.engine)
+    trainer.train_once([[0, 1], [2, 3], [8, 9]])
+    now = make_causal_lm()
+    now.load_state_dict(
+        {name.removeprefix("inner."): x for name, x in weights_of(trainer.engine).items()}, strict=False
+    )
+    metrics = trainer.train_once([[4, 5], [6, 7], [10, 11]])
+    with torch.no_grad():
+        expected, stats = plain_loss(now, make_causal_lm(), [TRAIN[i] for i in (4, 5, 6, 7, 10, 11)], 0.1)
+    assert expected.item() < math.log(2) - 0.005
+    assert metrics["loss/dpo"] == pytest.approx(expected.item(), rel=1e-4)
+    for name, value in stats.items():
+        assert metrics[f"train/{name}"] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+
+
+def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
+    weights = []
+    for micro in (1, 2, 8):
+        trainer = make_trainer(
+            tmp_path / str(micro), micro=micro, gradient_accumulation_steps=8 // micro, learning_rate=1e-4
+        )
+        trainer.task.prepare(trainer.engine)
+        for start in (0, 8):
+            trainer.train_once([list(range(start, start + 8))[i : i + micro] for i in range(0, 8, micro)])
+        weights.append(weights_of(trainer.engine))
+    assert all(largest_difference(other, weights[0]) < 1e-5 for other in weights[1:])
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_it_learns_to_prefer(free, group, tmp_path):
+    trainer = make_trainer(tmp_path, num_train_epochs=6, reference_free=free)
+    trainer.task.prepare(trainer.engine)
+    first, last = trainer.evaluate(), trainer.fit()
+    assert last["eval/loss"] < first["eval/loss"] / 1.5 and last["eval/margin"] > first["eval/margin"] + 0.5
+    assert free or last["eval/accuracy"] == 1.0
+    assert (tmp_path / "reference").exists() is not free
+    assert trainer.run.record.metrics.keys() == {
+        f"eval/{name}" for name in ("loss", "accuracy", "margin", "chosen", "rejected")
+    }
+
+
+def test_a_larger_beta_stays_closer(group, tmp_path):
+    """How far the log-ratios go until the margin's gradient fades."""
+    found = []
+    for beta in (0.5, 0.05):
+        last = make_trainer(tmp_path / str(beta), num_train_epochs=6, beta=beta).fit()
+        found.append(last["eval/chosen"] - last["eval/rejected"])
+        assert last["eval/margin"] == pytest.approx(beta * found[-1], rel=1e-4)
+    assert 0 < found[0] < found[1]
+
+
+def test_pairs_without_reference_are_not_trained_on(group, tmp_path):
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(TypeError):
+        trainer.train_once([[0, 1, 2, 3]])
+
+
+def test_an_update_that_is_not_finite_leaves_its_pairs_behind(group, tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.task.prepare(trainer.engine)
+    trainer.engine.module.register_forward_hook(lambda module, inputs, output: (output[0] * math.nan, output[1]))
+    with pytest.raises(UserError, match="after 0 updates, losses of the model on rank 0 are not finite"):
+        trainer.train_once([[0, 1, 2, 3]])
+    kept = load_file(tmp_path / "nonfinite" / "update-0-rank-0.safetensors")
+    assert {"0.input_ids", "0.targets", "0.sequence", "0.ref_logprobs"} <= kept.keys()
+    assert kept["0.ref_logprobs"].tolist() == [list(example.ref_logprobs) for example in trainer.task.train[:4]]
+
+
+# -- the reference
+
+
+def test_the_reference_is_the_policy_before_training(group, tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.task.prepare(trainer.engine)
+    for kept, examples in ((trainer.task.train, TRAIN), (trainer.task.eval, HELD_OUT)):
+        expected = referenced(examples, make_causal_lm())
+        for example, other in zip(kept, expected, strict=True):
+            assert example.ref_logprobs == pytest.approx(other.ref_logprobs, abs=1e-4)
+            assert replace(example, ref_logprobs=None) == replace(other, ref_logprobs=None)
+    kept = load_file(tmp_path / "reference" / "train.safetensors")["logprobs"]
+    assert kept.tolist() == [list(example.ref_logprobs) for example in trainer.task.train]
+
+
+def test_only_what_is_evaluated_is_held_out(group, tmp_path):
+    """One batch of two pairs; another number of them is another file."""
+    trainer = make_trainer(tmp_path, eval_iters=1)
+    trainer.task.prepare(trainer.engine)
+    assert len(trainer.task.eval) == 2
+    assert {file.name for file in (tmp_path / "reference").iterdir()} == {"train.safetensors", "eval-2.safetensors"}
+    make_trainer(tmp_path, eval_iters=0).task.prepare(trainer.engine)
+    assert (tmp_path / "reference" / "eval-5.safetensors").exists()
+
+
+def test_without_held_out_pairs(group, tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.task.eval = []
+    assert trainer.fit() == {}
+    assert {file.name for file in (tmp_path / "reference").iterdir()} == {"train.safetensors"}
+
+
+@pytest.fixture
+def kept(group, tmp_path):
+    """Computed once: file, pairs, and what they depend on."""
+    file, identity = tmp_path / "reference" / "train.safetensors", describe_reference(TRAIN, "m", torch.float32, 1.0)
+    engine = engine_of(make_causal_lm())
+    numbers = reference_logprobs(engine, TRAIN, PAD, 3, 1.0, file, identity)
+    return file, numbers, lambda identity: reference_logprobs(None, TRAIN, PAD, 3, 1.0, file, identity)
+
+
+def test_what_is_kept_is_given_back(kept):
+    file, numbers, again = kept
+    assert numbers.shape == (16, 2) and numbers.dtype == torch.float32
+    assert torch.equal(again(describe_reference(TRAIN, "m", torch.float32, 1.0)), numbers)
+
+
+CHANGES = {
+    "the data": lambda: describe_reference([*TRAIN[:-1], HELD_OUT[0]], "m", torch.float32, 1.0),
+    "the model": lambda: describe_reference(TRAIN, "other", torch.float32, 1.0),
+    "the number format": lambda: describe_reference(TRAIN, "m", torch.bfloat16, 1.0),
+    "the temperature": lambda: describe_reference(TRAIN, "m", torch.float32, 0.7),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_belongs_to_something_else_is_refused(what, kept):
+    file, _, again = kept
+    before = file.read_bytes()
+    with pytest.raises(UserError, match=f"{file}: .* not of this run: {what} differ. Remove {file} to compute them"):
+        again(CHANGES[what]())
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("part", ["prompt_ids", "chosen_ids", "rejected_ids"])
+def test_another_response_is_other_data(part):
+    changed = [replace(TRAIN[0], **{part: [9]}), *TRAIN[1:]]
+    before, after = (describe_reference(examples, "m", torch.float32, 1.0) for examples in (TRAIN, changed))
+    assert {name for name in before if before[name] != after[name]} == {"the data"}
+
+
+def test_the_reference_has_the_temperature_that_it_is_asked_for(group, tmp_path):
+    """Half the temperature is twice the logits."""
+    doubled = make_causal_lm("gpt2")
+    engine = engine_of(make_causal_lm("gpt2"))
+    numbers = reference_logprobs(engine, TRAIN[:3], PAD, 2, 0.5, tmp_path / "file", {})
+    for example, row in zip(TRAIN[:3], numbers.tolist(), strict=True):
+        for response, number in zip((example.chosen_ids, example.rejected_ids), row, strict=True):
+            logits = 2 * doubled(input_ids=torch.tensor([example.prompt_ids + response])).logits[0]
+            logprobs = logits.log_softmax(-1)[len(example.prompt_ids) - 1 : -1]
+            assert number == pytest.approx(float(logprobs[range(len(response)), response].sum()), abs=1e-4)
+
+
+def test_another_kind_of_device_is_refused(kept, monkeypatch):
+    _, _, again = kept
+    other = "cuda" if to_device(torch.zeros(1)).device.type == "cpu" else "cpu"
+    monkeypatch.setattr(pairs, "device", lambda: torch.device(other))
+    with pytest.raises(UserError, match="the kind of device differ"):
+        again(describe_reference(TRAIN, "m", torch.float32, 1.0))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"x" * 100])
+def test_a_damaged_file_is_named(content, kept):
+    file, _, again = kept
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=f"{file}: the reference log-probs cannot be read: .* Remove {file}"):
+        again(describe_reference(TRAIN, "m", torch.float32, 1.0))
+
+
+def test_a_run_names_the_file_that_is_not_its_own(group, tmp_path):
+    make_trainer(tmp_path).task.prepare(make_trainer(tmp_path).engine)
+    with pytest.raises(UserError, match=f"{tmp_path}/reference/train.safetensors.*the model differ"):
+        make_trainer(tmp_path, model="another").fit()
+
+
+def test_a_file_that_cannot_be_written_is_no_end(group, tmp_path, caplog):
+    (tmp_path / "reference").write_text("a file")
+    trainer = make_trainer(tmp_path)
+    assert "eval/loss" in trainer.fit()
+    assert f"{tmp_path}/reference/train.safetensors could not be written" in caplog.text
+
+
+def test_an_interrupted_write_leaves_nothing_to_be_read(kept, monkeypatch):
+    """The file is written beside its place and renamed."""
+    file, numbers, _ = kept
+    with safe_open(file, "pt") as content:
+        metadata = content.metadata()
+    assert metadata == describe_reference(TRAIN, "m", torch.float32, 1.0)
+    shutil.rmtree(file.parent)
+    written = []
+
+    def stopped(tensors, place, metadata):
+        written.append(place)
+        save_file(tensors, place, metadata)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pairs, "save_file", stopped)
+    identity = describe_reference(TRAIN, "m", torch.float32, 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        reference_logprobs(engine_of(make_causal_lm()), TRAIN, PAD, 3, 1.0, file, identity)
+    assert written != [file] and not file.exists()
