@@ -58,6 +58,8 @@ def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
         yield Mutant(name, file, old, new, tuple(tests.split()))
 
 
+BEST_OF = "evaluation/best_of/test_best_of.py::test_the_"
+BEST_OF_N = f"{BEST_OF}estimator_by_hand {BEST_OF}estimator_is_the_mean_over_all_subsets"
 PROGRAMS = "sandbox/test_programs.py::test_rewards"
 PROGRAM_SCORES = "scoring/test_program_scores.py::test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean"
 UNSCORED = "trainers/test_ppo.py::test_a_response_that_could_not_be_scored_is_not_trained_on"
@@ -639,6 +641,34 @@ MUTANTS: tuple[Mutant, ...] = (
     *changes("rl/types.py",
         ("an unscored response is trained on", "response_mask=rollout.response_mask & keep",
          "response_mask=rollout.response_mask", UNSCORED),
+    ),
+    *changes("evaluation/best_of/estimator.py",
+        ("the best of N with replacement", "math.comb(below, n - 1) / subsets",
+         "((below + 1) ** n - below ** n) / len(rewards) ** n", BEST_OF_N),
+        ("the best of N counts one response too few below", "enumerate(sorted(rewards))",
+         "enumerate(sorted(rewards), start=1)", BEST_OF_N),
+        ("the first N are the last N", "max(rewards[:n])", "max(rewards[-n:])",
+         f"{BEST_OF}first_n_in_the_order_of_the_draws"),
+    ),
+    *changes("evaluation/best_of/plot.py",
+        ("curves of the first N", "means = [each.expected for each in cells]\n            label",
+         "means = [each.first for each in cells]\n            label",
+         "evaluation/best_of/test_best_of.py::test_curves_show_the_mean_over_all_subsets"),
+    ),
+    *changes("common/statistics.py",
+        ("an interval of 90 %", "t.ppf(0.975,", "t.ppf(0.95,",
+         "evaluation/best_of/test_best_of.py::test_the_means_of_a_file_by_hand"),
+    ),
+    *changes("inference/policy.py",
+        ("every draw has the first one's seed", "row_seed(self._seed, example.index, draw)",
+         "row_seed(self._seed, example.index, 0)", "inference/test_run.py::test_best_of_n_keeps_the_best"),
+        ("a sweep stays at one temperature", "replace(self._sampling, temperature=temperature)", "self._sampling",
+         "inference/test_best_of_n.py::test_draws_are_those_of_single_runs"),
+    ),
+    *changes("inference/options.py",
+        ("the smallest N is drawn", "dict.fromkeys(self.temperatures, max(self.best_of))",
+         "dict.fromkeys(self.temperatures, min(self.best_of))",
+         "inference/test_best_of_n.py::test_defaults_are_the_papers"),
     ),
     *changes("evaluation/programs/pass_at_k.py",
         ("pass@k with replacement", "1 - math.comb(samples - passed, k) / math.comb(samples, k)",
