@@ -58,6 +58,8 @@ def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
         yield Mutant(name, file, old, new, tuple(tests.split()))
 
 
+TURNS = "evaluation/turns/test_turns.py::test_win_rates_by_hand"
+SHOWN_AT_A_TURN = "evaluation/turns/test_turns.py::test_what_is_compared_at_a_turn"
 BEST_OF = "evaluation/best_of/test_best_of.py::test_the_"
 BEST_OF_N = f"{BEST_OF}estimator_by_hand {BEST_OF}estimator_is_the_mean_over_all_subsets"
 PROGRAMS = "sandbox/test_programs.py::test_rewards"
@@ -669,6 +671,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("the smallest N is drawn", "dict.fromkeys(self.temperatures, max(self.best_of))",
          "dict.fromkeys(self.temperatures, min(self.best_of))",
          "inference/test_best_of_n.py::test_defaults_are_the_papers"),
+    ),
+    *changes("evaluation/turns/dialogues.py",
+        ("a turn shows the next one", "self.texts[1 : 2 * turn]", "self.texts[1 : 2 * turn + 2]", SHOWN_AT_A_TURN),
+        ("the score of the turn before", "dialogue.scores[turn - 1]", "dialogue.scores[turn - 2]", TURNS),
+    ),
+    *changes("evaluation/turns/report.py",
+        ("a turn's verdicts count as dialogues", "return win_rates(given, numbers)", "return win_rates(given)",
+         "evaluation/turns/test_turns.py::test_intervals_over_all_turns_are_over_dialogues"),
     ),
     *changes("evaluation/programs/pass_at_k.py",
         ("pass@k with replacement", "1 - math.comb(samples - passed, k) / math.comb(samples, k)",

@@ -42,9 +42,10 @@ def plain_axes(ax: Axes, title: str, x: str, y: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def plain_legend(ax: Axes) -> None:
-    """A legend without a frame of what has a label, whose texts are shown as they are."""
-    for text in ax.legend(frameon=False, fontsize=9).get_texts():
+def plain_legend(ax: Axes, below: bool = False) -> None:
+    """A legend without a frame of what has a label, whose texts are shown as they are; inside or below the chart."""
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": 2} if below else {}
+    for text in ax.legend(frameon=False, fontsize=9, **place).get_texts():
         text.set_parse_math(False)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dschat.common.jsonl import read_rows, text_of
+from dschat.common.jsonl import iterate_rows, text_of
 from dschat.errors import UserError
 from dschat.evaluation.pairs.responses import number_of
 
@@ -30,14 +30,14 @@ class Sweep:
         return max(map(self.draws, self.rewards))
 
 
-def holds_sweep(file: Path) -> bool:
-    """Whether a file's first row is that of a sweep; raises UserError where it cannot be read."""
-    return {"temperature", "responses", "rewards"} <= set(read_rows(file, FLAG)[0][1])
+def holds_sweep(row: dict[str, Any]) -> bool:
+    """Whether a row is that of a sweep."""
+    return {"temperature", "responses", "rewards"} <= set(row)
 
 
 def read_sweep(file: Path, model: str) -> Sweep:
     """The sweep of a file; raises UserError where it is missing or holds something else."""
-    return sweep_of(model, read_rows(file, FLAG))
+    return sweep_of(model, iterate_rows(file, FLAG))
 
 
 def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
