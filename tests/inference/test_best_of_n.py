@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from cli_runs import ROOT, TIMEOUT, environment, read_jsonl
+from cli_runs import ROOT, TIMEOUT, environment, message_of, read_jsonl, run_command
 from dschat.errors import UserError
 from dschat.inference import best_of_n as module
 from dschat.inference.best_of_n import run_best_of_n
@@ -84,7 +84,7 @@ def test_draws_are_those_of_single_runs(sweep, options):
     rows = read_jsonl(path)
     by_temperature = {t: [row for row in rows if row["temperature"] == t] for t in (0.0, 0.5, 1.2)}
     assert [row["temperature"] for row in rows] == [0.0] * 5 + [0.5] * 5 + [1.2] * 5
-    for temperature, draws in ((0.0, 1), (0.5, 1), (0.5, 3), (1.2, 2), (1.2, 3)):
+    for temperature, draws in ((0.0, 1), (0.5, 3), (1.2, 2)):
         alone = options(temperature=str(temperature), num_return=draws, num_samples=5, overwrite=True)
         run_inference(alone)
         for row, single in zip(by_temperature[temperature], read_jsonl(alone.result_path), strict=True):
@@ -145,12 +145,8 @@ def test_killed_between_two_temperatures_and_started_again_gives_the_same_files(
         "0.5",
     ]
     partial = again.result_path.with_name("killed.jsonl.partial")
-    process = subprocess.Popen(
-        [sys.executable, SCRIPT, *words],
-        cwd=ROOT,
-        env=environment(MA_RLHF_DATA=str(project / "data")),
-        stderr=subprocess.DEVNULL,
-    )
+    command, given = [sys.executable, SCRIPT, *words], environment(MA_RLHF_DATA=str(project / "data"))
+    process = subprocess.Popen(command, cwd=ROOT, env=given, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + TIMEOUT
         while not (partial.exists() and partial.read_bytes().count(b"\n") > 11):  # settings, 8 rows at 0, 2 at 0.5
@@ -162,19 +158,14 @@ def test_killed_between_two_temperatures_and_started_again_gives_the_same_files(
     assert 11 < partial.read_bytes().count(b"\n") < 25
     with pytest.raises(UserError, match="was begun with --best-of .2, 3., now it is .2, 4."):
         run_best_of_n(sweep(proj_path=again.proj_path, **flags | {"best_of": (2, 4)}))
-    run_best_of_n(again)
+    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    assert "| killed " in done.stdout and "N = 3" in done.stdout and "8 prompts: " in done.stdout
     assert files_of(again.result_path) == whole
 
 
-def test_the_script(project, tmp_path):
-    words = ["--proj_path", tmp_path, "--dataset", "summarize", "--model", project / "run"]
-    words += ["--reward_model", project / "rm", "--max-new-tokens", 4, "--num-samples", 3, "--gpu", 0]
-    words += ["--best-of", 2, "--temperatures", 0.7, "--single-temperatures", 0]
-    command = [sys.executable, SCRIPT, *map(str, words)]
-    given = environment(MA_RLHF_DATA=str(project / "data"))
-    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.returncode == 0, done.stderr
-    assert "| run " in done.stdout and "N = 2" in done.stdout and "3 prompts: " in done.stdout
-    assert len(read_jsonl(tmp_path / "results" / "summarize" / "best-of-n" / "run.jsonl")) == 6
-    wrong = subprocess.run([*command, "--best-of", "0"], cwd=ROOT, env=given, capture_output=True, text=True)
-    assert wrong.returncode == 2 and wrong.stderr == "error: --best-of 0: must be at least 1.\n"
+def test_bad_flags_of_the_script(tmp_path):
+    words = ["--proj_path", tmp_path, "--dataset", "summarize", "--model", "m", "--reward_model", "r"]
+    message_of(
+        run_command([sys.executable, SCRIPT, *words, "--best-of", 0], cwd=ROOT), "--best-of 0: must be at least 1"
+    )

@@ -197,5 +197,3 @@ def test_the_scripts(files, tmp_path):
     assert done.returncode == 0 and "| a against b, scores" in done.stdout, done.stderr
     assert (tmp_path / "report" / "report.png").read_bytes() == (tmp_path / "o.png").read_bytes()
     assert turns_report([tmp_path / "o.jsonl"] * 2, tmp_path / "twice").count("a against b") == 4
-    done = run(SCRIPT, *names, "--output", "o.jsonl")
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: o.jsonl exists, finished.")
