@@ -173,7 +173,9 @@ class BestOfOptions(ScoredOptions):
         "at which so many are drawn (0.2 0.4 0.6 0.8 1.0 1.2)", (0.2, 0.4, 0.6, 0.8, 1.0, 1.2), nargs="*"
     )
     single_temperatures: Sequence[float] = flag(
-        "of a single response to a prompt; 0 = greedy (0 0.2 0.4 0.6 0.8 1.0)", (0, 0.2, 0.4, 0.6, 0.8, 1.0), nargs="*"
+        "of a single response to a prompt; 0 = greedy (0 0.2 0.4 0.6 0.8 1.0)",
+        (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+        nargs="*",
     )
 
     def __post_init__(self) -> None:
