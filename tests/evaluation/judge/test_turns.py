@@ -41,7 +41,7 @@ def words(server, tmp_path):
 
 
 def test_verdicts_by_turn_by_hand(server, words, tmp_path):
-    text = run_turns(words(tmp_path / "o.jsonl"), "about")
+    text = run_turns(words(tmp_path / "o.jsonl", "--concurrency", 1), "about")
     rows = read_jsonl(tmp_path / "o.jsonl")
     assert [(row["number"], row["turn"], row["verdict"]) for row in rows] == [
         *[(0, 1, "A"), (0, 2, "A"), (1, 1, "B"), (1, 2, "tie"), (2, 1, "tie"), (2, 2, "B")]
