@@ -58,6 +58,10 @@ def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
         yield Mutant(name, file, old, new, tuple(tests.split()))
 
 
+TURNS = "evaluation/turns/test_turns.py::test_win_rates_by_hand"
+SHOWN_AT_A_TURN = "evaluation/turns/test_turns.py::test_what_is_compared_at_a_turn"
+BEST_OF = "evaluation/best_of/test_best_of.py::test_the_"
+BEST_OF_N = f"{BEST_OF}estimator_by_hand {BEST_OF}estimator_is_the_mean_over_all_subsets"
 PROGRAMS = "sandbox/test_programs.py::test_rewards"
 PROGRAM_SCORES = "scoring/test_program_scores.py::test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean"
 UNSCORED = "trainers/test_ppo.py::test_a_response_that_could_not_be_scored_is_not_trained_on"
@@ -733,6 +737,42 @@ MUTANTS: tuple[Mutant, ...] = (
     *changes("rl/types.py",
         ("an unscored response is trained on", "response_mask=rollout.response_mask & keep",
          "response_mask=rollout.response_mask", UNSCORED),
+    ),
+    *changes("evaluation/best_of/estimator.py",
+        ("the best of N with replacement", "math.comb(below, n - 1) / subsets",
+         "((below + 1) ** n - below ** n) / len(rewards) ** n", BEST_OF_N),
+        ("the best of N counts one response too few below", "enumerate(sorted(rewards))",
+         "enumerate(sorted(rewards), start=1)", BEST_OF_N),
+        ("the first N are the last N", "max(rewards[:n])", "max(rewards[-n:])",
+         f"{BEST_OF}first_n_in_the_order_of_the_draws"),
+    ),
+    *changes("evaluation/best_of/plot.py",
+        ("curves of the first N", "means = [each.expected for each in cells]\n            label",
+         "means = [each.first for each in cells]\n            label",
+         "evaluation/best_of/test_best_of.py::test_curves_show_the_mean_over_all_subsets"),
+    ),
+    *changes("common/statistics.py",
+        ("an interval of 90 %", "t.ppf(0.975,", "t.ppf(0.95,",
+         "evaluation/best_of/test_best_of.py::test_the_means_of_a_file_by_hand"),
+    ),
+    *changes("inference/policy.py",
+        ("every draw has the first one's seed", "row_seed(self._seed, example.index, draw)",
+         "row_seed(self._seed, example.index, 0)", "inference/test_run.py::test_best_of_n_keeps_the_best"),
+        ("a sweep stays at one temperature", "replace(self._sampling, temperature=temperature)", "self._sampling",
+         "inference/test_best_of_n.py::test_draws_are_those_of_single_runs"),
+    ),
+    *changes("inference/options.py",
+        ("the smallest N is drawn", "dict.fromkeys(self.temperatures, max(self.best_of))",
+         "dict.fromkeys(self.temperatures, min(self.best_of))",
+         "inference/test_best_of_n.py::test_defaults_are_the_papers"),
+    ),
+    *changes("evaluation/turns/dialogues.py",
+        ("a turn shows the next one", "self.texts[1 : 2 * turn]", "self.texts[1 : 2 * turn + 2]", SHOWN_AT_A_TURN),
+        ("the score of the turn before", "dialogue.scores[turn - 1]", "dialogue.scores[turn - 2]", TURNS),
+    ),
+    *changes("evaluation/turns/report.py",
+        ("a turn's verdicts count as dialogues", "return win_rates(given, numbers)", "return win_rates(given)",
+         "evaluation/turns/test_turns.py::test_intervals_over_all_turns_are_over_dialogues"),
     ),
     *changes("evaluation/programs/pass_at_k.py",
         ("pass@k with replacement", "1 - math.comb(samples - passed, k) / math.comb(samples, k)",

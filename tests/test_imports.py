@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "builders": {"common", "config", "engine", "models", "rollouts", "scoring", "trainers"},
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
-    "inference": {"common", "data", "models", "rl", "rollouts", "scoring"},
+    "inference": {"common", "data", "evaluation", "models", "rl", "rollouts", "scoring"},
     "macro_view": {"common", "conditions", "config", "data", "evaluation", "models", "rl", "trainers"},
     "run_report": {"common", "macro_view"},
 }

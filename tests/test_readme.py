@@ -182,7 +182,7 @@ def test_flags_in_the_text(document):
     known: set[str] = {"--help", "--num_gpus", "--hostfile"}  # the last two are the launcher's
     for program in programs:
         text = program.read_text(encoding="utf-8")
-        if program.name == "main.py" or re.search("ArgumentParser|run_judge|dschat.inference", text):
+        if program.name == "main.py" or re.search("ArgumentParser|run_judge|run_turns|dschat.inference", text):
             known |= known_flags(program)
     assert not named - known, "no program knows them"
 

@@ -8,10 +8,12 @@ import pytest
 
 from dschat.common.statistics import (
     Estimate,
+    MeanInterval,
     Rate,
     Tally,
     bootstrap_ratio,
     mean_estimate,
+    mean_interval,
     paired_difference,
     score_verdict,
     standard_error,
@@ -19,7 +21,7 @@ from dschat.common.statistics import (
     wilson,
     win_rates,
 )
-from dschat.common.tables import text_table
+from dschat.common.tables import markdown_table, text_table
 
 Z = 1.959963984540054  # 97.5 % of a normal distribution
 
@@ -106,7 +108,16 @@ def test_standard_errors_by_hand():
         paired_difference([1.0], [1.0, 2.0])
 
 
+def test_the_interval_of_a_mean_by_hand():
+    # 1, 2, 6: mean 3, error √(7 / 3); t with 2 degrees of freedom leaves 2.5 % above 4.3027.
+    found = mean_interval([1, 2, 6])
+    assert (found.value, found.low) == pytest.approx((3, 3 - 4.3027 * math.sqrt(7 / 3)), abs=1e-3)
+    assert found.high - found.value == pytest.approx(found.value - found.low)
+    assert mean_interval([4.0]) == MeanInterval(4.0)
+
+
 def test_texts():
+    assert MeanInterval(0.5, 0.25, 0.75).text(2) == "0.50 [0.25, 0.75]" and MeanInterval(1.0).text() == "1.000"
     assert Rate(0.62, 0.4815, 0.7414).text() == "62.0 [48.1, 74.1]"
     assert Rate(1.0).text() == "100.0"
     assert Estimate(0.5, 0.25).text(2) == "0.50 ± 0.25"
@@ -124,6 +135,11 @@ def test_the_higher_score_wins_beyond_the_margin(scores, margin, verdict):
 def test_tables_pad_by_the_width_on_a_terminal():
     lines = text_table(["who", "n"], [["日本", "1"], ["e\u0301a", "20"]]).splitlines()
     assert lines == ["who    n", "--------", "日本   1", "e\u0301a    20"]
+
+
+def test_tables_as_markdown():
+    lines = markdown_table(["who", "n"], [["日本", "1"], ["a|b", "20"]]).splitlines()
+    assert lines == ["| who  |   n |", "|------|----:|", "| 日本 |   1 |", "| a\\|b |  20 |"]
 
 
 def test_votes_of_several_people_on_an_item_count_as_one_piece_of_evidence():

@@ -15,9 +15,8 @@ from factories import BOS, EOS, PAD, make_causal_lm, make_prompt, random_ids, sa
 
 
 def policy_of(path, options):
-    return load_policy(
-        path, load_tokenizer(path, "--model", may_add_pad=True), options, torch.device("cpu"), torch.float32
-    )
+    tokenizer, temperature = load_tokenizer(path, "--model", may_add_pad=True), options.temperature_value
+    return load_policy(path, tokenizer, options, temperature, torch.device("cpu"), torch.float32)
 
 
 def examples_of(lengths):

@@ -5,7 +5,6 @@ from dschat.run_report.learners import (
     Learner,
     Point,
     draw_learners,
-    interval,
     learner_markdown,
     learner_text,
     write_page,
@@ -23,20 +22,15 @@ LEARNERS = [
 ]
 
 
-def test_intervals_by_hand() -> None:
-    # 1 and 3: mean 2, standard deviation √2, of the mean 1; ± 1.96
-    assert interval([1.0, 3.0], 2) == "2.00 [0.04, 3.96]"
-    assert interval([2.0, 2.0], 1) == "2.0" and interval([2.0], 1) == "2.0"
-
-
 def test_rows_show_where_each_ends() -> None:
     lines = learner_text(LEARNERS).splitlines()
     assert lines[0].split()[0] == "learner" and len(lines) == 5
     assert lines[2].startswith("SFT") and lines[2].endswith("–")
-    assert "0.400 [0.204, 0.596]" in lines[3] and "2.0 " in lines[3] and lines[3].endswith("12")
+    # Two prompts: .3 and .5, half a range of .1 is the standard error, Student's t with one degree is 12.706.
+    assert "0.400 [-0.871, 1.671]" in lines[3] and lines[3].endswith("12")
     assert "≤ 1.8" in lines[4]
-    assert learner_markdown(LEARNERS).splitlines()[1] == "| --- | --- | --- | --- | --- | --- |"
-    assert "| DPO | 0.400 [0.204, 0.596] | 2.00 [0.04, 3.96] | 2.0 |" in learner_markdown(LEARNERS)
+    row = next(line for line in learner_markdown(LEARNERS).splitlines() if line.startswith("| DPO"))
+    assert [cell.strip() for cell in row.split("|")][2:4] == ["0.400 [-0.871, 1.671]", "2.00 [-10.71, 14.71]"]
 
 
 def test_page_and_picture(tmp_path) -> None:

@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dschat.run_report.plots import COLOURS
+from dschat.common.pictures import COLOURS
 
 LINEAR = "#888888"
 

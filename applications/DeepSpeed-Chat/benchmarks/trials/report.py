@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dschat.run_report.plots import COLOURS
+from dschat.common.pictures import COLOURS
 from dschat.run_report.speed import final, trailing_mean
 from trials.figures import Row, curves_of, is_token_ppo, read_group
 from trials.measures import KL_LEVELS, Curve, Interval, over_seeds

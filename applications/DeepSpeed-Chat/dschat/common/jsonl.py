@@ -53,22 +53,28 @@ def parse_json(content: bytes, origin: str) -> Any:
 
 
 def read_rows(path: Path, flag: str) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a file that a command-line flag named, each with its place "file:line".
+    """The objects of a file that a command-line flag named, each with its place "file:line"; see `iterate_rows`."""
+    return list(iterate_rows(path, flag))
+
+
+def iterate_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same row by row, for large files.
 
     Raises:
         UserError: the file is missing, empty or not readable, or a line is no JSON object; names file and line.
     """
+    empty = True
     try:
-        rows = list(json_lines(path))
+        for origin, row in json_lines(path):
+            if not isinstance(row, dict):
+                raise UserError(f"{origin}: {type(row).__name__} instead of an object with columns; correct the line.")
+            empty = False
+            yield origin, row
     except OSError as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
         raise UserError(f"{flag} {path}: {reason}. Give a .jsonl file.") from error
-    if not rows:
+    if empty:
         raise UserError(f"{flag} {path}: the file is empty; give one with at least one row.")
-    for origin, row in rows:
-        if not isinstance(row, dict):
-            raise UserError(f"{origin}: {type(row).__name__} instead of an object with columns; correct the line.")
-    return rows
 
 
 def text_of(row: Mapping[str, Any], column: str, origin: str) -> str:

@@ -35,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser, options: type, **defaults: Any) -
         details = dict(option.metadata)
         names = filter(None, (option.name, details.pop("also")))
         default = defaults.get(option.name, option.default)
-        (kind,) = set(get_args(hints[option.name]) or [hints[option.name]]) - {NoneType}
+        (kind,) = set(get_args(hints[option.name]) or [hints[option.name]]) - {NoneType}  # X, X | None, Sequence[X]
         if kind is bool:
             details["action"] = "store_true"
         else:

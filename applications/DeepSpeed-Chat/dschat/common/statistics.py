@@ -45,6 +45,22 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class MeanInterval:
+    """A mean with its 95 % interval; the ends are None where a single value says nothing of the spread."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def text(self, digits: int = 3) -> str:
+        """`0.620 [0.481, 0.759]`."""
+        value = f"{self.value:.{digits}f}"
+        if self.low is None or self.high is None:
+            return value
+        return f"{value} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+@dataclass(frozen=True)
 class Tally:
     """How often each verdict was given."""
 
@@ -164,6 +180,17 @@ def standard_error(values: Sequence[float]) -> float:
 def mean_estimate(values: Sequence[float]) -> Estimate:
     """The mean of at least one value, with its standard error where there are two."""
     return Estimate(fmean(values), standard_error(values) if len(values) > 1 else None)
+
+
+def mean_interval(values: Sequence[float]) -> MeanInterval:
+    """The mean of at least one value with Student's interval: mean ± t · standard error."""
+    from scipy.stats import t
+
+    mean = fmean(values)
+    if len(values) < 2:
+        return MeanInterval(mean)
+    reach = float(t.ppf(0.975, len(values) - 1)) * standard_error(values)
+    return MeanInterval(mean, mean - reach, mean + reach)
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:

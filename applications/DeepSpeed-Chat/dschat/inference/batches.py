@@ -15,12 +15,12 @@ from dschat.common.journal import Journal
 from dschat.data.examples import PromptExample
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from dschat.inference.options import InferenceOptions, ProgramOptions, flag_of
+from dschat.inference.options import BestOfOptions, ProgramOptions, ScoredOptions, TemperatureOptions, flag_of
 from dschat.inference.prompts import Selection
 
 # Flags that the rows depend on and that the journal records as they were given; `settings_of` adds the others.
 RECORDED = (
-    *("dataset", "rollout_engine", "batch_size", "num_return", "top_k", "top_p", "max_new_tokens", "max_prompt_len"),
+    *("dataset", "rollout_engine", "batch_size", "top_k", "top_p", "max_new_tokens", "max_prompt_len"),
     *("seed", "prompt_key", "chosen_key", "rejected_key", "response_key", "messages_key"),
 )
 
@@ -50,6 +50,7 @@ def do_batches(
     batches: list[list[int]],
     prepare: Callable[[], Work],
     shown: Callable[[list[Entry]], Mapping[str, str]],
+    temperature: float | None = None,
 ) -> list[Entry]:
     """Does what the journal does not hold yet; all entries in the order of the data set.
 
@@ -59,17 +60,20 @@ def do_batches(
         batches: places of the prompts in each batch.
         prepare: opens the models, if there is anything left to do.
         shown: name → number beside the progress, of the entries so far.
+        temperature: of a run with several, the one to do now: that of the entries in its column `temperature`.
 
     A batch that a kill left incomplete is done again as a whole: with --rollout-engine generate, and by rounding in
     bf16, its draws depend on all of its rows.
     """
-    done = {entry["number"]: entry for entry in journal.rows}
+    kept = [entry for entry in journal.rows if entry.get("temperature") == temperature]
+    done = {entry["number"]: entry for entry in kept}
     pending = [k for k, batch in enumerate(batches) if any(selection.examples[i].index not in done for i in batch)]
     if not pending:
         return [done[number] for number in sorted(done)]
     work = prepare()
     total = len(selection.examples)
-    with tqdm(total=total, initial=total - sum(len(batches[k]) for k in pending), unit="prompt") as bar:
+    title = None if temperature is None else f"temperature {temperature:g}"
+    with tqdm(total=total, initial=total - sum(len(batches[k]) for k in pending), unit="prompt", desc=title) as bar:
         for k in pending:
             examples = [selection.examples[i] for i in batches[k]]
             problem = (
@@ -96,7 +100,7 @@ def enough_memory(problem: str, remedy: str) -> Iterator[None]:
 
 
 def settings_of(
-    options: InferenceOptions | ProgramOptions,
+    options: ScoredOptions | ProgramOptions,
     path: str | None,
     selection: Selection,
     device: torch.device,
@@ -104,8 +108,14 @@ def settings_of(
 ) -> dict[str, Any]:
     """What the rows depend on, by flag; an interrupted run goes on only with the same."""
     settings = {flag_of(name).removeprefix("--"): getattr(options, name) for name in RECORDED}
+    if isinstance(options, TemperatureOptions):
+        settings |= {"num-return": options.num_return, "temperature": options.temperature_value}
+    if isinstance(options, BestOfOptions):
+        names = ("best_of", "temperatures", "single_temperatures")
+        settings |= {flag_of(name).removeprefix("--"): list(getattr(options, name)) for name in names}
+    if isinstance(options, ScoredOptions):
+        settings |= {"reward-model": fingerprint(options.reward_model), "rm-template": options.rm_template}
     return settings | {
-        "temperature": options.temperature_value,
         "num-samples": options.samples,
         "device": device.type,
         "dtype": str(dtype).removeprefix("torch."),

@@ -13,6 +13,7 @@ from dschat.common.script import add_flags, flag
 from dschat.data.formats.registry import COMPARED_SETS
 from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
+from dschat.evaluation.best_of.estimator import PUBLISHED
 from dschat.scoring.programs.sandbox import LEVELS, Level
 
 ENGINES = ("compacting", "generate")
@@ -29,7 +30,6 @@ class PolicyOptions:
     proj_path: Path = flag(
         "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set ($PROJ_PATH)"
     )
-    temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "0.8")  # text: it names a folder
     gpu: int | None = flag("number of the GPU (0 where there is one)", None)
     device: str | None = flag("cpu, cuda or cuda:N; decides over --gpu", None)
     dtype: str | None = flag("of the models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
@@ -39,7 +39,6 @@ class PolicyOptions:
         "compacting",
     )
     num_samples: int | None = flag("prompts (all)", None)
-    num_return: int = flag("responses to a prompt (%(default)s)", 1)
     top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
     top_p: float = flag("draw from the likeliest tokens of this share, 1 = all (%(default)s)", 1.0)
     max_new_tokens: int = flag("longest response in tokens (%(default)s)", 512)
@@ -58,10 +57,8 @@ class PolicyOptions:
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
         for name, known in (("dtype", (None, *DTYPES)), ("rollout_engine", ENGINES)):
             check_known(name, getattr(self, name), known)
-        for name in ("batch_size", "num_return", "max_new_tokens", "num_samples", "max_prompt_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{flag_of(name)} {value}: must be at least 1.")
+        for name in ("batch_size", "max_new_tokens", "num_samples", "max_prompt_len"):
+            check_positive(name, getattr(self, name))
         stem = self.name
         if stem is not None and (stem in ("", "..") or Path(stem).name != stem or stem.endswith(".jsonl")):
             raise UserError(f"--name {self.name}: give the file's name without a folder and without .jsonl.")
@@ -73,6 +70,28 @@ class PolicyOptions:
             raise UserError(f"--seed {self.seed}: must be between 0 and {2**32 - 1}.")
         if self.gpu is not None and self.gpu < 0:
             raise UserError(f"--gpu {self.gpu}: must be the number of a GPU, from 0; for the CPU give --device cpu.")
+
+    @property
+    def keys(self) -> DataKeys:
+        """The data set's column names."""
+        return DataKeys(self.prompt_key, self.chosen_key, self.rejected_key, self.response_key, self.messages_key)
+
+    def path_of(self, dataset: str, folder: str, name: str) -> Path:
+        """The result file: results/{dataset}/{folder}/{name}.jsonl below `proj_path`."""
+        return self.proj_path / "results" / dataset / folder / f"{self.name or name}.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemperatureOptions(PolicyOptions):
+    """Flags of a run that draws at one temperature."""
+
+    temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "0.8")  # text: it names a folder
+    num_return: int = flag("responses to a prompt (%(default)s)", 1)
+
+    def __post_init__(self) -> None:
+        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        super().__post_init__()
+        check_positive("num_return", self.num_return)
         greedy = self.temperature_value == 0
         if self.num_return > 1 and greedy:
             raise UserError(
@@ -87,44 +106,28 @@ class PolicyOptions:
             value = float(self.temperature)
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value >= 0):
-            raise UserError(f"--temperature {self.temperature}: must be 0 (greedy) or a positive number, such as 0.8.")
+        check_temperature("temperature", value, self.temperature)
         return value
 
     @property
-    def keys(self) -> DataKeys:
-        """The data set's column names."""
-        return DataKeys(self.prompt_key, self.chosen_key, self.rejected_key, self.response_key, self.messages_key)
-
-    def path_of(self, dataset: str, name: str) -> Path:
-        """The result file: results/{dataset}/temperature={t}/{name}.jsonl below `proj_path`."""
-        folder = self.proj_path / "results" / dataset / f"temperature={self.temperature.strip()}"
-        return folder / f"{self.name or name}.jsonl"
+    def temperature_folder(self) -> str:
+        """Of the result file."""
+        return f"temperature={self.temperature.strip()}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceOptions(PolicyOptions):
-    """What a run with a reward model is told."""
+class ScoredOptions(PolicyOptions):
+    """Flags of every run with a reward model."""
 
     dataset: str = flag(f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}")
     reward_model: str = flag("folder or hub id of a sequence classifier with one label")
-    model: str | None = flag("policy: folder or hub id, with or without /actor (not needed with --ref-scores)", None)
-    ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
     rm_template: bool = flag("put prompt and response through the reward model's chat template", False)
     num_samples: int | None = flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
-    num_return: int = flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
 
     def __post_init__(self) -> None:
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
         check_known("dataset", self.dataset, COMPARED_SETS)
-        if self.model is None and not self.ref_scores:
-            raise UserError("--model is missing: give the policy's folder, or --ref-scores to score the data set.")
         super().__post_init__()
-        if self.num_return > 1 and self.ref_scores:
-            raise UserError(
-                f"--num-return {self.num_return}: --ref-scores draws no responses. Leave --num-return out, or change"
-                " that flag."
-            )
 
     @property
     def samples(self) -> int | None:
@@ -133,14 +136,83 @@ class InferenceOptions(PolicyOptions):
             return self.num_samples
         return None if self.dataset == UNSHUFFLED else PROTOCOL_SAMPLES
 
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions(ScoredOptions, TemperatureOptions):
+    """What a run with a reward model is told."""
+
+    model: str | None = flag("policy: folder or hub id, with or without /actor (not needed with --ref-scores)", None)
+    ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
+    num_return: int = flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
+
+    def __post_init__(self) -> None:
+        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        super().__post_init__()
+        if self.model is None and not self.ref_scores:
+            raise UserError("--model is missing: give the policy's folder, or --ref-scores to score the data set.")
+        if self.num_return > 1 and self.ref_scores:
+            raise UserError(
+                f"--num-return {self.num_return}: --ref-scores draws no responses. Leave --num-return out, or change"
+                " that flag."
+            )
+
     @property
     def result_path(self) -> Path:
         """The file, called after the model or `reference`."""
-        return self.path_of(self.dataset, REFERENCE if self.ref_scores else model_name(self.model or ""))
+        name = REFERENCE if self.ref_scores else model_name(self.model or "")
+        return self.path_of(self.dataset, self.temperature_folder, name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProgramOptions(PolicyOptions):
+class BestOfOptions(ScoredOptions):
+    """What a sweep over numbers of responses and temperatures is told."""
+
+    model: str = flag("policy: folder or hub id, with or without /actor")
+    best_of: Sequence[int] = flag("numbers of responses to choose from (4 8 16 32)", PUBLISHED, nargs="+")
+    temperatures: Sequence[float] = flag(
+        "at which so many are drawn (0.2 0.4 0.6 0.8 1.0 1.2)", (0.2, 0.4, 0.6, 0.8, 1.0, 1.2), nargs="*"
+    )
+    single_temperatures: Sequence[float] = flag(
+        "of a single response to a prompt; 0 = greedy (0 0.2 0.4 0.6 0.8 1.0)",
+        (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+        nargs="*",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        super().__post_init__()
+        for name in ("best_of", "temperatures", "single_temperatures"):
+            values: Sequence[float] = getattr(self, name)
+            if any(value >= following for value, following in zip(values, values[1:], strict=False)):
+                given = " ".join(f"{value:g}" for value in values)
+                raise UserError(f"{flag_of(name)} {given}: give each number once, the smallest first.")
+        for number in self.best_of:
+            check_positive("best_of", number)
+        for name in ("temperatures", "single_temperatures"):
+            for value in getattr(self, name):
+                check_temperature(name, value)
+        if not self.temperatures and not self.single_temperatures:
+            raise UserError("--temperatures and --single-temperatures: give at least one of them a number.")
+        if 0 in self.temperatures and max(self.best_of) > 1:
+            raise UserError(
+                f"--temperatures 0: gives the same response every time, also with --best-of {max(self.best_of)}. "
+                "Give 0 to --single-temperatures instead."
+            )
+
+    @property
+    def draws(self) -> dict[float, int]:
+        """Temperature → responses that are drawn to each prompt, the lowest temperature first."""
+        single = dict.fromkeys(self.single_temperatures, 1)
+        return dict(sorted((single | dict.fromkeys(self.temperatures, max(self.best_of))).items()))
+
+    @property
+    def result_path(self) -> Path:
+        """The file of the responses, called after the model."""
+        return self.path_of(self.dataset, "best-of-n", model_name(self.model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions(TemperatureOptions):
     """What a run that executes the responses is told."""
 
     model: str = flag("policy: folder or hub id, with or without /actor")
@@ -158,9 +230,7 @@ class ProgramOptions(PolicyOptions):
         super().__post_init__()
         check_known("sandbox_level", self.sandbox_level, LEVELS)
         for name in ("sandbox_workers", "max_tests"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{flag_of(name)} {value}: must be at least 1.")
+            check_positive(name, getattr(self, name))
 
     @property
     def level(self) -> Level:
@@ -175,7 +245,7 @@ class ProgramOptions(PolicyOptions):
     @property
     def result_path(self) -> Path:
         """The file, called after the model."""
-        return self.path_of(self.dataset, model_name(self.model))
+        return self.path_of(self.dataset, self.temperature_folder, model_name(self.model))
 
 
 Options = TypeVar("Options", bound=PolicyOptions)
@@ -193,6 +263,19 @@ def check_known(name: str, value: str | None, known: Sequence[str | None]) -> No
     """Raises UserError unless a flag has one of the values that are known."""
     if value not in known:
         raise UserError(f"{flag_of(name)} {value}: must be one of {', '.join(filter(None, known))}.")
+
+
+def check_positive(name: str, value: int | None) -> None:
+    """Raises UserError where a flag is given and below 1."""
+    if value is not None and value < 1:
+        raise UserError(f"{flag_of(name)} {value}: must be at least 1.")
+
+
+def check_temperature(name: str, value: float, typed: str | None = None) -> None:
+    """Raises UserError unless a flag's temperature, which the user typed so, is 0 or a positive number."""
+    if not (math.isfinite(value) and value >= 0):
+        shown = typed or f"{value:g}"
+        raise UserError(f"{flag_of(name)} {shown}: must be 0 (greedy) or a positive number, such as 0.8.")
 
 
 def flag_of(field: str) -> str:

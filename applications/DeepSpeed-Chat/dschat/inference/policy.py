@@ -2,7 +2,7 @@
 """The policy: where its model lies, and its responses."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -64,6 +64,11 @@ class Policy:
             responses.append(SampledResponse(text, len(ids), finished))
         return [responses[first : first + len(examples)] for first in range(0, len(responses), len(examples))]
 
+    def at(self, temperature: float) -> "Policy":
+        """The same model, drawing at another temperature."""
+        sampling = replace(self._sampling, temperature=temperature)
+        return Policy(self.causal_lm, self._tokenizer, sampling, self._seed, self._draw)
+
     def check_lengths(self, longest_prompt: int) -> None:
         """Raises UserError where the longest prompt and response together are longer than the model can read."""
         limit, longest_response = position_limit(self.causal_lm), self._sampling.max_new_tokens
@@ -79,7 +84,12 @@ class Policy:
 
 
 def load_policy(
-    path: str, tokenizer: PreTrainedTokenizerBase, options: PolicyOptions, device: torch.device, dtype: torch.dtype
+    path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    options: PolicyOptions,
+    temperature: float,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Policy:
     """Opens the policy at a path from `locate_policy`; raises UserError where there is no such model."""
     causal_lm = load_causal_lm(path, "--model", dtype, tokenizer).to(device).eval()
@@ -88,7 +98,7 @@ def load_policy(
         end_ids=tuple(sorted({tokenizer.eos_token_id, *_own_end_ids(path)})),
         pad_id=tokenizer.pad_token_id,
         bos_id=tokenizer.bos_token_id,
-        temperature=options.temperature_value,
+        temperature=temperature,
         top_k=options.top_k,
         top_p=options.top_p,
     )

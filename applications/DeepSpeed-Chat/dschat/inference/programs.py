@@ -50,7 +50,7 @@ def run_programs(options: ProgramOptions) -> str:
 
     def prepare() -> Work:
         with enough_memory("--model: the GPU's memory does not hold it", LARGER):
-            policy = load_policy(policy_path, tokenizer, options, device, dtype)
+            policy = load_policy(policy_path, tokenizer, options, options.temperature_value, device, dtype)
         policy.check_lengths(max(map(len, selection.examples)))
         return partial(respond_and_run, policy, pool, options.num_return)
 

@@ -14,7 +14,7 @@ from dschat.data.formats.registry import find_known
 from dschat.data.formats.rows import Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
-from dschat.inference.options import UNSHUFFLED, InferenceOptions, ProgramOptions
+from dschat.inference.options import UNSHUFFLED, ProgramOptions, ScoredOptions
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Selection:
     digest: str  # 12 hexadecimal digits that follow from the texts of all rows, also of those left out
 
 
-def select_prompts(options: InferenceOptions | ProgramOptions, tokenizer: PreTrainedTokenizerBase) -> Selection:
+def select_prompts(options: ScoredOptions | ProgramOptions, tokenizer: PreTrainedTokenizerBase) -> Selection:
     """Reads the data set and takes the prompts of the protocol.
 
     The held-out rows, shuffled as `datasets` shuffles them with seed 1234, first `options.samples` (webgpt: not

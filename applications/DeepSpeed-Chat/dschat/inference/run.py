@@ -2,10 +2,12 @@
 """The run: batches of prompts → responses and rewards → a file, which an interruption does not lose."""
 
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.journal import Journal
@@ -21,17 +23,32 @@ from dschat.inference.batches import (
     batches_of,
     do_batches,
     enough_memory,
-    fingerprint,
     refuse_finished,
     settings_of,
 )
 from dschat.inference.devices import choose_device, choose_dtype
-from dschat.inference.options import InferenceOptions
-from dschat.inference.policy import Policy, load_policy, locate_policy
+from dschat.inference.options import InferenceOptions, ScoredOptions
+from dschat.inference.policy import Policy, SampledResponse, load_policy, locate_policy
 from dschat.inference.prompts import Selection, select_prompts
 from dschat.models.tokenizer import load_tokenizer
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
+
+BOTH = "--model, --reward-model: the GPU's memory does not hold both"
+
+Candidate = tuple[float, SampledResponse]  # a response behind its reward
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run with a reward model knows before it opens the models."""
+
+    device: torch.device
+    dtype: torch.dtype
+    policy_path: str | None  # None: nothing is drawn
+    tokenizer: PreTrainedTokenizerBase  # of the prompts: the policy's
+    reward_tokenizer: PreTrainedTokenizerBase
+    selection: Selection
 
 
 def run_inference(options: InferenceOptions) -> str:
@@ -41,28 +58,18 @@ def run_inference(options: InferenceOptions) -> str:
     """
     path = options.result_path
     refuse_finished(path, options.overwrite)  # before the data set is read
-    device = choose_device(options.gpu, options.device)
-    dtype = choose_dtype(options.dtype, device)
-    reward_tokenizer = load_reward_tokenizer(options.reward_model, options.rm_template)
-    policy_path = None if options.model is None else locate_policy(options.model)
-    tokenizer = load_tokenizer(policy_path, "--model", may_add_pad=True) if policy_path else reward_tokenizer
-    selection = select_prompts(options, tokenizer)
+    given = open_inputs(options, options.model)
+    selection = given.selection
 
     def prepare() -> Work:
-        with enough_memory("--model, --reward-model: the GPU's memory does not hold both", LARGER):
-            return open_models()
-
-    def open_models() -> Work:
-        reader = load_reward_model(options.reward_model, reward_tokenizer, options.rm_template, device, dtype)
-        if options.ref_scores or policy_path is None:
-            return partial(score_references, reader)
-        policy = load_policy(policy_path, tokenizer, options, device, dtype)
-        policy.check_lengths(max(map(len, selection.examples)))
+        with enough_memory(BOTH, LARGER):
+            if options.ref_scores or given.policy_path is None:
+                return partial(score_references, open_reader(options, given))
+            policy, reader = open_models(options, given, options.temperature_value)
         return partial(respond_and_score, policy, reader, options.num_return)
 
-    batches = batches_of(_lengths(selection, options, tokenizer), options.batch_size)
-    settings = settings_of(options, policy_path, selection, device, dtype)
-    settings |= {"reward-model": fingerprint(options.reward_model), "rm-template": options.rm_template}
+    batches = batches_of(_lengths(selection, options, given.tokenizer), options.batch_size)
+    settings = settings_of(options, given.policy_path, selection, given.device, given.dtype)
     with closing(Journal(path, settings, options.overwrite)) as journal:
         entries = do_batches(journal, selection, batches, prepare, _shown)
         journal.finish(entry["row"] for entry in entries)
@@ -70,16 +77,59 @@ def run_inference(options: InferenceOptions) -> str:
     return f"mean {_means(entries)}, {len(entries)} rows{left_out}: {path}"
 
 
-def respond_and_score(
+def open_inputs(options: ScoredOptions, model: str | None) -> Inputs:
+    """Finds the policy, if there is one, and reads tokenizers and prompts; raises UserError where one is missing."""
+    device = choose_device(options.gpu, options.device)
+    reward_tokenizer = load_reward_tokenizer(options.reward_model, options.rm_template)
+    policy_path = None if model is None else locate_policy(model)
+    tokenizer = load_tokenizer(policy_path, "--model", may_add_pad=True) if policy_path else reward_tokenizer
+    return Inputs(
+        device=device,
+        dtype=choose_dtype(options.dtype, device),
+        policy_path=policy_path,
+        tokenizer=tokenizer,
+        reward_tokenizer=reward_tokenizer,
+        selection=select_prompts(options, tokenizer),
+    )
+
+
+def open_reader(options: ScoredOptions, given: Inputs) -> RewardReader:
+    """Opens the reward model."""
+    return load_reward_model(
+        options.reward_model, given.reward_tokenizer, options.rm_template, given.device, given.dtype
+    )
+
+
+def open_models(options: ScoredOptions, given: Inputs, temperature: float) -> tuple[Policy, RewardReader]:
+    """Opens the policy, to draw at a temperature, and the reward model."""
+    reader = open_reader(options, given)
+    policy = load_policy(str(given.policy_path), given.tokenizer, options, temperature, given.device, given.dtype)
+    policy.check_lengths(max(map(len, given.selection.examples)))
+    return policy, reader
+
+
+def draw_and_score(
     policy: Policy, reader: RewardReader, num_return: int, examples: list[PromptExample], rows: list[Row]
-) -> list[Entry]:
-    """Draws responses and keeps the best of each prompt, the first of equals."""
+) -> list[tuple[Candidate, ...]]:
+    """Draws so many responses to each prompt and scores them.
+
+    Returns:
+        For each prompt its responses in the order of their numbers, each behind its reward.
+    """
     draws = []
     for responses in policy.respond(examples, num_return):
         rewards = _rewards(reader, examples, [response.text for response in responses], rows)
         draws.append(list(zip(rewards, responses, strict=True)))
+    return list(zip(*draws, strict=True))
+
+
+def respond_and_score(
+    policy: Policy, reader: RewardReader, num_return: int, examples: list[PromptExample], rows: list[Row]
+) -> list[Entry]:
+    """Draws responses and keeps the best of each prompt, the first of equals."""
+    drawn = draw_and_score(policy, reader, num_return, examples, rows)
     entries = []
-    for example, candidates in zip(examples, zip(*draws, strict=True), strict=True):
+    for example, candidates in zip(examples, drawn, strict=True):
         reward, response = max(candidates, key=lambda candidate: candidate[0])
         row: dict[str, Any] = {"prompt": example.prompt_text, "response": response.text, "reward": reward}
         row["finished"] = response.finished

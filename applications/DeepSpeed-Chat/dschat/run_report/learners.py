@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learners side by side: a table of where each ends, and a plot of what a score costs in KL."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.figure import Figure
 
-from dschat.common.statistics import mean_estimate
-from dschat.common.tables import text_table
-from dschat.run_report.plots import COLOURS, MARKERS, SFT_COLOUR, png
+from dschat.common.pictures import COLOURS, GREY, MARKERS, interval_line, plain_axes, plain_legend, png
+from dschat.common.statistics import mean_interval
+from dschat.common.tables import markdown_table, text_table
 
-Z95 = 1.959964  # half of a 95 % interval in standard errors
 HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length", "seconds")
 
 
@@ -43,27 +42,19 @@ class Learner:
     bound: bool = False
 
 
-def interval(values: Sequence[float], digits: int = 3) -> str:
-    """`mean [low, high]` with 95 %, by the normal distribution."""
-    estimate = mean_estimate(values)
-    half = Z95 * (estimate.error or 0.0)
-    mean, low, high = (f"{x:.{digits}f}" for x in (estimate.mean, estimate.mean - half, estimate.mean + half))
-    return mean if low == high else f"{mean} [{low}, {high}]"
-
-
 def learner_rows(learners: Sequence[Learner]) -> list[list[str]]:
     """Rows of the table under HEADERS."""
     rows = []
     for learner in learners:
         end = learner.points[-1]
-        kl = interval(end.kl, 1) if any(end.kl) else "0"
+        kl = mean_interval(end.kl).text(1) if any(end.kl) else "0"
         rows.append(
             [
                 learner.name,
-                interval(end.gold),
-                interval(end.score, 2),
+                mean_interval(end.gold).text(),
+                mean_interval(end.score).text(2),
                 f"≤ {end.kl[0]:.1f}" if learner.bound else kl,
-                interval(end.tokens, 1),
+                mean_interval(end.tokens).text(1),
                 "–" if learner.seconds is None else f"{learner.seconds:.0f}",
             ]
         )
@@ -80,39 +71,20 @@ def learner_markdown(learners: Sequence[Learner]) -> str:
     return markdown_table(HEADERS, learner_rows(learners))
 
 
-def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
-
-
 def draw_learners(learners: Sequence[Learner], file: Path) -> None:
     """Gold score against KL, each learner a line through its points with 95 % intervals of the gold score."""
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
     ax = figure.subplots()
-    start = mean_estimate(learners[0].points[0].gold).mean
-    ax.axhline(start, color=SFT_COLOUR, linestyle="--", linewidth=1, label=learners[0].name)
+    start = mean_interval(learners[0].points[0].gold)
+    ax.axhline(start.value, color=GREY, linestyle="--", linewidth=1, label=learners[0].name)
     for number, learner in enumerate(learners[1:]):
-        kl = [mean_estimate(point.kl).mean for point in learner.points]
-        gold = [mean_estimate(point.gold) for point in learner.points]
-        ax.errorbar(
-            [0.0, *kl],
-            [start, *(estimate.mean for estimate in gold)],
-            yerr=[0.0, *(Z95 * (estimate.error or math.nan) for estimate in gold)],
-            color=COLOURS[number % len(COLOURS)],
-            marker=list(MARKERS)[number % len(MARKERS)],
-            markersize=6,
-            capsize=2,
-            linewidth=1.6,
-            linestyle=":" if learner.bound else "-",
-            label=f"{learner.name} (KL: upper bound)" if learner.bound else learner.name,
-        )
-    ax.set_xlabel("KL to SFT (nats per response)")
-    ax.set_ylabel("gold score (mean, 95 %)")
-    ax.grid(color="#e3e3e3", linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False)
+        kl = [fmean(point.kl) for point in learner.points]
+        gold = [mean_interval(point.gold) for point in learner.points]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        label = f"{learner.name} (its KL: an upper bound)" if learner.bound else learner.name
+        interval_line(ax, [0.0, *kl], [start, *gold], label, colour, marker)
+    plain_axes(ax, "What the gold score costs in KL", "KL to SFT (nats per response)", "gold score (mean, 95 %)")
+    plain_legend(ax)
     file.write_bytes(png(figure))
 
 

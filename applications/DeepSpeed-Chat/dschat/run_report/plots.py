@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The learning curves of a report, as PNG bytes. Drawn without a display and without matplotlib's global state."""
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from dschat.common.pictures import COLOURS, png
 from dschat.run_report.data import RunData
 from dschat.run_report.outcome import judges_of
 from dschat.run_report.speed import levels_of
 
-# Okabe-Ito colours dark enough for thin lines; the markers tell the runs apart without colour.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#7a6f00")
 MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"}  # matplotlib's name → the page's symbol
 SFT_COLOUR = "#444444"
 SMOOTHED_PART = 0.1  # a smoothed line is the mean over this part of the run, centred
@@ -161,11 +158,3 @@ def _handles(runs: Sequence[RunData]) -> list[Line2D]:
         Line2D([], [], color="#888888", linewidth=2, label="the same, smoothed"),
         Line2D([], [], color="#888888", linestyle="none", marker="o", label="evaluation, held-out prompts"),
     ]
-
-
-def png(figure: Figure) -> bytes:
-    """A figure as a file's content; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure)
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()

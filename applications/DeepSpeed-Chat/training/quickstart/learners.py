@@ -82,8 +82,8 @@ def dpo_flags(pairs: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
     flags = supervised_flags(pairs, scale.data_split, sft, output, 1, scale, ONE)
     batch = 2 * scale.batch
     own = {
-        "--learning_rate": 5e-4,
-        "--beta": 0.1,
+        "--learning_rate": 2e-4,
+        "--beta": 0.3,
         "--per_device_train_batch_size": batch,
         "--save_models": max(1, scale.pairs // batch // SAVED),
     }

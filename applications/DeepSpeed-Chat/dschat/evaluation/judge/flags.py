@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from dschat.common.script import add_flags, flag
 from dschat.data.formats.registry import compared_set
@@ -17,16 +17,16 @@ from dschat.evaluation.judge.question import Endpoint
 
 DEFAULT_JUDGE = "gpt-4o-2024-05-13"
 DEFAULT_SERVER = "https://api.openai.com/v1"
+Options = TypeVar("Options", bound="AskingOptions")
 
 
 @dataclass
-class JudgeOptions:
-    """What a run of the judge is told. A field is a flag: its name, type, default and help line."""
+class AskingOptions:
+    """What every run of a judge is told. A field is a flag: its name, type, default and help line."""
 
     model_name_a: Path = flag("responses of the first model", also="model_a")
     model_name_b: Path = flag("responses of the second model", also="model_b")
     output: Path = flag("verdicts, as JSON Lines in the order of the first file")
-    dataset: str = flag("rubric: summarize, hh-rlhf (hh) or webgpt; default: %(default)s", "summarize")
     overwrite: bool = flag("make --output anew, also if it is there or was begun without this flag", False)
     judge_model: str = flag("name of the judge; default: %(default)s", DEFAULT_JUDGE)
     base_url: str | None = flag("an OpenAI-compatible server; default: OpenAI's, or OPENAI_BASE_URL", None)
@@ -57,7 +57,6 @@ class JudgeOptions:
         for name, file in (("model_name_a", self.model_name_a), ("model_name_b", self.model_name_b)):
             if file.resolve() == self.output.resolve():
                 raise UserError(f"--output {self.output} is the file of --{name}; give another one.")
-        self.dataset = compared_set(self.dataset)
 
     def prices(self) -> Prices | None:
         """What --price-in and --price-out say; None where neither is given. Raises UserError where one is missing."""
@@ -92,6 +91,18 @@ class JudgeOptions:
         return key
 
 
+@dataclass
+class JudgeOptions(AskingOptions):
+    """What a run on responses to the prompts of a data set is told."""
+
+    dataset: str = flag("rubric: summarize, hh-rlhf (hh) or webgpt; default: %(default)s", "summarize")
+
+    def __post_init__(self) -> None:
+        """Refuses values that mean nothing. Raises UserError, which names the flag."""
+        super().__post_init__()
+        self.dataset = compared_set(self.dataset)
+
+
 class _DiscreetParser(argparse.ArgumentParser):
     """Says what is wrong without repeating words: one of them may be a key at the wrong place."""
 
@@ -99,11 +110,11 @@ class _DiscreetParser(argparse.ArgumentParser):
         super().error(re.sub(r"(invalid \w+ value|ignored explicit argument|ambiguous option).*", r"\1", message))
 
 
-def parse_flags(words: Sequence[str], description: str) -> JudgeOptions:
-    """The options of a command line without its program. Raises UserError, see JudgeOptions."""
+def parse_flags(options: type[Options], words: Sequence[str], description: str) -> Options:
+    """The options of a command line without its program. Raises UserError, see the class."""
     parser = _DiscreetParser(description=description, allow_abbrev=False)
-    add_flags(parser, JudgeOptions)
+    add_flags(parser, options)
     flags, unknown = parser.parse_known_args(words)
     if unknown:
         parser.error("some words are no flags of this script (not repeated here: one may be a key); see --help")
-    return JudgeOptions(**vars(flags))
+    return options(**vars(flags))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a judge model is asked: three rubrics, and the messages that show it two responses as mere material."""
+"""What a judge model is asked: rubrics, and the messages that show it two responses as mere material."""
 
 import hashlib
 import html
@@ -60,6 +60,18 @@ ANSWERS = Rubric(
         "usefulness": "Does it answer what was asked, in the breadth and depth the asker can use?",
     },
     separate=True,
+)
+DIALOGUES = Rubric(
+    dataset="dialogue",
+    prompt_name="opening",
+    response_name="conversation",
+    task="You compare two conversations of one person with two assistants. Both begin with the same message of the "
+    "person, the opening; from there each went its own way, so what the person says later differs as well. Every line "
+    "that the person or an assistant wrote begins with a bar. Judge the assistants, not the person, over all that is "
+    "shown and above all in their last reply. Prefer the one that serves the person better: it takes up what they ask "
+    "at each turn, keeps to what was said before, is right, and harms nobody. Say in one sentence how the two differ "
+    "in that.",
+    output_tokens=60,
 )
 RUBRICS = {rubric.dataset: rubric for rubric in (SUMMARIES, REPLIES, ANSWERS)}
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.common.journal import Journal
 from dschat.errors import UserError
-from dschat.evaluation.judge.costs import Prices, Spending, estimated_tokens
-from dschat.evaluation.judge.flags import JudgeOptions, parse_flags
+from dschat.evaluation.judge.costs import Spending, estimated_tokens
+from dschat.evaluation.judge.flags import AskingOptions, JudgeOptions, parse_flags
 from dschat.evaluation.judge.pairwise import Setup, control_question, judge_pairs, questions_of
 from dschat.evaluation.judge.question import Endpoint, Form, ReplyCache
 from dschat.evaluation.judge.rubrics import RUBRICS
@@ -32,17 +32,22 @@ def run_judge(words: Sequence[str], description: str, dataset: str | None = None
         description: first lines of --help.
         dataset: the rubric to use whatever --dataset says; None to follow --dataset.
     """
-    options = parse_flags(words, description)
+    options = parse_flags(JudgeOptions, words, description)
     if dataset not in (None, options.dataset):
         logger.info("--dataset %s: judged by the %s rubric, and recorded as %s", options.dataset, dataset, dataset)
-    prices, endpoint = options.prices(), options.endpoint()
     pairs = read_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
     first, second = model_names([options.model_name_a, options.model_name_b])
     rubric = RUBRICS[dataset or options.dataset]
     setup = Setup(rubric, options.judge_model, (first, second), options.single_order, options.seed)
-    cache = ReplyCache(options.cache or options.output.parent / ".judge-cache")
-    if options.dry_run:
-        return _estimate(pairs, setup, endpoint, cache, prices)
+    return estimate(pairs, setup, options) if options.dry_run else judge(pairs, setup, options)[1]
+
+
+def judge(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> tuple[list[dict[str, Any]], str]:
+    """Judges pairs; writes and returns their rows, and one line with counts, tokens, cost and file.
+
+    Raises UserError, which says what is kept, where the judge cannot go on or gives no verdict at all.
+    """
+    prices, endpoint, cache = options.prices(), options.endpoint(), _cache(options)
     if options.sk:
         logger.warning("--sk shows the key to everybody on this machine; better set OPENAI_API_KEY")
     if endpoint.base_url.startswith("http://") and not endpoint.is_local:
@@ -52,13 +57,13 @@ def run_judge(words: Sequence[str], description: str, dataset: str | None = None
         from dschat.evaluation.judge.client import JudgeClient
     except ImportError as error:
         raise UserError("The judge needs the openai library: pip install 'ma-rlhf[judge]'.") from error
-    client = JudgeClient(endpoint, cache, spending, control_question(rubric))
+    client = JudgeClient(endpoint, cache, spending, control_question(setup.rubric))
     rows = _judge(pairs, setup, endpoint, client, options)
     counts = Counter(row["verdict"] for row in rows)
     _report_invalid(rows, options)
     lost = f" and {spending.lost} whose answers did not arrive, by estimate" if spending.lost else ""
-    return (
-        f"{first} against {second} on {rubric.dataset}, {setup.rater}, "
+    return rows, (
+        f"{setup.models[0]} against {setup.models[1]} on {setup.rubric.dataset}, {setup.rater}, "
         f"{'one order' if setup.single_order else 'both orders'}: {counts['A']} wins, {counts['tie']} ties, "
         f"{counts['B']} losses, {counts['invalid']} invalid of {counts.total()}; {spending.requests} requests{lost} "
         f"({client.cached} more from the cache), {spending.input_tokens} + {spending.output_tokens} tokens"
@@ -66,7 +71,11 @@ def run_judge(words: Sequence[str], description: str, dataset: str | None = None
     )
 
 
-def _report_invalid(rows: Sequence[dict[str, Any]], options: JudgeOptions) -> None:
+def _cache(options: AskingOptions) -> ReplyCache:
+    return ReplyCache(options.cache or options.output.parent / ".judge-cache")
+
+
+def _report_invalid(rows: Sequence[dict[str, Any]], options: AskingOptions) -> None:
     """Names what was wrong with answers that gave no verdict; raises UserError where all are such."""
     problems = Counter(
         order["problem"]
@@ -87,7 +96,7 @@ def _report_invalid(rows: Sequence[dict[str, Any]], options: JudgeOptions) -> No
 
 
 def _judge(
-    pairs: Sequence[Pair], setup: Setup, endpoint: Endpoint, client: "JudgeClient", options: JudgeOptions
+    pairs: Sequence[Pair], setup: Setup, endpoint: Endpoint, client: "JudgeClient", options: AskingOptions
 ) -> list[dict[str, Any]]:
     """Judges with a bar on the screen; an interrupted run goes on only with the settings that the verdicts hang on."""
     from tqdm import tqdm
@@ -107,10 +116,9 @@ def _judge(
         return judge_pairs(pairs, setup, client, journal, options.concurrency, bar.update)
 
 
-def _estimate(
-    pairs: Sequence[Pair], setup: Setup, endpoint: Endpoint, cache: ReplyCache, prices: Prices | None
-) -> str:
+def estimate(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> str:
     """What a run would send, by questions that differ and are not in the cache."""
+    prices, endpoint, cache = options.prices(), options.endpoint(), _cache(options)
     asked = [question for pair in pairs for question in questions_of(pair, setup).values()]
     questions = {question.digest(endpoint): question for question in asked}
     new = [question for digest, question in questions.items() if cache.get(digest) is None]

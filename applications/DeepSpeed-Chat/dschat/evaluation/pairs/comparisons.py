@@ -53,7 +53,7 @@ def compared(
 ) -> Comparison:
     """A verdict on a pair of responses."""
     texts = (pair.prompt, pair.a.response, pair.b.response)
-    return Comparison(pair.id, *texts, verdict, kind, rater, *models, dataset, details)
+    return Comparison(pair.id, *texts, verdict, kind, rater, *models, dataset, {**pair.columns, **details})
 
 
 def comparison_of(row: Mapping[str, Any], origin: str) -> Comparison:

@@ -5,8 +5,8 @@ import hashlib
 import math
 import os
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Pair:
     prompt: str
     a: Response
     b: Response
+    columns: Mapping[str, Any] = field(default_factory=dict)  # more that the rows of its verdicts hold
 
 
 def read_responses(path: Path, flag: str) -> list[Response]:

@@ -73,9 +73,9 @@ def read_problems(file: Path) -> list[SolvedProblem]:
     return [_problem(row, origin) for origin, row in read_rows(file, FLAG)]
 
 
-def holds_programs(file: Path) -> bool:
-    """Whether a file's first row is that of a problem; raises UserError where it cannot be read."""
-    return "samples" in read_rows(file, FLAG)[0][1]
+def holds_programs(row: dict[str, Any]) -> bool:
+    """Whether a row is that of a problem."""
+    return "samples" in row
 
 
 def _problem(row: dict[str, Any], origin: str) -> SolvedProblem:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The picture of an evaluation report: win, tie and loss of every rater as stacked bars, with intervals."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
+from dschat.common.pictures import png, short
 from dschat.common.statistics import Rate, Tally
 from dschat.evaluation.report.results import RaterResult, SectionResult
 
@@ -19,7 +19,6 @@ WIN, TIE, LOSS = "#0072b2", "#d9d9d9", "#e69f00"
 INK = "#1a1a1a"
 BAR = 0.62  # height of a bar, where rows are 1 apart
 ROW_INCHES, HEAD_INCHES = 0.62, 1.0
-LONGEST = 40  # characters of a name
 HALF: dict[str, Any] = {"marker": "D", "markerfacecolor": "white", "markersize": 7}
 EQUAL_LENGTH: dict[str, Any] = {"marker": "o", "markerfacecolor": INK, "markersize": 7}
 NO_DIFFERENCE: dict[str, Any] = {"color": INK, "linestyle": (0, (4, 3)), "linewidth": 1}
@@ -34,9 +33,9 @@ def draw_report(sections: Sequence[SectionResult]) -> bytes:
         _draw(ax, section)
     first, second = sections[0].names if len(sections) == 1 else ("the first model", "the second model")
     handles = [
-        Patch(color=WIN, label=f"win of {_short(first)}"),
+        Patch(color=WIN, label=f"win of {short(first)}"),
         Patch(color=TIE, label="tie"),
-        Patch(color=LOSS, label=f"win of {_short(second)}"),
+        Patch(color=LOSS, label=f"win of {short(second)}"),
         Line2D([], [], color=INK, linewidth=1.8, label="win + ½ tie, 95 % interval", **HALF),
         Line2D([], [], color=INK, linewidth=1.8, label="the same at equal length, 95 % interval", **EQUAL_LENGTH),
         Line2D([], [], label="no difference", **NO_DIFFERENCE),
@@ -44,9 +43,7 @@ def draw_report(sections: Sequence[SectionResult]) -> bytes:
     legend = figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
     for text in legend.get_texts():
         text.set_parse_math(False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return png(figure)
 
 
 def _draw(ax: Axes, section: SectionResult) -> None:
@@ -55,7 +52,7 @@ def _draw(ax: Axes, section: SectionResult) -> None:
     ax.axvline(50, zorder=2.5, **NO_DIFFERENCE)
     ax.set_xlim(0, 100)
     ax.set_ylim(len(section.raters) - 0.35, -0.5)
-    tallies = [(_short(rater.rater), rater.rates.tally) for rater in section.raters]
+    tallies = [(short(rater.rater), rater.rates.tally) for rater in section.raters]
     labels = [f"{name}\nn = {tally.counted}{_aside(tally)}" for name, tally in tallies]
     ax.set_yticks(range(len(labels)), labels, fontsize=10)
     for label in ax.get_yticklabels():
@@ -63,7 +60,7 @@ def _draw(ax: Axes, section: SectionResult) -> None:
     ax.tick_params(axis="y", length=0, pad=10)
     ax.set_xticks(range(0, 101, 10))
     ax.set_xlabel("% of the verdicts counted")
-    first, second = (_short(name) for name in section.names)
+    first, second = (short(name) for name in section.names)
     dataset = f" · {section.dataset}" if section.dataset else ""
     title = f"{first} against {second}{dataset} · {section.items} items"
     ax.set_title(title, fontsize=12, fontweight="bold", loc="left", pad=10, parse_math=False)
@@ -99,9 +96,3 @@ def _whisker(ax: Axes, rate: Rate, y: float, marker: dict[str, Any]) -> None:
 def _aside(tally: Tally) -> str:
     parts = ((tally.invalid, "invalid"), (tally.skipped, "skipped"))
     return "".join(f", {number} {word}" for number, word in parts if number)
-
-
-def _short(name: str) -> str:
-    """A name that can be drawn: no halves of characters, not too long."""
-    drawable = name.encode("utf-8", "replace").decode("utf-8")
-    return drawable if len(drawable) <= LONGEST else drawable[: LONGEST - 1] + "…"

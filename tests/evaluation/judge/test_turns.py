@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The judge on dialogues turn by turn: what it is shown, the verdicts, and what a run that was stopped leaves."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cli_runs import environment, read_jsonl, write_jsonl
+from dschat.errors import UserError
+from dschat.evaluation.turns.run import run_turns
+from judges import EVALUATION, shown_in
+
+# By `more_good`, which counts in all that is shown: dialogue 0 A, A; 1 B, tie; 2 the same text at turn 1, then B.
+REPLIES_A = [["good good", "bad"], ["bad", "good good"], ["same", "bad"]]
+REPLIES_B = [["good", "bad"], ["good", "good"], ["same", "good"]]
+
+
+def dialogues(folder, name, replies):
+    rows = []
+    for number, texts in enumerate(replies):
+        messages = []
+        for turn, text in enumerate(texts):
+            messages += [
+                {"role": "user", "content": f"question {number}.{turn}"},
+                {"role": "assistant", "content": text},
+            ]
+        rows.append({"number": number, "messages": messages})
+    return write_jsonl(folder / f"{name}.jsonl", rows)
+
+
+@pytest.fixture
+def words(server, tmp_path):
+    """words(output, *more): of a run on the dialogues above."""
+    a, b = dialogues(tmp_path, "a", REPLIES_A), dialogues(tmp_path, "b", REPLIES_B)
+    files = ["--model_name_a", a, "--model_name_b", b]
+    return lambda output, *more: [*map(str, (*files, "--output", output, *server.words(), *more))]
+
+
+def test_verdicts_by_turn_by_hand(server, words, tmp_path):
+    text = run_turns(words(tmp_path / "o.jsonl", "--concurrency", 1), "about")
+    rows = read_jsonl(tmp_path / "o.jsonl")
+    assert [(row["number"], row["turn"], row["verdict"]) for row in rows] == [
+        *[(0, 1, "A"), (0, 2, "A"), (1, 1, "B"), (1, 2, "tie"), (2, 1, "tie"), (2, 2, "B")]
+    ]
+    assert [len(row["orders"]) for row in rows] == [2, 2, 2, 2, 0, 2], "the same text is a tie and not asked about"
+    assert {row["dataset"] for row in rows} == {"dialogue"}
+    turns = json.loads((tmp_path / "o.json").read_text())["comparisons"][0]["turns"]
+    assert turns["1"]["half"]["value"] == turns["2"]["half"]["value"] == 0.5
+    assert "10 requests" in text and "50.0" in text
+    first = shown_in(server.bodies[0]["messages"])
+    assert first["prompt"] == "question 0.0"
+    assert {first["first"], first["second"]} == {"Assistant, turn 1:\n| good good", "Assistant, turn 1:\n| good"}
+    assert "above all in their last reply" in server.bodies[0]["messages"][0]["content"]
+
+
+def test_one_order_and_a_dry_run(server, words, tmp_path):
+    estimate = run_turns(words(tmp_path / "o.jsonl", "--dry-run", "--price-in", 1, "--price-out", 1), "about")
+    assert "6 pairs, 10 requests" in estimate and "about $" in estimate
+    assert server.bodies == [] and not (tmp_path / "o.jsonl").exists()
+    run_turns(words(tmp_path / "o.jsonl", "--single-order"), "about")
+    assert [len(row["orders"]) for row in read_jsonl(tmp_path / "o.jsonl")] == [1, 1, 1, 1, 0, 1]
+    with pytest.raises(UserError, match="--max-cost 1e-06"):
+        flags = ["--max-cost", 1e-6, "--price-in", 1, "--price-out", 1, "--max-tokens", 50]
+        run_turns(words(tmp_path / "p.jsonl", *flags), "about")
+
+
+def test_killed_half_way_and_started_again_gives_the_same_file(server, words, tmp_path):
+    server.answers_before_gate = 5
+    script = EVALUATION / "winrate_by_turn.py"
+    process = subprocess.Popen(
+        [sys.executable, str(script), *words(tmp_path / "o.jsonl", "--concurrency", 1)],
+        env=environment(OPENAI_API_KEY=None),
+        stderr=subprocess.DEVNULL,
+    )
+    partial = tmp_path / "o.jsonl.partial"
+    try:
+        end = time.monotonic() + 60
+        while not (server.busy and server.answered.total() == 5 and partial.read_bytes().count(b"\n") >= 3):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    server.gate.set()
+    server.answers_before_gate = None
+    assert "5 requests" in run_turns(words(tmp_path / "o.jsonl"), "about")
+    assert len(server.answered) == 10 and set(server.answered.values()) == {1}, "nothing was paid for twice"
+    run_turns(words(tmp_path / "whole.jsonl", "--cache", tmp_path / "new"), "about")
+    for end in (".jsonl", ".json", ".md", ".png"):
+        assert (tmp_path / f"whole{end}").read_bytes() == (tmp_path / f"o{end}").read_bytes()
