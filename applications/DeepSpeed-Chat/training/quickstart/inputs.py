@@ -75,15 +75,11 @@ def supervised_flags(
 
 
 def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:
-    """Step 3 on the prompts of the other share; all runs start from the same models and see the same prompts.
-
-    The critic starts from the SFT model and has everything to learn: then it matters how far back a score reaches.
-    """
+    """Step 3 on the prompts of the other share; all runs start from the same models and see the same prompts."""
     flags = {
         "--data_path": data / "comparisons",
         "--data_split": scale.data_split,
         "--actor_model_name_or_path": sft,
-        "--critic_model_name_or_path": sft,
         "--reward_model_name_or_path": reward,
         "--metric_function": f"{GOLD}:gold_scores",
         "--output_dir": output,
@@ -95,9 +91,13 @@ def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale, p
         "--max_prompt_seq_len": 128,
         "--max_answer_seq_len": 64,
         "--actor_learning_rate": 1e-3,
-        "--critic_learning_rate": 2e-3,
         "--kl_ctl": 0.05,
         "--missing_eos_penalty": 2,
         "--warmup_ratio": 0.05,
     }
     return [*as_arguments(flags), "--whiten_advantages"]
+
+
+def critic_flags(sft: Path) -> list[str]:
+    """The critic of step 3 starts from the SFT model and has everything to learn: then the score's reach matters."""
+    return as_arguments({"--critic_model_name_or_path": sft, "--critic_learning_rate": 2e-3})

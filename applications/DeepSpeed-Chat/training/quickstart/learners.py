@@ -15,7 +15,7 @@ from dialogues import refuel_example
 
 from dschat.common.launch import Processes, as_arguments, run_step
 from dschat.errors import UserError
-from inputs import COMMON, FULL, SMALL, Scale, make_inputs, ppo_flags, supervised_flags
+from inputs import COMMON, FULL, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
 
 if TYPE_CHECKING:
     from dschat.run_report.learners import Learner
@@ -62,7 +62,7 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
     flags = supervised_flags(pairs, split, sft, reward, scale.reward_epochs, scale, ONE)
     run_step("step2_reward_model_finetuning", [*flags, *common], ONE)
     run_step("step2_dpo_finetuning", [*dpo_flags(pairs, sft, folder / "dpo", scale), *common], ONE)
-    for place, own in step3_runs(scale).items():
+    for place, own in step3_runs(sft, scale).items():
         flags = [*ppo_flags(data, sft, reward, folder / place, scale, ONE), *own, *common]
         run_step("step3_rlhf_finetuning", flags, ONE)
     found = measure_all(folder, pairs, seed, scale)
@@ -90,7 +90,7 @@ def dpo_flags(pairs: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
     return [*flags, *as_arguments(own)]
 
 
-def step3_runs(scale: Scale) -> dict[str, list[str]]:
+def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
     """Folder → flags of each run of step 3. RLOO sees a part of the prompts, and as many responses as the others."""
     saved = ["--save_models", str(max(1, scale.iterations // SAVED))]
     share = scale.rollout // SAMPLES
@@ -102,8 +102,8 @@ def step3_runs(scale: Scale) -> dict[str, list[str]]:
         "--data_split": f"0,{scale.pairs + scale.prompts - prompts},{prompts}",
     }
     return {
-        "ppo": [*saved, "--ngram", "1"],
-        "ma-ppo": [*saved, "--ngram", "5"],
+        "ppo": [*saved, *critic_flags(sft), "--ngram", "1"],
+        "ma-ppo": [*saved, *critic_flags(sft), "--ngram", "5"],
         "rloo": [*saved, *as_arguments(rloo)],
     }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dschat.common.launch import Processes, run_step
 from dschat.errors import UserError
-from inputs import COMMON, FULL, SMALL, Scale, make_inputs, ppo_flags, supervised_flags
+from inputs import COMMON, FULL, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
 
 # Name of each run → its folder and flags. The third tells why the second is faster: PPO's advantages reach as far back
 # over tokens as MA-PPO's when its λ is .95^(1/5) = .99.
@@ -61,7 +61,7 @@ def quickstart(folder: Path, seed: int, scale: Scale, processes: Processes) -> N
     flags = supervised_flags(comparisons, split, sft, reward, scale.reward_epochs, scale, processes)
     run_step("step2_reward_model_finetuning", [*flags, *common], processes)
     for place, own in RUNS.values():
-        flags = [*ppo_flags(data, sft, reward, folder / place, scale, processes), *own]
+        flags = [*ppo_flags(data, sft, reward, folder / place, scale, processes), *critic_flags(sft), *own]
         run_step("step3_rlhf_finetuning", [*flags, "--termination_condition", "fixed", *common], processes)
     summary = build_report(
         {name: folder / place for name, (place, _) in RUNS.items()},
