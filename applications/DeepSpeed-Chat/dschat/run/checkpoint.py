@@ -51,7 +51,12 @@ logger = logging.getLogger(__name__)
 STATE, METRICS = "state.json", "metrics.jsonl"
 LATEST = "latest"
 # Per step the metric that makes a checkpoint the best, and whether a larger one is better.
-BEST = {"sft": ("eval/loss", False), "reward": ("eval/accuracy", True), "ppo": ("eval/scores", True)}
+BEST = {
+    "sft": ("eval/loss", False),
+    "reward": ("eval/accuracy", True),
+    "ppo": ("eval/scores", True),
+    "refuel_online": ("eval/scores", True),
+}
 
 
 class Checkpoints:
