@@ -77,6 +77,7 @@ class DialogueFlags:
     per_device_generation_batch_size: int = flag("replies drawn at once on one process", 16)
     per_device_eval_batch_size: int = flag("dialogues that the reward model reads at once on one process", 4)
     eval_prompts: int = flag("held-out dialogues of an evaluation, on all processes together; 0 = all", 512)
+    eval_temperature: float = flag("sampling temperature of evaluations; 0 = the likeliest token, always", 0.0)
     print_sample_output_freq: int | None = flag(
         "evaluate every this many rounds of sampling, instead of eval_interval; 0 = only at the start and the end",
         None,
@@ -147,7 +148,14 @@ class RefuelOnlineConfig(RefuelModelFlags, DialogueFlags, RefuelLossFlags, Commo
         sizes = ["max_turns", "max_prompt_seq_len", "max_answer_seq_len", "max_seq_len", "total_episodes"]
         sizes += ["per_device_train_batch_size", "per_device_generation_batch_size", "per_device_eval_batch_size"]
         rules.check_numbers(self, [*sizes, "noptepochs", "adaptive_kl_horizon"], rules.AT_LEAST_1)
-        others = ["trained_layers", "eval_prompts", "print_sample_output_freq", "kl_coef", "learning_rate"]
+        others = [
+            "trained_layers",
+            "eval_prompts",
+            "eval_temperature",
+            "print_sample_output_freq",
+            "kl_coef",
+            "learning_rate",
+        ]
         rules.check_numbers(self, [*others, "weight_decay"], rules.AT_LEAST_0)
         rules.check_numbers(self, ["temperature", "eta", "adaptive_kl_target", "adam_epsilon"], rules.ABOVE_0)
         rules.check_numbers(self, ["penalty_reward_value"], (lambda number: True, "a number"))
@@ -178,11 +186,6 @@ class RefuelOnlineConfig(RefuelModelFlags, DialogueFlags, RefuelLossFlags, Commo
             raise UserError(
                 f"--max_seq_len {self.max_seq_len} leaves no room for a user beside one reply of --max_answer_seq_len"
                 f" {self.max_answer_seq_len}: raise the first or lower the second."
-            )
-        if self.end_of_conversation_token is not None:
-            raise UserError(
-                "--end_of_conversation_token: the chat template says how a reply ends; drop the flag, or change the"
-                " template."
             )
 
     def _check_kl(self) -> None:

@@ -2,9 +2,8 @@
 """Dialogues of two turns made in code, with a gold score: small enough for a tiny model to learn in minutes.
 
 In the first turn the user asks for words of one kind. In the second, half of them ask for more of these, so that the
-answer depends on the first question, and half for words of another kind. A reply is to name words of the kind that was
-asked for; a word that was said before, in either turn, counts once. Demonstrations know how a reply looks, and often
-name words of other kinds.
+answer depends on the first question, and half for words of another kind. A good reply is four words of the kind that
+was asked for. Demonstrations know how a reply looks, and often name words of other kinds.
 """
 
 import random
@@ -49,18 +48,16 @@ def asked_kinds(messages: Sequence[Message]) -> list[str]:
 
 
 def gold_score(messages: Sequence[Message]) -> float:
-    """Words of the right kind that are said for the first time in the dialogue, of 4 in each reply: 0 to 1.
+    """Mean over the replies of: words of the kind that was asked for / number of words, 4 at least. 0 to 1.
 
-    Example: "Name some metals." → " tin lead tin cat", "More please." → " zinc tin": tin, lead, zinc of 8, 3 / 8.
+    Example: "Name some metals." → " tin lead cat", "More please." → " zinc tin iron lead red": (2 / 4 + 4 / 5) / 2.
     """
     replies = [message["content"] for message in messages if message["role"] == "assistant"]
-    said: set[str] = set()
-    points = 0
+    total = 0.0
     for kind, reply in zip(asked_kinds(messages), replies, strict=False):
-        words = dict.fromkeys(_WORD.findall(reply.lower()))
-        points += min(REPLY_WORDS, sum(word in KINDS[kind] and word not in said for word in words))
-        said |= words.keys()
-    return points / (REPLY_WORDS * len(replies))
+        words = _WORD.findall(reply.lower())
+        total += sum(word in KINDS[kind] for word in words) / max(REPLY_WORDS, len(words))
+    return total / len(replies)
 
 
 def gold_scores(dialogues: Sequence[Sequence[Message]], rows: Sequence[dict[str, Any]]) -> list[float]:

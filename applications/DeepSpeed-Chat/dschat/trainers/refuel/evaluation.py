@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation of a policy that talks: held-out dialogues with its likeliest replies, scored turn by turn."""
+"""Evaluation of a policy that talks: held-out dialogues, scored turn by turn."""
 
 from __future__ import annotations
 

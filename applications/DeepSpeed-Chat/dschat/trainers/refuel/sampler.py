@@ -16,6 +16,7 @@ from dschat.data.dialogue_examples import DialogueExample
 from dschat.data.dialogues import Dialogue, state, turn_end
 from dschat.models.engines import TrainedPolicy
 from dschat.models.limits import position_limit
+from dschat.models.tokenizer import end_token_id
 from dschat.rl.types import Rollout
 from dschat.rollouts.assembly import pad_prompts
 from dschat.rollouts.dialogues import Assistant, Conversation, PolicyAssistant, Reply, UserFromData, roll_out
@@ -49,8 +50,9 @@ def drawn_turn(seed: int, iteration: int, example: DialogueExample) -> int:
 
 
 def dialogue_sampling(config: RefuelOnlineConfig, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-    """Replies end with the template's end of a turn, or with EOS."""
-    end_ids = {turn_end(tokenizer).token_id, tokenizer.eos_token_id}
+    """Replies end with the template's end of a turn, with EOS, or with --end_of_conversation_token."""
+    own = end_token_id(tokenizer, config.end_of_conversation_token)
+    end_ids = {turn_end(tokenizer).token_id, tokenizer.eos_token_id, own}
     return Sampling(
         max_new_tokens=config.max_answer_seq_len,
         end_ids=tuple(sorted(end_ids)),
@@ -104,11 +106,11 @@ class DialogueSampler:
             second = roll_out(shared, count, assistant, user, seeds[1])
         return [DrawnPair(*pair) for pair in zip(turns, first, second, strict=True)]
 
-    def answers(self, examples: Sequence[DialogueExample]) -> list[Conversation]:
-        """Whole dialogues in which the policy says what it finds likeliest, token by token."""
+    def answers(self, examples: Sequence[DialogueExample], temperature: float) -> list[Conversation]:
+        """Whole dialogues for an evaluation, the same draws every time; at temperature 0 with the likeliest tokens."""
         user, count = self._user_of(examples)
-        with self._assistant(replace(self.sampling, temperature=0.0)) as assistant:
-            seeds = [0] * len(examples)  # nothing is drawn
+        seeds = [row_seed(self._seed, SeedKind.EVALUATION, example.index) for example in examples]
+        with self._assistant(replace(self.sampling, temperature=temperature)) as assistant:
             return roll_out([example.messages[:1] for example in examples], count, assistant, user, seeds)
 
     def first_replies(self, states: Sequence[list[int]], seeds: Sequence[int]) -> Drawn:

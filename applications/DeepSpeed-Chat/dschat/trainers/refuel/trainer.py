@@ -127,11 +127,14 @@ class RefuelTrainer:
         check_pairs(self.models.policy, batch, self.settings)
 
     def evaluate(self) -> dict[str, float]:
-        """Means over the held-out dialogues, with the policy's likeliest replies; {} without such dialogues."""
+        """Means over the held-out dialogues; {} without such dialogues."""
         if not self.held_out:
             return {}
         kl = None if self.models.reference is None else self._kl_of_replies
-        metrics, samples = evaluate(self.held_out, self.sampler.answers, self.models.reward, kl)
+        temperature = self.config.eval_temperature
+        metrics, samples = evaluate(
+            self.held_out, lambda examples: self.sampler.answers(examples, temperature), self.models.reward, kl
+        )
         self.run.metrics.log(self.update, self.round * self.run.plan.global_rollout, metrics)
         self.run.record.measured(metrics, self.update)
         self.evaluated, self.random = self.update, random_states()
