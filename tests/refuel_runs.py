@@ -31,7 +31,9 @@ from factories import (
     make_rollout,
     ragged_rows,
     run_of,
+    whole_state,
 )
+from recorded import sharding_file
 
 GLOBAL = 8  # pairs of a round on all processes
 WORDS = ("one", "a longer question", "x", "and then another", "which", "more words")
@@ -64,7 +66,8 @@ def talker(kind: str = "gemma", seed: int = 0, initializer_range: float = 0.1) -
     tokenizer = chat_tokenizer()
     options = {"initializer_range": initializer_range, "tie_word_embeddings": False}
     model = make_causal_lm(kind, seed, len(tokenizer), **options)
-    head = torch.nn.Linear(HIDDEN, len(tokenizer))
+    with torch.random.fork_rng():
+        head = torch.nn.Linear(HIDDEN, len(tokenizer))
     with torch.no_grad():
         head.weight.copy_(model.lm_head.weight)
         head.bias.zero_()
@@ -137,3 +140,16 @@ def paired_rows(count: int, seed: int = 0) -> list[Any]:
     states = [state for state, _ in ragged_rows([3 + n % 4 for n in range(count)], [1] * count, seed)]
     replies = [ragged_rows([1] * count, [1 + (n * k) % 5 for n in range(count)], seed + k) for k in (1, 2)]
     return [(state, reply) for part in replies for state, (_, reply) in zip(states, part, strict=True)]
+
+
+def two_rounds(folder: Path, zero_stage: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """A run of two rounds of two updates on the processes of this group, in micro-batches of half a share.
+
+    Returns:
+        Whole weights on the main process ({} elsewhere), and the metrics of the last evaluation.
+    """
+    engine = {"zero_stage": zero_stage, "config_file": sharding_file(folder)}
+    sizes = {"per_device_train_batch_size": GLOBAL // world_size() // 2, "gradient_accumulation_steps": 2}
+    trainer = trainer_of(folder, engine=engine, noptepochs=2, learning_rate=1e-4, **sizes)
+    metrics = trainer.fit()
+    return whole_state(trainer.models.policy), metrics

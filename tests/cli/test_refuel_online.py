@@ -62,8 +62,8 @@ def talks(shared):
         from dschat.models.tiny import make_model
 
         write_dialogues(folder / "data", 8, 16, 4, seed=1)
-        texts = texts_of([make_dialogue(index, 1) for index in range(200)])
-        make_model(folder / "model", texts, hidden_size=32, layers=2, vocab_size=400, chat_template=CHAT_TEMPLATE)
+        texts = texts_of([make_dialogue(index, 1) for index in range(500)])
+        make_model(folder / "model", texts, hidden_size=32, layers=2, vocab_size=512, chat_template=CHAT_TEMPLATE)
         tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         make_classifier(vocab_size=len(tokenizer)).save_pretrained(folder / "reward")
         tokenizer.save_pretrained(folder / "reward")

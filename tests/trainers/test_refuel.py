@@ -77,6 +77,14 @@ def test_a_pair_depends_neither_on_the_other_rows_nor_on_their_order(group, tmp_
     assert together != trainer.sampler.pairs(examples, iteration=4)
 
 
+def test_a_round_draws_with_a_seed_for_each_row(group, tmp_path):
+    """Two rows of one dialogue do not say the same."""
+    trainer = trainer_of(tmp_path)
+    twins = [replace(examples_of(3)[2], index=index) for index in range(4)]
+    talks = [str(pair.first.messages) for pair in trainer.sampler.pairs(twins, iteration=0)]
+    assert len(set(talks)) == 4
+
+
 # -- rewards
 
 
@@ -163,7 +171,8 @@ def test_a_micro_batch_keeps_pairs_together():
 
 
 def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(group, tmp_path):
-    trainer = trainer_of(tmp_path, noptepochs=1, eta=3.0)
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = trainer_of(tmp_path, noptepochs=1, eta=3.0, **sizes)
     current = trainer.collect(range(8))
     metrics = trainer.train(current)
     expected = float((3.0 * current.batch.reward_differences).square().mean())
@@ -260,7 +269,8 @@ def test_lora_leaves_the_base_alone_and_is_its_own_reference(group, tmp_path):
 
 def test_fit_writes_what_it_should(group, tmp_path):
     """17 dialogues, rounds of 8, two epochs: 4 rounds of 2 updates."""
-    trainer = trainer_of(tmp_path, count=17, noptepochs=2, num_train_epochs=2, eval_interval=4, save_models=4)
+    flags = {"noptepochs": 2, "num_train_epochs": 2, "eval_interval": 4, "save_models": 4, "eval_temperature": 1.0}
+    trainer = trainer_of(tmp_path, count=17, **flags)
     result = trainer.fit()
     assert trainer.update == 8 and trainer.folders.saves == [4, 8, "final", "described"]
     rows = read_lines(tmp_path / "metrics.jsonl")
