@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # REFUEL with users from data (setting two), Llama-3-8B-it on HH-RLHF dialogues, scored by FsfairX-LLaMA3-RM-v0.1.
 # Settings of the published run: 32 dialogues a round, 4 updates on each, the top 4 layers trained.
-# DATA: rows with messages (user and assistant in turn). Other variables: ../../launch.sh. Flags given to the script win.
+# DATA: rows with messages, user and assistant in turn. Environment variables: ../../launch.sh. Flags given to the script
+# win.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 MAIN=$(dirname -- "$MAIN")/online.py
