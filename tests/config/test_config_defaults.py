@@ -9,6 +9,7 @@ import pytest
 from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 
@@ -150,6 +151,50 @@ def test_defaults_of_step_3():
         "kl_action": "warn",
     }
     assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_defaults_of_refuel_online():
+    config = parse(RefuelOnlineConfig, [*SFT, "--reward_model", "r"])
+    expected = {
+        "data_split": "0,0,1",
+        "lr_scheduler_type": "linear",
+        "offload": False,
+        "reward_function": None,
+        "trained_layers": 0,
+        "gradient_checkpointing": False,
+        "max_turns": 5,
+        "max_prompt_seq_len": 128,
+        "max_answer_seq_len": 512,
+        "max_seq_len": 4096,
+        "temperature": 1.0,
+        "rollout_engine": "compacting",
+        "total_episodes": None,
+        "per_device_train_batch_size": 1,
+        "per_device_generation_batch_size": 16,
+        "per_device_eval_batch_size": 4,
+        "eval_prompts": 512,
+        "eval_temperature": 0.0,
+        "print_sample_output_freq": None,
+        "eta": 1.0,
+        "noptepochs": 4,
+        "kl_coef": 0.05,
+        "adaptive_kl_target": None,
+        "adaptive_kl_horizon": 10000,
+        "penalty_reward_value": -10.0,
+        "whiten_rewards": False,
+        "learning_rate": 3e-7,
+        "weight_decay": 1e-6,
+        "adam_epsilon": 1e-8,
+    }
+    assert {name: getattr(config, name) for name in expected} == expected
+    plan = config.plan_batches(8)
+    assert (plan.global_batch, plan.global_rollout, plan.updates_per_rollout) == (8, 8, 4)
+
+
+def test_evaluations_of_refuel_are_counted_in_rounds():
+    words = [*SFT, "--reward_model", "r", "--print_sample_output_freq", "200"]
+    assert parse(RefuelOnlineConfig, words).eval_interval == 800
+    assert parse(RefuelOnlineConfig, [*words, "--noptepochs", "1"]).eval_interval == 200
 
 
 def test_values_that_follow_from_other_flags():

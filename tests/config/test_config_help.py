@@ -13,13 +13,20 @@ from dschat.config.dpo import DPOConfig
 from dschat.config.inert import INERT_FLAGS
 from dschat.config.parse import parse, to_json
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 
 
 @pytest.mark.parametrize(
     ("config_class", "module"),
-    [(SFTConfig, "sft"), (RewardConfig, "reward"), (DPOConfig, "dpo"), (PPOConfig, "ppo")],
+    [
+        (SFTConfig, "sft"),
+        (RewardConfig, "reward"),
+        (DPOConfig, "dpo"),
+        (PPOConfig, "ppo"),
+        (RefuelOnlineConfig, "refuel_online"),
+    ],
 )
 def test_help_is_complete_and_loads_neither_torch_nor_deepspeed(config_class, module):
     code = (

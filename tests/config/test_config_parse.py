@@ -13,6 +13,7 @@ from dschat.config.dpo import DPOConfig
 from dschat.config.inert import INERT_FLAGS
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 
@@ -22,6 +23,7 @@ REQUIRED = {
     RewardConfig: [*COMMON, "--model_name_or_path", "m"],
     DPOConfig: [*COMMON, "--model_name_or_path", "m"],
     PPOConfig: [*COMMON, "--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"],
+    RefuelOnlineConfig: [*COMMON, "--model_name_or_path", "m", "--reward_model", "r"],
 }
 CLASSES = list(REQUIRED)
 
@@ -151,11 +153,42 @@ PPO_VALUES = {
     "critic_lora_dim": (["0"], 0),
     "enable_ema": (["0"], False),
 }
+REFUEL_ONLINE_VALUES = {
+    "model_name_or_path": (["other"], "other"),
+    "reward_model_name_or_path": (["other"], "other"),
+    "reward_function": (["{module}:f"], "{module}:f"),
+    "trained_layers": (["4"], 4),
+    "gradient_checkpointing": ([], True),
+    "max_turns": (["3"], 3),
+    "max_prompt_seq_len": (["64"], 64),
+    "max_answer_seq_len": (["100"], 100),
+    "max_seq_len": (["1000"], 1000),
+    "temperature": (["0.8"], 0.8),
+    "rollout_engine": (["generate"], "generate"),
+    "total_episodes": (["64000"], 64000),
+    "per_device_train_batch_size": (["4"], 4),
+    "per_device_generation_batch_size": (["32"], 32),
+    "per_device_eval_batch_size": (["3"], 3),
+    "eval_prompts": (["0"], 0),
+    "eval_temperature": (["0.01"], 0.01),
+    "print_sample_output_freq": (["200"], 200),
+    "eta": (["2"], 2.0),
+    "noptepochs": (["2"], 2),
+    "kl_coef": (["0"], 0.0),
+    "adaptive_kl_target": (["6"], 6.0),
+    "adaptive_kl_horizon": (["500", "--adaptive_kl_target", "6"], 500),
+    "penalty_reward_value": (["-4"], -4.0),
+    "whiten_rewards": ([], True),
+    "learning_rate": (["1e-6"], 1e-6),
+    "weight_decay": (["0"], 0.0),
+    "adam_epsilon": (["1e-5"], 1e-5),
+}
 VALUES = {
     SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | {"sft_on_prompt": ([], True)},
     RewardConfig: COMMON_VALUES | SUPERVISED_VALUES,
     DPOConfig: COMMON_VALUES | SUPERVISED_VALUES | DPO_VALUES,
     PPOConfig: COMMON_VALUES | PPO_VALUES,
+    RefuelOnlineConfig: COMMON_VALUES | REFUEL_ONLINE_VALUES,
 }
 CASES = [(config_class, name) for config_class in CLASSES for name in VALUES[config_class]]
 
@@ -177,13 +210,34 @@ DOCUMENTED_PPO = """--termination_condition --ngram --repeat_times --parsing_cut
 --actor_learning_rate --critic_learning_rate --actor_weight_decay --critic_weight_decay --actor_gradient_checkpointing
 --critic_gradient_checkpointing --offload_reference_model --actor_zero_stage --critic_zero_stage --actor_lora_dim
 --critic_lora_dim --enable_ema --print_answers --kl_ctl --gamma --lam --temperature""".split()
+DOCUMENTED_REFUEL_ONLINE = """--base_model --reward_model --task.query_dataset --task.cluster --task.temperature
+--task.total_length --task.response_length --task.prompt_length --task.penalty_reward_value --lr --eps --weight_decay
+--refuel.eta --rebel.eta --reward.kl_coef --noptepochs --warmup_ratio --total_episodes --output_dir --offload
+--per_device_train_batch_size --gradient_accumulation_steps --per_device_eval_batch_size --print_sample_output_freq
+--wandb_project_name --max_turns --trained_layers""".split()
 DOCUMENTED = {
     SFTConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     RewardConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     DPOConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     PPOConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_PPO,
+    RefuelOnlineConfig: DOCUMENTED_REFUEL_ONLINE,
 }
-ALIASES = {"--parser_cutoff": "parsing_cutoff", "--kl_ctl": "kl_coef"}
+REFUEL_ONLINE_ALIASES = {
+    "--base_model": "model_name_or_path",
+    "--reward_model": "reward_model_name_or_path",
+    "--task.query_dataset": "data_path",
+    "--task.temperature": "temperature",
+    "--task.total_length": "max_seq_len",
+    "--task.response_length": "max_answer_seq_len",
+    "--task.prompt_length": "max_prompt_seq_len",
+    "--task.penalty_reward_value": "penalty_reward_value",
+    "--lr": "learning_rate",
+    "--eps": "adam_epsilon",
+    "--refuel.eta": "eta",
+    "--rebel.eta": "eta",
+    "--reward.kl_coef": "kl_coef",
+}
+ALIASES = {"--parser_cutoff": "parsing_cutoff", "--kl_ctl": "kl_coef"} | REFUEL_ONLINE_ALIASES
 
 
 @pytest.fixture
@@ -207,7 +261,10 @@ def _fill(value, places):
 def _arguments(config_class, name, places):
     """The shortest command line with one more flag, and the value that must come out."""
     given, expected = VALUES[config_class][name]
-    arguments = [*REQUIRED[config_class], f"--{name}", *(_fill(part, places) for part in given)]
+    required = REQUIRED[config_class]
+    if config_class is RefuelOnlineConfig and name == "reward_function":
+        required = required[:-2]  # it stands in the place of the reward model
+    arguments = [*required, f"--{name}", *(_fill(part, places) for part in given)]
     return arguments, _fill(expected, places)
 
 
@@ -230,7 +287,7 @@ def test_every_field_has_help_and_a_case_above(config_class):
 def test_documented_flags_are_accepted(config_class, places):
     for documented in DOCUMENTED[config_class]:
         name = ALIASES.get(documented, documented[2:])
-        if name in INERT_FLAGS:
+        if name in {*INERT_FLAGS, *config_class.own_inert_flags}:
             parse(config_class, [*REQUIRED[config_class], documented])
             continue
         given, expected = VALUES[config_class][name]

@@ -35,6 +35,17 @@ def updates(folder: Path, keep: Callable[..., None]) -> None:
         keep(folder, f"updates-{case.name}", metrics | {"seconds": time.perf_counter() - start}, weights)
 
 
+def refuel(folder: Path, keep: Callable[..., None]) -> None:
+    """Two rounds of dialogues at ZeRO 0 and 3."""
+    from refuel_runs import two_rounds
+
+    for stage in (0, 3):
+        place = folder / f"refuel-{stage}"
+        place.mkdir(exist_ok=True)
+        weights, metrics = two_rounds(place, stage)
+        keep(folder, f"refuel-zero{stage}", metrics, weights)
+
+
 def chunks(folder: Path, keep: Callable[..., None]) -> None:
     """ZeRO 3 where a rank's log-probs take more chunks, and so more uses of the head, than the other's."""
     from dschat.rl import logprobs
@@ -120,6 +131,7 @@ def vllm(folder: Path, keep: Callable[..., None]) -> None:
 CHECKS: dict[str, Callable[..., None]] = {
     "updates": updates,
     "chunks": chunks,
+    "refuel": refuel,
     "resume": resume,
     "resume-everywhere": resume_everywhere,
     "vllm": vllm,

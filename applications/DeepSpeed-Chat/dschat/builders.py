@@ -3,12 +3,14 @@
 
 from dataclasses import replace
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.user_function import load_function
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig, SupervisedConfig
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
@@ -16,20 +18,24 @@ from dschat.engine.process_group import choose_dtype
 from dschat.engine.sharded_loading import placement_of
 from dschat.models.engines import Policy
 from dschat.models.limits import check_length
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.load import load_causal_lm, load_classifier, load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.placement import Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
+from dschat.models.top_layers import train_top_layers
 from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import RolloutEngine
+from dschat.scoring.dialogue_scores import DialogueScores, FunctionDialogueScores, RewardModelDialogueScores
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.reward_model import RewardModelScores
+from dschat.scoring.reward_reader import load_reward_tokenizer
 from dschat.scoring.source import ScoreSource
 from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.refuel.models import RefuelModels
 
 BASE = "--model_name_or_path"
 ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
@@ -49,6 +55,8 @@ def check_lengths(config: CommonConfig) -> None:
         for flag, path in zip((ACTOR, CRITIC, REWARD), paths, strict=True):
             if path:
                 check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
+    elif isinstance(config, RefuelOnlineConfig):
+        check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")
 
 
 def build_policy(
@@ -186,6 +194,68 @@ def _rollout_engine(config: PPOConfig, actor: Engine[PolicyModel]) -> RolloutEng
 
 def _function_scores(spec: str, flag: str) -> FunctionScores:
     return FunctionScores(load_function(spec, flag), flag)
+
+
+def build_refuel_models(
+    config: RefuelOnlineConfig,
+    plan: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    total_updates: int,
+    reward: DialogueScores,
+) -> RefuelModels:
+    """The policy, and its frozen start as the reference where the reward depends on it.
+
+    Args:
+        config: the flags.
+        plan: its batch sizes.
+        tokenizer: of the run.
+        end_id: ends a reply.
+        total_updates: for the schedule.
+        reward: from `build_dialogue_scores`.
+    """
+    settings = _engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
+    settings = replace(settings, offload=config.offload and config.zero_stage > 0)
+    path = config.model_name_or_path
+    torch.manual_seed(config.seed)  # rows that embeddings grow by are to be the reference's
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, _opening(config, settings))
+    if config.lora_dim:
+        add_lora(model, config.lora_dim, config.lora_module_name, path)
+    elif config.trained_layers:
+        train_top_layers(model, config.trained_layers, "--trained_layers")
+    optimizer = _optimizer(config, total_updates, config.learning_rate, config.weight_decay)
+    policy = train_engine(PolicyModel(model), replace(optimizer, epsilon=config.adam_epsilon), settings)
+    rows = config.per_device_generation_batch_size
+    engine = choose_engine(config.rollout_engine, rows, policy.module.inner, "--rollout_engine")
+    return RefuelModels(policy, _refuel_reference(config, plan, tokenizer, policy), reward, engine)
+
+
+def _refuel_reference(
+    config: RefuelOnlineConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, policy: Engine[PolicyModel]
+) -> Policy | None:
+    if config.kl_coef == 0:
+        return None
+    if config.lora_dim:
+        return AdaptersOff(policy)
+    sharded = config.zero_stage == 3 or config.offload
+    settings = _engine_settings(config, plan, False, 3 if sharded else 0)
+    opening = _opening(config, settings)
+    torch.manual_seed(config.seed)  # as for the policy
+    model = load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer, opening=opening)
+    return frozen_engine(PolicyModel(model), settings)
+
+
+def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> DialogueScores:
+    """The source of scores of an online REFUEL run, which computes on a device."""
+    path, flag = config.reward_model_name_or_path, "--reward_model"
+    if path is None:
+        flag = "--reward_function"
+        return FunctionDialogueScores(load_function(config.reward_function or "", flag), flag)
+    check_length(path, flag, config.max_seq_len, "--max_seq_len")
+    tokenizer = load_reward_tokenizer(path, rm_template=False, flag=flag)
+    model = load_classifier(path, flag, choose_dtype(config.dtype))
+    rows, name = config.per_device_eval_batch_size, f"{flag} {path}"
+    return RewardModelDialogueScores(model, tokenizer, name, device, rows, config.offload)
 
 
 def _engine_settings(

@@ -8,6 +8,7 @@ A field is a flag: its name, its one default and its help line. Values that foll
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -115,9 +116,11 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
 
     Attributes:
         step: of the pipeline: 1, 2 or 3.
+        own_inert_flags: of the step alone, accepted with a warning that says why they do nothing.
     """
 
     step: ClassVar[int]
+    own_inert_flags: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         """Fill in the values that follow from other flags."""
@@ -151,13 +154,16 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
 
     def _check_memory_flags(self) -> None:
         """Offload and LoRA: what needs another flag beside it."""
+        self._check_offload()
+        if not any(self.lora_ranks) and (self.lora_module_name is not None or not self.merge_lora):
+            name = "--lora_module_name" if self.lora_module_name is not None else "--no_merge_lora"
+            logger.warning("%s does nothing without --lora_dim.", name)
+
+    def _check_offload(self) -> None:
         if self.offload and 0 in self.zero_stages:
             raise UserError(
                 "--offload needs ZeRO: give --zero_stage 1, 2 or 3 (in step 3 for both actor and critic), or drop it."
             )
-        if not any(self.lora_ranks) and (self.lora_module_name is not None or not self.merge_lora):
-            name = "--lora_module_name" if self.lora_module_name is not None else "--no_merge_lora"
-            logger.warning("%s does nothing without --lora_dim.", name)
 
     def _check_common_numbers(self) -> None:
         seed_rule = (lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295")

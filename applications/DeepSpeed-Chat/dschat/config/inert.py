@@ -3,7 +3,7 @@
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -53,9 +53,14 @@ class InertAction(argparse.Action):
         self.warned = True
 
 
-def add_inert_flags(parser: argparse.ArgumentParser) -> None:
-    """Let `parser` accept every inert flag, in both spellings, with or without a value."""
+def add_inert_flags(parser: argparse.ArgumentParser, own: Mapping[str, str]) -> None:
+    """Let `parser` accept every inert flag, in both spellings, with or without a value.
+
+    Args:
+        parser: of a step.
+        own: flag → reason, of flags that only this step accepts.
+    """
     group = parser.add_argument_group("accepted with a warning, without effect")
-    for name, reason in INERT_FLAGS.items():
+    for name, reason in (INERT_FLAGS | dict(own)).items():
         options = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
         group.add_argument(*options, action=InertAction, reason=reason, metavar="VALUE", help=reason)

@@ -41,7 +41,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
-    add_inert_flags(parser)
+    add_inert_flags(parser, config_class.own_inert_flags)
     config, unknown = parser.parse_args_into_dataclasses(
         args=argv, look_for_args_file=False, return_remaining_strings=True
     )

@@ -37,6 +37,7 @@ class OptimizerSettings:
     warmup_updates: int = 0
     schedule: str = "linear"
     gradient_clipping: float = 1.0
+    epsilon: float = 1e-8  # of Adam
 
 
 class Engine(Generic[M]):
@@ -170,7 +171,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     if settings.gradient_checkpointing:
         enable_gradient_checkpointing(model.inner)
     model.to(device())
-    adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer.learning_rate, settings)
+    adam = _adamw(_parameter_groups(model, optimizer.weight_decay), optimizer, settings)
     schedule = get_scheduler(
         optimizer.schedule,
         adam,
@@ -210,16 +211,19 @@ def _without_half_precision_at_stage_0(settings: EngineSettings) -> EngineSettin
     return replace(settings, zero_stage=1)
 
 
-def _adamw(groups: list[dict[str, Any]], learning_rate: float, settings: EngineSettings) -> torch.optim.Optimizer:
+def _adamw(
+    groups: list[dict[str, Any]], optimizer: OptimizerSettings, settings: EngineSettings
+) -> torch.optim.Optimizer:
     """AdamW, in one kernel on a GPU; DeepSpeed's vectorised one where the states live in CPU memory."""
+    options: dict[str, Any] = {"lr": optimizer.learning_rate, "betas": ADAM_BETAS, "eps": optimizer.epsilon}
     if settings.offload:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         prepare_op("cpu_adam")
-        return DeepSpeedCPUAdam(groups, lr=learning_rate, betas=ADAM_BETAS, adamw_mode=True)
+        return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)
     kind = torch.optim.AdamW if settings.zero_stage else SkippingAdamW
     on_gpu = all(p.is_cuda for group in groups for p in group["params"])
-    return kind(groups, lr=learning_rate, betas=ADAM_BETAS, fused=on_gpu or None)
+    return kind(groups, fused=on_gpu or None, **options)
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

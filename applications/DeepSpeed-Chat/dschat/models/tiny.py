@@ -104,6 +104,7 @@ def make_model(
     hidden_size: int = 64,
     layers: int = 2,
     vocab_size: int = 768,
+    chat_template: str | None = None,
 ) -> Path:
     """Saves a random Gemma with a tokenizer trained on `texts` as an ordinary Hugging Face folder.
 
@@ -114,12 +115,14 @@ def make_model(
         hidden_size: width of the model.
         layers: number of layers.
         vocab_size: vocabulary size asked for; see `train_tokenizer`.
+        chat_template: of the tokenizer.
 
     Returns:
         The folder.
     """
     folder = Path(folder)
     tokenizer = train_tokenizer(texts, vocab_size)
+    tokenizer.chat_template = chat_template
     make_gemma(tokenizer, seed, hidden_size, layers).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dschat.config.common import CommonConfig
+from dschat.config.common import CommonConfig, SupervisedConfig
+from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
 from dschat.models.load import open_config
 from dschat.plan.machine import GB, Machine
@@ -35,13 +36,17 @@ class Needs:
 
 
 def needs_of(config: CommonConfig, processes: int, device: torch.device) -> Needs | None:
-    """What a run surely needs; None where a model cannot be opened, which the run itself will say better.
+    """What a run surely needs; None where it is not known.
+
+    That is so where a model cannot be opened, which the run itself will say better, and in steps that are not planned.
 
     Args:
         config: its flags.
         processes: N.
         device: of a process; only its kind matters.
     """
+    if not isinstance(config, SupervisedConfig | PPOConfig):
+        return None
     try:
         roles = roles_of(config, open_config, device)
     except UserError:

@@ -60,6 +60,8 @@ def find_presets(name: str, step: Step | None) -> list[Preset]:
     path = Path(name)
     if path.is_file() and path.parent.parent.name in STEPS:
         found = [path.resolve()]
+    elif path.is_file():
+        raise UserError(f"{name}: plans are made for the training scripts of steps 1, 2 and 3 alone.")
     else:
         found = [TRAINING / folder / "training_scripts" / f"{name.removesuffix('.sh')}.sh" for folder in STEPS]
     presets = [Preset(script, STEPS[script.parent.parent.name], _base(script)) for script in found if script.is_file()]

@@ -57,6 +57,7 @@ BEST = {
     "reward": ("eval/accuracy", True),
     "dpo": ("eval/loss", False),
     "ppo": ("eval/scores", True),
+    "refuel_online": ("eval/scores", True),
 }
 
 

@@ -18,9 +18,17 @@ from dschat.run.progress import Json
 # Flags that may differ: how long to train, when to save and evaluate, where things lie (their content is compared).
 FREE_FLAGS = frozenset(
     (
-        *("num_train_epochs", "save_steps", "save_models", "save_total_limit", "resume_from_checkpoint"),
+        *(
+            "num_train_epochs",
+            "total_episodes",
+            "print_sample_output_freq",
+            "save_steps",
+            "save_models",
+            "save_total_limit",
+            "resume_from_checkpoint",
+        ),
         *("eval_interval", "eval_iters", "eval_prompts", "print_answers", "enable_tensorboard", "tensorboard_path"),
-        *("on_nonfinite", "max_kl", "kl_action", "vllm_gpu_memory"),
+        *("print_sample_output_freq", "eval_temperature", "on_nonfinite", "max_kl", "kl_action", "vllm_gpu_memory"),
         *("output_dir", "overwrite_output_dir", "data_path", "deepspeed", "local_rank", "ddp_timeout", "self_checks"),
         *("model_name_or_path", "actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"),
     )

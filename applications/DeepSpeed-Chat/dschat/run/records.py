@@ -26,7 +26,7 @@ PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "data
 class RunRecord:
     """Everything known of a run; ``finished`` is True once its main has reached the end."""
 
-    step: str  # sft, reward, dpo or ppo
+    step: str  # as run_main names it: sft, reward, ppo, …
     started: str
     command: list[str]
     packages: dict[str, str]
@@ -101,6 +101,7 @@ _TITLES = {
     "reward": "Reward model (step 2)",
     "dpo": "Direct preference optimisation (step 2)",
     "ppo": "PPO with macro actions (step 3)",
+    "refuel_online": "REFUEL with users from data (step 3)",
 }
 
 

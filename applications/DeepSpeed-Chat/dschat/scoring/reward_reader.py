@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 FLAG = "--reward-model"
 
 
-def load_reward_tokenizer(path: str, rm_template: bool) -> PreTrainedTokenizerBase:
-    """Opens a reward model's tokenizer, which need not be able to pad.
+def load_reward_tokenizer(path: str, rm_template: bool, flag: str = FLAG) -> PreTrainedTokenizerBase:
+    """Opens the tokenizer of the reward model that a flag names, which need not be able to pad.
 
     Raises:
         UserError: there is none, or `rm_template` asks for a chat template that it does not have.
@@ -32,10 +32,10 @@ def load_reward_tokenizer(path: str, rm_template: bool) -> PreTrainedTokenizerBa
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(explain_missing("tokenizer", path, FLAG, error)) from error
+        raise UserError(explain_missing("tokenizer", path, flag, error)) from error
     if rm_template and tokenizer.chat_template is None:
         raise UserError(
-            f"--rm-template: the tokenizer of {FLAG} {path} has no chat template. Leave --rm-template out: the reward "
+            f"--rm-template: the tokenizer of {flag} {path} has no chat template. Leave --rm-template out: the reward "
             "model then reads prompt + response + EOS."
         )
     return tokenizer

@@ -59,12 +59,26 @@ class NonFinite:
         Raises:
             UserError: it must, and the run stops at that.
         """
-        found = bad_rows(batch, bad_logits, metric)
+        return self.in_rows(bad_rows(batch, bad_logits, metric), update, lambda: tensors_of(batch))
+
+    def in_rows(
+        self, found: Sequence[tuple[str, Tensor]], update: int, tensors: Callable[[], dict[str, Tensor]]
+    ) -> bool:
+        """Whether what was drawn and scored must be left out.
+
+        Args:
+            found: what may not be finite, in the order in which it was computed, and (B,) bool for each.
+            update: optimiser updates so far.
+            tensors: what to write down.
+
+        Raises:
+            UserError: it must, and the run stops at that.
+        """
         names, rows = [name for name, _ in found], torch.stack([bad for _, bad in found]).cpu()
         bad = rows.any(1)
         own = int(bad.int().argmax()) if bool(bad.any()) else None
         numbers = [] if own is None else rows[own].nonzero().flatten().tolist()
-        return self._meet(names, own, update, lambda: tensors_of(batch), numbers)
+        return self._meet(names, own, update, tensors, numbers)
 
     def in_update(self, engines: Mapping[str, Trained], update: int, tensors: Callable[[], dict[str, Tensor]]) -> bool:
         """Whether the update that the engines have just come to the end of was left out.

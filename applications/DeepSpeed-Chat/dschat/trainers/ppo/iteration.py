@@ -53,20 +53,20 @@ class Iteration:
         updates = UpdateProgress(numbers["done"], means, Counter(numbers["skipped"]))
         batch: PPOBatch | PendingBatch
         if any(name.startswith("batch.scored.") for name in tensors):
-            batch = _built(PendingBatch, tensors, "batch")
+            batch = put_together(PendingBatch, tensors, "batch")
         else:
-            batch = _built(PPOBatch, tensors, "batch")
+            batch = put_together(PPOBatch, tensors, "batch")
         return cls(batch, dict(numbers["metrics"]), updates)
 
 
-def _built(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
+def put_together(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
     """The dataclass that `tensors_of` took apart."""
     hints = get_type_hints(cls)
     values: dict[str, object] = {}
     for f in fields(cls):  # type: ignore[arg-type]
         path = f"{name}.{f.name}"
         if is_dataclass(hints[f.name]):
-            values[f.name] = _built(hints[f.name], tensors, path)
+            values[f.name] = put_together(hints[f.name], tensors, path)
         else:
             optional = hints[f.name] is not Tensor and path not in tensors
             values[f.name] = None if optional else tensors[path].to(device())

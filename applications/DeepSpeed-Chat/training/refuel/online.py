@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REFUEL with users from data (its setting two). `python online.py --help` lists the flags."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.main import run_main
+
+if TYPE_CHECKING:
+    from dschat.run.output import RunOutput
+
+
+def train(config: RefuelOnlineConfig, run: "RunOutput") -> None:
+    """Builds the run from its flags and trains."""
+    from dschat.builders import build_dialogue_scores, build_refuel_models, check_lengths
+    from dschat.data.dialogue_examples import DialogueLimits, dialogue_examples
+    from dschat.data.dialogues import turn_end
+    from dschat.data.shares import load_share
+    from dschat.models.tokenizer import load_tokenizer
+    from dschat.run.checkpoint import Checkpoints
+    from dschat.run.distributed import device
+    from dschat.run.identity import identity_of
+    from dschat.run.model_folders import ModelFolders, SavedModel
+    from dschat.trainers.refuel.trainer import RefuelTrainer, total_updates
+
+    check_lengths(config)
+    tokenizer = load_tokenizer(config.model_name_or_path, "--model_name_or_path", may_add_pad=True)
+    end_id = turn_end(tokenizer).token_id
+    share = load_share(config)
+    limits = DialogueLimits(config.max_turns, config.max_prompt_seq_len, config.max_answer_seq_len, config.max_seq_len)
+    dialogues, dropped = dialogue_examples(share.train, tokenizer, limits)
+    held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)
+    run.describe_data(share, train=dropped, eval=dropped_eval)
+    updates = total_updates(len(dialogues), config, run.plan)
+    run.announce(updates, len(dialogues))
+    reward = build_dialogue_scores(config, device())
+    models = build_refuel_models(config, run.plan, tokenizer, end_id, updates, reward)
+
+    folders = ModelFolders([SavedModel(models.policy, "policy", config.model_name_or_path)], tokenizer, config, run)
+    identity = identity_of(config, run.plan, tokenizer, run.record.data)
+    checkpoints = Checkpoints({"policy": models.policy}, config, run, identity)
+    RefuelTrainer(models, dialogues, held_out, tokenizer, config, run, folders, checkpoints).fit()
+
+
+if __name__ == "__main__":
+    sys.exit(run_main("refuel_online", RefuelOnlineConfig, train))

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REFUEL with users from data as its users start it: files, records, messages, and its training script."""
+
+import json
+import os
+import re
+import shutil
+import sys
+
+import pytest
+
+from cli_runs import (
+    TRAINING,
+    Result,
+    arguments,
+    built_once,
+    evaluation_rows,
+    message_of,
+    read_jsonl,
+    run_command,
+    run_forked,
+    training_rows,
+    write_jsonl,
+)
+from dialogue_cases import dialogue
+from dschat.config.parse import parse
+from dschat.config.refuel_online import RefuelOnlineConfig
+from factories import make_classifier
+from script_runs import RECORDER
+
+MAIN = TRAINING / "refuel" / "online.py"
+PRESET = TRAINING / "refuel" / "training_scripts" / "hh_llama3_8b_online.sh"
+GOLD = TRAINING.parent / "dschat" / "data" / "synthetic_dialogues.py"
+SMALL = {
+    "max_prompt_seq_len": 16,
+    "max_answer_seq_len": 6,
+    "max_seq_len": 64,
+    "per_device_train_batch_size": 4,
+    "task.penalty_reward_value": -1,
+    "lr": 1e-3,
+}
+
+
+@pytest.fixture
+def run_online(tmp_path):
+    """run_online(flags): the main, forked."""
+
+    def forked(flags) -> Result:
+        return run_forked(MAIN, SMALL | flags, tmp_path / "printed")
+
+    return forked
+
+
+@pytest.fixture(scope="session")
+def talks(shared):
+    """data/dialogues and model: the toy, smaller; and reward/, a classifier with the policy's tokenizer."""
+
+    def build(folder):
+        from transformers import AutoTokenizer
+
+        from dschat.data.synthetic_dialogues import CHAT_TEMPLATE, make_dialogue, texts_of, write_dialogues
+        from dschat.models.tiny import make_model
+
+        write_dialogues(folder / "data", 8, 16, 4, seed=1)
+        texts = texts_of([make_dialogue(index, 1) for index in range(500)])
+        make_model(folder / "model", texts, hidden_size=32, layers=2, vocab_size=512, chat_template=CHAT_TEMPLATE)
+        tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+        make_classifier(vocab_size=len(tokenizer)).save_pretrained(folder / "reward")
+        tokenizer.save_pretrained(folder / "reward")
+
+    return built_once(shared, "talks", build)
+
+
+@pytest.fixture
+def flags(talks, tmp_path):
+    return {"data_path": talks / "data" / "dialogues", "base_model": talks / "model", "output_dir": tmp_path / "out"}
+
+
+def test_a_run_with_a_users_function(flags, talks, tmp_path, run_online):
+    """16 dialogues, rounds of 4: 4 rounds of 4 updates; a user's function and the documented names of flags."""
+    from transformers import AutoModelForCausalLM
+
+    given = {"reward_function": f"{GOLD}:gold_scores", "refuel.eta": 2, "reward.kl_coef": 0.1, "task.cluster": "x"}
+    result = run_command(
+        [sys.executable, MAIN, *arguments(SMALL | flags | given | {"print_sample_output_freq": 2, "save_models": 8})]
+    )
+    result.expect(0)
+    assert "--task.cluster does nothing here" in result.stderr and "; 16 updates; " in result.stderr, result.stderr
+    out = tmp_path / "out"
+    assert [(row["update"], row["samples"]) for row in training_rows(out)] == [(4, 4), (8, 8), (12, 12), (16, 16)]
+    assert [row["update"] for row in evaluation_rows(out)] == [0, 8, 16]
+    rates = [row["lr"] for row in training_rows(out)]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])  # before the first update of each round
+    assert sorted(file.name for file in (out / "samples").iterdir()) == [
+        f"update-{update:06d}.jsonl" for update in (0, 8, 16)
+    ]
+    samples = read_jsonl(out / "samples" / "update-000016.jsonl")
+    assert len(samples) == 4 and all(len(sample["scores"]) == 2 for sample in samples)
+    record = json.loads((out / "run.json").read_text())
+    assert record["step"] == "refuel_online" and record["finished"] is True
+    assert record["batches"]["updates_per_rollout"] == 4
+    assert "REFUEL with users from data" in (out / "README.md").read_text()
+    assert (out / "models" / "step-8" / "config.json").exists()
+    AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_a_reward_model_top_layers_offload_and_a_checkpoint(flags, talks, tmp_path, run_online):
+    more = {"reward_model": talks / "reward", "trained_layers": 1, "offload": True, "save_steps": 8}
+    run_online(flags | more | {"total_episodes": 11, "eval_prompts": 2, "adaptive_kl_target": 6}).expect(0)
+    rows = training_rows(tmp_path / "out")
+    assert [row["update"] for row in rows] == [4, 8]
+    assert rows[0]["objective/scores"] != 0 and rows[0]["objective/kl"] == pytest.approx(0, abs=1e-4)
+    assert (tmp_path / "out" / "checkpoints" / "step-8" / "manifest.json").exists()
+
+
+LONG = dialogue("Name some metals.", " tin" * 9)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (dialogue("a") + dialogue("b"), r"rows.jsonl:\d+: message 2 is of 'user' where 'assistant' is next"),
+        (dialogue("Name some metals.", ""), r"rows.jsonl:\d+: message 2 \(assistant\) is empty"),
+        (LONG, r"--max_answer_seq_len 6, .*: none of the 19 rows is left \(a reply too long: 19;"),
+        (dialogue(*"abcdefghijkl"), r"--max_turns 5, .*: none of the 19 rows is left \(too many turns: 19;"),
+        (None, r"rows.jsonl:\d+: the row holds no messages"),
+    ],
+)
+def test_bad_dialogues_end_in_one_message(row, message, flags, tmp_path, run_online):
+    rows = [{"prompt": "p", "response": "r"} if row is None else {"messages": row}] * 20
+    file = write_jsonl(tmp_path / "rows.jsonl", rows)
+    result = run_online(flags | {"data_path": file, "reward_function": f"{GOLD}:gold_scores"})
+    assert re.search(message, message_of(result))
+
+
+def test_a_reward_model_without_a_template_ends_in_one_message(flags, talks, tmp_path, run_online):
+    plain = shutil.copytree(talks / "reward", tmp_path / "plain")
+    (plain / "chat_template.jinja").unlink()
+    result = run_online(flags | {"reward_model": plain})
+    assert result.status == 2 and "Traceback" not in result.stderr, result.stderr
+    assert f"error: --reward_model {plain}: its tokenizer has no chat template" in result.stderr
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_the_training_script_has_the_published_settings(gpus, tmp_path, monkeypatch):
+    """Llama-3-8B-it on HH: 32 pairs a round whatever the number of GPUs."""
+    launcher = tmp_path / "deepspeed"
+    launcher.write_text(RECORDER)
+    launcher.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.path.dirname(sys.executable), os.environ["PATH"]])
+    variables = {"PROJ_PATH": str(tmp_path), "NUM_GPUS": str(gpus), "RECORD": str(tmp_path / "record")}
+    run_command(["bash", PRESET, "--seed", "7"], cwd=tmp_path, PATH=path, **variables).expect(0)
+    words = (tmp_path / "record").read_text().split("\0")[:-1]
+    place = words.index(str(MAIN))
+    monkeypatch.setenv("WORLD_SIZE", str(gpus))
+    config = parse(RefuelOnlineConfig, words[place + 1 :])
+    expected = {
+        "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct",
+        "reward_model_name_or_path": "sfairXC/FsfairX-LLaMA3-RM-v0.1",
+        "trained_layers": 4,
+        "max_turns": 5,
+        "max_prompt_seq_len": 128,
+        "max_answer_seq_len": 512,
+        "temperature": 1.0,
+        "total_episodes": 1_000_000,
+        "noptepochs": 4,
+        "eta": 1.0,
+        "kl_coef": 0.05,
+        "penalty_reward_value": -10.0,
+        "learning_rate": 3e-7,
+        "weight_decay": 1e-6,
+        "adam_epsilon": 1e-8,
+        "lr_scheduler_type": "linear",
+        "print_sample_output_freq": 200,
+        "gradient_clipping": 0.0,
+        "seed": 7,
+    }
+    assert {name: getattr(config, name) for name in expected} == expected
+    plan = config.plan_batches(gpus)
+    assert plan.global_rollout == plan.global_batch == 32 and plan.updates_per_rollout == 4
+
+
+def test_planning_it_is_refused_with_a_message():
+    done = run_command([sys.executable, "-m", "dschat.plan", str(PRESET)])
+    assert message_of(done, "plans are made for the training scripts of steps 1, 2 and 3 alone")
