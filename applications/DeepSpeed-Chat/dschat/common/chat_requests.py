@@ -77,7 +77,7 @@ def _flaw(choice: Mapping[str, Any], text: str, endpoint: Endpoint) -> str:
     if end == "content_filter":
         return "the server's content filter stopped it"
     if not text and (message.get("reasoning_content") or message.get("reasoning")):
-        return f"the server sent the model's reasoning alone (reasoning_content): give a larger {flag}"
+        return f"the server sent the {endpoint.flags.role}'s reasoning alone (reasoning_content): give a larger {flag}"
     return ""
 
 

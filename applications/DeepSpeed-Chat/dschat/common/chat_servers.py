@@ -19,12 +19,13 @@ class Unanswered(Exception):
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """What a command line calls the parts of an endpoint, for messages."""
+    """What a command line calls the parts of an endpoint, and what its model is; for messages."""
 
     url: str = "--base-url"
     model: str = "--judge-model"
     key: str = "OPENAI_API_KEY or --sk"
     max_tokens: str = "--max-tokens"
+    role: str = "judge"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from dschat.rollouts.engine import Draw
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
 
-
 OUTGROWN = "the dialogue outgrew the policy"
 SILENT = "the user had no question"
 

@@ -150,9 +150,7 @@ def _client(endpoint: Endpoint) -> openai.OpenAI:
     try:
         import openai
     except ImportError as error:
-        raise UserError(
-            f"{endpoint.flags.url} needs the openai library: pip install 'ma-rlhf[judge]'."
-        ) from error
+        raise UserError(f"{endpoint.flags.url} needs the openai library: pip install 'ma-rlhf[judge]'.") from error
     logging.getLogger("openai").setLevel(logging.INFO)  # it says when it tries again
     carrier = openai.DefaultHttpxClient(trust_env=not endpoint.is_local)  # no proxy on the way to this machine
     try:
