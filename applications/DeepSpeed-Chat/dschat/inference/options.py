@@ -178,7 +178,7 @@ class ProgramOptions(PolicyOptions):
         return self.path_of(self.dataset, model_name(self.model))
 
 
-Options = TypeVar("Options", bound=PolicyOptions)
+Options = TypeVar("Options")
 
 
 def parse_flags(options: type[Options], words: Sequence[str], description: str) -> Options:

@@ -16,7 +16,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
 
 OUTGROWN = "the dialogue outgrew the policy"
-SILENT = "the user had no question"
+SILENT = "the user asked nothing more, or could not read so long a dialogue"
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class FunctionUser:
     def __call__(
         self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
     ) -> list[str | None]:
-        """See `dschat.rollouts.dialogues.User`. Raises UserError where the function fails or returns something else."""
+        """See `dschat.rollouts.dialogues.User`. Raises UserError where the function fails or returns other things."""
         given = [[dict(message) for message in dialogue] for dialogue in dialogues]
         found: object = call_function(self._function, self._flag, given)
         texts = found if isinstance(found, list | tuple) else [found]
