@@ -12,6 +12,7 @@ import pytest
 from dschat.config.inert import INERT_FLAGS
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 
@@ -20,6 +21,7 @@ REQUIRED = {
     SFTConfig: [*COMMON, "--model_name_or_path", "m"],
     RewardConfig: [*COMMON, "--model_name_or_path", "m"],
     PPOConfig: [*COMMON, "--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"],
+    RefuelConfig: [*COMMON, "--model_name_or_path", "m"],
 }
 CLASSES = list(REQUIRED)
 
@@ -142,10 +144,21 @@ PPO_VALUES = {
     "critic_lora_dim": (["0"], 0),
     "enable_ema": (["0"], False),
 }
+REFUEL_VALUES = {
+    "num_train_epochs": (["3", "--total_episodes", "0"], 3),
+    "cluster": (["h100"], "h100"),
+    "temperature": (["1"], 1.0),
+    "eta": (["2"], 2.0),
+    "total_episodes": (["640"], 640),
+    "start_idx": (["5"], 5),
+    "end_idx": (["9"], 9),
+    "optimizer": (["adam"], "adam"),
+}
 VALUES = {
     SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | {"sft_on_prompt": ([], True)},
     RewardConfig: COMMON_VALUES | SUPERVISED_VALUES,
     PPOConfig: COMMON_VALUES | PPO_VALUES,
+    RefuelConfig: COMMON_VALUES | SUPERVISED_VALUES | REFUEL_VALUES,
 }
 CASES = [(config_class, name) for config_class in CLASSES for name in VALUES[config_class]]
 
@@ -167,12 +180,23 @@ DOCUMENTED_PPO = """--termination_condition --ngram --repeat_times --parsing_cut
 --actor_learning_rate --critic_learning_rate --actor_weight_decay --critic_weight_decay --actor_gradient_checkpointing
 --critic_gradient_checkpointing --offload_reference_model --actor_zero_stage --critic_zero_stage --actor_lora_dim
 --critic_lora_dim --enable_ema --print_answers --kl_ctl --gamma --lam --temperature""".split()
+DOCUMENTED_REFUEL = """--task.query_dataset --task.cluster --task.total_length --task.temperature --lr --refuel.eta
+--rebel.eta --total_episodes --print_sample_output_freq --base_model --start_idx --end_idx --optimizer --track
+--wandb_project_name""".split()
 DOCUMENTED = {
     SFTConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     RewardConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     PPOConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_PPO,
+    RefuelConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED + DOCUMENTED_REFUEL,
 }
 ALIASES = {"--parser_cutoff": "parsing_cutoff", "--kl_ctl": "kl_coef"}
+ALIASES |= {
+    "--task.query_dataset": "data_path",
+    "--task.total_length": "max_seq_len",
+    "--base_model": "model_name_or_path",
+}
+ALIASES |= {"--task.cluster": "cluster", "--task.temperature": "temperature", "--lr": "learning_rate"}
+ALIASES |= {"--refuel.eta": "eta", "--rebel.eta": "eta", "--print_sample_output_freq": "eval_interval"}
 
 
 @pytest.fixture

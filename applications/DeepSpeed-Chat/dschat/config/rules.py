@@ -18,7 +18,7 @@ ZERO_TO_ONE = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
 
 
 # Folders that a run writes below its output folder.
-RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples", "nonfinite")
+RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples", "nonfinite", "reference")
 
 
 def flag(

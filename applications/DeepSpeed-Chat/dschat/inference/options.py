@@ -209,6 +209,6 @@ def model_name(path: str) -> str:
     folder = Path(os.path.abspath(path))
     if folder.name == "actor":
         folder = folder.parent
-    if folder.parent.name and (folder.name in ("sft", "reward", "ppo") or folder.name.startswith("ppo-")):
+    if folder.parent.name and (folder.name in ("sft", "reward", "ppo", "refuel") or folder.name.startswith("ppo-")):
         return f"{folder.parent.name}-{folder.name}"
     return folder.name

@@ -108,13 +108,13 @@ def roles_of(
         device: of a process: the number format is bf16 on GPUs, float32 on CPUs, unless a flag says otherwise.
     """
     if isinstance(config, SupervisedConfig):
-        name: RoleName = "policy" if config.step == 1 else "reward model"
+        name: RoleName = "reward model" if config.step == 2 else "policy"
         maker = _Maker(config, configs, device)
         return [
             maker.trained(
                 name,
                 ("--model_name_or_path", config.model_name_or_path),
-                "policy" if config.step == 1 else "scalar",
+                "scalar" if config.step == 2 else "policy",
                 config.zero_stage,
                 config.lora_dim,
                 config.gradient_checkpointing,

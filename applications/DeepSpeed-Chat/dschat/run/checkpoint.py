@@ -6,6 +6,7 @@
     output_dir/models/step-N/        the models after N updates (--save_models), by run/model_folders.py
     output_dir/checkpoints/step-N/   the run after N updates (--save_steps), written here
     output_dir/samples/              responses of step 3's evaluations, by trainers/ppo/evaluation.py
+    output_dir/reference/            log-probs of the policy before training (REFUEL), by trainers/supervised/pairs.py
     output_dir/nonfinite/            batches with numbers that are not finite, by trainers/checks.py
     output_dir/tensorboard/          with --enable_tensorboard, by run/metrics.py
 
@@ -51,7 +52,12 @@ logger = logging.getLogger(__name__)
 STATE, METRICS = "state.json", "metrics.jsonl"
 LATEST = "latest"
 # Per step the metric that makes a checkpoint the best, and whether a larger one is better.
-BEST = {"sft": ("eval/loss", False), "reward": ("eval/accuracy", True), "ppo": ("eval/scores", True)}
+BEST = {
+    "sft": ("eval/loss", False),
+    "reward": ("eval/accuracy", True),
+    "ppo": ("eval/scores", True),
+    "refuel": ("eval/loss", False),
+}
 
 
 class Checkpoints:

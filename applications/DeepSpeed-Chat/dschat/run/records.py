@@ -100,6 +100,7 @@ _TITLES = {
     "sft": "Supervised fine-tuning (step 1)",
     "reward": "Reward model (step 2)",
     "ppo": "PPO with macro actions (step 3)",
+    "refuel": "REFUEL on pairs of replies",
 }
 
 

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REFUEL: the log-ratios of two replies to a state shall differ as their rewards-to-go do, times η."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dschat.data.preferences import collate_preferences
+from dschat.data.regression import RegressionExample
+from dschat.errors import UserError
+from dschat.models.engines import TrainedPolicy
+from dschat.rl.losses import regression_loss
+from dschat.run.distributed import device
+from dschat.trainers.selfcheck import TOLERANCE
+from dschat.trainers.supervised.pairs import pair_logprobs
+
+
+class RefuelTask:
+    """Regresses the relative rewards of pairs of replies."""
+
+    name = "refuel"
+
+    def __init__(
+        self,
+        train: Sequence[RegressionExample],
+        eval: Sequence[RegressionExample],
+        pad_id: int,
+        eta: float,
+        temperature: float,
+    ) -> None:
+        """Takes what is learnt.
+
+        Args:
+            train, eval: pairs with the log-probs of the policy before training, see `with_logprobs`.
+            pad_id: fills the gaps, unseen.
+            eta: η of `regression_loss`.
+            temperature: divides the logits, then and now.
+        """
+        self.train, self.eval = train, eval
+        self._pad_id, self._eta, self._temperature = pad_id, eta, temperature
+
+    def count(self, examples: Sequence[RegressionExample]) -> int:
+        return len(examples)
+
+    def loss(
+        self, engine: TrainedPolicy, examples: Sequence[RegressionExample], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        before = [(e.chosen_logprob, e.rejected_logprob, e.chosen_reward, e.rejected_reward) for e in examples]
+        # Rewards are subtracted in double precision: they are often large and close together.
+        old_chosen, old_rejected, better, worse = torch.tensor(before, dtype=torch.float64, device=chosen.device).T
+        log_ratios = chosen - old_chosen.float(), rejected - old_rejected.float()
+        loss, stats = regression_loss(*log_ratios, (better - worse).float(), self._eta, count)
+        named = {name: stats[name] for name in ("kl", "agreement", "ratio", "ratio_squared")}
+        for name, ratios in zip(("kl_chosen", "kl_rejected"), log_ratios, strict=True):
+            named[name] = ratios.detach().sum() / count
+        return loss, named
+
+    @torch.no_grad()
+    def self_check(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
+        """Padding changes nothing: a pair alone has the log-probs that it has beside a longer one."""
+        together = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        for n, example in enumerate(examples):
+            alone = pair_logprobs(engine, [example], self._pad_id, self._temperature)
+            for x, y in zip(together, alone, strict=True):
+                self._require_close(engine, float(x[n]), float(y[0]), example, "alone and in a batch")
+
+    @torch.no_grad()
+    def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
+        """Before the first update the policy is the one before training: D = 0, and the loss is the mean of (η ΔR)².
+
+        Raises:
+            UserError: the log-probs that were kept are not those of this policy.
+        """
+        engine.eval()
+        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        for example, *now in zip(examples, chosen.tolist(), rejected.tolist(), strict=True):
+            for x, y in zip(now, (example.chosen_logprob, example.rejected_logprob), strict=True):
+                self._require_close(engine, x, y, example, "now and when the reference was computed")
+
+    def _require_close(self, engine: TrainedPolicy, x: float, y: float, example: RegressionExample, when: str) -> None:
+        """Raises UserError where two sums of log-probs differ by more than rounding of each token explains."""
+        tokens = max(len(example.chosen_ids), len(example.rejected_ids))
+        tolerance = TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, abs(y), tokens)
+        if not abs(x - y) <= tolerance:
+            raise UserError(
+                f"self-check: the log-probs of a reply of {tokens} tokens differ {when}: {x:.6g} and {y:.6g} "
+                f"(rounding explains {tolerance:g}). Remove the file of reference log-probs, or report the model. "
+                "--no_self_checks skips this check."
+            )
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        return means
+
+    def collate(self, examples: Sequence[RegressionExample]) -> dict[str, Tensor]:
+        return {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}
+
+
+def with_logprobs(examples: Sequence[RegressionExample], logprobs: Tensor) -> list[RegressionExample]:
+    """The pairs with the log-probs (n, 2) of their chosen and rejected replies under the policy before training."""
+    pairs = zip(examples, logprobs.tolist(), strict=True)
+    return [replace(e, chosen_logprob=chosen, rejected_logprob=rejected) for e, (chosen, rejected) in pairs]
