@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models that talk, dialogues, and the scripts of REFUEL's data as processes."""
 
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cli_runs import TRAINING, Result, arguments, run_command, write_jsonl
+from cli_runs import TRAINING, Result, arguments, run_command, run_forked, write_jsonl
 from dialogue_cases import chat_tokenizer, dialogue
 from factories import make_causal_lm, make_classifier, save_folder
 
@@ -16,6 +18,11 @@ POSITIONS = 4096  # the user's prompt is long in these tokens
 def script(name: str, flags: dict[str, Any], cwd: Path) -> Result:
     """A script of the folder refuel as its users start it."""
     return run_command(command(name, flags), cwd=cwd)
+
+
+def forked(name: str, flags: dict[str, Any], cwd: Path) -> Result:
+    """The same without the seconds of start, see `run_forked`."""
+    return run_forked(REFUEL / f"{name}.py", flags, cwd / f"printed-{name}", partial(os.chdir, cwd))
 
 
 def command(name: str, flags: dict[str, Any]) -> list[str]:

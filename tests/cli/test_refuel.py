@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from cli_runs import environment, evaluation_rows, message_of, read_jsonl, run_command, training_rows, write_jsonl
+from cli_runs import environment, evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
 from dialogue_cases import chat_tokenizer
 from factories import make_causal_lm, make_tokenizer, save_folder
 from launches import launch
-from refuel_cases import REFUEL, command, make_models, make_prompts, script
+from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script
 
 SLOW_SCORE = """
 import time
@@ -49,15 +49,15 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_documented_commands(place):
-    """Each reads what the one before wrote; the trained policy is a model that the next round can start from."""
+    """Each reads what the one before wrote."""
     make_prompts(place, 12)
-    said = script("generate", GENERATE, place).expect(0)
+    said = forked("generate", GENERATE, place).expect(0)
     assert said.stdout == "12 dialogues of 2 turns, 0 prompts were repeated: dialogues\n", said.stderr
-    said = script("rank", RANK, place).expect(0)
+    said = forked("rank", RANK, place).expect(0)
     assert said.stdout == "48 rewards of 12 pairs of dialogues: ranked\n", said.stderr
-    said = script("tokenize_masks", MASKS, place).expect(0)
+    said = forked("tokenize_masks", MASKS, place).expect(0)
     assert said.stdout.startswith("11 pairs to train on and 1 held out: pairs"), said.stdout
-    script("refuel", TRAIN, place).expect(0)
+    forked("refuel", TRAIN, place).expect(0)
     out = place / "out"
     rows, held_out = training_rows(out), evaluation_rows(out)
     assert [row["samples"] for row in rows] == [4, 8, 12, 16, 20, 24]  # episodes
@@ -73,8 +73,6 @@ def test_the_documented_commands(place):
     assert "# out: policy" in (out / "README.md").read_text() and "REFUEL" in (out / "README.md").read_text()
     assert json.loads((out / "run.json").read_text())["step"] == "refuel"
     assert (place / "pairs" / "pairs_box.safetensors").exists()
-    second = GENERATE | {"model": "out", "output_dir": "work2", "output_repo": "./second", "num_data": 2}
-    assert script("generate", second, place).expect(0).stdout.startswith("2 dialogues")
 
 
 def read_parquet(file: Path) -> list[dict[str, Any]]:
@@ -130,6 +128,8 @@ def test_after_a_kill_in_each_step_the_same_command_comes_to_the_same_bytes(plac
             )
             assert first == second
             assert json.loads((place / folder / "run.json").read_text())["resumed_at"]
+            again = GENERATE | {"model": "out", "output_dir": "work4", "output_repo": "./second", "num_data": 2}
+            assert script("generate", again, place).expect(0).stdout.startswith("2 dialogues")  # the next round
         else:
             assert content(place / folder) == content(whole), name
 
@@ -168,13 +168,12 @@ def small_pairs(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def test_kept_log_probs_of_another_policy_are_refused_and_what_a_run_needs_is_named(place):
-    """In one process each: a wrong reference, and pairs of another model."""
+def test_kept_log_probs_of_another_policy_are_refused(place):
     write_jsonl(place / "pairs" / "train.jsonl", small_pairs(8))
     flags = TRAIN | {"total_episodes": 4, "gradient_accumulation_steps": 1}
-    script("refuel", flags, place).expect(0)
+    forked("refuel", flags, place).expect(0)
     save_folder(place / "policy", make_causal_lm("llama", 8, len(chat_tokenizer())), chat_tokenizer("llama-3"))
-    result = script("refuel", flags | {"output_dir": "out2"}, place)
+    result = forked("refuel", flags | {"output_dir": "out2"}, place)
     message_of(result, "pairs_box.safetensors", "the model differ", "Remove")
 
 
@@ -182,6 +181,4 @@ def test_a_policy_without_a_chat_template(place):
     make_prompts(place, 2)
     save_folder(place / "bare", make_causal_lm("gemma"), make_tokenizer())
     for name, flags in (("generate", GENERATE | {"model": "bare"}), ("tokenize_masks", MASKS | {"model": "bare"})):
-        result = script(name, flags, place)
-        assert message_of(result, "no chat template").count("\n") == 0
-    assert "usage" in run_command(command("rank", {"help": True})).expect(0).stdout
+        message_of(forked(name, flags, place), "no chat template")
