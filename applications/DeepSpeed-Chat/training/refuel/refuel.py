@@ -2,7 +2,6 @@
 """REFUEL on the pairs that tokenize_masks.py wrote. `python refuel.py --help` lists the flags."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dschat.config.refuel import RefuelConfig
@@ -10,15 +9,6 @@ from dschat.main import run_main
 
 if TYPE_CHECKING:
     from dschat.run.output import RunOutput
-
-
-def reference_file(config: RefuelConfig, folder: Path) -> Path:
-    """Where the log-probs before training are kept: with --task.cluster beside the pairs, else in `folder`."""
-    if config.cluster is None:
-        return folder / "reference" / "logprobs.safetensors"
-    data = Path(config.data_path[0])
-    place = data if data.is_dir() else data.parent if data.is_file() else Path(config.output_dir).resolve().parent
-    return place / f"{data.stem if data.is_file() else data.name}_{config.cluster}.safetensors"
 
 
 def train(config: RefuelConfig, run: "RunOutput") -> None:
@@ -30,7 +20,7 @@ def train(config: RefuelConfig, run: "RunOutput") -> None:
     from dschat.run.identity import identity_of, model_hash
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.supervised.pairs import describe_reference, reference_logprobs
-    from dschat.trainers.supervised.refuel import RefuelTask, with_logprobs
+    from dschat.trainers.supervised.refuel import RefuelTask, reference_file, with_logprobs
     from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 
     base = config.model_name_or_path

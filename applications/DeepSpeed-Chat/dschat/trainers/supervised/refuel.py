@@ -3,10 +3,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from dschat.config.refuel import RefuelConfig
 from dschat.data.preferences import collate_preferences
 from dschat.data.regression import RegressionExample
 from dschat.errors import UserError
@@ -102,3 +104,12 @@ def with_logprobs(examples: Sequence[RegressionExample], logprobs: Tensor) -> li
     """The pairs with the log-probs (n, 2) of their chosen and rejected replies under the policy before training."""
     pairs = zip(examples, logprobs.tolist(), strict=True)
     return [replace(e, chosen_logprob=chosen, rejected_logprob=rejected) for e, (chosen, rejected) in pairs]
+
+
+def reference_file(config: RefuelConfig, folder: Path) -> Path:
+    """Where the log-probs before training are kept: with --task.cluster beside the pairs, else in the run's folder."""
+    if config.cluster is None:
+        return folder / "reference" / "logprobs.safetensors"
+    data = Path(config.data_path[0])
+    place = data if data.is_dir() else data.parent if data.is_file() else Path(config.output_dir).resolve().parent
+    return place / f"{data.stem if data.is_file() else data.resolve().name}_{config.cluster}.safetensors"
