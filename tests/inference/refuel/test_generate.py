@@ -58,6 +58,8 @@ def test_a_dialogue_does_not_depend_on_its_batch():
     together = drawing().draw([0, 1, 2, 3], FIRSTS)
     assert drawing().draw([2], FIRSTS[2:3]) == together[2:3]
     assert drawing(seed=20000).draw([2], FIRSTS[2:3]) != together[2:3]
+    same = drawing(turns=1).draw([0, 1], [FIRSTS[0]] * 2)
+    assert same[0]["row"]["trajectory"] != same[1]["row"]["trajectory"]  # its number decides
 
 
 def test_the_second_rollout_has_the_seed_plus_20000():
@@ -159,6 +161,20 @@ def test_a_hub_that_cannot_be_reached_leaves_the_data_set_here(models, tmp_path,
     assert len(read_jsonl(tmp_path / "work" / "train.jsonl")) == 2
     with pytest.raises(UserError, match="same command again: it only pushes"):
         run_generate(options(models, tmp_path, **flags))
+
+
+def test_a_name_on_the_hub_gets_a_private_data_set(models, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda self, name, **rest: calls.append((name, rest)))
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", lambda self, **rest: calls.append(rest))
+    flags = {"output_repo": "somebody/dialogues", "num_turns": 1, "num_data": 2}
+    said = run_generate(options(models, tmp_path, **flags))
+    assert said.endswith(": https://huggingface.co/datasets/somebody/dialogues")
+    assert calls[0] == ("somebody/dialogues", {"repo_type": "dataset", "private": True, "exist_ok": True})
+    assert calls[1]["repo_id"] == "somebody/dialogues" and calls[1]["repo_type"] == "dataset"
+    assert calls[1]["folder_path"] == tmp_path / "work" and calls[1]["allow_patterns"] == ["train.jsonl"]
+    run_generate(options(models, tmp_path, public=True, **flags))
+    assert calls[2][1]["private"] is False and len(calls) == 4  # pushed again, not drawn again
 
 
 def test_a_policy_without_a_chat_template_is_refused(tmp_path):
