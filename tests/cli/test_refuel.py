@@ -15,7 +15,7 @@ from cli_runs import environment, evaluation_rows, message_of, read_jsonl, train
 from dialogue_cases import chat_tokenizer
 from factories import make_causal_lm, make_tokenizer, save_folder
 from launches import launch
-from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script
+from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script, small_pairs
 
 SLOW_SCORE = """
 import time
@@ -152,20 +152,6 @@ def test_two_processes_train_to_the_same_weights(place, stage):
     assert (place / "two" / "reference" / "logprobs.safetensors").exists()
     losses = [[row["eval/loss"] for row in evaluation_rows(place / name)] for name in ("one", "two")]
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
-
-
-def small_pairs(count: int) -> list[dict[str, Any]]:
-    """Pairs as tokenize_masks.py would write them."""
-    rows = []
-    for n in range(count):
-        tokens = [1, 20 + n, 30, 40 + n % 7]
-        row: dict[str, Any] = {}
-        for side, reply, reward in (("chosen", [50 + n, 60, 2], 1.0 + n % 3), ("reject", [70 + n, 2], 0.5)):
-            row[f"{side}_token"] = [*tokens, *reply]
-            row[f"{side}_mask"] = [0] * len(tokens) + [1] * len(reply)
-            row[f"{side}_reward"] = reward
-        rows.append(row)
-    return rows
 
 
 def test_kept_log_probs_of_another_policy_are_refused(place):

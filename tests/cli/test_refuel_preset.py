@@ -6,7 +6,7 @@ import pytest
 from cli_runs import TRAINING, arguments, run_forked, training_rows, write_jsonl
 from dschat.config.parse import parse
 from dschat.config.refuel import RefuelConfig
-from refuel_cases import REFUEL, make_models
+from refuel_cases import REFUEL, make_models, small_pairs
 from script_runs import recorded, run_recorded
 
 SCRIPT = TRAINING / "refuel" / "training_scripts" / "llama_3_8b_it.sh"
@@ -42,8 +42,6 @@ def test_variables_and_flags_win(tmp_path):
 
 @pytest.mark.slow
 def test_two_updates(tmp_path):
-    from test_refuel import small_pairs
-
     make_models(tmp_path)
     write_jsonl(tmp_path / "pairs" / "train.jsonl", small_pairs(8))
     words = arguments({"global_batch_size": 4, "total_episodes": 8, "dtype": "fp32", "zero_stage": 0})

@@ -21,16 +21,8 @@ FREE_FLAGS = frozenset(
         *("num_train_epochs", "save_steps", "save_models", "save_total_limit", "resume_from_checkpoint"),
         *("eval_interval", "eval_iters", "eval_prompts", "print_answers", "enable_tensorboard", "tensorboard_path"),
         *("on_nonfinite", "max_kl", "kl_action", "vllm_gpu_memory"),
-        *(
-            "output_dir",
-            "overwrite_output_dir",
-            "data_path",
-            "cluster",
-            "deepspeed",
-            "local_rank",
-            "ddp_timeout",
-            "self_checks",
-        ),
+        *("output_dir", "overwrite_output_dir", "data_path", "deepspeed", "local_rank", "ddp_timeout", "self_checks"),
+        "cluster",
         *("model_name_or_path", "actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"),
     )
 )
