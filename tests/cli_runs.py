@@ -114,15 +114,18 @@ def run_process(step: str, flags: dict[str, Any], **changes: str | None) -> Resu
     return run_command([sys.executable, STEPS[step] / "main.py", *arguments(flags)], **changes)
 
 
-def run_forked(step: str | Path, flags: dict[str, Any] | list[str], scratch: Path) -> Result:
+def run_forked(
+    step: str | Path, flags: dict[str, Any] | list[str], scratch: Path, first: Callable[[], None] | None = None
+) -> Result:
     """A main in a fresh fork of a process that has imported everything: the same, without the seconds of start.
 
     Args:
-        step: sft, reward, dpo or ppo, or the path of another main.
+        step: sft, reward, dpo or ppo, or the path of another script.
         flags: see `arguments`, or the words themselves.
         scratch: folder for what it prints.
+        first: is called in the fork before the main.
     """
-    return result_of(start_forked(step, flags, scratch), scratch)
+    return result_of(start_forked(step, flags, scratch, first), scratch)
 
 
 def start_forked(
@@ -131,8 +134,8 @@ def start_forked(
     """Starts what `run_forked` runs, and gives its process; `first` is called in the fork before the main."""
     scratch.mkdir(parents=True, exist_ok=True)
     files = [str(scratch / name) for name in PRINTED]
-    main = step if isinstance(step, Path) else STEPS[step] / "main.py"
-    command = [str(main), *(flags if isinstance(flags, list) else arguments(flags))]
+    script = step if isinstance(step, Path) else STEPS[step] / "main.py"
+    command = [str(script), *(flags if isinstance(flags, list) else arguments(flags))]
     process = _forks().Process(target=_run_here, args=(command, environment(), files, first))
     process.start()
     return process

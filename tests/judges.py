@@ -225,9 +225,9 @@ def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any
 
 def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint: Any) -> Any:
     """A client of the server with the key KEY; its cache lies in the folder."""
+    from dschat.common.chat_servers import Endpoint, ReplyCache
     from dschat.evaluation.judge.client import JudgeClient
     from dschat.evaluation.judge.costs import Spending
-    from dschat.evaluation.judge.question import Endpoint, ReplyCache
 
     settings = {"model": "gpt-test", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "tries": 8, "key": KEY}
     whom = Endpoint(**(settings | endpoint))

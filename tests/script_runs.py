@@ -58,7 +58,7 @@ def recorded(script: Path, tmp_path: Path, *flags: Any, **variables: str | None)
     """
     run_recorded(script, tmp_path, *flags, **variables).expect(0)
     words = (tmp_path / "record").read_text().split("\0")[:-1]
-    place = next(i for i, word in enumerate(words) if word.endswith("main.py"))
+    place = next(i for i, word in enumerate(words) if word.endswith(".py"))
     lines = (tmp_path / "record.env").read_text().splitlines()
     environment = dict(line.split("=", 1) for line in lines if "=" in line)
     return Launch(words[:place], Path(words[place]), words[place + 1 :], environment)

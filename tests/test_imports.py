@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"config", "models", "plan"},
     "engine": {"config", "models", "run"},
     # prompts → rollout → scores → ends
-    "rollouts": {"config", "data", "models", "rl", "run"},
+    "rollouts": {"common", "config", "data", "models", "rl", "run"},
     "scoring": {"common", "data", "models", "rl"},
     "conditions": {"common", "config", "rl"},
     # loops receive their engines; builders make them

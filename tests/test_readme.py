@@ -151,13 +151,13 @@ def known_flags(program: Path) -> set[str]:
     """What `--help` lists."""
     run = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    return set(re.findall(r"(?<![\w-])--[\w-]+", run.stdout))
+    return set(re.findall(r"(?<![\w-])--[\w-]+(?:\.\w+)?", run.stdout))
 
 
 def flags_named(text: str) -> set[str]:
     """Flags in the running text and tables: `--flag` in back quotes, outside of fenced blocks."""
     spans = re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
-    return {flag for span in spans for flag in re.findall(r"(?<![\w-])--[A-Za-z][\w-]*", span)}
+    return {flag for span in spans for flag in re.findall(r"(?<![\w-])--[A-Za-z][\w-]*(?:\.\w+)?", span)}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -177,12 +177,15 @@ def test_flags_in_the_text(document):
     if not named:
         return
     programs = [*ROOT.glob("applications/DeepSpeed-Chat/training/*/main.py")]
+    programs += ROOT.glob("applications/DeepSpeed-Chat/training/refuel/*.py")
     programs += [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("inference/*.py")]
     programs += [*ROOT.glob("evaluation/**/*.py"), ROOT / "applications/DeepSpeed-Chat/dschat/plan/__main__.py"]
     known: set[str] = {"--help", "--num_gpus", "--hostfile"}  # the last two are the launcher's
     for program in programs:
         text = program.read_text(encoding="utf-8")
-        if program.name == "main.py" or re.search("ArgumentParser|run_judge|run_turns|dschat.inference", text):
+        if program.name == "main.py" or re.search(
+            "ArgumentParser|run_judge|run_turns|dschat.inference|run_main", text
+        ):
             known |= known_flags(program)
     assert not named - known, "no program knows them"
 

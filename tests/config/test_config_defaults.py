@@ -9,6 +9,7 @@ import pytest
 from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelConfig
 from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
@@ -90,6 +91,28 @@ def test_defaults_of_dpo():
     config = parse(DPOConfig, SFT)
     assert (config.learning_rate, config.weight_decay, config.lr_scheduler_type) == (5e-7, 0.1, "cosine")
     assert (config.beta, config.label_smoothing, config.reference_free, config.step) == (0.1, 0.0, False, 2)
+
+
+def test_defaults_of_refuel_are_the_published_run():
+    config = parse(RefuelConfig, SFT)
+    expected = {"learning_rate": 3e-7, "weight_decay": 1e-6, "eta": 1000, "temperature": 0.8, "max_seq_len": 2048}
+    expected |= {"total_episodes": 64000, "warmup_ratio": 0.1, "lr_scheduler_type": "cosine", "seed": 555134}
+    expected |= {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 16}
+    expected |= {"eval_interval": 100, "gradient_clipping": 0, "optimizer": "adamw", "start_idx": 0, "end_idx": -1}
+    expected |= {"cluster": None, "eval_iters": 0}
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert config.plan_batches(8).global_batch == 128
+    assert config.total_updates(per_epoch=499, global_batch=128) == 500
+
+
+def test_what_follows_from_refuels_flags():
+    assert parse(RefuelConfig, [*SFT, "--optimizer", "adam"]).weight_decay == 0
+    assert parse(RefuelConfig, [*SFT, "--num_warmup_steps", "3"]).warmup_ratio is None
+    config = parse(RefuelConfig, [*SFT, "--global_batch_size", "6"])
+    assert config.plan_batches(2).accumulation == 3
+    epochs = parse(RefuelConfig, [*SFT, "--total_episodes", "0", "--num_train_epochs", "3"])
+    assert epochs.total_updates(per_epoch=7, global_batch=10) == 21
+    assert parse(RefuelConfig, [*SFT, "--total_episodes", "3"]).total_updates(7, 10) == 1
 
 
 def test_defaults_of_step_3():

@@ -13,6 +13,7 @@ from dschat.config.dpo import DPOConfig
 from dschat.config.inert import INERT_FLAGS
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelConfig
 from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
@@ -23,6 +24,7 @@ REQUIRED = {
     RewardConfig: [*COMMON, "--model_name_or_path", "m"],
     DPOConfig: [*COMMON, "--model_name_or_path", "m"],
     PPOConfig: [*COMMON, "--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"],
+    RefuelConfig: [*COMMON, "--model_name_or_path", "m"],
     RefuelOnlineConfig: [*COMMON, "--model_name_or_path", "m", "--reward_model", "r"],
 }
 CLASSES = list(REQUIRED)
@@ -183,11 +185,22 @@ REFUEL_ONLINE_VALUES = {
     "weight_decay": (["0"], 0.0),
     "adam_epsilon": (["1e-5"], 1e-5),
 }
+REFUEL_VALUES = {
+    "num_train_epochs": (["3", "--total_episodes", "0"], 3),
+    "cluster": (["h100"], "h100"),
+    "temperature": (["1"], 1.0),
+    "eta": (["2"], 2.0),
+    "total_episodes": (["640"], 640),
+    "start_idx": (["5"], 5),
+    "end_idx": (["9"], 9),
+    "optimizer": (["adam"], "adam"),
+}
 VALUES = {
     SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | {"sft_on_prompt": ([], True)},
     RewardConfig: COMMON_VALUES | SUPERVISED_VALUES,
     DPOConfig: COMMON_VALUES | SUPERVISED_VALUES | DPO_VALUES,
     PPOConfig: COMMON_VALUES | PPO_VALUES,
+    RefuelConfig: COMMON_VALUES | SUPERVISED_VALUES | REFUEL_VALUES,
     RefuelOnlineConfig: COMMON_VALUES | REFUEL_ONLINE_VALUES,
 }
 CASES = [(config_class, name) for config_class in CLASSES for name in VALUES[config_class]]
@@ -215,11 +228,15 @@ DOCUMENTED_REFUEL_ONLINE = """--base_model --reward_model --task.query_dataset -
 --refuel.eta --rebel.eta --reward.kl_coef --noptepochs --warmup_ratio --total_episodes --output_dir --offload
 --per_device_train_batch_size --gradient_accumulation_steps --per_device_eval_batch_size --print_sample_output_freq
 --wandb_project_name --max_turns --trained_layers""".split()
+DOCUMENTED_REFUEL = """--task.query_dataset --task.cluster --task.total_length --task.temperature --lr --refuel.eta
+--rebel.eta --total_episodes --print_sample_output_freq --base_model --start_idx --end_idx --optimizer --track
+--wandb_project_name""".split()
 DOCUMENTED = {
     SFTConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     RewardConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     DPOConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED,
     PPOConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_PPO,
+    RefuelConfig: DOCUMENTED_EVERYWHERE + DOCUMENTED_SUPERVISED + DOCUMENTED_REFUEL,
     RefuelOnlineConfig: DOCUMENTED_REFUEL_ONLINE,
 }
 REFUEL_ONLINE_ALIASES = {
@@ -238,6 +255,7 @@ REFUEL_ONLINE_ALIASES = {
     "--reward.kl_coef": "kl_coef",
 }
 ALIASES = {"--parser_cutoff": "parsing_cutoff", "--kl_ctl": "kl_coef"} | REFUEL_ONLINE_ALIASES
+ALIASES |= {"--task.cluster": "cluster", "--print_sample_output_freq": "eval_interval"}
 
 
 @pytest.fixture

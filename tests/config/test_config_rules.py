@@ -9,6 +9,7 @@ import pytest
 from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 from dschat.errors import UserError
@@ -136,6 +137,24 @@ def test_refusals_of_steps_1_and_2(flags, words):
 )
 def test_refusals_of_dpo(flags, words):
     message = _refusal(DPOConfig, SFT + flags.split(" "))
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--task.temperature 0", ["--temperature 0", "above 0"]),
+        ("--eta -1", ["--eta -1", "at least 0"]),
+        ("--total_episodes -1", ["--total_episodes -1", "at least 0"]),
+        ("--start_idx -1", ["--start_idx -1", "at least 0"]),
+        ("--start_idx 5 --end_idx 5", ["--end_idx 5", "--start_idx 5"]),
+        ("--task.cluster=", ["--cluster", "drop the flag"]),
+        ("--task.cluster a/b", ["--task.cluster a/b", "without a slash"]),
+        ("--num_train_epochs 2", ["--num_train_epochs 2", "--total_episodes 64000", "drop one"]),
+    ],
+)
+def test_refusals_of_refuel(flags, words):
+    message = _refusal(RefuelConfig, [*SFT, *flags.split(" ")])
     assert all(word in message for word in words), message
 
 

@@ -1,352 +1,162 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REFUEL with users from data: pairs that share a state, their rewards, the regression, and whole runs."""
+"""REFUEL's task: the regression by hand, its start, what is kept of the policy before, and how long it goes."""
 
-import json
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 
-from dschat.data.dialogues import state
+from dschat.config.refuel import RefuelConfig
+from dschat.data.regression import RegressionExample
 from dschat.errors import UserError
-from dschat.models.policy import PolicyModel
-from dschat.trainers.ppo.update import UpdateProgress
-from dschat.trainers.refuel.metrics import pair_metrics
-from dschat.trainers.refuel.models import pair_layouts, reply_logprobs
-from dschat.trainers.refuel.sampler import drawn_turn
-from dschat.trainers.refuel.selfcheck import check_pairs
-from dschat.trainers.refuel.trainer import total_updates
-from dschat.trainers.refuel.update import RefuelSettings, refuel_update
-from factories import (
-    BOS,
-    PAD,
-    engine_of,
-    frozen_engine_of,
-    hf_logprobs,
-    largest_difference,
-    make_causal_lm,
-    weights_of,
-)
-from refuel_runs import examples_of, pair_batch, paired_rows, share_of_early, talker, trainer_of
+from dschat.run.metrics import with_variances
+from dschat.trainers.supervised.pairs import describe_reference, reference_logprobs, with_logprobs
+from dschat.trainers.supervised.refuel import RefuelTask
+from dschat.trainers.supervised.trainer import SupervisedTrainer
+from factories import PAD, NotedSaves, checkpoints_of, engine_of, hf_logprobs, make_causal_lm, random_ids, run_of
+from resume_runs import Made, check_every_stop
+
+ETA, TEMPERATURE = 3.0, 0.8
+pytestmark = pytest.mark.usefixtures("group")
 
 
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def pairs(count=3):
+    """Pairs of several lengths with rewards, all but the last of which differ."""
+    made = []
+    for n in range(count):
+        ids = [random_ids(length, 10 * n + place) for place, length in enumerate((2 + n, 3 + n % 3, 6 - n % 4))]
+        made.append(
+            RegressionExample(*ids, chosen_reward=float(n + 1), rejected_reward=float(min(n + 1, count - 1) - n % 2))
+        )
+    return made
 
 
-# -- drawing
+def task_of(train, eval=(), eta=ETA):
+    return RefuelTask(train, list(eval), PAD, eta, TEMPERATURE)
 
 
-def test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone():
-    (example,) = [one for one in examples_of(3) if one.num_turns == 3]
-    drawn = Counter(drawn_turn(7, number, example) for number in range(3000))
-    assert sorted(drawn) == [0, 1, 2] and all(900 < count < 1100 for count in drawn.values())
-    turns = [drawn_turn(1234, 5, one) for one in examples_of(60)]
-    assert turns == [drawn_turn(1234, 5, one) for one in examples_of(60)]
-    assert all(turn < one.num_turns for turn, one in zip(turns, examples_of(60), strict=True))
-    assert turns != [drawn_turn(1234, 6, one) for one in examples_of(60)]
-    assert turns != [drawn_turn(1235, 5, one) for one in examples_of(60)]
+def own_sums(model, examples):
+    """Σ log π by plain transformers: (n, 2)."""
+    sides = [(e.prompt_ids, r) for e in examples for r in (e.chosen_ids, e.rejected_ids)]
+    return torch.stack([hf_logprobs(model, side, TEMPERATURE)[0].sum() for side in sides]).view(-1, 2)
 
 
-def test_both_dialogues_of_a_pair_are_one_up_to_the_state(group, tmp_path):
-    trainer, examples = trainer_of(tmp_path), examples_of(12)
-    pairs = trainer.sampler.pairs(examples, iteration=0)
-    assert {pair.turn for pair in pairs} == {0, 1, 2}
-    for pair, example in zip(pairs, examples, strict=True):
-        assert pair.turn == drawn_turn(1234, 0, example)
-        first, second = pair.replies
-        assert first.state_ids == second.state_ids
-        shared = state(pair.first.messages, pair.turn)
-        assert shared == state(pair.second.messages, pair.turn) and len(shared) == 2 * pair.turn + 1
-        assert sorted(pair.first.replies) == list(range(example.num_turns))
-        assert sorted(pair.second.replies) == list(range(pair.turn, example.num_turns))
-        for talk in (pair.first, pair.second):
-            assert talk.messages[0::2] == example.messages[0::2]  # the user says what the data say
-            assert len(talk.messages) == 2 * example.num_turns
-    assert sum(a.ids != b.ids for a, b in (pair.replies for pair in pairs)) > 9
-
-
-def test_a_pair_depends_neither_on_the_other_rows_nor_on_their_order(group, tmp_path):
-    """So that it does not matter which process draws it."""
-    trainer, examples = trainer_of(tmp_path), examples_of(7)
-    together = trainer.sampler.pairs(examples, iteration=3)
-    backwards = trainer.sampler.pairs(examples[::-1], iteration=3)[::-1]
-    alone = [trainer.sampler.pairs([example], iteration=3)[0] for example in examples]
-    assert together == backwards == alone
-    assert together != trainer.sampler.pairs(examples, iteration=4)
-
-
-def test_a_round_draws_with_a_seed_for_each_row(group, tmp_path):
-    """Two rows of one dialogue do not say the same."""
-    trainer = trainer_of(tmp_path)
-    twins = [replace(examples_of(3)[2], index=index) for index in range(4)]
-    talks = [str(pair.first.messages) for pair in trainer.sampler.pairs(twins, iteration=0)]
-    assert len(set(talks)) == 4
-
-
-# -- rewards
-
-
-def test_scores_penalty_and_kl_by_hand(group, tmp_path):
-    """Log-probs of plain transformers, and a reference that is another model."""
-    trainer = trainer_of(tmp_path, kl_coef=0.5, penalty_reward_value=-7.0, temperature=0.7)
-    trainer.models = replace(trainer.models, reference=frozen_engine_of(talker(seed=3)))
-    examples = examples_of(12)
-    pairs = trainer.sampler.pairs(examples, 0)
-    batch = trainer.score(pairs, examples)
-    own, other = talker(), talker(seed=3)
-    finished = []
-    for number, pair in enumerate(pairs):
-        for side, (reply, talk) in enumerate(zip(pair.replies, (pair.first, pair.second), strict=True)):
-            row = number + side * len(pairs)
-            logprobs = [
-                float(hf_logprobs(model, (reply.state_ids, reply.ids), 0.7)[0].sum()) for model in (own, other)
-            ]
-            assert batch.logprobs[row] == pytest.approx(logprobs[0], abs=1e-4)
-            assert batch.kl[row] == pytest.approx(logprobs[0] - logprobs[1], abs=1e-4)
-            (score,) = share_of_early([talk.messages], [])
-            assert batch.scores[row] == pytest.approx(score)
-            kept = score if reply.finished else -7.0
-            assert batch.rewards[row] == pytest.approx(kept - 0.5 * (logprobs[0] - logprobs[1]), abs=1e-4)
-            finished.append(reply.finished)
-    assert True in finished and False in finished
-    gap = batch.rewards[:12] - batch.rewards[12:]
-    torch.testing.assert_close(batch.reward_differences, gap)
-    metrics = pair_metrics(batch, pairs, has_reference=True)
-    assert metrics["objective/reward_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
-    assert metrics["objective/kl"] == pytest.approx(float(batch.kl.mean()), rel=1e-5)
-    assert metrics["response/eos_rate"] == pytest.approx(sum(finished) / 24)
-    assert metrics["dialogue/turn"] == pytest.approx(sum(pair.turn + 1 for pair in pairs) / 12)
-
-
-def test_whitening_scales_the_rewards_of_a_round(group, tmp_path):
-    plain, whitened = (trainer_of(tmp_path / str(w), whiten_rewards=w).collect(range(8)).batch for w in (False, True))
-    assert whitened.rewards.mean() == pytest.approx(0, abs=1e-5)
-    assert whitened.rewards.square().mean() == pytest.approx(1, abs=1e-4)
-    expected = plain.reward_differences / plain.rewards.std(unbiased=False)
-    torch.testing.assert_close(whitened.reward_differences, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(whitened.scores, plain.scores)
-
-
-def test_without_a_kl_there_is_no_reference_and_none_is_reported(group, tmp_path):
-    trainer = trainer_of(tmp_path, kl_coef=0.0)
-    assert trainer.models.reference is None
-    metrics = trainer.iterate(range(8))
-    assert "objective/kl" not in metrics and "eval/kl" not in trainer.evaluate()
-    assert metrics["objective/kl_coef"] == 0
-
-
-def test_the_kl_coefficient_is_steered(group, tmp_path):
-    """The first round's KL is 0: error −1, clipped to −0.2, over 8 of 10000 dialogues."""
-    trainer = trainer_of(tmp_path, adaptive_kl_target=6.0, kl_coef=0.05)
-    trainer.iterate(range(8))
-    assert trainer.kl.value == pytest.approx(0.05 * (1 - 0.2 * 8 / 10000))
-
-
-# -- the regression
-
-
-def settings_of(count, micro, updates=1, eta=2.0, temperature=1.0):
-    return RefuelSettings(updates, count, micro, eta, temperature)
-
-
-def test_log_probs_of_replies_are_hugging_faces(group):
-    rows = paired_rows(5)
-    batch, model = pair_batch(rows), make_causal_lm()
-    found = reply_logprobs(PolicyModel(model), pair_layouts(batch.rollout, 2), 0.7)
-    for row, logprob in zip(rows, found.tolist(), strict=True):
-        assert logprob == pytest.approx(float(hf_logprobs(make_causal_lm(), row, 0.7)[0].sum()), abs=1e-4)
-
-
-def test_a_micro_batch_keeps_pairs_together():
-    batch = pair_batch(paired_rows(7))
-    layouts = pair_layouts(batch.rollout, 3)
-    assert len(layouts) == 3
-    seen = [rows.rows.tolist() for rows in layouts]
-    for rows in seen:
-        half = len(rows) // 2
-        assert [row + 7 for row in rows[:half]] == rows[half:]
-    assert sorted(sum(seen, [])) == list(range(14))
-
-
-def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(group, tmp_path):
-    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    trainer = trainer_of(tmp_path, noptepochs=1, eta=3.0, **sizes)
-    current = trainer.collect(range(8))
-    metrics = trainer.train(current)
-    expected = float((3.0 * current.batch.reward_differences).square().mean())
-    assert metrics["loss/refuel"] == pytest.approx(expected, rel=1e-4) and expected > 1e-3
-    assert metrics["policy/log_ratio"] == pytest.approx(0, abs=1e-5)
-    assert metrics["val/ratio"] == pytest.approx(1, abs=1e-5) and metrics["val/ratio_variance"] < 1e-4
-
-
-def test_the_self_check_finds_a_policy_that_is_not_the_one_that_drew(group, tmp_path):
-    trainer, examples = trainer_of(tmp_path), examples_of(2)
-    batch = trainer.score(trainer.sampler.pairs(examples, 0), examples)
-    check_pairs(trainer.models.policy, batch, trainer.settings)
-    with torch.no_grad():
-        next(trainer.models.policy.module.parameters()).mul_(2)
-    with pytest.raises(UserError, match="self-check: before the first update the log-ratios of a pair differ by"):
-        check_pairs(trainer.models.policy, batch, trainer.settings)
-
-
-def test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd(group):
-    """mean (D − η ΔR)² of plain transformers, one pair at a time without padding; one step of SGD-like Adam."""
-    rows = paired_rows(3)
-    batch, model = pair_batch(rows), make_causal_lm()
-    losses = []
-    for number in range(3):
-        sums = []
-        for row in (number, number + 3):
-            state_ids, reply = rows[row]
-            logits = model(input_ids=torch.tensor([state_ids + reply])).logits[0, len(state_ids) - 1 : -1]
-            logprobs = logits.log_softmax(-1).gather(1, torch.tensor(reply)[:, None]).sum()
-            sums.append(logprobs - batch.logprobs[row])
-        losses.append((sums[0] - sums[1] - 2.0 * (batch.rewards[number] - batch.rewards[number + 3])) ** 2)
-    loss = torch.stack(losses).mean()
-    loss.backward()
-    loss = loss.detach()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    engine = engine_of(make_causal_lm(), 3, 1, gradient_clipping=0.0)
-    metrics = refuel_update(engine, batch, settings_of(3, 3), UpdateProgress())
-    assert metrics["loss/refuel"] == pytest.approx(float(loss), rel=1e-4)
-    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
-
-
-def test_micro_batches_and_accumulation_change_nothing(group):
-    batch, weights, metrics = pair_batch(paired_rows(8)), [], []
-    for micro in (8, 4, 1):
-        engine = engine_of(make_causal_lm(), micro, 8 // micro, learning_rate=1e-3)
-        metrics.append(refuel_update(engine, batch, settings_of(8, micro, updates=3), UpdateProgress()))
-        weights.append(weights_of(engine))
-    assert largest_difference(weights[0], weights[1]) < 1e-5 and largest_difference(weights[0], weights[2]) < 1e-5
-    assert metrics[1] == pytest.approx(metrics[0], rel=1e-3, abs=1e-4)
-    assert largest_difference(weights[0], weights_of(engine_of(make_causal_lm()))) > 1e-3
-
-
-def test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss(group, tmp_path):
-    """Four passes by default; another four begin with what the first reached."""
-    trainer = trainer_of(tmp_path)
-    assert trainer.run.plan.updates_per_rollout == 4 and trainer.run.plan.global_rollout == 8
-    trainer.iterate(range(8))
-    assert trainer.update == 4 == trainer.models.policy._engine.global_steps and trainer.round == 1
-    batch = pair_batch(paired_rows(8))
-    losses = []
-    engine = engine_of(make_causal_lm(), 8, 1, learning_rate=1e-3)
-    for _ in range(3):
-        losses.append(refuel_update(engine, batch, settings_of(8, 8, updates=4), UpdateProgress())["loss/refuel"])
-    assert losses[0] > losses[1] > losses[2]
-
-
-@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
-def test_only_the_layers_that_were_asked_for_change(kind, group, tmp_path):
-    trainer = trainer_of(tmp_path, kind=kind, trained_layers=1)
-    before = weights_of(trainer.models.policy)
-    trainer.iterate(range(8))
-    after = weights_of(trainer.models.policy)
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    top = ("inner.model.layers.1.", "inner.model.norm.", "inner.transformer.h.1.", "inner.transformer.ln_f.")
-    assert changed and all(name.startswith(top) for name in changed)
-    assert {name for name in before if name.startswith(top[0] if kind == "gemma" else top[2])} <= changed | {
-        name for name in before if "bias" in name
+def test_the_loss_is_the_regression_on_the_replies_alone():
+    model, before = make_causal_lm(), make_causal_lm(seed=4)
+    examples = with_logprobs(pairs(), own_sums(before, pairs()))
+    expected = own_sums(model, examples) - own_sums(before, examples)
+    rewards = torch.tensor([e.chosen_reward - e.rejected_reward for e in examples])
+    assert 0 in rewards and rewards.min() >= 0 and rewards.max() > 0
+    differences = expected[:, 0] - expected[:, 1]
+    wanted = (differences - ETA * rewards).square().mean()
+    loss, stats = task_of(examples).loss(engine_of(model), examples, 3)
+    torch.testing.assert_close(loss.cpu(), wanted, rtol=1e-4, atol=1e-4)
+    found = with_variances({name: float(x) for name, x in stats.items()})
+    ratios = expected.exp()
+    assert found == {
+        "kl": pytest.approx(float(expected.mean()), abs=1e-4),
+        "kl_chosen": pytest.approx(float(expected[:, 0].mean()), abs=1e-4),
+        "kl_rejected": pytest.approx(float(expected[:, 1].mean()), abs=1e-4),
+        "agreement": pytest.approx(float((differences * rewards > 0).float().mean())),
+        "ratio": pytest.approx(float(ratios.mean()), rel=1e-3),
+        "ratio_variance": pytest.approx(float(ratios.var(unbiased=False)), rel=1e-3),
     }
 
 
-def test_lora_leaves_the_base_alone_and_is_its_own_reference(group, tmp_path):
-    trainer = trainer_of(tmp_path, lora_dim=2)
-    before = weights_of(trainer.models.policy)
-    for numbers in (range(8), range(8, 16)):
-        metrics = trainer.iterate(numbers)
-    after = weights_of(trainer.models.policy)
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed and all(".lora_" in name for name in changed)
-    assert metrics["objective/kl"] != 0
+def test_large_rewards_that_lie_close_together_keep_their_difference():
+    (example,) = pairs(1)
+    example = replace(example, chosen_reward=1e6 + 1 / 64, rejected_reward=1e6)
+    (example,) = with_logprobs([example], own_sums(make_causal_lm(), [example]))
+    loss, _ = task_of([example]).loss(engine_of(make_causal_lm()), [example], 1)
+    assert loss.item() == pytest.approx((ETA / 64) ** 2, abs=1e-4)
 
 
-# -- whole runs
+def test_swapping_the_sides_and_splitting_the_batch_change_nothing():
+    engine, examples = engine_of(make_causal_lm()), with_logprobs(pairs(), torch.arange(6.0).view(3, 2) - 20)
+    task = task_of(examples)
+    whole = task.loss(engine, examples, 3)[0]
+    swapped = [
+        RegressionExample(
+            e.prompt_ids, e.rejected_ids, e.chosen_ids, e.ref_logprobs[::-1],
+            chosen_reward=e.rejected_reward, rejected_reward=e.chosen_reward,
+        )
+        for e in examples
+    ]  # fmt: skip
+    torch.testing.assert_close(task.loss(engine, swapped, 3)[0], whole)
+    parts = [task.loss(engine, [example], 3)[0] for example in examples]
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-4, atol=1e-4)
 
 
-def test_fit_writes_what_it_should(group, tmp_path):
-    """17 dialogues, rounds of 8, two epochs: 4 rounds of 2 updates."""
-    flags = {"noptepochs": 2, "num_train_epochs": 2, "eval_interval": 4, "save_models": 4, "eval_temperature": 1.0}
-    trainer = trainer_of(tmp_path, count=17, **flags)
+def reference(engine, examples, file, **changes):
+    described = describe_reference(examples, "hash", torch.float32, TEMPERATURE) | changes
+    return reference_logprobs(engine, examples, PAD, 2, TEMPERATURE, file, described)
+
+
+def test_at_the_start_the_loss_is_that_of_the_rewards_alone(tmp_path):
+    engine = engine_of(make_causal_lm())
+    examples = with_logprobs(pairs(), reference(engine, pairs(), tmp_path / "r.safetensors"))
+    task = task_of(examples)
+    task.check_start(engine, examples)
+    loss, stats = task.loss(engine, examples, 3)
+    expected = sum((ETA * (e.chosen_reward - e.rejected_reward)) ** 2 for e in examples) / 3
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
+    assert abs(float(stats["kl"])) < 1e-5 and float(stats["ratio"]) == pytest.approx(1, abs=1e-5)
+    wrong = with_logprobs(
+        examples, torch.tensor([[chosen, rejected + 1] for chosen, rejected in (e.ref_logprobs for e in examples)])
+    )
+    with pytest.raises(UserError, match="self-check: the log-probs of a reply .*Remove the file of"):
+        task.check_start(engine, wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["the data", "the model", "the number format", "the kind of device", "the temperature"]
+)
+def test_kept_log_probs_of_other_circumstances_are_refused(name, tmp_path):
+    engine, file = engine_of(make_causal_lm()), tmp_path / "kept" / "box.safetensors"
+    first = reference(engine, pairs(), file)
+    other = engine_of(make_causal_lm(seed=9))  # what is kept is used, nothing is computed again
+    torch.testing.assert_close(reference(other, pairs(), file), first, rtol=0, atol=0)
+    with pytest.raises(UserError, match=f"are not of this run: {name} differ. Remove .*box.safetensors"):
+        reference(engine, pairs(), file, **{name: "changed"})
+
+
+def test_what_the_kept_log_probs_depend_on():
+    one = describe_reference(pairs(), "hash", torch.float32, TEMPERATURE)
+    assert describe_reference(pairs(), "hash", torch.bfloat16, TEMPERATURE) != one
+    assert describe_reference(pairs(), "hash", torch.float32, 1.0) != one
+    assert describe_reference(pairs(2), "hash", torch.float32, TEMPERATURE)["the data"] != one["the data"]
+
+
+def refuel(folder, rate=1e-2, **flags):
+    """A run on 5 pairs, two to an update."""
+    flags = {"data_path": ["unused"], "model_name_or_path": "unused", "learning_rate": 1e-2} | flags
+    flags = {"output_dir": str(folder), "gradient_accumulation_steps": 2, "eval_interval": 2} | flags
+    config = RefuelConfig(**({"total_episodes": 10} | flags))
+    run, engine = run_of("refuel", config), engine_of(make_causal_lm(), 1, 2, learning_rate=rate)
+    examples = with_logprobs(pairs(5), own_sums(make_causal_lm(), pairs(5)))
+    checkpoints = checkpoints_of(config, run, model=engine)
+    task = task_of(examples, examples[:2], eta=1.0)
+    return Made(SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints), {"model": engine})
+
+
+def test_it_goes_through_the_pairs_until_so_many_were_seen(tmp_path, monkeypatch):
+    trainer, seen = refuel(tmp_path).trainer, []
+    real = trainer.train_once
+    monkeypatch.setattr(trainer, "train_once", lambda batches: seen.append(batches) or real(batches))
     result = trainer.fit()
-    assert trainer.update == 8 and trainer.folders.saves == [4, 8, "final", "described"]
-    rows = read_lines(tmp_path / "metrics.jsonl")
-    train = [row for row in rows if "loss/refuel" in row]
-    evaluations = [row for row in rows if "eval/scores" in row]
-    assert [(row["update"], row["samples"]) for row in train] == [(2, 8), (4, 16), (6, 24), (8, 32)]
-    assert [row["update"] for row in evaluations] == [0, 4, 8]
-    assert train[0]["objective/kl"] == pytest.approx(0, abs=1e-4)
-    names = {"scores", "scores_turn_1", "scores_turn_2", "scores_turn_3", "eos_rate", "length", "kl"}
-    assert set(result) == {f"eval/{name}" for name in names}
-    samples = read_lines(tmp_path / "samples" / "update-000008.jsonl")
-    assert [sample["number"] for sample in samples] == [0, 1, 2, 3, 4]
-    for sample, example in zip(samples, examples_of(5), strict=True):
-        assert set(sample) == {"number", "messages", "scores", "finished"}
-        assert sample["messages"][0::2] == example.messages[0::2]
-        ends = [2 * turn + 2 for turn in range(example.num_turns)]
-        assert sample["scores"] == pytest.approx(share_of_early([sample["messages"][:end] for end in ends], []))
-        assert len(sample["finished"]) == example.num_turns
-    last = [sample["scores"][-1] for sample in samples]
-    assert result["eval/scores"] == pytest.approx(sum(last) / 5, abs=1e-6)
-    second = [sample["scores"][1] for sample in samples if len(sample["scores"]) > 1]
-    assert result["eval/scores_turn_2"] == pytest.approx(sum(second) / len(second), abs=1e-6) and len(second) == 3
-    ended = [one for sample in samples for one in sample["finished"]]
-    assert result["eval/eos_rate"] == pytest.approx(sum(ended) / 9)
+    rows = [sorted(i for batch in update for i in batch) for update in seen]
+    assert len(rows) == 5 and all(len(row) == 2 for row in rows)  # 10 episodes; an epoch is two updates
+    assert all(len(set(rows[n] + rows[n + 1])) == 4 for n in (0, 2))
+    assert trainer.update == 5 and "eval/ratio_variance" in result
 
 
-def test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time(group, tmp_path):
-    likeliest, drawn = (trainer_of(tmp_path / str(t), eval_temperature=t) for t in (0.0, 1.0))
-    texts = []
-    for trainer in (likeliest, drawn):
-        first, second = (trainer.evaluate() for _ in range(2))
-        assert first == second
-        texts.append((trainer.run.folder / "samples" / "update-000000.jsonl").read_text())
-    assert texts[0] != texts[1]
-    (talk,) = likeliest.sampler.answers(examples_of(1), 0.0)
-    row = list(talk.replies[0].state_ids)
-    for token in talk.replies[0].ids:
-        logits = talker()(input_ids=torch.tensor([row])).logits[0, -1]
-        logits[[PAD, BOS]] = -torch.inf
-        assert int(logits.argmax()) == token
-        row.append(token)
+def test_it_learns_the_difference_of_the_rewards(tmp_path):
+    """With enough updates D is η ΔR, whatever it began with."""
+    trainer = refuel(tmp_path, 5e-4, total_episodes=50, eval_interval=0, self_checks=False).trainer
+    before = trainer.evaluate()["eval/loss"]
+    assert trainer.fit()["eval/loss"] < before / 2
 
 
 @pytest.mark.slow
-def test_a_toy_reward_rises(group, tmp_path):
-    flags = {"per_device_train_batch_size": 32, "learning_rate": 1e-2, "max_answer_seq_len": 8, "kl_coef": 0.01}
-    trainer = trainer_of(tmp_path, count=32, initializer_range=0.02, num_train_epochs=20, eta=20.0, **flags)
-    trainer.fit()
-    rows = [row for row in read_lines(tmp_path / "metrics.jsonl") if "loss/refuel" in row]
-    scores = [row["objective/scores"] for row in rows]
-    first, last = sum(scores[:3]) / 3, sum(scores[-3:]) / 3
-    assert len(rows) == 20 and last > first + 0.15 and last > 3 * first, (first, last)
-
-
-def test_the_updates_that_a_schedule_is_over(group, tmp_path):
-    trainer = trainer_of(tmp_path)
-    plan, config = trainer.run.plan, trainer.config
-    assert total_updates(17, config, plan) == 2 * 4
-    config.num_train_epochs = 3
-    assert total_updates(17, config, plan) == 6 * 4
-    config.total_episodes = 47
-    assert total_updates(17, config, plan) == 5 * 4
-    with pytest.raises(UserError, match="7 dialogues are fewer than one round of 8"):
-        total_updates(7, config, plan)
-    config.total_episodes = 7
-    with pytest.raises(UserError, match="--total_episodes 7 is less than one round of 8"):
-        total_updates(17, config, plan)
-
-
-def test_numbers_that_are_not_finite_stop_the_run_or_are_left_out(group, tmp_path):
-    def bad(dialogues, rows):
-        return [float("nan")] * len(dialogues)
-
-    with pytest.raises(UserError, match="after 0 updates, scores on rank 0 are not finite in rows"):
-        trainer_of(tmp_path / "stop", reward=bad).iterate(range(8))
-    trainer = trainer_of(tmp_path / "skip", reward=bad, on_nonfinite="skip")
-    before = weights_of(trainer.models.policy)
-    assert trainer.iterate(range(8))["skipped/nonfinite"] == 4.0
-    assert trainer.update == 4 and largest_difference(before, weights_of(trainer.models.policy)) == 0
+def test_a_run_that_is_stopped_anywhere_goes_on_to_the_same_end(tmp_path):
+    assert check_every_stop(refuel, tmp_path, every=3) > 10

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from dschat.common.chat_servers import Endpoint, Unanswered
 from dschat.errors import UserError
-from dschat.evaluation.judge.question import Endpoint, Form, TextRefused, Unanswered
+from dschat.evaluation.judge.question import Form, TextRefused
 from dschat.evaluation.judge.rubrics import RUBRICS, answer_schema
 from judges import KEY, client_of, judge_server, question
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from cli_runs import write_jsonl
+from dschat.common.chat_servers import Endpoint
 from dschat.errors import UserError
-from dschat.evaluation.judge.question import Endpoint
 from judges import GOOD_B, judged, rows_of, two_files
 
 

@@ -236,9 +236,14 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
 
 @dataclass(kw_only=True)
 class SupervisedConfig(CommonConfig):
-    """What steps 1 and 2 share: one model trained on whole texts."""
+    """What steps 1 and 2 share: one model trained on whole texts.
+
+    Attributes:
+        sequences_per_example: that the model reads of an example: two of a pair.
+    """
 
     _argument_group_name = "model and batches"
+    sequences_per_example: ClassVar[int] = 1
 
     model_name_or_path: str = flag("model to start from: a folder or a Hugging Face name")
     max_seq_len: int = flag("longest text in tokens, prompt and response together; the rest is cut", 1024)
@@ -275,6 +280,10 @@ class SupervisedConfig(CommonConfig):
     def model_paths(self) -> list[str]:
         """What the model is loaded from."""
         return [self.model_name_or_path]
+
+    def total_updates(self, per_epoch: int, global_batch: int) -> int:
+        """Optimiser updates of the whole run, of so many in an epoch and examples in each."""
+        return per_epoch * self.num_train_epochs
 
     def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes; raises UserError when `global_batch_size` cannot be reached."""

@@ -13,6 +13,7 @@ class RewardConfig(SupervisedConfig):
     """Step 2: a scalar head trained on pairs of chosen and rejected responses."""
 
     step: ClassVar[int] = 2
+    sequences_per_example: ClassVar[int] = 2
 
     learning_rate: float = flag("highest learning rate", 1e-5)
     weight_decay: float = flag("weight decay of AdamW", 0.1)

@@ -248,7 +248,7 @@ class ProgramOptions(TemperatureOptions):
         return self.path_of(self.dataset, self.temperature_folder, model_name(self.model))
 
 
-Options = TypeVar("Options", bound=PolicyOptions)
+Options = TypeVar("Options")
 
 
 def parse_flags(options: type[Options], words: Sequence[str], description: str) -> Options:
@@ -292,6 +292,7 @@ def model_name(path: str) -> str:
     folder = Path(os.path.abspath(path))
     if folder.name == "actor":
         folder = folder.parent
-    if folder.parent.name and (folder.name in ("sft", "reward", "dpo", "ppo") or folder.name.startswith("ppo-")):
+    known = ("sft", "reward", "dpo", "ppo", "refuel")
+    if folder.parent.name and (folder.name in known or folder.name.startswith("ppo-")):
         return f"{folder.parent.name}-{folder.name}"
     return folder.name

@@ -95,7 +95,7 @@ def load_policy(
     causal_lm = load_causal_lm(path, "--model", dtype, tokenizer).to(device).eval()
     sampling = Sampling(
         max_new_tokens=options.max_new_tokens,
-        end_ids=tuple(sorted({tokenizer.eos_token_id, *_own_end_ids(path)})),
+        end_ids=tuple(sorted({tokenizer.eos_token_id, *own_end_ids(path)})),
         pad_id=tokenizer.pad_token_id,
         bos_id=tokenizer.bos_token_id,
         temperature=temperature,
@@ -136,7 +136,7 @@ def _is_model(repository: str) -> bool:
     return True
 
 
-def _own_end_ids(path: str) -> list[int]:
+def own_end_ids(path: str) -> list[int]:
     """The end tokens of the checkpoint's generation config: a chat model may have several, also beside EOS."""
     try:
         end = GenerationConfig.from_pretrained(path).eos_token_id

@@ -75,7 +75,7 @@ def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], mach
 def _supervised_parts(
     config: SupervisedConfig, plan: BatchPlan, role: Role, device: torch.device
 ) -> dict[str, dict[str, int]]:
-    per_example = 2 if config.step == 2 else 1  # chosen and rejected
+    per_example = config.sequences_per_example
     rows, evaluated = per_example * plan.micro_batch, per_example * config.per_device_eval_batch_size
     tokens, n = config.max_seq_len, plan.world_size
     positions = tokens if role.model.kind == "policy" else 0

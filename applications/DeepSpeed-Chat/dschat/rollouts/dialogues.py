@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-turn rollouts: the policy and a user answer each other, all dialogues of a batch together, turn by turn."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,9 @@ from dschat.errors import UserError
 from dschat.rollouts.engine import Draw
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
+
+OUTGROWN = "the dialogue outgrew the policy"
+SILENT = "the user asked nothing more, or could not read so long a dialogue"
 
 
 @dataclass(frozen=True)
@@ -30,26 +34,33 @@ class Conversation:
     """A dialogue as far as it went.
 
     Attributes:
-        messages: what both said, ends with a reply.
+        messages: what both said, ends with a reply; empty where even the first turn got none.
         replies: those that were drawn, by turn; turns that were there before the rollout are missing.
+        ended: why it has fewer turns than it should, OUTGROWN or SILENT; empty where it has all of them.
     """
 
     messages: Dialogue
     replies: dict[int, Reply]
+    ended: str = ""
 
 
 class Assistant(Protocol):
     """Answers whole batches of dialogues."""
 
-    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> list[Reply]:
-        """One reply to each state, which ends with a user's message; a row's seed alone decides its draws."""
+    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[Reply | None]:
+        """One reply to each state, which ends with a user's message; None where it is too long to be answered.
+
+        A row's seed alone decides its draws.
+        """
 
 
 class User(Protocol):
     """Writes the user's messages."""
 
-    def __call__(self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]) -> list[str]:
-        """The next message of each dialogue, which ends with a reply.
+    def __call__(
+        self, dialogues: Sequence[Dialogue], numbers: Sequence[int], seeds: Sequence[int]
+    ) -> Sequence[str | None]:
+        """The next message of each dialogue, which ends with a reply; None or nothing ends the dialogue.
 
         Args:
             dialogues: so far.
@@ -73,7 +84,14 @@ class UserFromData:
 class PolicyAssistant:
     """A policy whose weights are ready for drawing."""
 
-    def __init__(self, draw: Draw, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, most: int | None) -> None:
+    def __init__(
+        self,
+        draw: Draw,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        most: int | None,
+        may_end: bool = False,
+    ) -> None:
         """Takes how to draw.
 
         Args:
@@ -81,27 +99,35 @@ class PolicyAssistant:
             tokenizer: of the policy, with a chat template.
             sampling: how replies are drawn; the template's end of turn is among its end ids.
             most: tokens that the policy reads at most, state and reply together; None = no limit.
+            may_end: a state that leaves no room for a reply ends its dialogue; otherwise it is an error.
         """
         self._draw, self._tokenizer, self._sampling, self._most = draw, tokenizer, sampling, most
+        self._may_end = may_end
 
-    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> list[Reply]:
-        """See `Assistant`. Raises UserError where a state leaves no room for a reply."""
+    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[Reply | None]:
+        """See `Assistant`. Raises UserError where a state leaves no room for a reply, unless that may end it."""
         prompts = encode_states(self._tokenizer, states, "a rollout")
-        longest = max(map(len, prompts))
-        if self._most is not None and longest + self._sampling.max_new_tokens > self._most:
+        room = sys.maxsize if self._most is None else self._most - self._sampling.max_new_tokens
+        fitting = [n for n, prompt in enumerate(prompts) if len(prompt) <= room]
+        if len(fitting) < len(prompts) and not self._may_end:
+            longest = max(map(len, prompts))
             raise UserError(
                 f"a dialogue has come to {longest} tokens, and with a reply of up to {self._sampling.max_new_tokens} "
                 f"the policy would read more than its {self._most}: use fewer turns or shorter replies."
             )
-        rollout = self._draw(prompts, self._sampling, seeds).rollout
-        drawn = zip(prompts, rollout.response_rows(), rollout.finished.tolist(), strict=True)
-        return [Reply(prompt, ids, decode_response(self._tokenizer, ids), finished) for prompt, ids, finished in drawn]
+        replies: list[Reply | None] = [None] * len(prompts)
+        if fitting:
+            rollout = self._draw([prompts[n] for n in fitting], self._sampling, [seeds[n] for n in fitting]).rollout
+            drawn = zip(fitting, rollout.response_rows(), rollout.finished.tolist(), strict=True)
+            for n, ids, finished in drawn:
+                replies[n] = Reply(prompts[n], ids, decode_response(self._tokenizer, ids), finished)
+        return replies
 
 
 def roll_out(
     starts: Sequence[Dialogue], turns: Sequence[int], assistant: Assistant, user: User, seeds: Sequence[int]
 ) -> list[Conversation]:
-    """Goes on with dialogues until each has so many turns.
+    """Goes on with dialogues until each has so many turns, or ends before: see `Conversation.ended`.
 
     Every turn is drawn for all dialogues that still go on at once. A dialogue's draws follow from its seed and the
     turn's number alone.
@@ -118,19 +144,28 @@ def roll_out(
     """
     messages: list[Dialogue] = [list(start) for start in starts]
     replies: list[dict[int, Reply]] = [{} for _ in starts]
+    ended = ["" for _ in starts]
     while True:
-        asked = [n for n, said in enumerate(messages) if len(said) % 2 == 0 and len(said) < 2 * turns[n]]
+        going = [n for n, reason in enumerate(ended) if not reason]
+        asked = [n for n in going if len(messages[n]) % 2 == 0 and len(messages[n]) < 2 * turns[n]]
         if asked:
             questions = user([messages[n] for n in asked], asked, [_turn_seed(seeds[n], messages[n]) for n in asked])
             for n, question in zip(asked, questions, strict=True):
-                messages[n].append({"role": "user", "content": question})
-        answered = [n for n, said in enumerate(messages) if len(said) % 2 == 1]
+                if question:
+                    messages[n].append({"role": "user", "content": question})
+                else:
+                    ended[n] = SILENT
+        answered = [n for n in going if len(messages[n]) % 2 == 1]
         if not answered:
-            return [Conversation(said, drawn) for said, drawn in zip(messages, replies, strict=True)]
+            return [Conversation(*parts) for parts in zip(messages, replies, ended, strict=True)]
         drawn = assistant([messages[n] for n in answered], [_turn_seed(seeds[n], messages[n]) for n in answered])
         for n, reply in zip(answered, drawn, strict=True):
-            replies[n][len(messages[n]) // 2] = reply
-            messages[n].append({"role": "assistant", "content": reply.text})
+            if reply is None:
+                ended[n] = OUTGROWN
+                messages[n].pop()
+            else:
+                replies[n][len(messages[n]) // 2] = reply
+                messages[n].append({"role": "assistant", "content": reply.text})
 
 
 def _turn_seed(seed: int, messages: Dialogue) -> int:

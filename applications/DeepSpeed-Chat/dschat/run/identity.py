@@ -30,6 +30,7 @@ FREE_FLAGS = frozenset(
         *("eval_interval", "eval_iters", "eval_prompts", "print_answers", "enable_tensorboard", "tensorboard_path"),
         *("print_sample_output_freq", "eval_temperature", "on_nonfinite", "max_kl", "kl_action", "vllm_gpu_memory"),
         *("output_dir", "overwrite_output_dir", "data_path", "deepspeed", "local_rank", "ddp_timeout", "self_checks"),
+        "cluster",
         *("model_name_or_path", "actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"),
     )
 )

@@ -22,6 +22,15 @@ Number = float | int | Tensor
 HEAD = ("update", "samples", "seconds")  # of every row
 
 
+def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics with x_variance, the mean of squares less the square of the mean, in the place of each x_squared."""
+    found = dict(metrics)
+    for name in [name for name in metrics if name.endswith("_squared")]:
+        base = name.removesuffix("_squared")
+        found[f"{base}_variance"] = found.pop(name) - metrics[base] ** 2
+    return found
+
+
 class Means:
     """Weighted means, and sums, that are added up on the device and read once.
 

@@ -101,6 +101,7 @@ _TITLES = {
     "reward": "Reward model (step 2)",
     "dpo": "Direct preference optimisation (step 2)",
     "ppo": "PPO with macro actions (step 3)",
+    "refuel": "REFUEL on pairs of replies",
     "refuel_online": "REFUEL with users from data (step 3)",
 }
 

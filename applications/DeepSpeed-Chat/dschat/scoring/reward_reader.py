@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
@@ -21,6 +22,8 @@ from dschat.scoring.source import ResponseTexts
 logger = logging.getLogger(__name__)
 
 FLAG = "--reward-model"
+TOO_LONG = "the dialogue is too long for the reward model"
+NOT_FINITE = "the reward is not finite"
 
 
 def load_reward_tokenizer(path: str, rm_template: bool, flag: str = FLAG) -> PreTrainedTokenizerBase:
@@ -100,6 +103,29 @@ class RewardReader:
                     f"{FLAG} {self._path}: the score of {row.origin} is {number}. Try --dtype fp32; if that does not "
                     "help, the weights are damaged."
                 )
+        return scores
+
+    @torch.no_grad()
+    def score_dialogues(self, dialogues: Sequence[Dialogue], max_length: int) -> list[float | str]:
+        """One number for each dialogue, or why there is none: it is too long, or its number is not finite.
+
+        Args:
+            dialogues: each ends with a reply; they go through the chat template, which must be there.
+            max_length: tokens that the model reads at most.
+
+        Raises:
+            UserError: the chat template refuses a dialogue.
+        """
+        rows = [Row(None, list(dialogue[:-1]), None, None, {}, "a dialogue") for dialogue in dialogues]
+        sequences = self._templated(rows, [dialogue[-1]["content"] for dialogue in dialogues])
+        most = max_length if self._limit is None else min(max_length, self._limit)
+        fitting = [n for n, ids in enumerate(sequences) if len(ids) <= most]
+        scores: list[float | str] = [TOO_LONG] * len(dialogues)
+        if fitting:
+            padded = self._padded([sequences[n] for n in fitting])
+            inputs = {name: tensor.to(self._classifier.device) for name, tensor in padded.items()}
+            for n, number in zip(fitting, self._numbers(inputs).float().tolist(), strict=True):
+                scores[n] = number if math.isfinite(number) else NOT_FINITE
         return scores
 
     def _numbers(self, inputs: dict[str, Tensor]) -> Tensor:

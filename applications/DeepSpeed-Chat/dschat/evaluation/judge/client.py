@@ -4,11 +4,13 @@
 import logging
 import threading
 
+from dschat.common.chat_requests import FormRefused
+from dschat.common.chat_servers import Endpoint, Reply, ReplyCache, Unanswered
 from dschat.common.journal import make_writable
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Spending
-from dschat.evaluation.judge.question import Endpoint, Form, Question, Reply, ReplyCache, TextRefused, Unanswered
-from dschat.evaluation.judge.server import FormRefused, new_client, send
+from dschat.evaluation.judge.question import Form, Question, TextRefused
+from dschat.evaluation.judge.server import new_client, send
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from dschat.common.chat_servers import Endpoint, checked_address, checked_key
 from dschat.common.script import add_flags, flag
 from dschat.data.formats.registry import compared_set
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Prices
-from dschat.evaluation.judge.question import Endpoint
 
 DEFAULT_JUDGE = "gpt-4o-2024-05-13"
 DEFAULT_SERVER = "https://api.openai.com/v1"
@@ -70,25 +70,13 @@ class AskingOptions:
 
     def endpoint(self) -> Endpoint:
         """Whom to ask, at --base-url, OPENAI_BASE_URL or OpenAI's; raises UserError where that is no bare address."""
-        url = (self.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_SERVER).rstrip("/")
-        if not re.match(r"https?://[^/]", url):
-            raise UserError(f"--base-url {url}: an address such as http://127.0.0.1:8000/v1 is needed.")
-        if re.match(r"https?://[^/]*@", url) or "?" in url:
-            remedy = "give the key in OPENAI_API_KEY and the bare address"
-            raise UserError(f"--base-url holds a password or a query; {remedy}.")
+        url = checked_address(self.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_SERVER, "--base-url")
         return Endpoint(self.judge_model, url, self.max_tokens, self.timeout, self.max_tries)
 
     def key(self, endpoint: Endpoint) -> str:
         """The key: --sk or OPENAI_API_KEY; a dummy for a server on this machine. Raises UserError where it is bad."""
-        key = (self.sk or os.environ.get("OPENAI_API_KEY") or "").strip()
-        if not key and endpoint.is_local:
-            return "none"
-        if not key:
-            raise UserError(f"no key for {endpoint.base_url}: set the environment variable OPENAI_API_KEY.")
-        if not (key.isascii() and key.isprintable()) or " " in key:
-            source = "--sk" if self.sk else "OPENAI_API_KEY"
-            raise UserError(f"{source} holds characters that no key has; copy it again.")
-        return key
+        source = "--sk" if self.sk else "OPENAI_API_KEY"
+        return checked_key(self.sk or os.environ.get("OPENAI_API_KEY"), source, endpoint)
 
 
 @dataclass

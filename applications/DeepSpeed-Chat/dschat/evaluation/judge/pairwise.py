@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dschat.common.chat_servers import Reply, Unanswered
 from dschat.common.journal import Journal
 from dschat.errors import UserError
-from dschat.evaluation.judge.question import Question, Reply, Stopped, TextRefused, Unanswered
+from dschat.evaluation.judge.question import Question, Stopped, TextRefused
 from dschat.evaluation.judge.rubrics import Rubric, answer_form, answer_schema, messages_of
 from dschat.evaluation.judge.verdicts import Reading, UnreadableAnswer, in_terms_of_models, read_answer
 from dschat.evaluation.pairs.comparisons import Comparison, Side, combined, compared

@@ -9,12 +9,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dschat.common.chat_servers import Endpoint, ReplyCache
 from dschat.common.journal import Journal
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Spending, estimated_tokens
 from dschat.evaluation.judge.flags import AskingOptions, JudgeOptions, parse_flags
 from dschat.evaluation.judge.pairwise import Setup, control_question, judge_pairs, questions_of
-from dschat.evaluation.judge.question import Endpoint, Form, ReplyCache
+from dschat.evaluation.judge.question import Form
 from dschat.evaluation.judge.rubrics import RUBRICS
 from dschat.evaluation.pairs.responses import Pair, model_names, read_pairs
 

@@ -2,7 +2,6 @@
 """Step 2 as direct preference optimisation: the policy's log-ratio of the chosen response shall exceed the other's."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,9 +16,14 @@ from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
 from dschat.trainers.selfcheck import check_policy
-from dschat.trainers.supervised.pairs import describe_reference, pair_logprobs, reference_logprobs
+from dschat.trainers.supervised.pairs import (
+    FOLDER,
+    describe_reference,
+    pair_logprobs,
+    reference_logprobs,
+    with_logprobs,
+)
 
-FOLDER = "reference"  # below the run's
 TEMPERATURE = 1.0
 
 
@@ -97,8 +101,7 @@ class DPOTask:
             self._run.folder / FOLDER / f"{name}.safetensors",
             describe_reference(examples, self._model, dtype, TEMPERATURE),
         )
-        both = zip(examples, logprobs.tolist(), strict=True)
-        return [replace(example, ref_logprobs=(chosen, rejected)) for example, (chosen, rejected) in both]
+        return with_logprobs(examples, logprobs)
 
     def _reference(self, examples: Sequence[PreferenceExample]) -> Tensor:
         """(B, 2) float32; raises TypeError for pairs without log-probs of the reference."""

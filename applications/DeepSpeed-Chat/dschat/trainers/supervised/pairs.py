@@ -12,7 +12,9 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,6 +32,8 @@ from dschat.run.stop import raise_if_stopped
 logger = logging.getLogger(__name__)
 
 CONTENT = "logprobs"
+FOLDER = "reference"  # below the run's
+Pair = TypeVar("Pair", bound=PreferenceExample)
 
 
 def pair_logprobs(
@@ -51,6 +55,12 @@ def pair_logprobs(
     sums = logprobs.new_zeros(2 * len(examples)).index_add(0, batch["sequence"], logprobs)
     chosen, rejected = sums.chunk(2)
     return chosen, rejected
+
+
+def with_logprobs(examples: Sequence[Pair], logprobs: Tensor) -> list[Pair]:
+    """The pairs with the log-probs (n, 2) of their responses under the policy before training."""
+    both = zip(examples, logprobs.tolist(), strict=True)
+    return [replace(example, ref_logprobs=(chosen, rejected)) for example, (chosen, rejected) in both]
 
 
 def describe_reference(

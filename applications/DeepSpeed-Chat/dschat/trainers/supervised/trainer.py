@@ -18,7 +18,7 @@ from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_size
-from dschat.run.metrics import Means
+from dschat.run.metrics import Means, with_variances
 from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
 from dschat.run.progress import Progress
@@ -121,9 +121,9 @@ class SupervisedTrainer(Generic[Example, EngineT]):
 
     def _train_all(self, total: int, bar: tqdm[None]) -> None:
         config, plan = self.config, self.run.plan
-        per_epoch = total // config.num_train_epochs
+        per_epoch = len(self.lengths) // plan.global_batch
         self._evaluate_if_due(total)
-        for epoch in range(self.update // per_epoch, config.num_train_epochs):
+        for epoch in range(self.update // per_epoch, math.ceil(total / per_epoch)):
             updates = update_batches(
                 self.lengths,
                 plan.global_batch,
@@ -133,7 +133,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
                 rank=rank(),
                 world_size=world_size(),
             )
-            for micro_batches in updates[self.update % per_epoch :]:
+            for micro_batches in updates[self.update % per_epoch : total - epoch * per_epoch]:
                 metrics = self.train_once(micro_batches)
                 bar.set_postfix(loss=f"{metrics.get(f'loss/{self.task.name}', math.nan):.4f}")
                 bar.update()
@@ -168,7 +168,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
             metrics = {COUNTED: 1.0}
         else:
             skipped, norm = self.engine.skipped, self.engine.grad_norm
-            metrics = {**sums.reduce(), **({"skipped": 1.0} if skipped else {"grad_norm": norm})}
+            metrics = {**with_variances(sums.reduce()), **({"skipped": 1.0} if skipped else {"grad_norm": norm})}
         metrics["lr"] = learning_rate
         self.run.metrics.log(self.update, self.update * self.run.plan.global_batch, metrics)
         return metrics
@@ -195,7 +195,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
             loss, stats = self.task.loss(self.engine, examples, 1.0)
             totals = {"loss": loss, **stats}
             means.add_all(totals if rows else dict.fromkeys(totals, 0), self.task.count(examples) if rows else 0)
-        metrics = {f"eval/{name}": value for name, value in self.task.summary(means.reduce()).items()}
+        metrics = {f"eval/{name}": value for name, value in self.task.summary(with_variances(means.reduce())).items()}
         self.run.metrics.log(self.update, self.update * self.run.plan.global_batch, metrics)
         self.run.record.measured(metrics, self.update)
         self.evaluated = self.update
@@ -215,4 +215,4 @@ def total_updates(num_examples: int, config: SupervisedConfig, plan: BatchPlan) 
             f"--data_path: {num_examples} training examples are fewer than one global batch of {plan.global_batch}. "
             "Lower --per_device_train_batch_size or --gradient_accumulation_steps, or give more data."
         )
-    return per_epoch * config.num_train_epochs
+    return config.total_updates(per_epoch, plan.global_batch)

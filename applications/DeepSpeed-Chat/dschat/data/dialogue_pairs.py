@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two dialogues that share their beginning → two replies to one state as tokens, which REFUEL trains on.
+
+A row of dialogues has the columns FIRST and SECOND (messages), TURN (h, where the second leaves the first) and LAST
+(L ≥ h, whose end is scored); once scored, both dialogues also have a list of rewards, one for the end of each turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dschat.data.dialogues import Dialogue, TurnEnd, check_dialogue, encode_replies, encode_states, state
+from dschat.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FIRST, SECOND = "trajectory", "trajectory_sampled_h_from_sampled_len"
+LAST, TURN = "sampled_len_from_5", "sampled_h_from_sampled_len"
+REWARD = "_reward"  # behind the name of a dialogue's column
+FAILED = -99999.0  # the reward of what could not be scored
+
+NOT_SCORED = "a reward is missing"
+SAME_REPLY = "both replies are the same"
+EMPTY_REPLY = "a reply is empty"
+FIRST_TOO_LONG = "the first dialogue is too long"
+SECOND_TOO_LONG = "the second dialogue is too long up to its turn"
+CHUNK = 500  # pairs that are encoded together
+
+
+@dataclass(frozen=True)
+class DialoguePair:
+    """A row of dialogues.
+
+    Attributes:
+        first, second: H turns each, the same up to the state of turn h.
+        turn: h, whose two replies are compared.
+        last: L, h ≤ L < H: the turn whose end gives the rewards.
+        rewards: of the first and of the second, at the end of each turn; empty where they are not scored yet.
+        origin: where the row stands.
+    """
+
+    first: Dialogue
+    second: Dialogue
+    turn: int
+    last: int
+    rewards: tuple[list[float], list[float]]
+    origin: str
+
+
+def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
+    """A row as it was read.
+
+    Args:
+        raw: the row.
+        origin: where it stands.
+        scored: it must have rewards.
+
+    Raises:
+        UserError: a column is missing, a dialogue is none, or they do not belong together; names row and column.
+    """
+    columns = [FIRST, SECOND, LAST, TURN, *([FIRST + REWARD, SECOND + REWARD] if scored else [])]
+    missing = [name for name in columns if not isinstance(raw, dict) or raw.get(name) is None]
+    if missing:
+        what = "rank.py makes" if scored else "generate.py makes"
+        raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {what}.")
+    first, second = (check_dialogue(raw[name], f"{origin}: {name}", sampled=True) for name in (FIRST, SECOND))
+    turn, last = raw[TURN], raw[LAST]
+    turns = len(first) // 2
+    if len(first) % 2 or len(second) != len(first):
+        raise UserError(f"{origin}: the dialogues must have the same number of turns, each with its reply.")
+    if not (isinstance(turn, int) and isinstance(last, int) and 0 <= turn <= last < turns):
+        raise UserError(f"{origin}: {TURN} {turn!r} and {LAST} {last!r} must be turns, in this order, from 0.")
+    if state(first, turn) != state(second, turn):
+        raise UserError(f"{origin}: the dialogues differ before the reply of turn {turn}, counted from 0.")
+    rewards = tuple([_number(x, origin) for x in raw[name + REWARD]] if scored else [] for name in (FIRST, SECOND))
+    if scored and not all(len(numbers) == turns for numbers in rewards):
+        raise UserError(f"{origin}: there must be a reward for each of the {turns} turns.")
+    return DialoguePair(first, second, turn, last, (rewards[0], rewards[1]), origin)
+
+
+def _number(value: Any, origin: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{origin}: a reward must be a number, not {value!r}; one that failed is {FAILED:g}.")
+    return float(value)
+
+
+def tokenize_pairs(
+    pairs: Sequence[DialoguePair], tokenizer: PreTrainedTokenizerBase, end: TurnEnd, total_length: int
+) -> tuple[list[dict[str, Any]], Counter[str]]:
+    """Rows of tokens and masks, padded on the right to `total_length`, and reason → number of pairs left out.
+
+    Chosen is the reply with the strictly higher reward at the end of turn L; of equal ones, the second. The mask is 1
+    on the tokens of the reply of turn h, the one that ends the turn included, which is the last of a sequence.
+
+    Args:
+        pairs: with rewards.
+        tokenizer: of the policy, with a chat template.
+        end: of the template.
+        total_length: most tokens of the whole first dialogue, and of the second up to its reply of turn h.
+
+    Raises:
+        UserError: see `encode_states` and `encode_replies`.
+    """
+    rows: list[dict[str, Any]] = []
+    left_out: Counter[str] = Counter()
+    for start in range(0, len(pairs), CHUNK):
+        usable = []
+        for pair in pairs[start : start + CHUNK]:
+            reason = _unusable(pair)
+            if reason:
+                left_out[reason] += 1
+            else:
+                usable.append(pair)
+        rows += _encoded(usable, tokenizer, end, total_length, left_out)
+    return rows, left_out
+
+
+def _unusable(pair: DialoguePair) -> str:
+    """Why a pair is left out whatever its length; empty where it is not."""
+    replies = [dialogue[2 * pair.turn + 1]["content"] for dialogue in (pair.first, pair.second)]
+    if FAILED in pair.rewards[0] or FAILED in pair.rewards[1]:
+        return NOT_SCORED
+    if replies[0] == replies[1]:
+        return SAME_REPLY
+    return "" if all(reply.strip() for reply in replies) else EMPTY_REPLY
+
+
+def _encoded(
+    pairs: Sequence[DialoguePair],
+    tokenizer: PreTrainedTokenizerBase,
+    end: TurnEnd,
+    total_length: int,
+    left_out: Counter[str],
+) -> list[dict[str, Any]]:
+    def replies(dialogues: list[Dialogue]) -> list[list[int]]:
+        return encode_replies(tokenizer, dialogues, end, "a pair of dialogues") if dialogues else []
+
+    def states(dialogues: list[Dialogue]) -> list[list[int]]:
+        return encode_states(tokenizer, dialogues, "a pair of dialogues") if dialogues else []
+
+    shared = states([state(pair.first, pair.turn) for pair in pairs])
+    first = replies([pair.first[: 2 * pair.turn + 2] for pair in pairs])
+    second = replies([pair.second[: 2 * pair.turn + 2] for pair in pairs])
+    before, after = states([pair.first[:-1] for pair in pairs]), replies([pair.first for pair in pairs])
+    rows = []
+    for n, pair in enumerate(pairs):
+        if len(before[n]) + len(after[n]) > total_length:
+            left_out[FIRST_TOO_LONG] += 1
+        elif len(shared[n]) + len(second[n]) > total_length:
+            left_out[SECOND_TOO_LONG] += 1
+        elif first[n] == second[n]:  # texts that the template writes alike
+            left_out[SAME_REPLY] += 1
+        else:
+            sides = [(pair.first, first[n], pair.rewards[0]), (pair.second, second[n], pair.rewards[1])]
+            better, worse = sides if pair.rewards[0][pair.last] > pair.rewards[1][pair.last] else reversed(sides)
+            row: dict[str, Any] = {}
+            for name, (dialogue, reply, rewards) in (("chosen", better), ("reject", worse)):
+                padding = total_length - len(shared[n]) - len(reply)
+                row[name] = dialogue[: 2 * pair.last + 2]
+                row[f"{name}_token"] = [*shared[n], *reply, *[tokenizer.pad_token_id] * padding]
+                row[f"{name}_mask"] = [*[0] * len(shared[n]), *[1] * len(reply), *[0] * padding]
+                row[f"{name}_reward"] = rewards[pair.last]
+            rows.append(row)
+    return rows

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REFUEL from prompts to a trained policy with the documented commands, and again where each was killed."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_runs import environment, evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
+from dialogue_cases import chat_tokenizer
+from factories import make_causal_lm, make_tokenizer, save_folder
+from launches import launch
+from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script, small_pairs
+
+SLOW_SCORE = """
+import time
+def score(dialogues):
+    time.sleep(0.2)
+    return [len(d) + 0.01 * len(d[-1]["content"]) + 0.1 * d[-1]["content"].count("e") for d in dialogues]
+"""
+GENERATE: dict[str, Any] = {
+    **{"model": "policy", "output_dir": "work", "output_repo": "./dialogues", "num_data": 0},
+    **{"prompts": "prompts.jsonl", "user_model": "user", "num_turns": 2, "max_new_tokens": 8, "batch_size": 3},
+}
+RANK: dict[str, Any] = {"prompts": "./dialogues", "output_repo": "./ranked", "reward_model": "rm"}
+MASKS: dict[str, Any] = {"input_repo": "./ranked", "output_repo": "./pairs", "model": "policy", "total_length": 128}
+TRAIN: dict[str, Any] = {
+    **{"task.query_dataset": "./pairs", "task.cluster": "box", "task.total_length": 128, "task.temperature": 0.8},
+    **{"lr": 1e-3, "refuel.eta": 1e1, "warmup_ratio": 0.1, "total_episodes": 24, "output_dir": "out"},
+    **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "per_device_eval_batch_size": 1},
+    **{"print_sample_output_freq": 3, "base_model": "policy", "dtype": "fp32"},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    make_models(tmp_path)
+    return tmp_path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a data set."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".")}
+
+
+def test_the_documented_commands(place):
+    """Each reads what the one before wrote."""
+    make_prompts(place, 12)
+    said = forked("generate", GENERATE, place).expect(0)
+    assert said.stdout == "12 dialogues of 2 turns, 0 prompts were repeated: dialogues\n", said.stderr
+    said = forked("rank", RANK, place).expect(0)
+    assert said.stdout == "48 rewards of 12 pairs of dialogues: ranked\n", said.stderr
+    said = forked("tokenize_masks", MASKS, place).expect(0)
+    assert said.stdout.startswith("11 pairs to train on and 1 held out: pairs"), said.stdout
+    forked("refuel", TRAIN, place).expect(0)
+    out = place / "out"
+    rows, held_out = training_rows(out), evaluation_rows(out)
+    assert [row["samples"] for row in rows] == [4, 8, 12, 16, 20, 24]  # episodes
+    assert [row["update"] for row in held_out] == [0, 3, 6]
+    differences = [
+        row["chosen_reward"] - row["reject_reward"] for row in read_parquet(place / "pairs" / "test.parquet")
+    ]
+    expected = sum((10 * x) ** 2 for x in differences) / len(differences)
+    assert held_out[0]["eval/loss"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert held_out[0]["eval/kl"] == pytest.approx(0, abs=1e-4) and held_out[0]["eval/ratio"] == pytest.approx(1, 1e-3)
+    assert rows[0]["lr"] == 0 and max(row["lr"] for row in rows) == 1e-3 and rows[1]["train/kl"] == pytest.approx(0)
+    assert {"train/kl_chosen", "train/kl_rejected", "train/ratio_variance", "train/agreement"} <= rows[0].keys()
+    assert "# out: policy" in (out / "README.md").read_text() and "REFUEL" in (out / "README.md").read_text()
+    assert json.loads((out / "run.json").read_text())["step"] == "refuel"
+    assert (place / "pairs" / "pairs_box.safetensors").exists()
+
+
+def read_parquet(file: Path) -> list[dict[str, Any]]:
+    """Its rows."""
+    from pyarrow import parquet
+
+    return parquet.read_table(file).to_pylist()
+
+
+def killed(name: str, flags: dict[str, Any], cwd: Path, now: Callable[[], bool]) -> None:
+    """Starts a script and kills it as soon as something is so."""
+    process = subprocess.Popen(
+        command(name, flags), cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not now() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it ended before it was killed"
+
+
+def rows_kept(file: Path) -> int:
+    """Rows of a journal."""
+    return len(file.read_text().splitlines()) - 1 if file.exists() else 0
+
+
+@pytest.mark.slow
+def test_after_a_kill_in_each_step_the_same_command_comes_to_the_same_bytes(place):
+    make_prompts(place, 72)
+    (place / "own.py").write_text(SLOW_SCORE)
+    rank = {"prompts": "./dialogues", "output_repo": "./ranked", "reward_function": "own.py:score"}
+    train = TRAIN | {"save_steps": 1, "resume_from_checkpoint": "latest", "total_episodes": 64}
+    steps: list[tuple[str, dict[str, Any], Path, Callable[[], bool]]] = [
+        ("generate", GENERATE, Path("dialogues"), lambda: rows_kept(place / "work" / "train.jsonl.partial") > 9),
+        ("rank", rank, Path("ranked"), lambda: rows_kept(place / "ranked" / "train.jsonl.partial") > 30),
+        ("tokenize_masks", MASKS, Path("pairs"), lambda: (place / "pairs").exists()),
+        ("refuel", train, Path("out"), lambda: (place / "out" / "checkpoints" / "step-5").exists()),
+    ]
+    for name, flags, folder, now in steps:
+        killed(name, flags, place, now)
+        script(name, flags, place).expect(0)
+        whole = place / f"whole-{name}"
+        flags = flags | ({"output_dir": str(whole)} if name != "generate" else {"output_dir": str(place / "work3")})
+        if name != "refuel":
+            flags = flags | {"output_repo": f"{whole}"}
+        script(name, flags, place).expect(0)
+        if name == "refuel":
+            assert (whole / "model.safetensors").read_bytes() == (place / folder / "model.safetensors").read_bytes()
+            assert not (whole / "reference").exists()
+            first, second = (
+                [{k: v for k, v in row.items() if k != "seconds"} for row in read_jsonl(out / "metrics.jsonl")]
+                for out in (whole, place / folder)
+            )
+            assert first == second
+            assert json.loads((place / folder / "run.json").read_text())["resumed_at"]
+            again = GENERATE | {"model": "out", "output_dir": "work4", "output_repo": "./second", "num_data": 2}
+            assert script("generate", again, place).expect(0).stdout.startswith("2 dialogues")  # the next round
+        else:
+            assert content(place / folder) == content(whole), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 3])
+def test_two_processes_train_to_the_same_weights(place, stage):
+    from safetensors.torch import load_file
+
+    write_jsonl(place / "pairs" / "train.jsonl", small_pairs(16))
+    write_jsonl(place / "pairs" / "test.jsonl", small_pairs(3))
+    flags = TRAIN | {"task.query_dataset": str(place / "pairs"), "base_model": str(place / "policy")}
+    flags |= {"task.cluster": None, "total_episodes": 16, "output_dir": str(place / "one")}
+    script("refuel", flags, place).expect(0)
+    flags |= {"output_dir": str(place / "two"), "gradient_accumulation_steps": 2, "zero_stage": stage}
+    launch(REFUEL / "refuel.py", command("refuel", flags)[2:]).expect(0)
+    one, two = (load_file(place / name / "model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 2e-4
+    assert (place / "two" / "reference" / "logprobs.safetensors").exists()
+    losses = [[row["eval/loss"] for row in evaluation_rows(place / name)] for name in ("one", "two")]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+def test_kept_log_probs_of_another_policy_are_refused(place):
+    write_jsonl(place / "pairs" / "train.jsonl", small_pairs(8))
+    flags = TRAIN | {"total_episodes": 4, "gradient_accumulation_steps": 1}
+    forked("refuel", flags, place).expect(0)
+    save_folder(place / "policy", make_causal_lm("llama", 8, len(chat_tokenizer())), chat_tokenizer("llama-3"))
+    result = forked("refuel", flags | {"output_dir": "out2"}, place)
+    message_of(result, "pairs_box.safetensors", "the model differ", "Remove")
+
+
+def test_a_policy_without_a_chat_template(place):
+    make_prompts(place, 2)
+    save_folder(place / "bare", make_causal_lm("gemma"), make_tokenizer())
+    for name, flags in (("generate", GENERATE | {"model": "bare"}), ("tokenize_masks", MASKS | {"model": "bare"})):
+        message_of(forked(name, flags, place), "no chat template")

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The script of REFUEL's published run, whose settings are written down here once more, and a run with its flags."""
+
+import pytest
+
+from cli_runs import TRAINING, arguments, run_forked, training_rows, write_jsonl
+from dschat.config.parse import parse
+from dschat.config.refuel import RefuelConfig
+from refuel_cases import REFUEL, make_models, small_pairs
+from script_runs import recorded, run_recorded
+
+SCRIPT = TRAINING / "refuel" / "training_scripts" / "llama_3_8b_it.sh"
+PUBLISHED = {
+    **{"model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "max_seq_len": 2048, "temperature": 0.8},
+    **{"eta": 1000.0, "learning_rate": 3e-7, "weight_decay": 1e-6, "optimizer": "adamw", "seed": 555134},
+    **{"lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "total_episodes": 64000, "gradient_clipping": 0.0},
+    **{"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "eval_interval": 100, "zero_stage": 3},
+    **{"dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_the_published_settings(gpus, tmp_path, monkeypatch):
+    launched = recorded(SCRIPT, tmp_path, NUM_GPUS=str(gpus))
+    assert launched.program == REFUEL / "refuel.py"
+    monkeypatch.setenv("WORLD_SIZE", str(gpus))
+    config = parse(RefuelConfig, launched.flags)
+    assert {name: getattr(config, name) for name in PUBLISHED} == PUBLISHED
+    assert config.plan_batches(gpus).global_batch == 128
+    assert config.total_updates(500, 128) == 500 and config.cluster is None
+    assert config.data_path == [str(tmp_path / "data" / "refuel" / "llama-3-8b-it" / "pairs")]
+
+
+def test_variables_and_flags_win(tmp_path):
+    flags = recorded(SCRIPT, tmp_path, "--lr", "1e-6", MODEL="mine", DATA="pairs", CLUSTER="h100").flags
+    config = parse(RefuelConfig, flags)
+    assert (config.model_name_or_path, config.data_path, config.cluster) == ("mine", ["pairs"], "h100")
+    assert config.learning_rate == 1e-6
+    message = run_recorded(SCRIPT, tmp_path, NUM_GPUS="3").expect(2).stderr
+    assert message.startswith("error: 3 GPUs cannot share the global batch of 128 evenly")
+
+
+@pytest.mark.slow
+def test_two_updates(tmp_path):
+    make_models(tmp_path)
+    write_jsonl(tmp_path / "pairs" / "train.jsonl", small_pairs(8))
+    words = arguments({"global_batch_size": 4, "total_episodes": 8, "dtype": "fp32", "zero_stage": 0})
+    launched = recorded(SCRIPT, tmp_path, *words, MODEL=str(tmp_path / "policy"), DATA=str(tmp_path / "pairs"))
+    run_forked(launched.program, launched.flags, tmp_path / "printed").expect(0)
+    assert len(training_rows(tmp_path / "models" / "llama-3-8b-it" / "refuel")) == 2

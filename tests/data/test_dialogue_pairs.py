@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From two scored dialogues to tokens and masks: which side is chosen, what is left out and why, what rows hold."""
+
+import pytest
+
+from dialogue_cases import TEMPLATES, chat_tokenizer
+from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
+from dschat.data.dialogues import turn_end
+from dschat.errors import UserError
+from refuel_cases import row
+
+
+def tokenized(*rows, template="llama-3", total_length=200):
+    tokenizer = chat_tokenizer(template)
+    pairs = [read_dialogue_pair(raw, f"rows:{n}", scored=True) for n, raw in enumerate(rows, start=1)]
+    return tokenizer, *tokenize_pairs(pairs, tokenizer, turn_end(tokenizer), total_length)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_mask_covers_the_reply_and_what_ends_it(template):
+    tokenizer, (made,), _ = tokenized(row(), template=template)
+    for name, reply in (("chosen", "second b"), ("reject", "second")):
+        tokens, mask = made[f"{name}_token"], made[f"{name}_mask"]
+        assert len(tokens) == len(mask) == 200
+        covered = [token for token, bit in zip(tokens, mask, strict=True) if bit]
+        assert tokenizer.decode(covered[:-1]) == reply
+        assert tokenizer.decode(covered[-1:]) == TEMPLATES[template][1]
+        before = tokenizer.decode(tokens[: mask.index(1)])
+        messages = made[name][:3]
+        expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert before.removeprefix("<bos>") == expected.removeprefix("<bos>")
+        end = mask.index(1) + sum(mask)
+        assert sum(mask[end:]) == 0 and set(tokens[end:]) == {tokenizer.pad_token_id}
+
+
+def test_chosen_has_the_strictly_higher_reward_at_the_last_scored_turn():
+    rewards = ((9.0, 2.0, 3.0), (9.0, 1.0, 3.0))
+    _, (higher, tied), _ = tokenized(row(rewards=rewards), row(last=2, rewards=rewards))
+    assert (higher["chosen_reward"], higher["reject_reward"]) == (2.0, 1.0)
+    assert [m["content"] for m in higher["chosen"]] == ["ask", "first", "more", "second"]
+    assert [m["content"] for m in higher["reject"]][-1] == "second b"
+    assert tied["chosen_reward"] == tied["reject_reward"] == 3.0  # the second comes first
+    assert [m["content"] for m in tied["chosen"]][3:] == ["second b", "again b", "third b"]
+    assert [m["content"] for m in tied["reject"]][3:] == ["second", "again", "third"]
+
+
+def test_what_is_left_out_is_counted_by_reason():
+    failed = row(rewards=((1.0, 2.0, 3.0), (1.0, 2.0, -99999.0)))
+    first_failed = row(rewards=((-99999, 2.0, 3.0), (1.0, 2.0, 3.0)))
+    same = row()
+    same["trajectory_sampled_h_from_sampled_len"][3]["content"] = "second"
+    empty = row()
+    empty["trajectory"][3]["content"] = " "
+    long_first, long_second, long_later = row(), row(), row()
+    long_first["trajectory"][5]["content"] = "z" * 150
+    long_second["trajectory_sampled_h_from_sampled_len"][3]["content"] = "z" * 150
+    long_later["trajectory_sampled_h_from_sampled_len"][5]["content"] = "z" * 150  # not read
+    rows = (failed, row(), first_failed, same, empty, long_first, long_second, long_later)
+    _, kept, left_out = tokenized(*rows, total_length=120)
+    assert len(kept) == 2
+    assert left_out == {
+        "a reward is missing": 2,
+        "both replies are the same": 1,
+        "a reply is empty": 1,
+        "the first dialogue is too long": 1,
+        "the second dialogue is too long up to its turn": 1,
+    }
+    assert -99999 not in [kept[n][f"{side}_reward"] for n in range(2) for side in ("chosen", "reject")]
+
+
+def test_the_limit_is_the_number_of_tokens():
+    tokenizer = chat_tokenizer("chatml")
+    whole = tokenizer.apply_chat_template(row()["trajectory"], tokenize=False).removesuffix("\n")
+    length = len(tokenizer(whole, add_special_tokens=False)["input_ids"]) + 1  # this tokenizer puts BOS before texts
+    assert len(tokenized(row(), template="chatml", total_length=length)[1]) == 1
+    assert tokenized(row(), template="chatml", total_length=length - 1)[2] == {"the first dialogue is too long": 1}
+
+
+def broken(column, value):
+    return row() | {column: value}
+
+
+MISTAKES = {
+    "no column": (broken("trajectory", None), ["'trajectory'", "rank.py makes"]),
+    "no rewards": (broken("trajectory_reward", None), ["'trajectory_reward'"]),
+    "roles": (broken("trajectory", row()["trajectory"][1:]), ["trajectory", "message 1", "alternate"]),
+    "empty question": (
+        broken("trajectory", [*row()["trajectory"][:2], {"role": "user", "content": " "}, *row()["trajectory"][3:]]),
+        ["message 3 (user) is empty"],
+    ),
+    "lengths": (broken("trajectory", row()["trajectory"][:4]), ["the same number of turns"]),
+    "half a turn": (
+        broken("trajectory", row()["trajectory"][:5])
+        | {"trajectory_sampled_h_from_sampled_len": row()["trajectory"][:5]},
+        ["each with its reply"],
+    ),
+    "turn behind the last": (row(turn=1, last=0), ["must be turns"]),
+    "turn beyond": (row(turn=0, last=3), ["must be turns"]),
+    "another beginning": (broken("sampled_h_from_sampled_len", 2) | {"sampled_len_from_5": 2}, ["differ before"]),
+    "few rewards": (broken("trajectory_reward", [1.0]), ["a reward for each of the 3 turns"]),
+    "no number": (broken("trajectory_reward", [1.0, float("nan"), 2.0]), ["must be a number", "-99999"]),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_row_that_is_none_is_named(name):
+    raw, words = MISTAKES[name]
+    with pytest.raises(UserError) as refusal:
+        read_dialogue_pair(raw, "rows.jsonl:7", scored=True)
+    assert str(refusal.value).startswith("rows.jsonl:7")
+    assert all(word in str(refusal.value) for word in words), refusal.value

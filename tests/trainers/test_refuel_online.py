@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REFUEL with users from data: pairs that share a state, their rewards, the regression, and whole runs."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dschat.data.dialogues import state
+from dschat.errors import UserError
+from dschat.models.policy import PolicyModel
+from dschat.trainers.ppo.update import UpdateProgress
+from dschat.trainers.refuel.metrics import pair_metrics
+from dschat.trainers.refuel.models import pair_layouts, reply_logprobs
+from dschat.trainers.refuel.sampler import drawn_turn
+from dschat.trainers.refuel.selfcheck import check_pairs
+from dschat.trainers.refuel.trainer import total_updates
+from dschat.trainers.refuel.update import RefuelSettings, refuel_update
+from factories import (
+    BOS,
+    PAD,
+    engine_of,
+    frozen_engine_of,
+    hf_logprobs,
+    largest_difference,
+    make_causal_lm,
+    weights_of,
+)
+from refuel_runs import examples_of, pair_batch, paired_rows, share_of_early, talker, trainer_of
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# -- drawing
+
+
+def test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone():
+    (example,) = [one for one in examples_of(3) if one.num_turns == 3]
+    drawn = Counter(drawn_turn(7, number, example) for number in range(3000))
+    assert sorted(drawn) == [0, 1, 2] and all(900 < count < 1100 for count in drawn.values())
+    turns = [drawn_turn(1234, 5, one) for one in examples_of(60)]
+    assert turns == [drawn_turn(1234, 5, one) for one in examples_of(60)]
+    assert all(turn < one.num_turns for turn, one in zip(turns, examples_of(60), strict=True))
+    assert turns != [drawn_turn(1234, 6, one) for one in examples_of(60)]
+    assert turns != [drawn_turn(1235, 5, one) for one in examples_of(60)]
+
+
+def test_both_dialogues_of_a_pair_are_one_up_to_the_state(group, tmp_path):
+    trainer, examples = trainer_of(tmp_path), examples_of(12)
+    pairs = trainer.sampler.pairs(examples, iteration=0)
+    assert {pair.turn for pair in pairs} == {0, 1, 2}
+    for pair, example in zip(pairs, examples, strict=True):
+        assert pair.turn == drawn_turn(1234, 0, example)
+        first, second = pair.replies
+        assert first.state_ids == second.state_ids
+        shared = state(pair.first.messages, pair.turn)
+        assert shared == state(pair.second.messages, pair.turn) and len(shared) == 2 * pair.turn + 1
+        assert sorted(pair.first.replies) == list(range(example.num_turns))
+        assert sorted(pair.second.replies) == list(range(pair.turn, example.num_turns))
+        for talk in (pair.first, pair.second):
+            assert talk.messages[0::2] == example.messages[0::2]  # the user says what the data say
+            assert len(talk.messages) == 2 * example.num_turns
+    assert sum(a.ids != b.ids for a, b in (pair.replies for pair in pairs)) > 9
+
+
+def test_a_pair_depends_neither_on_the_other_rows_nor_on_their_order(group, tmp_path):
+    """So that it does not matter which process draws it."""
+    trainer, examples = trainer_of(tmp_path), examples_of(7)
+    together = trainer.sampler.pairs(examples, iteration=3)
+    backwards = trainer.sampler.pairs(examples[::-1], iteration=3)[::-1]
+    alone = [trainer.sampler.pairs([example], iteration=3)[0] for example in examples]
+    assert together == backwards == alone
+    assert together != trainer.sampler.pairs(examples, iteration=4)
+
+
+def test_a_round_draws_with_a_seed_for_each_row(group, tmp_path):
+    """Two rows of one dialogue do not say the same."""
+    trainer = trainer_of(tmp_path)
+    twins = [replace(examples_of(3)[2], index=index) for index in range(4)]
+    talks = [str(pair.first.messages) for pair in trainer.sampler.pairs(twins, iteration=0)]
+    assert len(set(talks)) == 4
+
+
+# -- rewards
+
+
+def test_scores_penalty_and_kl_by_hand(group, tmp_path):
+    """Log-probs of plain transformers, and a reference that is another model."""
+    trainer = trainer_of(tmp_path, kl_coef=0.5, penalty_reward_value=-7.0, temperature=0.7)
+    trainer.models = replace(trainer.models, reference=frozen_engine_of(talker(seed=3)))
+    examples = examples_of(12)
+    pairs = trainer.sampler.pairs(examples, 0)
+    batch = trainer.score(pairs, examples)
+    own, other = talker(), talker(seed=3)
+    finished = []
+    for number, pair in enumerate(pairs):
+        for side, (reply, talk) in enumerate(zip(pair.replies, (pair.first, pair.second), strict=True)):
+            row = number + side * len(pairs)
+            logprobs = [
+                float(hf_logprobs(model, (reply.state_ids, reply.ids), 0.7)[0].sum()) for model in (own, other)
+            ]
+            assert batch.logprobs[row] == pytest.approx(logprobs[0], abs=1e-4)
+            assert batch.kl[row] == pytest.approx(logprobs[0] - logprobs[1], abs=1e-4)
+            (score,) = share_of_early([talk.messages], [])
+            assert batch.scores[row] == pytest.approx(score)
+            kept = score if reply.finished else -7.0
+            assert batch.rewards[row] == pytest.approx(kept - 0.5 * (logprobs[0] - logprobs[1]), abs=1e-4)
+            finished.append(reply.finished)
+    assert True in finished and False in finished
+    gap = batch.rewards[:12] - batch.rewards[12:]
+    torch.testing.assert_close(batch.reward_differences, gap)
+    metrics = pair_metrics(batch, pairs, has_reference=True)
+    assert metrics["objective/reward_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
+    assert metrics["objective/kl"] == pytest.approx(float(batch.kl.mean()), rel=1e-5)
+    assert metrics["response/eos_rate"] == pytest.approx(sum(finished) / 24)
+    assert metrics["dialogue/turn"] == pytest.approx(sum(pair.turn + 1 for pair in pairs) / 12)
+
+
+def test_whitening_scales_the_rewards_of_a_round(group, tmp_path):
+    plain, whitened = (trainer_of(tmp_path / str(w), whiten_rewards=w).collect(range(8)).batch for w in (False, True))
+    assert whitened.rewards.mean() == pytest.approx(0, abs=1e-5)
+    assert whitened.rewards.square().mean() == pytest.approx(1, abs=1e-4)
+    expected = plain.reward_differences / plain.rewards.std(unbiased=False)
+    torch.testing.assert_close(whitened.reward_differences, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(whitened.scores, plain.scores)
+
+
+def test_without_a_kl_there_is_no_reference_and_none_is_reported(group, tmp_path):
+    trainer = trainer_of(tmp_path, kl_coef=0.0)
+    assert trainer.models.reference is None
+    metrics = trainer.iterate(range(8))
+    assert "objective/kl" not in metrics and "eval/kl" not in trainer.evaluate()
+    assert metrics["objective/kl_coef"] == 0
+
+
+def test_the_kl_coefficient_is_steered(group, tmp_path):
+    """The first round's KL is 0: error −1, clipped to −0.2, over 8 of 10000 dialogues."""
+    trainer = trainer_of(tmp_path, adaptive_kl_target=6.0, kl_coef=0.05)
+    trainer.iterate(range(8))
+    assert trainer.kl.value == pytest.approx(0.05 * (1 - 0.2 * 8 / 10000))
+
+
+# -- the regression
+
+
+def settings_of(count, micro, updates=1, eta=2.0, temperature=1.0):
+    return RefuelSettings(updates, count, micro, eta, temperature)
+
+
+def test_log_probs_of_replies_are_hugging_faces(group):
+    rows = paired_rows(5)
+    batch, model = pair_batch(rows), make_causal_lm()
+    found = reply_logprobs(PolicyModel(model), pair_layouts(batch.rollout, 2), 0.7)
+    for row, logprob in zip(rows, found.tolist(), strict=True):
+        assert logprob == pytest.approx(float(hf_logprobs(make_causal_lm(), row, 0.7)[0].sum()), abs=1e-4)
+
+
+def test_a_micro_batch_keeps_pairs_together():
+    batch = pair_batch(paired_rows(7))
+    layouts = pair_layouts(batch.rollout, 3)
+    assert len(layouts) == 3
+    seen = [rows.rows.tolist() for rows in layouts]
+    for rows in seen:
+        half = len(rows) // 2
+        assert [row + 7 for row in rows[:half]] == rows[half:]
+    assert sorted(sum(seen, [])) == list(range(14))
+
+
+def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(group, tmp_path):
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = trainer_of(tmp_path, noptepochs=1, eta=3.0, **sizes)
+    current = trainer.collect(range(8))
+    metrics = trainer.train(current)
+    expected = float((3.0 * current.batch.reward_differences).square().mean())
+    assert metrics["loss/refuel"] == pytest.approx(expected, rel=1e-4) and expected > 1e-3
+    assert metrics["policy/log_ratio"] == pytest.approx(0, abs=1e-5)
+    assert metrics["val/ratio"] == pytest.approx(1, abs=1e-5) and metrics["val/ratio_variance"] < 1e-4
+
+
+def test_the_self_check_finds_a_policy_that_is_not_the_one_that_drew(group, tmp_path):
+    trainer, examples = trainer_of(tmp_path), examples_of(2)
+    batch = trainer.score(trainer.sampler.pairs(examples, 0), examples)
+    check_pairs(trainer.models.policy, batch, trainer.settings)
+    with torch.no_grad():
+        next(trainer.models.policy.module.parameters()).mul_(2)
+    with pytest.raises(UserError, match="self-check: before the first update the log-ratios of a pair differ by"):
+        check_pairs(trainer.models.policy, batch, trainer.settings)
+
+
+def test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd(group):
+    """mean (D − η ΔR)² of plain transformers, one pair at a time without padding; one step of SGD-like Adam."""
+    rows = paired_rows(3)
+    batch, model = pair_batch(rows), make_causal_lm()
+    losses = []
+    for number in range(3):
+        sums = []
+        for row in (number, number + 3):
+            state_ids, reply = rows[row]
+            logits = model(input_ids=torch.tensor([state_ids + reply])).logits[0, len(state_ids) - 1 : -1]
+            logprobs = logits.log_softmax(-1).gather(1, torch.tensor(reply)[:, None]).sum()
+            sums.append(logprobs - batch.logprobs[row])
+        losses.append((sums[0] - sums[1] - 2.0 * (batch.rewards[number] - batch.rewards[number + 3])) ** 2)
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    loss = loss.detach()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    engine = engine_of(make_causal_lm(), 3, 1, gradient_clipping=0.0)
+    metrics = refuel_update(engine, batch, settings_of(3, 3), UpdateProgress())
+    assert metrics["loss/refuel"] == pytest.approx(float(loss), rel=1e-4)
+    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+
+
+def test_micro_batches_and_accumulation_change_nothing(group):
+    batch, weights, metrics = pair_batch(paired_rows(8)), [], []
+    for micro in (8, 4, 1):
+        engine = engine_of(make_causal_lm(), micro, 8 // micro, learning_rate=1e-3)
+        metrics.append(refuel_update(engine, batch, settings_of(8, micro, updates=3), UpdateProgress()))
+        weights.append(weights_of(engine))
+    assert largest_difference(weights[0], weights[1]) < 1e-5 and largest_difference(weights[0], weights[2]) < 1e-5
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-3, abs=1e-4)
+    assert largest_difference(weights[0], weights_of(engine_of(make_causal_lm()))) > 1e-3
+
+
+def test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss(group, tmp_path):
+    """Four passes by default; another four begin with what the first reached."""
+    trainer = trainer_of(tmp_path)
+    assert trainer.run.plan.updates_per_rollout == 4 and trainer.run.plan.global_rollout == 8
+    trainer.iterate(range(8))
+    assert trainer.update == 4 == trainer.models.policy._engine.global_steps and trainer.round == 1
+    batch = pair_batch(paired_rows(8))
+    losses = []
+    engine = engine_of(make_causal_lm(), 8, 1, learning_rate=1e-3)
+    for _ in range(3):
+        losses.append(refuel_update(engine, batch, settings_of(8, 8, updates=4), UpdateProgress())["loss/refuel"])
+    assert losses[0] > losses[1] > losses[2]
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+def test_only_the_layers_that_were_asked_for_change(kind, group, tmp_path):
+    trainer = trainer_of(tmp_path, kind=kind, trained_layers=1)
+    before = weights_of(trainer.models.policy)
+    trainer.iterate(range(8))
+    after = weights_of(trainer.models.policy)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    top = ("inner.model.layers.1.", "inner.model.norm.", "inner.transformer.h.1.", "inner.transformer.ln_f.")
+    assert changed and all(name.startswith(top) for name in changed)
+    assert {name for name in before if name.startswith(top[0] if kind == "gemma" else top[2])} <= changed | {
+        name for name in before if "bias" in name
+    }
+
+
+def test_lora_leaves_the_base_alone_and_is_its_own_reference(group, tmp_path):
+    trainer = trainer_of(tmp_path, lora_dim=2)
+    before = weights_of(trainer.models.policy)
+    for numbers in (range(8), range(8, 16)):
+        metrics = trainer.iterate(numbers)
+    after = weights_of(trainer.models.policy)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all(".lora_" in name for name in changed)
+    assert metrics["objective/kl"] != 0
+
+
+# -- whole runs
+
+
+def test_fit_writes_what_it_should(group, tmp_path):
+    """17 dialogues, rounds of 8, two epochs: 4 rounds of 2 updates."""
+    flags = {"noptepochs": 2, "num_train_epochs": 2, "eval_interval": 4, "save_models": 4, "eval_temperature": 1.0}
+    trainer = trainer_of(tmp_path, count=17, **flags)
+    result = trainer.fit()
+    assert trainer.update == 8 and trainer.folders.saves == [4, 8, "final", "described"]
+    rows = read_lines(tmp_path / "metrics.jsonl")
+    train = [row for row in rows if "loss/refuel" in row]
+    evaluations = [row for row in rows if "eval/scores" in row]
+    assert [(row["update"], row["samples"]) for row in train] == [(2, 8), (4, 16), (6, 24), (8, 32)]
+    assert [row["update"] for row in evaluations] == [0, 4, 8]
+    assert train[0]["objective/kl"] == pytest.approx(0, abs=1e-4)
+    names = {"scores", "scores_turn_1", "scores_turn_2", "scores_turn_3", "eos_rate", "length", "kl"}
+    assert set(result) == {f"eval/{name}" for name in names}
+    samples = read_lines(tmp_path / "samples" / "update-000008.jsonl")
+    assert [sample["number"] for sample in samples] == [0, 1, 2, 3, 4]
+    for sample, example in zip(samples, examples_of(5), strict=True):
+        assert set(sample) == {"number", "messages", "scores", "finished"}
+        assert sample["messages"][0::2] == example.messages[0::2]
+        ends = [2 * turn + 2 for turn in range(example.num_turns)]
+        assert sample["scores"] == pytest.approx(share_of_early([sample["messages"][:end] for end in ends], []))
+        assert len(sample["finished"]) == example.num_turns
+    last = [sample["scores"][-1] for sample in samples]
+    assert result["eval/scores"] == pytest.approx(sum(last) / 5, abs=1e-6)
+    second = [sample["scores"][1] for sample in samples if len(sample["scores"]) > 1]
+    assert result["eval/scores_turn_2"] == pytest.approx(sum(second) / len(second), abs=1e-6) and len(second) == 3
+    ended = [one for sample in samples for one in sample["finished"]]
+    assert result["eval/eos_rate"] == pytest.approx(sum(ended) / 9)
+
+
+def test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time(group, tmp_path):
+    likeliest, drawn = (trainer_of(tmp_path / str(t), eval_temperature=t) for t in (0.0, 1.0))
+    texts = []
+    for trainer in (likeliest, drawn):
+        first, second = (trainer.evaluate() for _ in range(2))
+        assert first == second
+        texts.append((trainer.run.folder / "samples" / "update-000000.jsonl").read_text())
+    assert texts[0] != texts[1]
+    (talk,) = likeliest.sampler.answers(examples_of(1), 0.0)
+    row = list(talk.replies[0].state_ids)
+    for token in talk.replies[0].ids:
+        logits = talker()(input_ids=torch.tensor([row])).logits[0, -1]
+        logits[[PAD, BOS]] = -torch.inf
+        assert int(logits.argmax()) == token
+        row.append(token)
+
+
+@pytest.mark.slow
+def test_a_toy_reward_rises(group, tmp_path):
+    flags = {"per_device_train_batch_size": 32, "learning_rate": 1e-2, "max_answer_seq_len": 8, "kl_coef": 0.01}
+    trainer = trainer_of(tmp_path, count=32, initializer_range=0.02, num_train_epochs=20, eta=20.0, **flags)
+    trainer.fit()
+    rows = [row for row in read_lines(tmp_path / "metrics.jsonl") if "loss/refuel" in row]
+    scores = [row["objective/scores"] for row in rows]
+    first, last = sum(scores[:3]) / 3, sum(scores[-3:]) / 3
+    assert len(rows) == 20 and last > first + 0.15 and last > 3 * first, (first, last)
+
+
+def test_the_updates_that_a_schedule_is_over(group, tmp_path):
+    trainer = trainer_of(tmp_path)
+    plan, config = trainer.run.plan, trainer.config
+    assert total_updates(17, config, plan) == 2 * 4
+    config.num_train_epochs = 3
+    assert total_updates(17, config, plan) == 6 * 4
+    config.total_episodes = 47
+    assert total_updates(17, config, plan) == 5 * 4
+    with pytest.raises(UserError, match="7 dialogues are fewer than one round of 8"):
+        total_updates(7, config, plan)
+    config.total_episodes = 7
+    with pytest.raises(UserError, match="--total_episodes 7 is less than one round of 8"):
+        total_updates(17, config, plan)
+
+
+def test_numbers_that_are_not_finite_stop_the_run_or_are_left_out(group, tmp_path):
+    def bad(dialogues, rows):
+        return [float("nan")] * len(dialogues)
+
+    with pytest.raises(UserError, match="after 0 updates, scores on rank 0 are not finite in rows"):
+        trainer_of(tmp_path / "stop", reward=bad).iterate(range(8))
+    trainer = trainer_of(tmp_path / "skip", reward=bad, on_nonfinite="skip")
+    before = weights_of(trainer.models.policy)
+    assert trainer.iterate(range(8))["skipped/nonfinite"] == 4.0
+    assert trainer.update == 4 and largest_difference(before, weights_of(trainer.models.policy)) == 0
