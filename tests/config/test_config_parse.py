@@ -255,7 +255,8 @@ REFUEL_ONLINE_ALIASES = {
     "--reward.kl_coef": "kl_coef",
 }
 ALIASES = {"--parser_cutoff": "parsing_cutoff", "--kl_ctl": "kl_coef"} | REFUEL_ONLINE_ALIASES
-ALIASES |= {"--task.cluster": "cluster", "--print_sample_output_freq": "eval_interval"}
+# Of REFUEL on pairs alone, since its online form has other meanings for them.
+REFUEL_ALIASES = {"--task.cluster": "cluster", "--print_sample_output_freq": "eval_interval"}
 
 
 @pytest.fixture
@@ -304,7 +305,8 @@ def test_every_field_has_help_and_a_case_above(config_class):
 @pytest.mark.parametrize("config_class", CLASSES)
 def test_documented_flags_are_accepted(config_class, places):
     for documented in DOCUMENTED[config_class]:
-        name = ALIASES.get(documented, documented[2:])
+        aliases = ALIASES | (REFUEL_ALIASES if config_class is RefuelConfig else {})
+        name = aliases.get(documented, documented[2:])
         if name in {*INERT_FLAGS, *config_class.own_inert_flags}:
             parse(config_class, [*REQUIRED[config_class], documented])
             continue

@@ -69,7 +69,7 @@ def build_policy(
     model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
-    return train_engine(PolicyModel(model), _supervised_optimizer(config, total_updates), settings)
+    return train_engine(PolicyModel(model), _one_optimizer(config, total_updates), settings)
 
 
 def build_reward_model(
@@ -81,7 +81,7 @@ def build_reward_model(
     model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
-    return train_engine(ScalarModel(model), _supervised_optimizer(config, total_updates), settings)
+    return train_engine(ScalarModel(model), _one_optimizer(config, total_updates), settings)
 
 
 def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
@@ -223,7 +223,7 @@ def build_refuel_models(
         add_lora(model, config.lora_dim, config.lora_module_name, path)
     elif config.trained_layers:
         train_top_layers(model, config.trained_layers, "--trained_layers")
-    optimizer = _optimizer(config, total_updates, config.learning_rate, config.weight_decay)
+    optimizer = _one_optimizer(config, total_updates)
     policy = train_engine(PolicyModel(model), replace(optimizer, epsilon=config.adam_epsilon), settings)
     rows = config.per_device_generation_batch_size
     engine = choose_engine(config.rollout_engine, rows, policy.module.inner, "--rollout_engine")
@@ -282,7 +282,8 @@ def _frozen_settings(config: PPOConfig, plan: BatchPlan) -> EngineSettings:
     return replace(settings, offload=config.offload_reference_model)
 
 
-def _supervised_optimizer(config: SupervisedConfig, total_updates: int) -> OptimizerSettings:
+def _one_optimizer(config: SupervisedConfig | RefuelOnlineConfig, total_updates: int) -> OptimizerSettings:
+    """Of a run that trains one model."""
     return _optimizer(config, total_updates, config.learning_rate, config.weight_decay)
 
 

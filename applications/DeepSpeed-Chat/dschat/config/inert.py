@@ -9,7 +9,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
-_TRACK = "metrics are always written to metrics.jsonl, with --enable_tensorboard to TensorBoard as well"
+NO_WANDB = "metrics are always written to metrics.jsonl, with --enable_tensorboard to TensorBoard as well"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
 
 INERT_FLAGS: dict[str, str] = {
@@ -29,8 +29,6 @@ INERT_FLAGS: dict[str, str] = {
     "enable_zero3_generation_gather": "generation gathers the weights whenever they are split",
     "enable_test_mode": _TEST_MODE,
     "test_stop_step": _TEST_MODE,
-    "track": _TRACK,
-    "wandb_project_name": _TRACK,
 }
 
 

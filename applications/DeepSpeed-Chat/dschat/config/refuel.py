@@ -2,11 +2,13 @@
 """Flags of REFUEL on pairs that were drawn before: regression of the relative rewards of two replies."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.common import SupervisedConfig
+from dschat.config.inert import NO_WANDB
 from dschat.config.rules import flag
 from dschat.errors import UserError
 
@@ -23,6 +25,7 @@ class RefuelConfig(SupervisedConfig):
     _argument_group_name = "REFUEL"
     step: ClassVar[int] = 3
     sequences_per_example: ClassVar[int] = 2
+    own_inert_flags: ClassVar[Mapping[str, str]] = {"track": NO_WANDB, "wandb_project_name": NO_WANDB}
 
     data_path: list[str] = flag(
         "pairs that tokenize_masks.py wrote: folders, files, or data sets of the Hugging Face hub",

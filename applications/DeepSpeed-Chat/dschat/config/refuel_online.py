@@ -9,12 +9,11 @@ from typing import ClassVar, Literal
 from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_batches
 from dschat.config.common import SCHEDULE_HELP, CommonConfig, Schedule
+from dschat.config.inert import NO_WANDB
 from dschat.config.rules import default_of, flag
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-_NO_WANDB = "metrics go to metrics.jsonl and, with --enable_tensorboard, to TensorBoard"
 
 
 @dataclass(kw_only=True)
@@ -119,8 +118,8 @@ class RefuelOnlineConfig(RefuelModelFlags, DialogueFlags, RefuelLossFlags, Commo
     step: ClassVar[int] = 3
     own_inert_flags: ClassVar[Mapping[str, str]] = {
         "task.cluster": "log-probs of the policy before a round are computed in that round and not kept",
-        "track": _NO_WANDB,
-        "wandb_project_name": _NO_WANDB,
+        "track": NO_WANDB,
+        "wandb_project_name": NO_WANDB,
     }
 
     data_path: list[str] = flag(
