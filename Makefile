@@ -1,5 +1,6 @@
 # make quickstart   the whole pipeline on this machine, with a report
 # make programs     the same for programs: rewards by execution in a sandbox, pass@1 and pass@5 before and after
+# make learners     DPO, RLOO, PPO, MA-PPO and best-of-16 side by side, and REFUEL on dialogues
 # make test         the test suite
 # make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
@@ -15,7 +16,7 @@ DEV := $(VENV)/installed-dev
 VLLM := .venv-vllm
 VLLM_BIN := $(CURDIR)/$(VLLM)/bin
 
-.PHONY: quickstart programs test test-vllm mutants check benchmark install clean
+.PHONY: quickstart programs learners test test-vllm mutants check benchmark install clean
 
 install: $(INSTALLED)
 
@@ -34,6 +35,9 @@ quickstart: $(INSTALLED)
 
 programs: $(INSTALLED)
 	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/programs.py --output_dir runs/programs $(PROGRAMS_ARGS)
+
+learners: $(INSTALLED)
+	PATH="$(BIN):$$PATH" $(BIN)/python applications/DeepSpeed-Chat/training/quickstart/learners.py --output_dir runs/learners $(LEARNERS_ARGS)
 
 test: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)

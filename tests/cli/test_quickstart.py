@@ -106,3 +106,24 @@ def test_programs_small(tmp_path):
     assert "MA-PPO (n = 10)" in page and "pass@5" in page
     answers = read_jsonl(folder / "results" / "problems" / "temperature=1.0" / "sft.jsonl")
     assert len(answers) == 16 and all(len(row["samples"]) == 5 for row in answers)
+
+
+@pytest.mark.slow
+def test_learners_small(tmp_path):
+    folder = tmp_path / "learners"
+    command = [sys.executable, TRAINING / "quickstart" / "learners.py", "--small", "--output_dir", folder]
+    result = run_command(command).expect(0)
+    assert "Traceback" not in result.stdout + result.stderr
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    for name in ("SFT", "DPO", "RLOO, K = 4", "PPO, n = 1", "MA-PPO, n = 5", "best of 16 of SFT"):
+        assert f"| {name} " in page and name in result.stdout
+    assert "refuel against sft, scores" in page and "not measured here" in page
+    for picture in ("gold-against-kl.png", "dialogues/win-rates.png"):
+        assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
+    config = json.loads((folder / "rloo" / "train_config.json").read_text())
+    assert (config["advantage_estimator"], config["samples_per_prompt"]) == ("rloo", 4)
+    assert not (folder / "rloo" / "critic").exists() and (folder / "ma-ppo" / "critic").exists()
+    updates = {
+        json.loads((folder / name / "run.json").read_text())["batches"]["total_updates"] for name in ("rloo", "ppo")
+    }
+    assert len(updates) == 1, "RLOO draws as many responses as PPO"

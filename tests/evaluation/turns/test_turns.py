@@ -129,20 +129,23 @@ GOOD = [say("user", "q"), say("assistant", "r")]
         ({"number": "1", "messages": GOOD}, r"a\.jsonl:2: column 'number' must hold the dialogue's number, not '1'"),
         ({"messages": GOOD}, r"a\.jsonl:2: column 'number' must hold the dialogue's number, not None"),
         ({"number": 0, "messages": GOOD}, r"a\.jsonl:2: number 0 is that of .*a\.jsonl:1"),
-        ({"number": 1, "messages": "q"}, r"a\.jsonl:2: column 'messages' must be a list"),
-        ({"number": 1, "messages": ["q"]}, r"a\.jsonl:2: message 1 must be an object with role and content"),
+        (
+            {"number": 1, "messages": "q"},
+            r"a\.jsonl:2: a dialogue must be a list of messages with role and content, not text",
+        ),
+        ({"number": 1, "messages": ["q"]}, r"a\.jsonl:2: message 1 is of None"),
         (
             {"number": 1, "messages": [*GOOD, say("assistant", "again")]},
-            r"a\.jsonl:2: message 3 has the role 'assistant', not 'user'",
+            r"a\.jsonl:2: message 3 is of 'assistant' where 'user' is next",
         ),
         (
             {"number": 1, "messages": [say("system", "s"), *GOOD]},
-            r"a\.jsonl:2: message 1 has the role 'system', .*alternate",
+            r"a\.jsonl:2: message 1 is of 'system' .*alternate",
         ),
         ({"number": 1, "messages": [*GOOD, say("user", "x")]}, r"a\.jsonl:2: the last message, 3, is the user's"),
         (
-            {"number": 1, "messages": [*GOOD, say("user", "x"), say("assistant", " \n")]},
-            r"a\.jsonl:2: message 4, the assistant's in turn 2, is empty",
+            {"number": 1, "messages": [*GOOD, say("user", " \n"), say("assistant", "x")]},
+            r"a\.jsonl:2: message 3 \(user\) is empty",
         ),
         (
             {"number": 1, "messages": GOOD, "scores": [1, 2]},
@@ -159,6 +162,15 @@ def test_rows_that_are_no_finished_dialogue(row, message, tmp_path):
     a = write_jsonl(tmp_path / "a.jsonl", [{"number": 0, "messages": GOOD}, row])
     with pytest.raises(UserError, match=message):
         compare(a, a.with_name("b.jsonl"), tmp_path / "o.jsonl")
+
+
+def test_a_policy_may_say_nothing(tmp_path):
+    rows = [
+        {"number": 0, "messages": [say("user", "q"), say("assistant", reply)], "scores": [0]} for reply in ("", "r")
+    ]
+    a, b = (write_jsonl(tmp_path / name, [row]) for name, row in zip(("a.jsonl", "b.jsonl"), rows, strict=True))
+    (pair,) = turn_pairs(a, "--a", b, "--b")
+    assert pair.a.response == "Assistant, turn 1:\n" and pair.b.response == "Assistant, turn 1:\n| r"
 
 
 def test_files_that_do_not_fit_together(files, tmp_path):

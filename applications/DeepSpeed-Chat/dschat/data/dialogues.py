@@ -37,7 +37,8 @@ def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogu
     """
     if not isinstance(messages, list) or not messages:
         raise UserError(
-            f"{origin}: a dialogue must be a list of messages, not {kind_of(messages)} without one; correct it."
+            f"{origin}: a dialogue must be a list of messages with role and content, not {kind_of(messages)}"
+            f"{' without one' if messages == [] else ''}; correct the row."
         )
     dialogue = []
     for number, message in enumerate(messages):

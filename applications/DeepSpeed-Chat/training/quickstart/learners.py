@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dialogues import refuel_example
-
+import dialogues
 from dschat.common.launch import Processes, as_arguments, run_step
 from dschat.errors import UserError
 from inputs import COMMON, FULL, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
@@ -71,7 +70,9 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
     print(table, flush=True)
     parts = {
         "Learners on the reviews": f"{learner_markdown(found)}\n![Gold score against KL](gold-against-kl.png)\n",
-        "REFUEL on dialogues": refuel_example(folder / "dialogues", seed, small=scale is SMALL),
+        "REFUEL on dialogues": dialogues.refuel_example(
+            folder / "dialogues", seed, dialogues.SMALL if scale is SMALL else dialogues.FULL
+        ),
     }
     page = write_page(folder, "Learners side by side", parts)
     print(f"\n{table}\n\npage: {page} ({time.perf_counter() - start:.0f} s in all)")

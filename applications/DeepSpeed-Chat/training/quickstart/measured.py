@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import transformers
 
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source
@@ -36,6 +37,7 @@ class Measure:
             data_split: shares of the steps.
             seed: of the split and the draws.
         """
+        transformers.utils.logging.disable_progress_bar()
         torch.set_num_threads(1)  # the models are small: threads would wait for each other
         self._tokenizer, self._seed = load_tokenizer(str(sft), "sft"), seed
         rows = split_part(load_source(pairs, None, seed).eval, data_split, 2, seed)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dschat.common.jsonl import read_rows
+from dschat.data.dialogues import ROLES, check_dialogue
 from dschat.errors import UserError
 from dschat.evaluation.pairs.responses import Pair, Response, number_of, pair_id
 
 logger = logging.getLogger(__name__)
 
-ROLES = ("user", "assistant")
 REMEDY = "both files must hold the same dialogues, begun by the same messages; roll both out on the same prompts"
 
 
@@ -105,25 +105,12 @@ def _side(dialogue: Dialogue, turn: int) -> Response:
 
 
 def _texts_of(row: dict[str, Any], origin: str) -> tuple[str, ...]:
-    messages = row.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise UserError(f"{origin}: column 'messages' must be a list of messages with role and content.")
-    texts = []
-    for place, message in enumerate(messages, start=1):
-        due = ROLES[(place - 1) % 2]
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise UserError(f"{origin}: message {place} must be an object with role and content, both texts.")
-        if message.get("role") != due:
-            problem = f"message {place} has the role {message.get('role')!r}, not {due!r}"
-            raise UserError(f"{origin}: {problem}; user and assistant must alternate, the user first.")
-        if not message["content"].strip():
-            raise UserError(f"{origin}: message {place}, the {due}'s in turn {(place + 1) // 2}, is empty.")
-        texts.append(message["content"])
-    if len(texts) % 2:
+    messages = check_dialogue(row.get("messages"), origin, sampled=True)
+    if len(messages) % 2:
         raise UserError(
-            f"{origin}: the last message, {len(texts)}, is the user's; the assistant must have the last word."
+            f"{origin}: the last message, {len(messages)}, is the user's; the assistant must have the last word."
         )
-    return tuple(texts)
+    return tuple(message["content"] for message in messages)
 
 
 def _scores_of(row: dict[str, Any], turns: int, origin: str) -> tuple[float, ...] | None:
