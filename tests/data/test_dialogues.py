@@ -4,7 +4,15 @@
 import pytest
 
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
-from dschat.data.dialogues import check_dialogue, encode_replies, encode_states, num_turns, state, turn_end
+from dschat.data.dialogues import (
+    check_dialogue,
+    encode_replies,
+    encode_states,
+    messages_of_text,
+    num_turns,
+    state,
+    turn_end,
+)
 from dschat.errors import UserError
 
 TALK = dialogue("first question", "an answer", "second question", "more words", "third", "last")
@@ -85,3 +93,11 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
     tokenizer.chat_template = None
     with pytest.raises(UserError, match="no chat template"):
         turn_end(tokenizer)
+
+
+def test_prompts_of_hh_are_dialogues() -> None:
+    prompt = "\n\nHuman: Hi.\n\nAssistant: Hello: you?\nYes\n\nHuman: Bye.\n\nAssistant:"
+    assert messages_of_text(prompt) == dialogue("Hi.", "Hello: you?\nYes", "Bye.")
+    assert messages_of_text("\n\nHuman: a\n\nHuman: b\n\nAssistant:") == [*dialogue("a"), *dialogue("b")]
+    for other in ("", "POST\n\nHuman: a\n\nAssistant:", "\n\nHuman: a", "\n\nHuman: a\n\nAssistant: b"):
+        assert messages_of_text(other) is None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dschat.data.dialogues import Dialogue, check_dialogue, encode_states, num_turns, state
+from dschat.data.dialogues import Dialogue, check_dialogue, encode_states, messages_of_text, num_turns, state
 from dschat.data.encoding import encode_responses
 from dschat.data.examples import refuse_none_left
 from dschat.data.formats.rows import Row
@@ -109,13 +109,14 @@ def dialogue_examples(
 
 def _messages_of(row: Row) -> Dialogue:
     """The dialogue of a row: its last reply is kept as the row's response."""
-    if row.messages is None:
+    messages = messages_of_text(row.prompt or "") if row.messages is None else row.messages
+    if messages is None:
         raise UserError(
             f"{row.origin}: the row holds no messages, but one text as a prompt; give rows with a list of messages, "
             "or name their column with --messages_key."
         )
     replies = [] if row.chosen is None else [{"role": "assistant", "content": row.chosen}]
-    return check_dialogue([*row.messages, *replies], row.origin)
+    return check_dialogue([*messages, *replies], row.origin)
 
 
 def _measured(

@@ -7,6 +7,7 @@ Turns are counted from 0. The state of turn h is everything up to and with the u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Message = dict[str, str]  # role (user or assistant) and content
 Dialogue = list[Message]
 ROLES = ("user", "assistant")
+SPEAKER = re.compile(r"\n\n(Human|Assistant):")  # in the prompts of HH-RLHF
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
@@ -55,6 +57,18 @@ def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogu
             raise UserError(f"{origin}: message {number + 1} ({role}) is empty; correct or remove the row.")
         dialogue.append({"role": expected, "content": content})
     return dialogue
+
+
+def messages_of_text(prompt: str) -> Dialogue | None:
+    """A prompt of HH-RLHF as messages: speakers stand behind blank lines, the last one is to reply. None for others.
+
+    Example: "\\n\\nHuman: Hi.\\n\\nAssistant: Hello.\\n\\nHuman: Bye.\\n\\nAssistant:" has three messages.
+    """
+    pieces = SPEAKER.split(prompt)
+    if pieces[0].strip() or len(pieces) < 3 or pieces[-2] != "Assistant" or pieces[-1].strip():
+        return None
+    said = zip(pieces[1:-2:2], pieces[2:-2:2], strict=True)
+    return [{"role": ROLES[speaker == "Assistant"], "content": text.strip()} for speaker, text in said]
 
 
 def num_turns(dialogue: Dialogue) -> int:

@@ -2,15 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # REFUEL with users from data (setting two), Llama-3-8B-it on HH-RLHF dialogues, scored by FsfairX-LLaMA3-RM-v0.1.
 # Settings of the published run: 32 dialogues a round, 4 updates on each, the top 4 layers trained.
-# DATA: rows with messages, user and assistant in turn. Environment variables: ../../launch.sh. Flags given to the script
-# win.
+# Environment variables: ../../launch.sh. Flags given to the script win.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 MAIN=$(dirname -- "$MAIN")/online.py
 
 MODEL=${MODEL:-meta-llama/Meta-Llama-3-8B-Instruct}
 REWARD_MODEL=${REWARD_MODEL:-sfairXC/FsfairX-LLaMA3-RM-v0.1}
-DATA=${DATA:-$PROJ_PATH/data/hh-dialogues}
+DATA=${DATA:-Dahoas/full-hh-rlhf}
 
 batch_flags --global_batch_size 32 --per_device_train_batch_size 1 -- "$@"
 
