@@ -34,6 +34,7 @@ def run(script: str, flags: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 def test_logprob_memory() -> None:
     report = run("logprob_memory.py", TINY_MEMORY)
     assert report["settings"]["shape"]["vocabulary"] == 64
@@ -43,6 +44,7 @@ def test_logprob_memory() -> None:
     assert all(row.keys() >= {"peak_gb", "inputs_gb", "seconds"} for row in report["figures"])
 
 
+@pytest.mark.slow
 def test_plan_check() -> None:
     """The plan of a small model is within 15 % of what torch's allocator reports."""
     (figure,) = run("plan_check.py", "--shapes S --short --rows 4 --prompt 16 --response 16")["figures"]
@@ -61,6 +63,10 @@ def test_learner_memory() -> None:
     assert sft["parameters_mb"] == dpo["parameters_mb"] == pytest.approx(gae["parameters_mb"] / 4, rel=0.01)
     assert sft["optimizer_mb"] == dpo["optimizer_mb"] == pytest.approx(2 * dpo["parameters_mb"], rel=0.01)
     assert gae["optimizer_mb"] == pytest.approx(2 * dpo["optimizer_mb"], rel=0.01)
+    rloo = figures["ppo, rloo"]
+    assert rloo["models"] == ["policy", "reference", "reward model"]
+    assert rloo["parameters_mb"] == pytest.approx(3 * dpo["parameters_mb"], rel=0.01)
+    assert rloo["optimizer_mb"] == pytest.approx(dpo["optimizer_mb"], rel=0.01)
     weights = dpo["parameters_mb"] + dpo["optimizer_mb"]
     assert weights < dpo["peak_mb"] < gae["peak_mb"]
 
@@ -125,6 +131,7 @@ def test_model_memory() -> None:
     assert set(figures) == {"opened at ZeRO 2", "saved at ZeRO 3, in files"} | plain | lora
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
 def test_zero3_generation() -> None:
     size = "--batch_size 2 --prompt 4 --response 5 --vocabulary 64 --hidden 16 --layers 1 --repeats 2"

@@ -32,6 +32,7 @@ def test_without_a_reference(run, dpo_flags, dpo, tmp_path):
     assert (flags["reference_free"], flags["label_smoothing"], flags["beta"]) == (True, 0.2, 0.1)
 
 
+@pytest.mark.slow
 def test_smoothing_has_a_floor(run, dpo_flags, tmp_path):
     """With ε = 0.4 no loss is below −.6 log .6 − .4 log .4; the first is log 2 all the same."""
     run("dpo", dpo_flags | {"label_smoothing": 0.4, "learning_rate": 3e-3}).expect(0)

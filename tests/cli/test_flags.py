@@ -64,7 +64,7 @@ def test_clipping_schedule_and_evaluation(step, request, run, tmp_path):
 
 
 @pytest.mark.parametrize("spelling", [{"bf16": True}, {"dtype": "bf16"}], ids=["--bf16", "--dtype"])
-@pytest.mark.parametrize("step", ["sft", "reward", "dpo", "ppo"])
+@pytest.mark.parametrize("step", ["sft", *(pytest.param(s, marks=pytest.mark.slow) for s in ("reward", "dpo")), "ppo"])
 def test_bf16_on_a_cpu(step, spelling, request, run, tmp_path):
     flags = request.getfixturevalue(f"{step}_flags")
     run(step, flags | spelling).expect(0)

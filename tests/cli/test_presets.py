@@ -16,6 +16,14 @@ PUBLISHED = json.loads((TRAINING / "published.json").read_text(encoding="utf-8")
 RUNS = {TRAINING / run["script"]: run for run in PUBLISHED["runs"]}
 PRESETS = sorted(RUNS)
 every_preset = pytest.mark.parametrize("script", PRESETS, ids=script_id)
+# Run in every `make test`; those that differ from one of them in numbers alone are slow tests.
+KINDS = ("tldr_gemma_2b", "tldr_gemma_2b_rloo", "tldr_gemma_2b_ppl", "hh_gemma_2b_parsing", "tldr_gemma2_27b")
+
+
+def _run_at_once_or_slow(script):
+    marks = [] if any(script_id(script).endswith(f"-{kind}") for kind in KINDS) else [pytest.mark.slow]
+    return pytest.param(script, marks=marks, id=script_id(script))
+
 
 # The paper's tables once more, written down independently of published.json.
 TLDR, HH, WEBGPT, APPS = (
@@ -249,7 +257,7 @@ def check_two_updates(launch: Launch, script: Path, changed: dict[str, int], tmp
     assert used == settings | {name: value for name, value in changed.items() if name in used}
 
 
-@every_preset
+@pytest.mark.parametrize("script", [_run_at_once_or_slow(script) for script in PRESETS])
 def test_two_updates(script, inputs, sft, reward, tmp_path):
     """On the small model and rows of the data set's columns, with the preset's own flags but for these three."""
     step = step_of(script)

@@ -48,7 +48,7 @@ def project(shared):
     return built_once(shared, "project", lambda folder: folder.mkdir())
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", ["ppo", *(pytest.param(s, marks=pytest.mark.slow) for s in STEPS if s != "ppo")])
 def test_a_script_runs_through_the_launcher(step, project, inputs, sft, reward):
     """Its PROJ_PATH, models and data come from the environment; flags given to it win."""
     variables = launcher_variables(

@@ -339,7 +339,7 @@ def test_adams_first_step_is_the_learning_rate(group, dtype):
 
 
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2)), 3])
 def test_in_bf16_small_gradients_add_up(stage, offload, group):
     """One micro-batch, and 32 of a 512th of its loss: bf16, with 8 digits, would forget each of these."""
     engine = engine_of(make_causal_lm(), 2, 33, dtype=torch.bfloat16, zero_stage=stage, offload=offload)

@@ -43,7 +43,7 @@ from nonfinite_cases import (
 )
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_place_is_named_and_its_batch_written_down(stage, group, tmp_path):
     said = messages_when_stopping(trainer_for(tmp_path, stage), 0)
     assert said.keys() == PLACES.keys()

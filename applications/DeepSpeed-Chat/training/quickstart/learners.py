@@ -69,7 +69,7 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
     table = learner_text(found)
     print(table, flush=True)
     parts = {
-        "Learners on the reviews": f"{learner_markdown(found)}\n![Gold score against KL](gold-against-kl.png)\n",
+        "Learners on the reviews": f"{learner_markdown(found)}\n\n![Gold score against KL](gold-against-kl.png)\n",
         "REFUEL on dialogues": dialogues.refuel_example(
             folder / "dialogues", seed, dialogues.SMALL if scale is SMALL else dialogues.FULL
         ),
