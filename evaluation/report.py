@@ -12,7 +12,6 @@ from pathlib import Path
 from dschat.common.script import run_script
 from dschat.data.formats.registry import compared_set
 from dschat.errors import UserError
-from dschat.evaluation.best_of.estimator import PUBLISHED
 
 
 def run() -> str:
@@ -26,10 +25,10 @@ def run() -> str:
     parser.add_argument("--reward-margin", "--reward_margin", type=float, default=0.0, help=margin)
     dataset = "summarize, hh-rlhf or webgpt: data set of the files that name none"
     parser.add_argument("--dataset", default="", help=dataset)
-    numbers = "of sweeps: numbers of responses to choose from (4 8 16 32)"
-    parser.add_argument("--best-of", "--best_of", type=int, nargs="+", default=list(PUBLISHED), help=numbers)
+    numbers = "of sweeps: numbers of responses to choose from (4 8 16 32 as far as so many were drawn, and all)"
+    parser.add_argument("--best-of", "--best_of", type=int, nargs="+", help=numbers)
     flags = parser.parse_args()
-    if min(flags.best_of) < 1:
+    if flags.best_of is not None and min(flags.best_of) < 1:
         raise UserError(f"--best-of {min(flags.best_of)}: must be at least 1.")
     dataset = compared_set(flags.dataset) if flags.dataset else ""
     from dschat.common.jsonl import iterate_rows

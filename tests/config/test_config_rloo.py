@@ -33,8 +33,6 @@ def refusal(words):
     [
         ([*SCORED, "--samples_per_prompt", "1"], ["--samples_per_prompt of at least 2", "published runs draw 4"]),
         ([*PPO, "--samples_per_prompt", "0"], ["--samples_per_prompt 0", "at least 1"]),
-        ([*RLOO, "--critic_model_name_or_path", "c"], ["has no critic", "step 2 as --reward_model_name_or_path"]),
-        ([*SCORED, "--critic_model_name_or_path", "c"], ["--critic_model_name_or_path", "has no critic"]),
         (RLOO, ["--reward_model_name_or_path is missing", "--reward_function", "--reward_source programs"]),
         ([*SCORED, "--reward_function", "score.py:f"], ["both give the score", "drop one"]),
         ([*SCORED, "--gamma", "0.9"], ["--gamma 0.9", "--advantage_estimator rloo adds up", "Drop the flag"]),
@@ -74,7 +72,7 @@ def test_flags_of_a_critic_are_warned_of_once(flag, caplog):
 @pytest.mark.parametrize(
     "flags",
     ["", "--zero_stage 2", "--lora_dim 4", "--policy_ratio macro", "--whiten_advantages", "--adaptive_kl_target 6"]
-    + ["--offload --actor_zero_stage 2", "--termination_condition ppl", "--isolate_last_token"],
+    + ["--offload --actor_zero_stage 2", "--termination_condition ppl --policy_ratio macro", "--isolate_last_token"],
 )
 def test_sound_combinations_are_silent(flags, caplog):
     config = parse(PPOConfig, [*SCORED, *flags.split()])
@@ -148,3 +146,19 @@ def test_gpus_that_cannot_share_whole_prompts(samples, processes, message):
     with pytest.raises(UserError) as refused:
         preset_batches(PRESET, {"samples_per_prompt": samples}, processes)
     assert message in str(refused.value)
+
+
+def test_a_critic_that_is_named_is_the_reward_model(caplog):
+    config = parse(PPOConfig, [*RLOO, "--critic_model_name_or_path", "c"])
+    assert (config.critic_model_name_or_path, config.reward_model_name_or_path) == (None, "c")
+    assert "--critic_model_name_or_path: --advantage_estimator rloo has no critic" in caplog.text
+    config = parse(PPOConfig, [*SCORED, "--critic_model_name_or_path", "c"])
+    assert (config.critic_model_name_or_path, config.reward_model_name_or_path) == (None, "r")
+
+
+def test_macro_actions_that_change_nothing_are_said(caplog):
+    parse(PPOConfig, [*SCORED, "--termination_condition", "randomized"])
+    assert "--policy_ratio macro or macro_mean alone" in caplog.text
+    caplog.clear()
+    parse(PPOConfig, [*SCORED, "--termination_condition", "randomized", "--policy_ratio", "macro"])
+    assert "macro_mean alone" not in caplog.text

@@ -3,7 +3,7 @@
 
 import pytest
 
-from dschat.run.identity import differences, identity_of
+from dschat.run.identity import differences, identity_of, with_later_flags
 from factories import make_causal_lm, ppo_config, save_folder
 
 DATA = {"sources": [{"train": 8, "eval": 2, "hub": {"id": "a/b", "revision": "1" * 40}}], "sha256": {}}
@@ -36,3 +36,13 @@ def test_a_process_s_share_may_differ_with_their_number_but_not_what_they_share(
     found = differences(whole, identity(world_size=2, per_device_training_batch_size=4), other_size=True)
     assert found == ["prompts of a rollout was 8, is 16"]
     assert differences(whole, identity(gamma=0.5), other_size=True)[0].startswith("--gamma was 1.0, is 0.5")
+
+
+def test_a_flag_that_came_later_had_its_default(identity, tmp_path):
+    now = identity()
+    before = {name: value for name, value in now.items() if name not in ("--samples_per_prompt", "--gamma")}
+    config = ppo_config(tmp_path)
+    assert differences(with_later_flags(before, now, config), now, other_size=False) == []
+    other = identity(gamma=0.5)
+    found = differences(with_later_flags(before, other, config), other, other_size=False)
+    assert found == ["--gamma was 1.0, is 0.5"]

@@ -63,7 +63,10 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
                     run.finish()
             except Stopped as stop:
                 if is_main():
-                    print(f"stopped by {stop}; to go on, add --resume_from_checkpoint to the command", file=sys.stderr)
+                    how = "to go on, add --resume_from_checkpoint to the command"
+                    if run.folder != Path(config.output_dir):  # the earlier run there is still whole
+                        how = "nothing was saved yet: start the same command again"
+                    print(f"stopped by {stop}; {how}", file=sys.stderr)
                 return stop.status
             except BaseException as error:
                 if world_size() > 1:

@@ -76,7 +76,7 @@ def test_the_means_of_a_file_by_hand(file):
 
 
 def test_a_report_on_several_models(file, tmp_path):
-    other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: [[1.0, 2.0, 0.0, 0.0]]}))
+    other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: 2 * [[1.0, 2.0, 0.0, 0.0]]}))
     text = best_of_report([file, other], [2, 4], tmp_path / "out")
     rows = json.loads((tmp_path / "out" / "report.json").read_text())["rows"]
     assert {(row["model"], row["temperature"], row["n"]) for row in rows} == {
@@ -85,11 +85,20 @@ def test_a_report_on_several_models(file, tmp_path):
         *(("theirs", 1.0, n) for n in (1, 2, 4)),
     }
     (alone,) = [row for row in rows if row["model"] == "theirs" and row["n"] == 4]
-    assert alone["first"] == {"value": 2.0, "low": None, "high": None}, "one prompt has no interval"
+    assert alone["first"] == {"value": 2.0, "low": 2.0, "high": 2.0}, "both prompts have the same"
     assert text == (tmp_path / "out" / "report.md").read_text() and "| theirs" in text and "5.000 [-7.706, " in text
     assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="--best-of 8: .*ours-v1.5.jsonl holds 4 responses to a prompt"):
         best_of_report([file], [2, 8], tmp_path / "out")
+    best_of_report([file, other], None, tmp_path / "usual")
+    rows = json.loads((tmp_path / "usual" / "report.json").read_text())["rows"]
+    assert {row["n"] for row in rows} == {1, 4}, "of the published numbers those that were drawn"
+
+
+def test_other_prompts_are_no_comparison(file, tmp_path):
+    other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: [[1.0, 2.0, 0.0, 0.0]]}))
+    with pytest.raises(UserError, match="theirs.jsonl holds other prompts than .*ours"):
+        best_of_report([file, other], [2], tmp_path / "out")
 
 
 def test_curves_show_the_mean_over_all_subsets(file, monkeypatch):

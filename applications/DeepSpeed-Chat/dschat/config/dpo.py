@@ -15,6 +15,7 @@ class DPOConfig(SupervisedConfig):
 
     _argument_group_name = "direct preference optimisation"
     step: ClassVar[int] = 2
+    sequences_per_example: ClassVar[int] = 2
 
     learning_rate: float = flag("highest learning rate", 5e-7)
     weight_decay: float = flag("weight decay of AdamW", 0.1)

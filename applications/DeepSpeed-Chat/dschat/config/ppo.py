@@ -102,6 +102,9 @@ class PPOConfig(
             self.eval_prompts = EVAL_PROMPTS
         if self.reward_model_name_or_path is None and self.reward_function is None and self.reward_source is None:
             self.reward_model_name_or_path = self.critic_model_name_or_path
+        self._names_no_critic = not self.has_critic and self.critic_model_name_or_path is not None
+        if self._names_no_critic:
+            self.critic_model_name_or_path = None
 
     @property
     def metric_name(self) -> str | None:
@@ -128,11 +131,6 @@ class PPOConfig(
     def _check_models(self) -> None:
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
         rules.check_not_empty(self, names)
-        if not self.has_critic and self.critic_model_name_or_path is not None:
-            raise UserError(
-                f"--critic_model_name_or_path: --advantage_estimator {self.advantage_estimator} has no critic. Give"
-                " the reward model of step 2 as --reward_model_name_or_path."
-            )
         sources = ("reward_function", "reward_model_name_or_path", "reward_source")
         given = [name for name in sources if getattr(self, name) is not None]
         if len(given) > 1:
@@ -178,6 +176,19 @@ class PPOConfig(
         if given and not self.has_critic:
             names = ", ".join(f"--{name}" for name in given)
             logger.warning("%s: of no effect with --advantage_estimator %s.", names, self.advantage_estimator)
+        if self._names_no_critic:
+            logger.warning(
+                "--critic_model_name_or_path: --advantage_estimator %s has no critic; the model is read as the reward"
+                " model, if no other source of scores is named.",
+                self.advantage_estimator,
+            )
+        if not self.has_critic and self.policy_ratio == "token" and self.termination_condition != "fixed":
+            logger.warning(
+                "--termination_condition %s: with --advantage_estimator %s macro actions change the training with"
+                " --policy_ratio macro or macro_mean alone.",
+                self.termination_condition,
+                self.advantage_estimator,
+            )
         if self._dilutes_score:
             logger.warning(
                 "--macro_reward mean dilutes the score among the other tokens of the last macro action: add"

@@ -39,11 +39,12 @@ from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.run.distributed import barrier, broadcast_object, is_main, own_part, rank, world_size
-from dschat.run.identity import Identity, differences
+from dschat.run.identity import Identity, differences, with_later_flags
 from dschat.run.manifest import MANIFEST, File, digest, hash_together, read_manifest
 from dschat.run.output import RunOutput
 from dschat.run.progress import Json, Progress
 from dschat.run.random_states import set_random_states
+from dschat.run.records import BEST
 from dschat.run.stop import Stopped, stop_signals
 from dschat.run.whole_files import end_moves, write_whole, written_beside
 
@@ -51,15 +52,6 @@ logger = logging.getLogger(__name__)
 
 STATE, METRICS = "state.json", "metrics.jsonl"
 LATEST = "latest"
-# Per step the metric that makes a checkpoint the best, and whether a larger one is better.
-BEST = {
-    "sft": ("eval/loss", False),
-    "reward": ("eval/accuracy", True),
-    "dpo": ("eval/loss", False),
-    "ppo": ("eval/scores", True),
-    "refuel_online": ("eval/scores", True),
-    "refuel": ("eval/loss", False),
-}
 
 
 class Checkpoints:
@@ -261,7 +253,8 @@ class Checkpoints:
     def _check(self, folder: Path, manifest: Json, in_rollout: bool) -> None:
         """Raises UserError where the checkpoint is not this run's."""
         size, here = manifest["world_size"], world_size()
-        found = differences(manifest["identity"], self._identity, other_size=size != here)
+        before = with_later_flags(manifest["identity"], self._identity, self._config)
+        found = differences(before, self._identity, other_size=size != here)
         if size != here and in_rollout:
             found.append(f"it was written inside a rollout of {size} processes, here are {here}")
         # DeepSpeed 0.19.8 puts the optimiser's states of vectors together wrongly from these.

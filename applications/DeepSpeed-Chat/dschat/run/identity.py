@@ -18,19 +18,11 @@ from dschat.run.progress import Json
 # Flags that may differ: how long to train, when to save and evaluate, where things lie (their content is compared).
 FREE_FLAGS = frozenset(
     (
-        *(
-            "num_train_epochs",
-            "total_episodes",
-            "print_sample_output_freq",
-            "save_steps",
-            "save_models",
-            "save_total_limit",
-            "resume_from_checkpoint",
-        ),
+        *("num_train_epochs", "total_episodes", "save_steps", "save_models", "save_total_limit"),
+        *("resume_from_checkpoint", "cluster"),
         *("eval_interval", "eval_iters", "eval_prompts", "print_answers", "enable_tensorboard", "tensorboard_path"),
         *("print_sample_output_freq", "eval_temperature", "on_nonfinite", "max_kl", "kl_action", "vllm_gpu_memory"),
         *("output_dir", "overwrite_output_dir", "data_path", "deepspeed", "local_rank", "ddp_timeout", "self_checks"),
-        "cluster",
         *("model_name_or_path", "actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"),
     )
 )
@@ -74,6 +66,16 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         **{f"the model of {name}": model_hash(getattr(config, name)) for name in _model_flags(config)},
         **{f"the file of --{name}": _hash(file.read_bytes()) for name, file in files.items()},
     }
+
+
+def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> Identity:
+    """A checkpoint's identity with the flags that did not exist when it was written, at their defaults."""
+    defaults = {
+        f"--{field.name}": _text(field.default)
+        for field in dataclasses.fields(config)
+        if field.default is not dataclasses.MISSING
+    }
+    return {name: defaults[name] for name in now if name in defaults} | before
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: bool) -> list[str]:

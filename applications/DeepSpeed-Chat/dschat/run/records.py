@@ -96,11 +96,21 @@ def warn_unless_made_by(step: str, path: str, flag: str) -> None:
         logger.warning("%s %s was not made by the %s step: results will differ from the method's", flag, path, step)
 
 
+# Per step the metric that makes a checkpoint the best, and whether a larger one is better.
+BEST = {
+    "sft": ("eval/loss", False),
+    "reward": ("eval/accuracy", True),
+    "dpo": ("eval/loss", False),
+    "ppo": ("eval/scores", True),
+    "refuel_online": ("eval/scores", True),
+    "refuel": ("eval/loss", False),
+}
 _TITLES = {
     "sft": "Supervised fine-tuning (step 1)",
     "reward": "Reward model (step 2)",
     "dpo": "Direct preference optimisation (step 2)",
     "ppo": "PPO with macro actions (step 3)",
+    "rloo": "RLOO, without a critic (step 3)",
     "refuel": "REFUEL on pairs of replies",
     "refuel_online": "REFUEL with users from data (step 3)",
 }
@@ -120,6 +130,7 @@ def write_model_card(
         record: of the run.
     """
     sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
+    title = _TITLES["rloo" if settings.get("advantage_estimator") == "rloo" else record.step]
     lines = [
         "---",
         "library_name: transformers",
@@ -128,7 +139,7 @@ def write_model_card(
         "",
         f"# {name}: {role}",
         "",
-        f"{_TITLES[record.step]} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.",
+        f"{title} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.",
         "",
         "## Data",
         "",

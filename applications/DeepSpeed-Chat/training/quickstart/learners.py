@@ -23,6 +23,10 @@ ONE = Processes()
 BEST_OF = (2, 4, 8, 16)
 SAVED = 4  # models that each run leaves on its way, its end included
 SAMPLES = 4  # of RLOO to a prompt
+NOTE = (
+    "Seconds are those of the learner's own run with its evaluations, without the models that it starts from; best of"
+    " 16 draws 16 responses for every answer instead."
+)
 # Name of each learner that trains → its folder, and where the policy lies below it.
 TRAINED = {
     "DPO": ("dpo", ""),
@@ -69,7 +73,7 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
     table = learner_text(found)
     print(table, flush=True)
     parts = {
-        "Learners on the reviews": f"{learner_markdown(found)}\n\n![Gold score against KL](gold-against-kl.png)\n",
+        "Learners on the reviews": f"{learner_markdown(found)}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
         "REFUEL on dialogues": dialogues.refuel_example(
             folder / "dialogues", seed, dialogues.SMALL if scale is SMALL else dialogues.FULL
         ),

@@ -19,6 +19,7 @@ class Sweep:
 
     model: str
     rewards: dict[float, list[list[float]]]  # temperature → for each prompt the rewards, in the order they were drawn
+    prompts: list[str]  # the same at every temperature
 
     def draws(self, temperature: float) -> int:
         """Responses to each prompt at a temperature."""
@@ -64,7 +65,7 @@ def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
         if prompts[temperature] != prompts[first]:
             temperatures = f"the prompts at temperature {temperature:g} are not those at {first:g}"
             raise UserError(f"{model}: {temperatures}; give the file of one finished run.")
-    return Sweep(model, dict(sorted(rewards.items())))
+    return Sweep(model, dict(sorted(rewards.items())), prompts[first])
 
 
 def _rewards_of(row: dict[str, Any], origin: str) -> list[float]:

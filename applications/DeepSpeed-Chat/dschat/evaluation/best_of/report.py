@@ -9,7 +9,7 @@ from pathlib import Path
 from dschat.common.statistics import MeanInterval, mean_interval
 from dschat.common.tables import markdown_table
 from dschat.errors import UserError
-from dschat.evaluation.best_of.estimator import best_of_first, expected_best
+from dschat.evaluation.best_of.estimator import PUBLISHED, best_of_first, expected_best
 from dschat.evaluation.best_of.read import Sweep, read_sweep
 from dschat.evaluation.pairs.responses import model_names
 
@@ -47,12 +47,28 @@ def best_of_n(sweep: Sweep, numbers: Sequence[int]) -> list[BestOf]:
     return found
 
 
-def best_of_report(files: Sequence[Path], numbers: Sequence[int], output_dir: Path) -> str:
+def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_dir: Path) -> str:
     """Writes `report.json`, `report.md` and `report.png` on finished sweeps, one file per model; returns the tables.
 
-    Raises UserError where a file holds something else or fewer responses than `numbers` ask for.
+    Args:
+        files: of the sweeps.
+        numbers: how many responses to choose from; None for the published ones that were drawn, and all.
+        output_dir: where to write.
+
+    Raises:
+        UserError: a file holds something else, other prompts than the first, or fewer responses than `numbers` say.
     """
     sweeps = [read_sweep(file, name) for file, name in zip(files, model_names(files), strict=True)]
+    for file, sweep in zip(files, sweeps, strict=True):
+        if sweep.prompts != sweeps[0].prompts:
+            raise UserError(
+                f"{file} holds other prompts than {files[0]}: compare sweeps of the same prompts (--dataset, "
+                "--data-path, --num-samples of inference/best_of_n.py)."
+            )
+    if numbers is None:
+        most = max(sweep.most_draws for sweep in sweeps)
+        numbers = sorted({*(n for n in PUBLISHED if n < most), most})
+        return write_best_of(sweeps, numbers, output_dir, "report")
     for file, sweep in zip(files, sweeps, strict=True):
         if 1 < sweep.most_draws < max(numbers):
             problem = f"{file} holds {sweep.most_draws} responses to a prompt"
