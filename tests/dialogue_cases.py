@@ -29,6 +29,16 @@ TEMPLATES = {
         "{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
         "<eos>",
     ),
+    "llama-2": (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[u] {{ m.content }} [/u]{% else %}"
+        " {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}",
+        "<eos>",
+    ),
+    "zephyr": (
+        "{% for m in messages %}<|im_start|>{{ m.role }}{{ '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}",
+        "<|im_end|>",
+    ),
     "plain": (
         "{% for m in messages %}\n\n{{ 'Human' if m.role == 'user' else 'Assistant' }}: {{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}\n\nAssistant: {% endif %}",

@@ -63,14 +63,20 @@ SHOWN_AT_A_TURN = "evaluation/turns/test_turns.py::test_what_is_compared_at_a_tu
 BEST_OF = "evaluation/best_of/test_best_of.py::test_the_"
 BEST_OF_N = f"{BEST_OF}estimator_by_hand {BEST_OF}estimator_is_the_mean_over_all_subsets"
 REPLY_REWARDS = "rl/test_refuel.py::test_reply_rewards_by_hand"
-REFUEL_TURNS = "trainers/test_refuel.py::test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone"
-REFUEL_START = "trainers/test_refuel.py::test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards"
-REFUEL_FIT = "trainers/test_refuel.py::test_fit_writes_what_it_should"
+REFUEL_TURNS = (
+    "trainers/test_refuel_online.py::test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone"
+)
+REFUEL_START = (
+    "trainers/test_refuel_online.py::test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards"
+)
+REFUEL_STEERED = "trainers/test_refuel_online.py::test_the_kl_coefficient_is_steered"
+REFUEL_SCHEDULE = "trainers/test_refuel_online.py::test_the_updates_that_a_schedule_is_over"
+REFUEL_FIT = "trainers/test_refuel_online.py::test_fit_writes_what_it_should"
 PROGRAMS = "sandbox/test_programs.py::test_rewards"
 PROGRAM_SCORES = "scoring/test_program_scores.py::test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean"
 UNSCORED = "trainers/test_ppo.py::test_a_response_that_could_not_be_scored_is_not_trained_on"
 RESUME = " ".join(
-    f"trainers/test_resume.py::test_step_3_stops_anywhere[13-{name}]"
+    f"trainers/test_resume.py::test_step_3_stops_anywhere[43-{name}]"
     for name in ("fixed", "randomized", "parsing", "ppl")
 )
 RESUME_1 = "trainers/test_resume.py::test_steps_1_and_2_stop_anywhere[sft-1]"
@@ -152,7 +158,7 @@ IN_PARTS = "engine/test_sharded_loading.py::"
 GROUPS = "engine/test_engine.py::test_weight_decay_acts_on_matrices_only"
 
 # fmt: off
-TURNS = "inference/refuel/test_generate.py::test_the_turns_are_uniform_and_follow_from_seed_and_number"
+DRAWN_TURNS = "inference/refuel/test_generate.py::test_the_turns_are_uniform_and_follow_from_seed_and_number"
 HELD_OUT = "inference/refuel/test_masks.py::test_one_in_ten_is_held_out_at_most"
 REFUEL_LOSS = "trainers/test_refuel.py::test_the_loss_is_the_regression_on_the_replies_alone"
 MUTANTS: tuple[Mutant, ...] = (
@@ -756,14 +762,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("refuel: the turn does not depend on the run's seed", "row_seed(seed, SeedKind.TRAINING, iteration",
          "row_seed(0, SeedKind.TRAINING, iteration", REFUEL_TURNS),
         ("refuel: the second dialogue repeats the first", "for part in (FIRST, SECOND)", "for part in (FIRST, FIRST)",
-         "trainers/test_refuel.py::test_both_dialogues_of_a_pair_are_one_up_to_the_state"),
+         "trainers/test_refuel_online.py::test_both_dialogues_of_a_pair_are_one_up_to_the_state"),
         ("refuel: all rows draw with one seed", "iteration, example.index, part) for", "iteration, 0, part) for",
-         "trainers/test_refuel.py::test_a_round_draws_with_a_seed_for_each_row"),
+         "trainers/test_refuel_online.py::test_a_round_draws_with_a_seed_for_each_row"),
         ("refuel: a state without its question", "state(one.messages, turn)", "state(one.messages, 0)",
-         "trainers/test_refuel.py::test_both_dialogues_of_a_pair_are_one_up_to_the_state"),
+         "trainers/test_refuel_online.py::test_both_dialogues_of_a_pair_are_one_up_to_the_state"),
         ("refuel: evaluations draw at the temperature of training", "replace(self.sampling, temperature=temperature)",
          "self.sampling",
-         "trainers/test_refuel.py::test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time"),
+         "trainers/test_refuel_online.py::test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time"),
     ),
     *changes("trainers/refuel/update.py",
         ("refuel: the loss is a mean over a micro-batch", "plan.global_batch, plan.micro_batch, config.eta",
@@ -771,19 +777,19 @@ MUTANTS: tuple[Mutant, ...] = (
         ("refuel: eta is forgotten", "differences, settings.eta, settings", "differences, 1.0, settings",
          REFUEL_START),
         ("refuel: pairs of other log-probs", "- batch.logprobs[rows.rows]", "- batch.logprobs[: len(rows.rows)]",
-         "trainers/test_refuel.py::test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd "
-         "trainers/test_refuel.py::test_micro_batches_and_accumulation_change_nothing"),
+         "trainers/test_refuel_online.py::test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd "
+         "trainers/test_refuel_online.py::test_micro_batches_and_accumulation_change_nothing"),
         ("refuel: one update fewer", "while progress.done < settings.updates",
          "while progress.done + 1 < settings.updates",
-         "trainers/test_refuel.py::test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss"),
+         "trainers/test_refuel_online.py::test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss"),
     ),
     *changes("trainers/refuel/trainer.py",
         ("refuel: the KL coefficient is not steered", "self.kl = self.kl.update(metrics",
-         "self.kl = self.kl or self.kl.update(metrics", "trainers/test_refuel.py::test_the_kl_coefficient_is_steered"),
+         "self.kl = self.kl or self.kl.update(metrics", REFUEL_STEERED),
         ("refuel: rounds of an epoch are rounded up", "per_epoch = num_dialogues // plan",
-         "per_epoch = 1 + num_dialogues // plan", "trainers/test_refuel.py::test_the_updates_that_a_schedule_is_over"),
+         "per_epoch = 1 + num_dialogues // plan", REFUEL_SCHEDULE),
         ("refuel: a schedule over rounds", "return rounds * plan.updates_per_rollout", "return rounds",
-         "trainers/test_refuel.py::test_the_updates_that_a_schedule_is_over"),
+         REFUEL_SCHEDULE),
     ),
     *changes("trainers/refuel/evaluation.py",
         ("refuel: a score by turn is that of the whole", "conversations[number].messages[:end] for",
@@ -848,9 +854,9 @@ MUTANTS: tuple[Mutant, ...] = (
          "1 - (1 - passed / samples) ** k", "evaluation/programs/test_pass_at_k.py::test_the_estimator_by_hand"),
     ),
     *changes("inference/refuel/generate.py",
-        ("L is one short", "int(random.integers(turns))", "int(random.integers(max(1, turns - 1)))", TURNS),
-        ("h is below L", "int(random.integers(last + 1))", "int(random.integers(max(1, last)))", TURNS),
-        ("turns without the seed", "default_rng((seed, number))", "default_rng(number)", TURNS),
+        ("L is one short", "int(random.integers(turns))", "int(random.integers(max(1, turns - 1)))", DRAWN_TURNS),
+        ("h is below L", "int(random.integers(last + 1))", "int(random.integers(max(1, last)))", DRAWN_TURNS),
+        ("turns without the seed", "default_rng((seed, number))", "default_rng(number)", DRAWN_TURNS),
         ("both rollouts have one seed", "SECOND_SEED = 20000", "SECOND_SEED = 0",
          "inference/refuel/test_generate.py::test_the_second_rollout_has_the_seed_plus_20000"),
         ("dialogues share their draws", "row_seed(seed, number) for", "row_seed(seed, 0 * number) for",
@@ -873,13 +879,12 @@ MUTANTS: tuple[Mutant, ...] = (
          "data/test_dialogue_pairs.py::test_what_is_left_out_is_counted_by_reason"),
     ),
     *changes("trainers/supervised/refuel.py",
-        ("the regression without temperature", "examples, self._pad_id, self._temperature)\n        before",
-         "examples, self._pad_id)\n        before", REFUEL_LOSS),
-        ("rewards are rounded before they are subtracted", "dtype=torch.float64, device=chosen.device",
-         "dtype=torch.float32, device=chosen.device",
+        ("the regression without temperature", "examples, self._pad_id, self._temperature)\n        old",
+         "examples, self._pad_id)\n        old", REFUEL_LOSS),
+        ("rewards are rounded before they are subtracted", "[e.chosen_reward - e.rejected_reward for e in examples],",
+         "[float(torch.tensor(e.chosen_reward)) - float(torch.tensor(e.rejected_reward)) for e in examples],",
          "trainers/test_refuel.py::test_large_rewards_that_lie_close_together_keep_their_difference"),
-        ("the reference of the rejected is the chosen one's", "rejected - old_rejected.float()",
-         "rejected - old_chosen.float()", REFUEL_LOSS),
+        ("the reference of the rejected is the chosen one's", "rejected - old_rejected", "rejected - old_chosen", REFUEL_LOSS),
     ),
     *changes("run/metrics.py",
         ("the variance keeps the mean", "found.pop(name) - metrics[base] ** 2", "found.pop(name) - metrics[base]",

@@ -26,7 +26,7 @@ def test_state_and_reply_are_the_template_up_to_the_end_token(name, turn) -> Non
     assert tokenizer.convert_ids_to_tokens(end.token_id) == TEMPLATES[name][1]
     (state_ids,) = encode_states(tokenizer, [state(TALK, turn)], "talk.jsonl:1")
     (reply_ids,) = encode_replies(tokenizer, [TALK[: 2 * turn + 2]], end, "talk.jsonl:1")
-    assert tokenizer.decode(reply_ids[:-1]) == TALK[2 * turn + 1]["content"]
+    assert tokenizer.decode(reply_ids[:-1]).strip() == TALK[2 * turn + 1]["content"]
     assert reply_ids[-1] == end.token_id and end.token_id not in reply_ids[:-1]
     # The whole, written by the template itself, begins with these ids.
     text = tokenizer.apply_chat_template(TALK, tokenize=False)

@@ -122,6 +122,8 @@ def test_kept_log_probs_of_other_circumstances_are_refused(name, tmp_path):
 
 def test_what_the_kept_log_probs_depend_on():
     one = describe_reference(pairs(), "hash", torch.float32, TEMPERATURE)
+    assert describe_reference(pairs(), "other", torch.float32, TEMPERATURE) != one
+    assert one["the kind of device"] == "cpu" or torch.cuda.is_available()
     assert describe_reference(pairs(), "hash", torch.bfloat16, TEMPERATURE) != one
     assert describe_reference(pairs(), "hash", torch.float32, 1.0) != one
     assert describe_reference(pairs(2), "hash", torch.float32, TEMPERATURE)["the data"] != one["the data"]

@@ -76,7 +76,7 @@ class RefuelConfig(SupervisedConfig):
         super().__post_init__()
         if self.gradient_accumulation_steps is None and self.global_batch_size is None:
             self.gradient_accumulation_steps = 16
-        if self.num_warmup_steps:
+        if self.num_warmup_steps or self.lr_scheduler_type == "constant":
             self.warmup_ratio = None
         if self.optimizer == "adam":
             self.weight_decay = 0.0

@@ -108,6 +108,7 @@ class RefuelLossFlags:
     whiten_rewards: bool = flag("scale the rewards of a round to variance 1", False)
     learning_rate: float = flag("highest learning rate", 3e-7, aliases=["--lr"])
     weight_decay: float = flag("weight decay of AdamW", 1e-6)
+    gradient_clipping: float = flag("largest gradient norm of an update; 0 = no clipping", 0.0)
     adam_epsilon: float = flag("epsilon of AdamW", 1e-8, aliases=["--eps"])
 
 

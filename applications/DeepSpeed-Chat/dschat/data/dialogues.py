@@ -88,7 +88,7 @@ class TurnEnd:
     Attributes:
         token_id: the token that ends it; where the template writes none, EOS.
         text: what the template writes behind the reply.
-        written: whether `text` begins with that token.
+        written: whether `text` holds that token.
     """
 
     token_id: int
@@ -104,18 +104,18 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
     """
     before, whole = (_render(tokenizer, PROBE[:length], "the chat template") for length in (1, 2))
     reply = whole.removeprefix(before)
-    if not whole.startswith(before) or not reply.startswith("b"):
+    if not whole.startswith(before) or not reply.lstrip().startswith("b"):
         raise UserError(
             "the tokenizer's chat template does not write a reply behind its generation prompt "
             f"({before[-40:]!r}, then {whole[-40:]!r}), so that a reply's tokens cannot be told; correct the template."
         )
-    text = reply.removeprefix("b")
+    text = reply.lstrip().removeprefix("b")
     ids = encode_responses(tokenizer, [text])[0] if text else []
     special = set(tokenizer.all_special_ids) | {
         i for i, token in tokenizer.added_tokens_decoder.items() if token.special
     }
-    written = bool(ids) and ids[0] in special
-    return TurnEnd(ids[0] if written else tokenizer.eos_token_id, text, written)
+    ends = [i for i in ids if i in special]
+    return TurnEnd(ends[0] if ends else tokenizer.eos_token_id, text, bool(ends))
 
 
 def encode_states(tokenizer: PreTrainedTokenizerBase, states: Sequence[Dialogue], origin: str) -> list[list[int]]:

@@ -71,7 +71,7 @@ def push(folder: Path, files: Sequence[str], repository: str, public: bool, flag
         raise UserError(
             f"{flag} {repository}: the data set is finished, in {folder}, but the Hugging Face hub did not take it "
             f"({type(error).__name__}: {reason}). Log in with `hf auth login` where there is a network and give the "
-            "same command again: it only pushes. For a folder of this machine instead, write it with ./ before it."
+            "same command again: it only pushes. For a folder of this machine instead, take it from there."
         ) from error
     return f"https://huggingface.co/datasets/{repository}"
 

@@ -120,7 +120,8 @@ class PolicyAssistant:
             rollout = self._draw([prompts[n] for n in fitting], self._sampling, [seeds[n] for n in fitting]).rollout
             drawn = zip(fitting, rollout.response_rows(), rollout.finished.tolist(), strict=True)
             for n, ids, finished in drawn:
-                replies[n] = Reply(prompts[n], ids, decode_response(self._tokenizer, ids), finished)
+                text = decode_response(self._tokenizer, ids[:-1] if finished else ids)
+                replies[n] = Reply(prompts[n], ids, text, finished)
         return replies
 
 

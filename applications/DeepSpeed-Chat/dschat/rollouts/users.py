@@ -123,6 +123,9 @@ class ServerWriter:
             reply = self._send(body)
             if reply is None:
                 return None
+            if reply.flaw and MARK not in reply.text:  # cut off before the user says anything
+                logger.warning("%s: no message of a user: %s", self._endpoint.flags.url, reply.flaw)
+                return None
             self._cache.put(digest, reply)
         self._answered = True
         return reply.text

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 FLAG = "--reward-model"
 TOO_LONG = "the dialogue is too long for the reward model"
+REFUSED = "its chat template refuses the dialogue"
 NOT_FINITE = "the reward is not finite"
 
 
@@ -107,20 +108,24 @@ class RewardReader:
 
     @torch.no_grad()
     def score_dialogues(self, dialogues: Sequence[Dialogue], max_length: int) -> list[float | str]:
-        """One number for each dialogue, or why there is none: it is too long, or its number is not finite.
+        """One number for each dialogue, or why there is none.
+
+        It is too long, its number is not finite, or the chat template refuses it.
 
         Args:
             dialogues: each ends with a reply; they go through the chat template, which must be there.
             max_length: tokens that the model reads at most.
-
-        Raises:
-            UserError: the chat template refuses a dialogue.
         """
-        rows = [Row(None, list(dialogue[:-1]), None, None, {}, "a dialogue") for dialogue in dialogues]
-        sequences = self._templated(rows, [dialogue[-1]["content"] for dialogue in dialogues])
         most = max_length if self._limit is None else min(max_length, self._limit)
-        fitting = [n for n, ids in enumerate(sequences) if len(ids) <= most]
         scores: list[float | str] = [TOO_LONG] * len(dialogues)
+        sequences: dict[int, list[int]] = {}
+        for n, dialogue in enumerate(dialogues):
+            row = Row(None, list(dialogue[:-1]), None, None, {}, "a dialogue")
+            try:
+                (sequences[n],) = self._templated([row], [dialogue[-1]["content"]])
+            except UserError:
+                scores[n] = REFUSED
+        fitting = [n for n, ids in sequences.items() if len(ids) <= most]
         if fitting:
             padded = self._padded([sequences[n] for n in fitting])
             inputs = {name: tensor.to(self._classifier.device) for name, tensor in padded.items()}

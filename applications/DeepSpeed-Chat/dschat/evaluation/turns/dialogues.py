@@ -105,7 +105,7 @@ def _side(dialogue: Dialogue, turn: int) -> Response:
 
 
 def _texts_of(row: dict[str, Any], origin: str) -> tuple[str, ...]:
-    messages = check_dialogue(row.get("messages"), origin, sampled=True)
+    messages = check_dialogue(row.get("messages", row.get("trajectory")), origin, sampled=True)
     if len(messages) % 2:
         raise UserError(
             f"{origin}: the last message, {len(messages)}, is the user's; the assistant must have the last word."

@@ -107,7 +107,7 @@ class Drawing:
                 reasons[number] = said.ended
             else:
                 last, turn = places[number]
-                rows[number] = {FIRST: whole[number], SECOND: said.messages, LAST: last, TURN: turn}
+                rows[number] = {"number": number, FIRST: whole[number], SECOND: said.messages, LAST: last, TURN: turn}
         return [{"number": n, "row": rows.get(n), "reason": reasons.get(n, "")} for n in numbers]
 
     def _roll_out(self, seed: int, numbers: Sequence[int], starts: Sequence[list[Message]]) -> list[Any]:
@@ -131,7 +131,7 @@ def sampled_turns(seed: int, number: int, turns: int) -> tuple[int, int]:
 
 def _in_memory(drawing: Drawing, firsts: Sequence[Message], numbers: list[int]) -> list[Entry]:
     problem = f"--batch-size: the GPU's memory does not suffice for {len(numbers)} dialogues"
-    with enough_memory(problem, "a smaller --batch-size, --num-turns or --max-new-tokens"):
+    with enough_memory(problem, "a smaller --batch-size; what is finished stays"):
         return drawing.draw(numbers, [firsts[number] for number in numbers])
 
 
@@ -184,7 +184,8 @@ def _endpoint(options: GenerateOptions) -> Endpoint | None:
 
 def _settings(options: GenerateOptions, path: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """What the rows depend on, by flag; an interrupted run goes on only with the same."""
-    names = ("num_turns", "temperature", "top_p", "max_new_tokens", "seed", "batch_size", "rollout_engine")
+    names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
+    names += ["batch_size"] if options.rollout_engine == "generate" else []  # then the draws depend on it
     settings = {name.replace("_", "-"): getattr(options, name) for name in names}
     settings |= {"device": device.type, "dtype": str(dtype).removeprefix("torch."), "model": fingerprint(path)}
     if options.num_turns == 1:

@@ -76,7 +76,7 @@ def _entries(pairs: Sequence[DialoguePair], numbers: Sequence[int], score: Score
     for start in range(0, len(order), batch_size):
         keys = order[start : start + batch_size]
         problem = f"--batch-size: the GPU's memory does not suffice for {len(keys)} dialogues"
-        with enough_memory(problem, "a smaller --batch-size or --max-length"):
+        with enough_memory(problem, "a smaller --batch-size; what is finished stays"):
             found.update(zip(keys, score([beginnings[key] for key in keys]), strict=True))
     entries: list[Entry] = []
     for number, pair in zip(numbers, pairs, strict=True):
@@ -96,7 +96,7 @@ def _key(dialogue: Dialogue) -> str:
 
 def _scorer_settings(options: RankOptions) -> dict[str, Any]:
     """What the rewards depend on, by flag; an interrupted run goes on only with the same."""
-    settings: dict[str, Any] = {"batch-size": options.batch_size}
+    settings: dict[str, Any] = {}
     if options.reward_function is not None:
         return settings | {"reward-function": described_function(options.reward_function)}
     device = choose_device(device=options.device)

@@ -66,11 +66,15 @@ def check_pairs(policy: TrainedPolicy, batch: PairBatch, settings: RefuelSetting
     """
     again = reply_logprobs(policy, pair_layouts(batch.rollout, settings.micro_batch), settings.temperature)
     first, second = (again - batch.logprobs).chunk(2)
-    loss, _ = regression_loss(first, second, batch.reward_differences, settings.eta)
-    expected = (settings.eta * batch.reward_differences).double().square().mean()
+    finite = batch.reward_differences.isfinite()  # others are met later, as --on_nonfinite says
+    if not bool(finite.any()):
+        return
+    first, second, differences = first[finite], second[finite], batch.reward_differences[finite]
+    loss, _ = regression_loss(first, second, differences, settings.eta)
+    expected = (settings.eta * differences).double().square().mean()
     tolerance = TOLERANCE[next(policy.module.parameters()).dtype] * max(1.0, float(batch.logprobs.abs().max()))
     gap = float((first - second).abs().max())
-    allowed = tolerance * (tolerance + 2 * settings.eta * float(batch.reward_differences.abs().max())) + 1e-6
+    allowed = tolerance * (tolerance + 2 * settings.eta * float(differences.abs().max())) + 1e-6
     if not gap <= tolerance or not abs(float(loss) - float(expected)) <= allowed + 1e-5 * float(expected):
         raise UserError(
             f"self-check: before the first update the log-ratios of a pair differ by {gap:.3g} (rounding explains "

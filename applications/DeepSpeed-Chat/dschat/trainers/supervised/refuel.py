@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """REFUEL: the log-ratios of two replies to a state shall differ as their rewards-to-go do, times η."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -111,7 +112,8 @@ class RefuelTask:
     def _require_close(self, engine: TrainedPolicy, x: float, y: float, example: RegressionExample, when: str) -> None:
         """Raises UserError where two sums of log-probs differ by more than rounding of each token explains."""
         tokens = max(len(example.chosen_ids), len(example.rejected_ids))
-        tolerance = TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, abs(y), tokens)
+        # Rounding errors of single tokens add up like a random walk.
+        tolerance = 2 * TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, math.sqrt(tokens))
         if not abs(x - y) <= tolerance:
             raise UserError(
                 f"self-check: the log-probs of a reply of {tokens} tokens differ {when}: {x:.6g} and {y:.6g} "
