@@ -284,6 +284,9 @@ class Letters:
     def __init__(self) -> None:
         self.seen: list[int] = []
 
+    def prepare(self, engine: Any) -> None:
+        pass
+
     def count(self, examples: list[str]) -> int:
         return sum(map(len, examples))
 

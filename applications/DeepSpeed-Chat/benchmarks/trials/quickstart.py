@@ -53,7 +53,7 @@ def _run(place: Path, seed: int) -> None:
 
 def quickstart_table(folder: Path) -> str | None:
     """Every run beside the first, over the finished seeds; None if there is none."""
-    places = {name: place for name, (place, _) in runpy.run_path(str(MAIN))["RUNS"].items()}
+    places = {name: place for name, (place, _) in runpy.run_path(str(MAIN.with_name("inputs.py")))["RUNS"].items()}
     finished = [seed for seed in SEEDS if (place_of(folder, seed) / "report.html").exists()]
     if not finished:
         return None

@@ -39,6 +39,14 @@ class Scale:
 FULL = Scale(4000, 6144, 768, 3, 2, 16, 64, 40, 20)
 SMALL = Scale(64, 64, 48, 1, 1, 16, 16, 3, 2)  # shows that every part runs; learns nothing
 
+# Name of each run of the quickstart → its folder and flags. The third tells why the second is faster: PPO's advantages
+# reach as far back over tokens as MA-PPO's when its λ is .95^(1/5) = .99.
+RUNS = {
+    "PPO (n = 1)": ("step3-ppo", ["--ngram", "1"]),
+    "MA-PPO (n = 5)": ("step3-ma-ppo", ["--ngram", "5"]),
+    "PPO, λ = .99": ("step3-ppo-99", ["--ngram", "1", "--lam", "0.99"]),
+}
+
 
 def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     """The corpus and the random model, as files."""

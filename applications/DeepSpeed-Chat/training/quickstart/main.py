@@ -11,15 +11,8 @@ from pathlib import Path
 
 from dschat.common.launch import Processes, run_step
 from dschat.errors import UserError
-from inputs import COMMON, FULL, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
+from inputs import COMMON, FULL, RUNS, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
 
-# Name of each run → its folder and flags. The third tells why the second is faster: PPO's advantages reach as far back
-# over tokens as MA-PPO's when its λ is .95^(1/5) = .99.
-RUNS = {
-    "PPO (n = 1)": ("step3-ppo", ["--ngram", "1"]),
-    "MA-PPO (n = 5)": ("step3-ma-ppo", ["--ngram", "5"]),
-    "PPO, λ = .99": ("step3-ppo-99", ["--ngram", "1", "--lam", "0.99"]),
-}
 REGIME = (
     "Regime: 64 tokens, a score at the end, a critic that starts from nothing, whitened advantages. With seeds 0 to 9,"
     " MA-PPO reached PPO's last gold score in fewer updates on 9 of 10 (1.5 times fewer at the median), and PPO with"
