@@ -25,6 +25,12 @@ TINY_SIZES = {
 VERSIONS = (("torch", "2.13.0"), ("transformers", "5.23.0"))
 
 
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """A name that is no folder here is not asked for at the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
 def reports(*changes, hosts=("a", "a")):
     """One per rank, healthy but for the changes {rank: fields}."""
     healthy = [ProcessReport(rank, host, VERSIONS, None, 10**9, 10**8) for rank, host in enumerate(hosts)]
