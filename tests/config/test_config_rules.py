@@ -144,6 +144,9 @@ def test_refusals_of_dpo(flags, words):
     ("flags", "words"),
     [
         ("--task.temperature 0", ["--temperature 0", "above 0"]),
+        ("--num_warmup_steps 3 --warmup_ratio 0.2", ["both set the warm-up"]),
+        ("--lr_scheduler_type constant --warmup_ratio 0.2", ["constant has no warm-up"]),
+        ("--optimizer adam --weight_decay 0.1", ["--weight_decay 0.1", "adam has none"]),
         ("--eta -1", ["--eta -1", "at least 0"]),
         ("--total_episodes -1", ["--total_episodes -1", "at least 0"]),
         ("--start_idx -1", ["--start_idx -1", "at least 0"]),

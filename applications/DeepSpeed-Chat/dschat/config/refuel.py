@@ -56,7 +56,9 @@ class RefuelConfig(SupervisedConfig):
     )
     learning_rate: float = flag("highest learning rate", 3e-7, aliases=["--lr"])
     weight_decay: float = flag("weight decay of AdamW", 1e-6)
-    warmup_ratio: float | None = flag("warm-up as a part of all optimiser updates, instead of num_warmup_steps", 0.1)
+    warmup_ratio: float | None = flag(
+        "warm-up as a part of all optimiser updates, instead of num_warmup_steps; 0.1 if neither is given", None
+    )
     gradient_clipping: float = flag("largest gradient norm of an update; 0 = no clipping", 0.0)
     seed: int = flag("seed of the order of the pairs, and of LoRA's initialisation", 555134)
     per_device_train_batch_size: int = flag("pairs per forward pass and process in training", 1)
@@ -76,9 +78,9 @@ class RefuelConfig(SupervisedConfig):
         super().__post_init__()
         if self.gradient_accumulation_steps is None and self.global_batch_size is None:
             self.gradient_accumulation_steps = 16
-        if self.num_warmup_steps or self.lr_scheduler_type == "constant":
-            self.warmup_ratio = None
-        if self.optimizer == "adam":
+        if self.warmup_ratio is None and not self.num_warmup_steps and self.lr_scheduler_type != "constant":
+            self.warmup_ratio = 0.1
+        if self.optimizer == "adam" and self.weight_decay == rules.default_of(RefuelConfig, "weight_decay"):
             self.weight_decay = 0.0
 
     def validate(self) -> None:
@@ -87,6 +89,8 @@ class RefuelConfig(SupervisedConfig):
         rules.check_numbers(self, ["temperature"], rules.ABOVE_0)
         rules.check_numbers(self, ["eta", "total_episodes", "start_idx"], rules.AT_LEAST_0)
         rules.check_not_empty(self, ["cluster"])
+        if self.optimizer == "adam" and self.weight_decay:
+            raise UserError(f"--weight_decay {self.weight_decay}: --optimizer adam has none. Use adamw, or drop it.")
         if self.cluster is not None and "/" in self.cluster:
             raise UserError(f"--task.cluster {self.cluster}: give a name that a file can have, without a slash.")
         if self.end_idx != -1 and self.end_idx <= self.start_idx:
