@@ -100,7 +100,8 @@ class SlotCache(Cache):
             columns: of the buffers.
         """
         self.window = Window()
-        spans = [options.get("sliding_window") for options in get_layer_types_and_kwargs(config)[1]]
+        kinds = get_layer_types_and_kwargs(config)[0]
+        spans = [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
         self.slot_layers = [SlotLayer(slots, columns, span, self.window) for span in spans]
         super().__init__(layers=list(self.slot_layers))
 
