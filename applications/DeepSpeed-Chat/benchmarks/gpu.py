@@ -96,6 +96,8 @@ def fastest(work: Callable[[], object], device: str, runs: int = 10) -> float:
 
 def measure(settings: argparse.Namespace, factor: int, limits: dict[str, float]) -> dict[str, Any]:
     """One line of the table."""
+    import torch
+
     from contenders.job import Job
     from contenders.process import Contender
     from contenders.work import SIZES, Work, make_files
@@ -112,10 +114,12 @@ def measure(settings: argparse.Namespace, factor: int, limits: dict[str, float])
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_files(work, folder / "files")
+        if settings.device == "cuda":
+            torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
         contender = Contender(
             sys.executable, "ours", Job(work, str(folder / "files"), place, flags=settings.flags.split())
         )
-        runs = [contender.iterate() for _ in range(settings.repeats + 1)][1:]
+        runs = [iterate(contender, work.batch, number) for number in range(settings.repeats + 1)][1:]
         contender.end()
     seconds = {phase: statistics.median(run["wall"].get(phase, 0.0) for run in runs) for phase in PHASES}
     total = statistics.median(run["wall"]["total"] for run in runs)
@@ -129,6 +133,13 @@ def measure(settings: argparse.Namespace, factor: int, limits: dict[str, float])
         "training_limit": limits["operations_per_second"],
         "peak_mb": max(run["peak_mb"] for run in runs),
     }
+
+
+def iterate(contender: Any, batch: int, number: int) -> dict[str, Any]:
+    """One iteration of a `Contender`, which says on stderr that it is done."""
+    run: dict[str, Any] = contender.iterate()
+    print(f"batch {batch}, iteration {number}: {run['wall']['total']:.1f} s", file=sys.stderr, flush=True)
+    return run
 
 
 def layer_weights(size: Any) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention masks of one new token per row, kept from step to step instead of made anew."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from dschat.rollouts.slots import SlotCache
+
+ALIGNED = 16  # columns; CUDA's attention kernels read a mask in pieces, and fail where one begins elsewhere
 
 
 class StepMasks:
@@ -35,7 +38,7 @@ class StepMasks:
         self._mask = seen
 
     def of_step(self) -> Tensor | dict[str, Tensor]:
-        """The model's ``attention_mask`` for the cache's window, without copying."""
+        """The model's ``attention_mask`` for the cache's window; on a CPU without copying."""
         if self._implementation.startswith("flash"):
             return self._columns_from(self._cache.window.low)
         if self._types is None:
@@ -44,4 +47,9 @@ class StepMasks:
         return {name: self._columns_from(low) for name, low in {name: layer.low for name, layer in layers}.items()}
 
     def _columns_from(self, low: int) -> Tensor:
-        return self._mask[..., low : self._cache.window.end]
+        seen = self._mask[..., low : self._cache.window.end]
+        if not seen.is_cuda:
+            return seen
+        width = seen.shape[-1]
+        place = seen.new_empty(*seen.shape[:-1], math.ceil(width / ALIGNED) * ALIGNED)
+        return place[..., :width].copy_(seen)
