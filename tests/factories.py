@@ -353,3 +353,12 @@ def ppo_config(folder: Path, **overrides: Any) -> Any:
         "self_checks": True,
     }
     return PPOConfig(**(flags | overrides))
+
+
+def replace_in_builders(monkeypatch: Any, name: str, value: Any) -> None:
+    """Puts something in the place of a function or class, wherever dschat.builders uses it by that name."""
+    from dschat.builders import ppo, scores, settings, supervised
+
+    for module in (ppo, scores, settings, supervised):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, value)

@@ -6,7 +6,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from dschat.builders import build_ppo_models
+from dschat.builders.ppo import build_ppo_models
 from dschat.config.ppo import PPOConfig
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.errors import UserError

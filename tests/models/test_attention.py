@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dschat import builders
+from dschat.builders.ppo import build_ppo_models
 from dschat.errors import UserError
 from dschat.models import attention
 from dschat.models.attention import check_attention, say_what_is_used, without_flash
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.placement import Opening
-from factories import make_causal_lm, ppo_config, save_folder
+from factories import make_causal_lm, ppo_config, replace_in_builders, save_folder
 
 CAP = 0.7
 
@@ -79,7 +79,7 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
         seen.append(opening.attention)
 
     for name in ("load_causal_lm", "load_scalar"):
-        monkeypatch.setattr(builders, name, lambda *args, **options: noted(opening=_opening_of(args, options)))
+        replace_in_builders(monkeypatch, name, lambda *args, **options: noted(opening=_opening_of(args, options)))
     for name in (
         "PolicyModel",
         "ScalarModel",
@@ -89,10 +89,10 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
         "RewardModelScores",
         "_rollout_engine",
     ):
-        monkeypatch.setattr(builders, name, lambda *_, **__: None)
+        replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     overrides = {"reward_function": None, "reward_model_name_or_path": "unused", "attn_implementation": "eager"}
     config = ppo_config(tmp_path, **overrides)
-    builders.build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
+    build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
     assert seen == ["eager"] * 4
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from dschat import builders
+from dschat.builders import ppo as builders
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.generate import GenerateEngine
 from factories import PAD, make_causal_lm, ppo_config, sampling_of

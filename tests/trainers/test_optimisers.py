@@ -6,21 +6,22 @@ from typing import Any
 
 import pytest
 
-from dschat import builders
+from dschat.builders.ppo import build_ppo_models
+from dschat.builders.supervised import build_policy, build_reward_model
 from dschat.config.sft import SFTConfig
 from dschat.engine.engine import OptimizerSettings
-from factories import ppo_config
+from factories import ppo_config, replace_in_builders
 
 
 @pytest.fixture
 def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
     """The optimisers of the engines in the order in which they are made; nothing is loaded."""
     found: list[OptimizerSettings] = []
-    monkeypatch.setattr(builders, "train_engine", lambda model, optimizer, settings: found.append(optimizer))
+    replace_in_builders(monkeypatch, "train_engine", lambda model, optimizer, settings: found.append(optimizer))
     for name in ("load_causal_lm", "load_scalar", "PolicyModel", "ScalarModel", "frozen_engine", "end_token_id"):
-        monkeypatch.setattr(builders, name, lambda *_, **__: None)
-    for name in ("_function_scores", "_rollout_engine"):
-        monkeypatch.setattr(builders, name, lambda *_: None)
+        replace_in_builders(monkeypatch, name, lambda *_, **__: None)
+    for name in ("function_scores", "_rollout_engine"):
+        replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     return found
 
 
@@ -31,14 +32,14 @@ def test_actor_and_critic_have_optimisers_of_their_own(optimisers: list[Optimize
     own = {"actor_learning_rate": 1e-3, "actor_weight_decay": 0.1}
     own |= {"critic_learning_rate": 2e-3, "critic_weight_decay": 0.2}
     config = ppo_config(tmp_path, num_warmup_steps=3, **(own | SHARED))
-    builders.build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
+    build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
     assert optimisers == [
         OptimizerSettings(1e-3, 0.1, 20, 3, "cosine", 0.5),
         OptimizerSettings(2e-3, 0.2, 20, 3, "cosine", 0.5),
     ]
 
 
-@pytest.mark.parametrize("build", [builders.build_policy, builders.build_reward_model])
+@pytest.mark.parametrize("build", [build_policy, build_reward_model])
 def test_steps_1_and_2(build: Any, optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
     """A warm-up of 15 % of 10 updates is 2 updates."""
     names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from dschat import builders
+from dschat.builders import ppo as builders
 from dschat.rl.types import Trajectory
 from dschat.run.distributed import device
 from dschat.trainers.ppo.credit import assign_credit

@@ -97,7 +97,6 @@ def fastest(work: Callable[[], object], device: str, runs: int = 10) -> float:
 def measure(settings: argparse.Namespace, factor: int, limits: dict[str, float]) -> dict[str, Any]:
     """One line of the table."""
     import torch
-
     from contenders.job import Job
     from contenders.process import Contender
     from contenders.work import SIZES, Work, make_files

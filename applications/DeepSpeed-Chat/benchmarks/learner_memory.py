@@ -129,7 +129,7 @@ def ways(place: Path, sequences: int) -> dict[str, tuple[str, dict[str, Any]]]:
 
 def measure(step: str, flags: dict[str, Any], threads: int) -> dict[str, Any]:
     """Runs a step in this process and looks at it at each step of an optimiser; what it prints goes to stderr."""
-    import dschat.builders  # noqa: F401  # before the memory is looked at
+    import dschat.builders.ppo  # noqa: F401  # before the memory is looked at
     from dschat.engine.engine import Engine
     from dschat.main import run_main
 

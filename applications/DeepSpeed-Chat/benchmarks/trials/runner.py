@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dschat.builders import build_ppo_models, load_ppo_tokenizer
+from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_rollouts
-from dschat.config.common import SCHEDULE_HELP, CommonConfig, Schedule, ZeroStage
+from dschat.config.common import CommonConfig
 from dschat.config.macro_actions import PoolingFlags, TerminationFlags
 from dschat.config.ppo_loss import PPOLossFlags
 from dschat.config.programs import ProgramFlags
 from dschat.config.rollouts import EVAL_PROMPTS, RolloutFlags
 from dschat.config.rules import default_of, flag
+from dschat.config.sections import SCHEDULE_HELP, Schedule, ZeroStage
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)

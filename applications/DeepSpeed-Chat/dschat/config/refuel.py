@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dschat.config import rules
-from dschat.config.common import SupervisedConfig
 from dschat.config.inert import NO_WANDB
 from dschat.config.rules import flag
+from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,10 @@ from typing import ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_batches
-from dschat.config.common import SCHEDULE_HELP, CommonConfig, Schedule
+from dschat.config.common import CommonConfig
 from dschat.config.inert import NO_WANDB
 from dschat.config.rules import default_of, flag
+from dschat.config.sections import SCHEDULE_HELP, Schedule
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dschat.config.common import SupervisedConfig
 from dschat.config.rules import flag
+from dschat.config.supervised import SupervisedConfig
 
 
 @dataclass(kw_only=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig, SupervisedConfig
+from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
+from dschat.config.supervised import SupervisedConfig
 from dschat.data.formats.registry import find_known
 from dschat.data.shares import load_share
 from dschat.data.splits import TRAIN_EVAL_SPLIT, split_bounds

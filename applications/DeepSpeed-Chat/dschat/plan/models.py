@@ -11,9 +11,10 @@ from typing import Literal
 import torch
 from transformers import PreTrainedConfig
 
-from dschat.config.common import CommonConfig, SupervisedConfig
+from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.reward import RewardConfig
+from dschat.config.supervised import SupervisedConfig
 from dschat.plan.logits import Head
 from dschat.plan.passes import Pass, scoring_pass, training_pass
 from dschat.plan.shapes import Kind, Shape, meta_model, shape_of

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from dschat.config.common import CommonConfig, SupervisedConfig
+from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
+from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
 from dschat.models.load import open_config
 from dschat.plan.machine import GB, Machine

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 
 from dschat.config.batches import BatchPlan
-from dschat.config.common import CommonConfig, SupervisedConfig
+from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
+from dschat.config.supervised import SupervisedConfig
 from dschat.plan.logits import kept_gradient, sampling_logits, scoring_logits, training_logits
 from dschat.plan.machine import Machine
 from dschat.plan.models import Role, score_pass, shape, train_pass

@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from dschat.config.batches import largest_part
-from dschat.config.common import CommonConfig, SupervisedConfig
+from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
+from dschat.config.supervised import SupervisedConfig
 from dschat.plan.plan import Configs, Plan, make_plan
 
 Change = dict[str, object]  # flag → its new value

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def train(config: RefuelOnlineConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders import build_dialogue_scores, build_refuel_models, check_lengths
+    from dschat.builders.lengths import check_lengths
+    from dschat.builders.refuel import build_refuel_models
+    from dschat.builders.scores import build_dialogue_scores
     from dschat.data.dialogue_examples import DialogueLimits, dialogue_examples
     from dschat.data.dialogues import turn_end
     from dschat.data.shares import load_share

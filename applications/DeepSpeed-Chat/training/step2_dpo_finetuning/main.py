@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def train(config: DPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders import build_policy, check_lengths
+    from dschat.builders.lengths import check_lengths
+    from dschat.builders.supervised import build_policy
     from dschat.data.preferences import preference_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id, load_tokenizer

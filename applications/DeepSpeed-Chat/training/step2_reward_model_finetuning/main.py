@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def train(config: RewardConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders import build_reward_model, check_lengths
+    from dschat.builders.lengths import check_lengths
+    from dschat.builders.supervised import build_reward_model
     from dschat.data.examples import pair_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id, load_tokenizer

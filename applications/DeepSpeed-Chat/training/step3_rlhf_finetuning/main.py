@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def train(config: PPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders import build_ppo_models, build_program_pool, check_lengths, load_ppo_tokenizer
+    from dschat.builders.lengths import check_lengths
+    from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
+    from dschat.builders.scores import build_program_pool
     from dschat.conditions.termination import TerminationCondition
     from dschat.data.examples import prompt_examples
     from dschat.data.shares import load_share

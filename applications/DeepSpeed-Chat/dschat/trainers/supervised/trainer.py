@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dschat.config.batches import BatchPlan
-from dschat.config.common import SupervisedConfig
+from dschat.config.supervised import SupervisedConfig
 from dschat.data.collate import eval_batches, update_batches
 from dschat.errors import UserError
 from dschat.models.engines import Trained

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts longer than a model can read, refused before anything is loaded."""
+
+from dschat.builders.names import ACTOR, BASE, CRITIC, REWARD
+from dschat.config.common import CommonConfig
+from dschat.config.ppo import PPOConfig
+from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.supervised import SupervisedConfig
+from dschat.models.limits import check_length
+
+
+def check_lengths(config: CommonConfig) -> None:
+    """Refuses texts longer than a model can read, before anything is loaded. Raises UserError."""
+    if isinstance(config, SupervisedConfig):
+        check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")
+    elif isinstance(config, PPOConfig):
+        tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        paths = (
+            config.actor_model_name_or_path,
+            config.critic_model_name_or_path,
+            config.reward_model_name_or_path,
+        )
+        for flag, path in zip((ACTOR, CRITIC, REWARD), paths, strict=True):
+            if path:
+                check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
+    elif isinstance(config, RefuelOnlineConfig):
+        check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")

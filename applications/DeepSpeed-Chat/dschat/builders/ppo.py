@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizer, engines and score source of step 3."""
+
+from transformers import PreTrainedTokenizerBase
+
+from dschat.builders.names import ACTOR, CRITIC, REWARD
+from dschat.builders.scores import function_scores, reward_source
+from dschat.builders.settings import engine_settings, frozen_settings, opening_of, optimizer_settings
+from dschat.config.batches import BatchPlan
+from dschat.config.ppo import PPOConfig
+from dschat.engine.adapters_off import AdaptersOff
+from dschat.engine.engine import Engine, frozen_engine, train_engine
+from dschat.models.engines import Policy
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.lora import add_lora
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
+from dschat.rollouts.choice import choose_engine
+from dschat.rollouts.engine import RolloutEngine
+from dschat.scoring.programs.pool import ProgramPool
+from dschat.trainers.ppo.models import PPOModels
+
+
+def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
+    """The actor's tokenizer; that of critic and reward model must be the same."""
+    tokenizer = load_tokenizer(config.actor_model_name_or_path, ACTOR)
+    others = {CRITIC: config.critic_model_name_or_path, REWARD: config.reward_model_name_or_path}
+    for flag, path in others.items():
+        if path:
+            require_same_tokenizer(tokenizer, load_tokenizer(path, flag), ACTOR, flag)
+    return tokenizer
+
+
+def build_ppo_models(
+    config: PPOConfig,
+    plan: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    total_updates: int,
+    programs: ProgramPool | None = None,
+) -> PPOModels:
+    """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
+
+    With --advantage_estimator rloo there is no critic.
+
+    Args:
+        config: the flags.
+        plan: its batch sizes.
+        tokenizer: of the run.
+        total_updates: for the schedules.
+        programs: runs the responses, with --reward_source programs.
+    """
+    actor = _build_actor(config, plan, tokenizer, total_updates)
+    return PPOModels(
+        actor=actor,
+        reference=_build_reference(config, plan, tokenizer, actor),
+        critic=_build_critic(config, plan, tokenizer, total_updates) if config.has_critic else None,
+        reward=reward_source(config, plan, tokenizer, programs),
+        rollouts=_rollout_engine(config, actor),
+        metric=function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
+        metric_name=config.metric_name or "",
+    )
+
+
+def _build_actor(
+    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[PolicyModel]:
+    settings = engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
+    path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening_of(config, settings))
+    if config.actor_lora_dim:
+        add_lora(model, config.actor_lora_dim, config.lora_module_name, path)
+    optimizer = optimizer_settings(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
+    return train_engine(PolicyModel(model), optimizer, settings)
+
+
+def _build_reference(
+    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
+) -> Policy:
+    if config.actor_lora_dim:
+        return AdaptersOff(actor)
+    settings = frozen_settings(config, plan)
+    path, opening = config.actor_model_name_or_path, opening_of(config, settings)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, opening=opening)
+    return frozen_engine(PolicyModel(model), settings)
+
+
+def _build_critic(
+    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[ScalarModel]:
+    settings = engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage or 0)
+    path = config.critic_model_name_or_path or config.actor_model_name_or_path
+    opening = opening_of(config, settings)
+    model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, opening=opening)
+    if config.critic_lora_dim:
+        add_lora(model, config.critic_lora_dim, config.lora_module_name, path)
+    optimizer = optimizer_settings(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)
+    return train_engine(ScalarModel(model), optimizer, settings)
+
+
+def _rollout_engine(config: PPOConfig, actor: Engine[PolicyModel]) -> RolloutEngine:
+    """What draws responses."""
+    if config.rollout_engine == "vllm":
+        from dschat.rollouts.vllm import VllmEngine
+
+        max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)
+    rows = config.per_device_generation_batch_size * config.samples_per_prompt
+    return choose_engine(config.rollout_engine, rows, actor.module.inner, "--rollout_engine")

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines of steps 1 and 2."""
+
+from transformers import PreTrainedTokenizerBase
+
+from dschat.builders.names import BASE
+from dschat.builders.settings import engine_settings, one_optimizer, opening_of
+from dschat.config.batches import BatchPlan
+from dschat.config.supervised import SupervisedConfig
+from dschat.engine.engine import Engine, train_engine
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.lora import add_lora
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.models.tokenizer import end_token_id
+
+
+def build_policy(
+    config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[PolicyModel]:
+    """The engine of step 1 and of DPO."""
+    settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    path, opening = config.model_name_or_path, opening_of(config, settings)
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening)
+    if config.lora_dim:
+        add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
+    return train_engine(PolicyModel(model), one_optimizer(config, total_updates), settings)
+
+
+def build_reward_model(
+    config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[ScalarModel]:
+    """The engine of step 2's reward model."""
+    settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
+    path, opening = config.model_name_or_path, opening_of(config, settings)
+    model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening)
+    if config.lora_dim:
+        add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
+    return train_engine(ScalarModel(model), one_optimizer(config, total_updates), settings)
