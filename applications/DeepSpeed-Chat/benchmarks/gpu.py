@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--size", choices=["tiny", "S", "M", "G"], default="G")
     parser.add_argument("--batch", type=int, default=16, help="prompts of the smallest rollout")
     parser.add_argument("--factors", type=int, nargs="+", default=list(FACTORS), help="what it is multiplied by")
-    parser.add_argument("--micro_batch", type=int, default=8)
+    parser.add_argument("--micro_batch", type=int, default=2, help="sequences of a forward and backward pass")
     parser.add_argument("--shortest_prompt", type=int, default=64, help="tokens")
     parser.add_argument("--longest_prompt", type=int, default=512, help="tokens")
     parser.add_argument("--response", type=int, default=512, help="tokens; every response has them")
@@ -137,7 +137,8 @@ def measure(settings: argparse.Namespace, factor: int, limits: dict[str, float])
 def iterate(contender: Any, batch: int, number: int) -> dict[str, Any]:
     """One iteration of a `Contender`, which says on stderr that it is done."""
     run: dict[str, Any] = contender.iterate()
-    print(f"batch {batch}, iteration {number}: {run['wall']['total']:.1f} s", file=sys.stderr, flush=True)
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run["wall"].items())
+    print(f"batch {batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
     return run
 
 
