@@ -160,6 +160,20 @@ def test_a_text_that_a_server_refuses_ends_its_dialogue_once_others_were_answere
         assert user([dialogue("rude", "b"), dialogue("a", "b")], [0, 1], [0, 0]) == [None, "after 1 answers"]
 
 
+def test_an_answer_that_is_cut_off_before_the_question_ends_its_dialogue_and_is_not_kept(tmp_path, caplog):
+    cut = ("length", {"role": "assistant", "content": "I think about it for very"})
+    asked = ("length", {"role": "assistant", "content": "Well. Question: why not"})
+    with judge_server() as server:
+        server.answer = says
+        server.plan.extend([cut, asked])
+        user = on(server, tmp_path)
+        assert user([dialogue("a", "b")], [0], [0]) == [None]
+        assert "no message of a user" in caplog.text
+        assert user([dialogue("c", "d")], [0], [0]) == ["why not"]
+        assert user([dialogue("a", "b")], [0], [0]) == ["after 1 answers"]  # asked anew
+        assert len(server.bodies) == 3
+
+
 def test_a_wrong_key_is_named_with_its_own_flag(tmp_path):
     with judge_server() as server:
         server.plan.append((401, {"error": {"message": "bad key"}}, {}))

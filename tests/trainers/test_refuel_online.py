@@ -2,6 +2,7 @@
 """REFUEL with users from data: pairs that share a state, their rewards, the regression, and whole runs."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -189,6 +190,21 @@ def test_the_self_check_finds_a_policy_that_is_not_the_one_that_drew(group, tmp_
         next(trainer.models.policy.module.parameters()).mul_(2)
     with pytest.raises(UserError, match="self-check: before the first update the log-ratios of a pair differ by"):
         check_pairs(trainer.models.policy, batch, trainer.settings)
+
+
+def test_the_self_check_leaves_rewards_that_are_not_finite_to_the_run(group, tmp_path):
+    trainer, examples = trainer_of(tmp_path), examples_of(2)
+    batch = trainer.score(trainer.sampler.pairs(examples, 0), examples)
+    for broken in ([True, False], [True, True]):
+        differences = batch.reward_differences.masked_fill(torch.tensor(broken), math.nan)
+        found = replace(batch, rewards=torch.cat([differences, torch.zeros_like(differences)]))
+        assert found.reward_differences.isnan().tolist() == broken
+        check_pairs(trainer.models.policy, found, trainer.settings)
+    with torch.no_grad():
+        next(trainer.models.policy.module.parameters()).mul_(2)
+    found = replace(batch, rewards=batch.rewards.masked_fill(torch.tensor([True, False, False, False]), math.nan))
+    with pytest.raises(UserError, match="self-check"):  # by the pair that is left
+        check_pairs(trainer.models.policy, found, trainer.settings)
 
 
 def test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd(group):

@@ -164,6 +164,17 @@ def test_rows_that_are_no_finished_dialogue(row, message, tmp_path):
         compare(a, a.with_name("b.jsonl"), tmp_path / "o.jsonl")
 
 
+def test_dialogues_under_the_name_that_drawn_ones_have(files, tmp_path):
+    rows = read_jsonl(files[0])
+    (tmp_path / "drawn").mkdir()
+    renamed = [{"trajectory" if key == "messages" else key: value for key, value in row.items()} for row in rows]
+    drawn = write_jsonl(tmp_path / "drawn" / "a.jsonl", renamed)
+    found, expected = (turn_pairs(file, "--a", files[1], "--b") for file in (drawn, files[0]))
+    assert [(pair.id, pair.a.response, pair.a.reward) for pair in found] == [
+        (pair.id, pair.a.response, pair.a.reward) for pair in expected
+    ]
+
+
 def test_a_policy_may_say_nothing(tmp_path):
     rows = [
         {"number": 0, "messages": [say("user", "q"), say("assistant", reply)], "scores": [0]} for reply in ("", "r")

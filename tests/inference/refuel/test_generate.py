@@ -151,6 +151,26 @@ def test_finished_dialogues_are_handed_over_again_and_other_settings_refused(mod
     assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") != rows
 
 
+def test_an_interrupted_run_goes_on_with_another_batch_size(models, tmp_path, monkeypatch):
+    whole = run_generate(options(models, tmp_path / "whole", num_data=5)) and read_jsonl(
+        tmp_path / "whole" / "dialogues" / "train.jsonl"
+    )
+    drawn, calls = Drawing.draw, []
+
+    def breaking(self, numbers, firsts):
+        calls.append(len(numbers))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return drawn(self, numbers, firsts)
+
+    monkeypatch.setattr(Drawing, "draw", breaking)
+    with pytest.raises(KeyboardInterrupt):
+        run_generate(options(models, tmp_path, num_data=5, batch_size=3))
+    run_generate(options(models, tmp_path, num_data=5, batch_size=1))
+    assert calls == [3, 2, 1, 1]  # three were finished
+    assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") == whole
+
+
 def test_a_hub_that_cannot_be_reached_leaves_the_data_set_here(models, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
