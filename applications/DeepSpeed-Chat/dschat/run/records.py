@@ -40,6 +40,7 @@ class RunRecord:
     metrics_update: int = 0  # after how many updates they were measured
     saved: list[str] = field(default_factory=list)  # folders that models were written into, in turn
     resumed_at: list[int] = field(default_factory=list)  # after how many updates the run was taken up again
+    wandb_id: str | None = None  # of the W&B run, which goes on when this one does
     finished: bool = False
 
     def measured(self, metrics: dict[str, float], update: int) -> None:

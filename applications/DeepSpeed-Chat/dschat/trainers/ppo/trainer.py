@@ -162,6 +162,7 @@ class PPOTrainer:
         self.evaluated, self.random = self.update, random_states()
         if is_main():
             write_samples(self.run.folder, self.update, samples)
+            self.run.metrics.show_samples(self.update, samples)
             if self.config.print_answers:
                 show_samples(samples)
         self.nonfinite.in_evaluation(metrics, self.update, f"{REMEDY} {OWN_FUNCTIONS}")

@@ -140,6 +140,7 @@ class RefuelTrainer:
         self.evaluated, self.random = self.update, random_states()
         if is_main():
             write_samples(self.run.folder, self.update, samples)
+            self.run.metrics.show_samples(self.update, samples)
         self.nonfinite.in_evaluation(metrics, self.update, f"{REMEDY} {OWN_FUNCTIONS}")
         return metrics
 
