@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dschat.config.common import CommonConfig
 from dschat.config.parse import parse
 from dschat.errors import UserError
+from dschat.run.terminal import LinesAboveBars
 
 if TYPE_CHECKING:
     from dschat.run.output import RunOutput
@@ -35,7 +36,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
     Returns:
         The exit status: 0; 2 after a UserError, whose message goes to stderr; 130 after Ctrl-C; 1 after anything else.
     """
-    logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s")
+    logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
     saved: list[str] = []
     try:
         config = parse(config_class)

@@ -104,8 +104,8 @@ def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
     model = folder / POLICY if not _is_model(folder) and _is_model(folder / POLICY) else folder
     if not _is_model(model):
         raise UserError(
-            f"{folder}: there is no model here, no file ends with .safetensors. Give the folder of a finished model, or "
-            "step 3's output folder."
+            f"{folder}: there is no model here, no file ends with .safetensors. Give the folder of a finished model, "
+            "or step 3's output folder."
         )
     places: list[tuple[Path, str, tuple[str, ...]]] = [
         (model, "", MODEL_FILES),

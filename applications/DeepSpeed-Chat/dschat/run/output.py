@@ -204,7 +204,7 @@ class RunOutput:
             update: optimiser updates until then.
         """
         record, kept = self.record, state["record"]
-        record.measured(kept["metrics"], kept["metrics_update"])
+        record.metrics, record.metrics_update = kept["metrics"], kept["metrics_update"]
         record.saved[:], record.resumed_at = kept["saved"], [*kept["resumed_at"], update]
         if kept.get("wandb_id"):  # checkpoints of earlier versions have none
             record.wandb_id = kept["wandb_id"]

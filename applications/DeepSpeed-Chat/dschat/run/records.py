@@ -15,6 +15,7 @@ from typing import cast
 
 import torch
 
+from dschat.run.terminal import evaluation_line
 from dschat.run.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class RunRecord:
     finished: bool = False
 
     def measured(self, metrics: dict[str, float], update: int) -> None:
-        """Keeps an evaluation's metrics for model cards."""
+        """Keeps an evaluation's metrics for model cards, and says what has changed since the one before."""
+        logger.info("%s", evaluation_line(update, metrics, self.metrics))
         self.metrics, self.metrics_update = metrics, update
 
     def save(self, folder: Path) -> None:
