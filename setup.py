@@ -50,11 +50,13 @@ def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
             "huggingface-hub>=1",
             "scipy>=1.14",
             "statsmodels>=0.14.4",
+            "rouge-score>=0.1.2",
             "tqdm>=4.66",
             "numpy>=1.26",
         ],
         "extras_require": {
             "judge": ["openai>=3,<4"],
+            "wandb": ["wandb>=0.21"],
             "ui": ["gradio>=6.24,<7"],
             "vllm": ["vllm>=0.32,<0.34"],
             "parsing": [

@@ -48,6 +48,8 @@ def test_defaults_of_step_1():
         "eval_iters": 100,
         "enable_tensorboard": False,
         "tensorboard_path": "out/tensorboard",
+        "report_to": [],
+        "push_to_hub": None,
         "seed": 1234,
         "num_train_epochs": 1,
         "ddp_timeout": 1800,

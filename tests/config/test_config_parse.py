@@ -48,6 +48,8 @@ COMMON_VALUES = {
     "eval_interval": (["9"], 9),
     "enable_tensorboard": ([], True),
     "tensorboard_path": (["tb"], "tb"),
+    "report_to": (["tensorboard"], ["tensorboard"]),
+    "push_to_hub": (["me/model"], "me/model"),
     "seed": (["5"], 5),
     "num_train_epochs": (["3"], 3),
     "gradient_accumulation_steps": (["1"], 1),

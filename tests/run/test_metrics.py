@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dschat.run.metrics import Means, MetricsLog
+from dschat.run.trackers import TensorBoard, Trackers
 
 
 def test_means_are_weighted():
@@ -68,7 +69,7 @@ def test_a_second_run_starts_a_new_file(tmp_path):
 
 def test_tensorboard(tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    log = MetricsLog(tmp_path, tmp_path / "board")
+    log = MetricsLog(tmp_path, Trackers([TensorBoard(tmp_path / "board")]))
     for update in (1, 2):
         log.log(update, update, {"loss": 0.5 * update})
     log.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dschat.config.common import CommonConfig
 from dschat.config.parse import parse
 from dschat.errors import UserError
+from dschat.run.terminal import LinesAboveBars
 
 if TYPE_CHECKING:
     from dschat.run.output import RunOutput
@@ -35,7 +36,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
     Returns:
         The exit status: 0; 2 after a UserError, whose message goes to stderr; 130 after Ctrl-C; 1 after anything else.
     """
-    logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s")
+    logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
     saved: list[str] = []
     try:
         config = parse(config_class)
@@ -45,6 +46,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
 
         from dschat.engine.process_group import process_group
         from dschat.run.distributed import is_main, world_size
+        from dschat.run.hub import push_after_training
         from dschat.run.output import RunOutput
         from dschat.run.preflight import preflight
         from dschat.run.stop import Stopped
@@ -61,6 +63,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
                 with _clear_when_full(config):
                     train(config, run)
                     run.finish()
+                pushes = is_main()
             except Stopped as stop:
                 if is_main():
                     how = "to go on, add --resume_from_checkpoint to the command"
@@ -74,6 +77,8 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
                     # launcher ends them when this process is gone.
                     _leave_at_once(_report(error, saved))
                 raise
+        if config.push_to_hub and pushes:  # no other rank waits by now
+            push_after_training(config.output_dir, config.push_to_hub)
     except SystemExit:
         raise
     except BaseException as error:

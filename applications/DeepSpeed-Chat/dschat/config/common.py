@@ -16,13 +16,14 @@ from typing import ClassVar
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
 from dschat.config.sections import DataFlags, EngineFlags, OptimisationFlags, OutputFlags
+from dschat.config.tracking import TrackingFlags
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
+class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, TrackingFlags, ABC):
     """The flags of every step.
 
     Attributes:
@@ -48,6 +49,7 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
         """
         self._check_common_numbers()
         self._check_common_names()
+        self.check_tracking()
         if self.bf16 and self.dtype != "bf16":
             raise UserError(f"--bf16 contradicts --dtype {self.dtype}: drop one of them.")
         if self.warmup_ratio is not None and self.num_warmup_steps > 0:
@@ -98,6 +100,11 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, ABC):
             rules.check_json_object("deepspeed_config", self.deepspeed_config)
         may_hold_run = self.overwrite_output_dir or self.resume_from_checkpoint is not None
         rules.check_output_dir(self.output_dir, may_hold_run, [*self.model_paths, *self.data_path])
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Those of --report_to and --enable_tensorboard, each once."""
+        return tuple(dict.fromkeys([*self.report_to, *(["tensorboard"] if self.enable_tensorboard else [])]))
 
     def warmup_updates(self, total_updates: int) -> int:
         """Number of warm-up updates in a run of `total_updates`; a ratio is rounded up."""

@@ -9,7 +9,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
-NO_WANDB = "metrics are always written to metrics.jsonl, with --enable_tensorboard to TensorBoard as well"
+NO_WANDB = "give --report_to wandb, with the project in WANDB_PROJECT"
 _TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
 
 INERT_FLAGS: dict[str, str] = {

@@ -53,7 +53,7 @@ class OutputFlags:
         "go on from a checkpoint: its folder, or latest, also without a value", None, nargs="?", const="latest"
     )
     eval_interval: int = flag("evaluate every this many optimiser updates; 0 = only at the start and the end", 0)
-    enable_tensorboard: bool = flag("write metrics to TensorBoard too", False)
+    enable_tensorboard: bool = flag("short for --report_to tensorboard", False)
     tensorboard_path: str | None = flag("folder of the TensorBoard files; output_dir/tensorboard if not given", None)
 
 

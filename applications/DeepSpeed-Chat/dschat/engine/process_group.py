@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group's beginning and end, and the data type of a run."""
 
-import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ if not torch.cuda.is_available():
 import deepspeed  # noqa: E402
 
 from dschat.engine.compiled_ops import prepare_op  # noqa: E402
+from dschat.engine.quiet import SHARED_MEMORY, decide_on_shared_memory, quieten_deepspeed  # noqa: E402
 from dschat.errors import UserError  # noqa: E402
 from dschat.run.distributed import make_host_groups  # noqa: E402
 
@@ -30,7 +30,7 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
     Args:
         timeout: seconds that ranks wait for each other in a collective.
     """
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    quieten_deepspeed()
     launched = "RANK" in os.environ
     if not launched:
         with socket.socket() as free:
@@ -40,9 +40,10 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
         os.environ.update(alone, MASTER_PORT=str(port))
     if os.environ["WORLD_SIZE"] == "1":
         # Shared-memory collectives are of no use to one process, and compiling them takes most of a minute.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        decide_on_shared_memory(False)
     elif not torch.cuda.is_available():
-        prepare_op("deepspeed_shm_comm")
+        decide_on_shared_memory(True)
+        prepare_op(SHARED_MEMORY)
     if torch.cuda.is_available():
         _choose_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "nccl" if torch.cuda.is_available() else "gloo"

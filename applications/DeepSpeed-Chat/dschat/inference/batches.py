@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from dschat.common.journal import Journal
+from dschat.common.progress import progress
 from dschat.data.examples import PromptExample
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
@@ -72,8 +72,9 @@ def do_batches(
         return [done[number] for number in sorted(done)]
     work = prepare()
     total = len(selection.examples)
-    title = None if temperature is None else f"temperature {temperature:g}"
-    with tqdm(total=total, initial=total - sum(len(batches[k]) for k in pending), unit="prompt", desc=title) as bar:
+    title = "" if temperature is None else f"temperature {temperature:g}"
+    begun = total - sum(len(batches[k]) for k in pending)
+    with progress(total, title, begun, unit="prompt") as bar:
         for k in pending:
             examples = [selection.examples[i] for i in batches[k]]
             problem = (

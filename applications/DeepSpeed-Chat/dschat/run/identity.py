@@ -19,7 +19,7 @@ from dschat.run.progress import Json
 FREE_FLAGS = frozenset(
     (
         *("num_train_epochs", "total_episodes", "save_steps", "save_models", "save_total_limit"),
-        *("resume_from_checkpoint", "cluster"),
+        *("resume_from_checkpoint", "cluster", "report_to", "push_to_hub"),
         *("eval_interval", "eval_iters", "eval_prompts", "print_answers", "enable_tensorboard", "tensorboard_path"),
         *("print_sample_output_freq", "eval_temperature", "on_nonfinite", "max_kl", "kl_action", "vllm_gpu_memory"),
         *("output_dir", "overwrite_output_dir", "data_path", "deepspeed", "local_rank", "ddp_timeout", "self_checks"),

@@ -6,20 +6,17 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import torch
 from torch import Tensor
 
 from dschat.run.distributed import device, is_main, sum_over_ranks
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from dschat.run.trackers import HEAD, Sample, Trackers
 
 Number = float | int | Tensor
-HEAD = ("update", "samples", "seconds")  # of every row
 
 
 def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -98,32 +95,25 @@ class Means:
 
 
 class MetricsLog:
-    """``metrics.jsonl``, one object per line, and TensorBoard on request. Only the main process writes."""
+    """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
 
-    def __init__(self, folder: Path, tensorboard_folder: Path | None = None, keep: bool = False) -> None:
+    def __init__(self, folder: Path, trackers: Trackers | None = None, keep: bool = False) -> None:
         """Opens the files.
 
         Args:
             folder: of metrics.jsonl.
-            tensorboard_folder: of TensorBoard's files; None to write none.
+            trackers: that show its rows as well.
             keep: leave the rows of an earlier run until `cut` says which of them stay.
         """
         self._start = time.perf_counter()
         self._file: TextIO | None = None
-        self._board: SummaryWriter | None = None
-        self._board_folder = tensorboard_folder
+        self._trackers = trackers or Trackers()
         if not is_main():
             return
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(folder / "metrics.jsonl", "a+" if keep else "w+", encoding="utf-8")
         if not keep:
-            self._open_board(None)
-
-    def _open_board(self, purge_step: int | None) -> None:
-        if self._board_folder is not None:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import, and optional
-
-            self._board = SummaryWriter(str(self._board_folder), purge_step=purge_step)
+            self._trackers.open([], None)
 
     def seconds(self) -> float:
         """Since the beginning of the run."""
@@ -142,7 +132,7 @@ class MetricsLog:
         return [json.loads(line) for line in self.text().splitlines()]
 
     def cut(self, text: str, seconds: float, update: int) -> None:
-        """Goes on from the rows of a checkpoint: all others go, and so does what TensorBoard shows of later updates.
+        """Goes on from the rows of a checkpoint: all others go, and trackers are told so.
 
         Args:
             text: the rows, from `text`.
@@ -159,11 +149,8 @@ class MetricsLog:
             self._file.flush()
         self._file.truncate(len(text.encode()))
         self._file.seek(0, 2)
-        # An evaluation may follow its update's checkpoint: that update is begun anew, with the rows that stay.
-        self._open_board(update)
-        for row in self.rows():
-            if row["update"] == update:
-                self._show(update, {name: x for name, x in row.items() if name not in HEAD and x is not None})
+        # An evaluation may follow its update's checkpoint: trackers show that update anew, with the rows that stay.
+        self._trackers.open(self.rows(), update)
 
     def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
         """Writes one row.
@@ -176,23 +163,22 @@ class MetricsLog:
         if self._file is None:
             return
         seconds = round(self.seconds(), 3)
-        row = dict(zip(HEAD, (update, samples, seconds), strict=True))
-        row.update({k: (v if math.isfinite(v) else None) for k, v in metrics.items()})  # type: ignore[misc]
+        row: dict[str, float | None] = dict(zip(HEAD, (update, samples, seconds), strict=True))
+        row.update({k: (v if math.isfinite(v) else None) for k, v in metrics.items()})
         try:
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
         except OSError as error:  # it does not say which file
             raise OSError(error.errno, error.strerror, self._file.name) from error
-        self._show(update, metrics)
+        self._trackers.log(row)
 
-    def _show(self, update: int, metrics: Mapping[str, float]) -> None:
-        if self._board is not None:
-            for name, value in metrics.items():
-                self._board.add_scalar(name, value, update)
+    def show_samples(self, update: int, samples: Sequence[Sample]) -> None:
+        """Shows samples in the trackers, in tables."""
+        if self._file is not None:
+            self._trackers.show(update, samples)
 
     def close(self) -> None:
         """Closes the files."""
         if self._file is not None:
             self._file.close()
-        if self._board is not None:
-            self._board.close()
+            self._trackers.close()

@@ -105,6 +105,7 @@ class ModelFolders:
         if is_main():
             self._run.forget_earlier_run()
         self._run.record.saved.append(str(folder))
+        logger.info("models saved in %s", folder)
         barrier()
 
     def _write(self, folder: Path) -> None:

@@ -19,6 +19,7 @@ from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog
 from dschat.run.progress import Json
 from dschat.run.records import RunRecord, file_hashes, new_record
+from dschat.run.trackers import TensorBoard, Trackers, WandB
 from dschat.run.whole_files import write_whole
 
 logger = logging.getLogger("dschat")
@@ -82,6 +83,8 @@ class RunOutput:
         self._old_boards = set(self._place.glob("tensorboard/*")) if replaces else set()
         self.record = new_record(step, sys.argv, config.seed, world_size())
         self.record.batches = dataclasses.asdict(plan)
+        self._wandb = WandB(self._place, json.loads(to_json(config, plan))) if "wandb" in config.trackers else None
+        self.record.wandb_id = None if self._wandb is None else self._wandb.run_id
         try:
             if is_main():
                 _put_back(self._place)
@@ -90,8 +93,9 @@ class RunOutput:
                 self._save_record()
         except OSError as error:
             raise UserError(f"--output_dir {self._place}: cannot be written: {error}") from error
-        board = Path(config.tensorboard_path) if config.enable_tensorboard and config.tensorboard_path else None
-        self.metrics = MetricsLog(self._folder, board, keep=self._held)
+        board = [TensorBoard(Path(str(config.tensorboard_path)))] if "tensorboard" in config.trackers else []
+        trackers = Trackers([*board, *([self._wandb] if self._wandb else [])])
+        self.metrics = MetricsLog(self._folder, trackers, keep=self._held)
 
     @property
     def folder(self) -> Path:
@@ -173,7 +177,9 @@ class RunOutput:
     def state(self) -> Json:
         """What `go_on` takes; on the main process."""
         record = self.record
-        kept = {name: getattr(record, name) for name in ("metrics", "metrics_update", "saved", "resumed_at")}
+        kept = {
+            name: getattr(record, name) for name in ("metrics", "metrics_update", "saved", "resumed_at", "wandb_id")
+        }
         return {"seconds": self.metrics.seconds(), "record": kept}
 
     def start_over(self) -> None:
@@ -198,8 +204,12 @@ class RunOutput:
             update: optimiser updates until then.
         """
         record, kept = self.record, state["record"]
-        record.measured(kept["metrics"], kept["metrics_update"])
+        record.metrics, record.metrics_update = kept["metrics"], kept["metrics_update"]
         record.saved[:], record.resumed_at = kept["saved"], [*kept["resumed_at"], update]
+        if kept.get("wandb_id"):  # checkpoints of earlier versions have none
+            record.wandb_id = kept["wandb_id"]
+            if self._wandb is not None:
+                self._wandb.go_on(kept["wandb_id"])
         self._cut(metrics, state["seconds"], update)
 
     def _cut(self, metrics: str, seconds: float, update: int) -> None:

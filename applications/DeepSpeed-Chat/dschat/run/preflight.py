@@ -17,6 +17,8 @@ from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.plan.needs import Needs, needs_of, warn_of_gpu_memory
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
+from dschat.run.hub import push_problem
+from dschat.run.trackers import wandb_problem
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy")
 
@@ -59,6 +61,9 @@ def preflight(config: CommonConfig) -> None:
         needed_gpu_memory=needs.gpu,
     )
     check_reports(gather_objects(report), output_dir)
+    outside = broadcast_object(_outside_problem(config) if is_main() else None)
+    if outside is not None:
+        raise UserError(outside)
     if needs.gpu and is_main():
         warn_of_gpu_memory(config, world_size(), free)
 
@@ -95,6 +100,12 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
                 f"keeps there take {report.needed_gpu_memory / 1e9:.1f} GB. Add --zero_stage 3, --offload or "
                 "--lora_dim, or use more or larger GPUs; `python -m dschat.plan` shows what fits."
             )
+
+
+def _outside_problem(config: CommonConfig) -> str | None:
+    """Why W&B or the hub would refuse the run, as far as this machine can tell without asking them."""
+    problem = wandb_problem() if "wandb" in config.trackers else None
+    return problem or (config.push_to_hub and push_problem("--push_to_hub")) or None
 
 
 def _remedy(has_gpu: bool) -> str:

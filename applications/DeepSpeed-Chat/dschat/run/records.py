@@ -15,6 +15,7 @@ from typing import cast
 
 import torch
 
+from dschat.run.terminal import evaluation_line
 from dschat.run.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -40,10 +41,12 @@ class RunRecord:
     metrics_update: int = 0  # after how many updates they were measured
     saved: list[str] = field(default_factory=list)  # folders that models were written into, in turn
     resumed_at: list[int] = field(default_factory=list)  # after how many updates the run was taken up again
+    wandb_id: str | None = None  # of the W&B run, which goes on when this one does
     finished: bool = False
 
     def measured(self, metrics: dict[str, float], update: int) -> None:
-        """Keeps an evaluation's metrics for model cards."""
+        """Keeps an evaluation's metrics for model cards, and says what has changed since the one before."""
+        logger.info("%s", evaluation_line(update, metrics, self.metrics))
         self.metrics, self.metrics_update = metrics, update
 
     def save(self, folder: Path) -> None:

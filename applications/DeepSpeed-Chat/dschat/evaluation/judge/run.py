@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.common.chat_servers import Endpoint, ReplyCache
 from dschat.common.journal import Journal
+from dschat.common.progress import progress
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Spending, estimated_tokens
 from dschat.evaluation.judge.flags import AskingOptions, JudgeOptions, parse_flags
@@ -100,8 +101,6 @@ def _judge(
     pairs: Sequence[Pair], setup: Setup, endpoint: Endpoint, client: "JudgeClient", options: AskingOptions
 ) -> list[dict[str, Any]]:
     """Judges with a bar on the screen; an interrupted run goes on only with the settings that the verdicts hang on."""
-    from tqdm import tqdm
-
     settings = {
         "dataset": setup.rubric.dataset,
         "judge-model": setup.rater,
@@ -112,7 +111,7 @@ def _judge(
         "model_name_a": setup.models[0],
         "model_name_b": setup.models[1],
     }
-    bar = tqdm(total=len({pair.id for pair in pairs}), desc="judged", unit="pair", disable=None)
+    bar = progress(len({pair.id for pair in pairs}), "judged", unit="pair")
     with closing(Journal(options.output, settings, options.overwrite)) as journal, bar:
         return judge_pairs(pairs, setup, client, journal, options.concurrency, bar.update)
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from dschat.common.journal import Journal
 from dschat.common.jsonl import parse_json, write_rows
+from dschat.common.progress import progress
 from dschat.data.places import is_folder, push
 from dschat.errors import UserError
 from dschat.inference.refuel.options import PlaceOptions
@@ -109,7 +108,7 @@ def go_through(
     pending = [batch for batch in batches if any(number not in done for number in batch)]
     if pending:
         work = prepare()
-        with tqdm(total=total, initial=total - sum(map(len, pending)), unit="dialogue") as bar:
+        with progress(total, initial=total - sum(map(len, pending)), unit="dialogue") as bar:
             for batch in pending:
                 new = [entry for entry in work(batch) if entry["number"] not in done]
                 journal.append(new)

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from dschat.common.progress import progress
 from dschat.conditions.termination import TerminationCondition
 from dschat.config.ppo import PPOConfig
 from dschat.data.collate import update_batches
@@ -43,6 +44,9 @@ from dschat.trainers.ppo.moving_average import MovingAverage
 from dschat.trainers.ppo.sampler import ActorSampler
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update, total_updates
 from dschat.trainers.selfcheck import check_rollout, check_scalar
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 class PPOTrainer:
@@ -100,7 +104,7 @@ class PPOTrainer:
             if self.config.self_checks and self.progress().update == 0:
                 self.self_check()
                 set_random_states(self.random)
-            with tqdm(total=total, initial=self.update, desc="ppo", disable=not is_main(), mininterval=1.0) as bar:
+            with progress(total, "ppo", self.update, not is_main(), "update") as bar:
                 self._train_all(total, bar)
             if self.config.save_steps:
                 self.checkpoints.save(self.progress())
@@ -162,6 +166,7 @@ class PPOTrainer:
         self.evaluated, self.random = self.update, random_states()
         if is_main():
             write_samples(self.run.folder, self.update, samples)
+            self.run.metrics.show_samples(self.update, samples)
             if self.config.print_answers:
                 show_samples(samples)
         self.nonfinite.in_evaluation(metrics, self.update, f"{REMEDY} {OWN_FUNCTIONS}")

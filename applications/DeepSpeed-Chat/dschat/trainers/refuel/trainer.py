@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from dschat.common.progress import progress
 from dschat.config.batches import BatchPlan
 from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.data.collate import update_batches
@@ -39,6 +40,9 @@ from dschat.trainers.refuel.models import RefuelModels, pair_layouts, reply_logp
 from dschat.trainers.refuel.sampler import DialogueSampler, DrawnPair, dialogue_sampling
 from dschat.trainers.refuel.selfcheck import check_drawing, check_pairs
 from dschat.trainers.refuel.update import RefuelSettings, refuel_update
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 class RefuelTrainer:
@@ -90,7 +94,7 @@ class RefuelTrainer:
             if self.config.self_checks and self.progress().update == 0:
                 self.self_check()
                 set_random_states(self.random)
-            with tqdm(total=total, initial=self.update, desc="refuel", disable=not is_main()) as bar:
+            with progress(total, "refuel", self.update, not is_main(), "update") as bar:
                 self._train_all(total, bar)
             if self.config.save_steps:
                 self.checkpoints.save(self.progress())
@@ -140,6 +144,7 @@ class RefuelTrainer:
         self.evaluated, self.random = self.update, random_states()
         if is_main():
             write_samples(self.run.folder, self.update, samples)
+            self.run.metrics.show_samples(self.update, samples)
         self.nonfinite.in_evaluation(metrics, self.update, f"{REMEDY} {OWN_FUNCTIONS}")
         return metrics
 

@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from tqdm import tqdm
 
+from dschat.common.progress import progress
 from dschat.data.collate import eval_batches
 from dschat.data.preferences import PreferenceExample, collate_preferences
 from dschat.errors import UserError
@@ -147,7 +147,7 @@ def _compute(
     engine.eval()
     batches = eval_batches([len(example) for example in examples], batch_size, rank=rank(), world_size=world_size())
     own: dict[int, tuple[float, float]] = {}
-    for rows in tqdm(batches, desc="reference", disable=not is_main()):
+    for rows in progress(desc="reference", disable=not is_main(), unit="batch", iterable=batches):
         raise_if_stopped()
         # A rank that has run out of pairs takes part in every forward pass all the same.
         chosen, rejected = pair_logprobs(engine, [examples[i] for i in rows or [0]], pad_id, temperature)

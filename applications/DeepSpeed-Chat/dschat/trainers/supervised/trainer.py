@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Sized
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from dschat.common.progress import progress
 from dschat.config.batches import BatchPlan
 from dschat.config.supervised import SupervisedConfig
 from dschat.data.collate import eval_batches, update_batches
@@ -25,6 +25,9 @@ from dschat.run.progress import Progress
 from dschat.run.random_states import random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.checks import COUNTED, NonFinite
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 Example = TypeVar("Example", bound=Sized)
 EngineT = TypeVar("EngineT", bound=Trained)
@@ -94,7 +97,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
         self.go_on(self.checkpoints.load())
         with self.checkpoints.stopping(self.progress):
             self._self_check()
-            with tqdm(total=total, initial=self.update, desc=self.task.name, disable=not is_main()) as bar:
+            with progress(total, self.task.name, self.update, not is_main(), "update") as bar:
                 self._train_all(total, bar)
             if self.config.save_steps:
                 self.checkpoints.save(self.progress())

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows on the terminal: evaluations as one line each, and lines that leave a progress bar whole."""
+
+import logging
+from collections.abc import Mapping
+
+PREFIX = "eval/"
+FIRST = ("loss", "perplexity", "accuracy", "scores", "kl")  # the others follow in their own order
+
+
+class LinesAboveBars(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to standard error; a progress bar is wiped before a line and drawn anew below it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record."""
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
+
+
+def evaluation_line(update: int, metrics: Mapping[str, float], before: Mapping[str, float]) -> str:
+    """An evaluation in one line: every metric, and how far it has moved since the one before.
+
+    Args:
+        update: optimiser updates until then.
+        metrics: name → number, as in metrics.jsonl.
+        before: those of the evaluation before; empty at the first.
+    """
+    names = sorted(metrics, key=lambda name: _place(name.removeprefix(PREFIX)))
+    parts = []
+    for name in names:
+        moved = f" ({_signed(metrics[name] - before[name])})" if name in before else ""
+        parts.append(f"{name.removeprefix(PREFIX).replace('_', ' ')} {_shown(metrics[name])}{moved}")
+    return f"after {update} updates: {', '.join(parts)}"
+
+
+def _place(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+def _shown(number: float) -> str:
+    """Four digits that count; none behind the point of large numbers."""
+    return f"{number:.0f}" if 1000 <= abs(number) < 1e6 else f"{number:.4g}"
+
+
+def _signed(number: float) -> str:
+    return ("+" if number >= 0 else "−") + (f"{abs(number):.2g}" if abs(number) < 100 else _shown(abs(number)))

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says on the terminal, and to its trackers."""
+
+import pytest
+
+from cli_runs import read_jsonl, run_forked
+from wandb_file import history_of
+
+
+def test_a_bf16_run_says_what_matters_and_nothing_else(tmp_path, sft_flags):
+    """Evaluations, and where the models are. DeepSpeed's figures of memory are not there."""
+    flags = sft_flags | {"per_device_train_batch_size": 16, "dtype": "bf16", "eval_interval": 1}
+    done = run_forked("sft", flags | {"output_dir": tmp_path / "out"}, tmp_path).expect(0)
+    assert done.stdout == ""
+    first, *evaluations, saved, last = done.stderr.splitlines()
+    assert first.startswith("global batch 16")
+    assert [line.split(":")[0] for line in [*evaluations, last]] == [f"after {n} updates" for n in (0, 1, 2)]
+    assert "perplexity" in last and "−" in last
+    assert saved == f"models saved in {tmp_path / 'out'}"
+
+
+def test_step_3_reports_its_rows_and_samples_to_wandb(tmp_path, monkeypatch, ppo_flags):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    flags = ppo_flags | {"report_to": "wandb", "output_dir": tmp_path / "out"}
+    run_forked("ppo", flags, tmp_path).expect(0)
+    history = history_of(tmp_path / "out")
+    rows = [{name: x for name, x in row.items() if x is not None} for row in read_jsonl(tmp_path / "out/metrics.jsonl")]
+    assert [row for row in history if "seconds" in row] == rows
+    tables = [row["update"] for row in history if "samples_table" in row]
+    assert tables == [row["update"] for row in rows if "eval/scores" in row]

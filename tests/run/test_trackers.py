@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorBoard and an offline W&B run hold what metrics.jsonl holds; a tracker that fails ends nothing."""
+
+import json
+import logging
+import math
+
+import pytest
+
+from cli_runs import read_jsonl
+from dschat.config.parse import parse
+from dschat.config.sft import SFTConfig
+from dschat.errors import UserError
+from dschat.run.identity import FREE_FLAGS
+from dschat.run.metrics import MetricsLog
+from dschat.run.output import RunOutput
+from dschat.run.trackers import TensorBoard, Trackers, table_of, wandb_problem
+from factories import ppo_config
+from wandb_file import history_of, ids_of
+
+SAMPLES = [
+    {"prompt": "p|1", "response": "two\nlines", "score": 0.123456, "finished": True, "tokens": [{"token": "two"}]},
+    {"prompt": "p2", "response": "r2", "score": -1.0, "finished": False, "scores": [1.0, 2.0]},
+]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """W&B stays on this machine."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("WANDB_DIR", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run_on(folder, **flags):
+    config = ppo_config(folder, report_to=["tensorboard", "wandb"], **flags)
+    return RunOutput("ppo", config, config.plan_batches(1))
+
+
+def numbers_of(rows):
+    """Rows with the names and numbers that are there, as trackers show them."""
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+def scalars_of(folder):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = event_accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_both_hold_the_rows_of_metrics_jsonl(tmp_path, group):
+    pytest.importorskip("wandb")
+    run = run_on(tmp_path)
+    run.metrics.log(0, 0, {"eval/loss": 2.5})
+    run.metrics.log(1, 8, {"loss": 1.0 / 3, "grad_norm": math.nan})
+    run.metrics.log(1, 8, {"eval/loss": 2.25})
+    run.metrics.show_samples(1, SAMPLES)
+    run.finish()
+    rows = numbers_of(read_jsonl(tmp_path / "metrics.jsonl"))
+    *history, table = history_of(tmp_path)
+    assert history == rows
+    assert table["update"] == 1 and "samples_table" in table
+    assert scalars_of(tmp_path / "tensorboard") == {
+        "eval/loss": [(0, 2.5), (1, 2.25)],
+        "loss": [(1, pytest.approx(1.0 / 3))],
+    }
+    files = list(tmp_path.glob("wandb/*/files/media/table/*.json"))
+    content = json.loads(files[0].read_text())
+    assert content["columns"] == ["prompt", "response", "score", "finished", "scores"]
+    assert content["data"][1] == ["p2", "r2", -1.0, False, "[1.0, 2.0]"]
+
+
+def test_a_run_that_goes_on_keeps_its_id(tmp_path, group):
+    pytest.importorskip("wandb")
+    run = run_on(tmp_path)
+    run.metrics.log(1, 8, {"loss": 3.0})
+    state, text = run.state(), run.metrics.text()
+    run.metrics.log(2, 16, {"loss": 2.0})  # after the checkpoint
+    run.finish()
+    again = run_on(tmp_path, resume_from_checkpoint="latest")
+    again.go_on(state, text, 1)
+    again.metrics.log(2, 16, {"loss": 2.0})
+    again.finish()
+    first, second = ids_of(tmp_path)
+    assert first == second == json.loads((tmp_path / "run.json").read_text())["wandb_id"]
+    assert [(row["update"], row["loss"]) for row in history_of(tmp_path)] == [(1, 3.0), (2, 2.0), (2, 2.0)]
+    assert scalars_of(tmp_path / "tensorboard")["loss"] == [(1, 3.0), (2, 2.0)]
+
+
+def test_a_tracker_that_comes_later_gets_the_rows_so_far(tmp_path, group):
+    pytest.importorskip("wandb")
+    config = ppo_config(tmp_path)
+    run = RunOutput("ppo", config, config.plan_batches(1))
+    run.metrics.log(1, 8, {"loss": 3.0})
+    state, text = run.state(), run.metrics.text()
+    del state["record"]["wandb_id"]  # checkpoints of earlier versions
+    run.finish()
+    again = run_on(tmp_path, resume_from_checkpoint="latest")
+    again.go_on(state, text, 1)
+    again.metrics.log(2, 16, {"loss": 2.0})
+    again.finish()
+    assert history_of(tmp_path) == read_jsonl(tmp_path / "metrics.jsonl")
+    assert scalars_of(tmp_path / "tensorboard")["loss"] == [(1, 3.0), (2, 2.0)]
+
+
+def test_a_tracker_that_fails_is_left_out_after_one_warning(tmp_path, caplog):
+    class Broken(TensorBoard):
+        name = "broken"
+
+        def log(self, row):
+            raise OSError("no room")
+
+    log = MetricsLog(tmp_path, Trackers([Broken(tmp_path / "a"), TensorBoard(tmp_path / "b")]))
+    with caplog.at_level(logging.WARNING):
+        for update in (1, 2):
+            log.log(update, update, {"loss": 1.0})
+    log.close()
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "--report_to broken" in message and "no room" in message and "goes on" in message
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 2
+    assert scalars_of(tmp_path / "b") == {"loss": [(1, 1.0), (2, 1.0)]}
+
+
+def test_samples_as_text_in_tensorboard(tmp_path):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board = TensorBoard(tmp_path)
+    board.open([], None)
+    board.show(4, SAMPLES)
+    board.close()
+    events = event_accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    (event,) = events.Tensors("samples/text_summary")
+    lines = event.tensor_proto.string_val[0].decode().splitlines()
+    assert event.step == 4 and len(lines) == 4
+    assert "p\\|1" in lines[2] and "two<br>lines" in lines[2] and "0.1235" in lines[2]
+
+
+def test_a_table_has_every_column_but_tokens():
+    columns, cells = table_of(SAMPLES)
+    assert columns == ["prompt", "response", "score", "finished", "scores"]
+    assert cells[0] == ["p|1", "two\nlines", 0.123456, True, None]
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return ["--data_path", "rows.jsonl", "--output_dir", "out", "--model_name_or_path", "m", "--report_to"]
+
+
+def test_flags(command, monkeypatch):
+    assert parse(SFTConfig, [*command, "tensorboard", "--enable_tensorboard"]).trackers == ("tensorboard",)
+    assert parse(SFTConfig, [*command[:-1], "--enable_tensorboard"]).trackers == ("tensorboard",)
+    assert parse(SFTConfig, command[:-1]).trackers == ()
+    with pytest.raises(UserError, match="--report_to mlflow: there is no such tracker; give tensorboard or wandb"):
+        parse(SFTConfig, [*command, "mlflow"])
+    monkeypatch.setattr("dschat.config.tracking.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"--report_to wandb: the package .* pip install 'ma-rlhf\[wandb\]'"):
+        parse(SFTConfig, [*command, "wandb"])
+    with pytest.raises(UserError, match="--push_to_hub model: give the repository as owner/name"):
+        parse(SFTConfig, [*command[:-1], "--push_to_hub", "model"])
+    assert {"report_to", "push_to_hub"} <= FREE_FLAGS
+
+
+def test_without_a_key_wandb_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    wandb.teardown()
+    assert "WANDB_MODE=offline" in (wandb_problem() or "")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb.teardown()
+    assert wandb_problem() is None
+    wandb.teardown()
