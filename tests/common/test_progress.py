@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A redirected bar is one line a minute, however often it is drawn."""
+
+import io
+import re
+import sys
+
+import pytest
+
+from dschat.common import progress as module
+from dschat.common.progress import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture()
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the lines go by, in a list so that a test can change them."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def counted(text: str) -> list[str]:
+    return re.findall(r"^rows: \d+% \((\d+/\d+)\)", text, re.MULTILINE)
+
+
+def test_a_line_after_every_minute_and_one_at_the_end(clock, capsys) -> None:
+    with progress(10, "rows") as bar:
+        for second in range(10):
+            clock[0] = 25.0 * second
+            bar.update()
+            bar.set_postfix(loss=second)
+    text = capsys.readouterr().err
+    # Drawings at 75 s (60 after the start), 150 s (75 after that line) and 225 s, which is the end, too.
+    assert counted(text) == ["4/10", "7/10", "10/10"]
+    assert "\r" not in text and text.count("\n") == 3
+
+
+def test_less_than_a_minute_says_nothing(clock, capsys) -> None:
+    with progress(3, "rows") as bar:
+        for second in range(3):
+            clock[0] = 10.0 * second
+            bar.update()
+            bar.refresh()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_end_of_a_long_bar_is_said(clock, capsys) -> None:
+    with progress(3, "rows") as bar:
+        bar.update()
+        clock[0] = 61.0
+        bar.refresh()
+        clock[0] = 62.0
+        bar.update(2)
+    text = capsys.readouterr().err
+    assert counted(text) == ["1/3", "3/3"]
+
+
+def test_without_a_total(clock, capsys) -> None:
+    with progress(desc="rows", unit="row") as bar:
+        for _ in range(3):
+            bar.update()
+            clock[0] += 50.0
+            bar.refresh()
+    text = capsys.readouterr().err
+    assert [line.split(",")[0] for line in text.splitlines()] == ["rows: 2 row", "rows: 3 row"]
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert list(progress(desc="rows", iterable=[1, 2])) == [1, 2]
+    assert "\r" in stream.getvalue() and "2/2" in stream.getvalue()
+
+
+def test_disabled(clock, capsys) -> None:
+    with progress(1, "rows", disable=True) as bar:
+        clock[0] = 100.0
+        bar.update()
+    assert capsys.readouterr().err == ""
