@@ -177,8 +177,8 @@ def test_absent_path(tmp_path):
 
 
 def test_bad_layouts(tmp_path):
-    assert "not a data file" in error_of(write(tmp_path / "a.csv", []))
-    assert "a.csv" in (message := error_of(tmp_path))
+    assert "not a data file" in error_of(write(tmp_path / "a.tsv", []))
+    assert "a.tsv" in (message := error_of(tmp_path))
     assert "train*.jsonl, train*.parquet" in message and "valid*, eval*, test*" in message
     write(tmp_path / "train.jsonl", [PAIR])
     parquet.write_table(pa.Table.from_pylist([PAIR]), tmp_path / "train.parquet")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PATH_HELP = (
-    "a .jsonl, .json or .parquet file, a folder with train* files, "
+    "a .jsonl, .json, .csv (each also as .gz) or .parquet file, a folder with train* files or from save_to_disk, "
     + ", ".join(known.name for known in KNOWN_SETS)
     + f" (from ${DATA_VARIABLE} or the hub), or a data set of the Hugging Face hub"
 )
