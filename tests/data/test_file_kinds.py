@@ -184,7 +184,7 @@ def test_bad_saved_folders(folder, tmp_path):
     assert error_of(tmp_path / "rows").startswith(f"{tmp_path}/rows row 2: column 'prompt' is empty")
     (arrow,) = (tmp_path / "rows").glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:40])
-    assert f"--data_path {tmp_path}/rows: a folder of save_to_disk that datasets cannot open" in error_of(
+    assert f"--data_path {tmp_path}/rows: a folder of save_to_disk that cannot be opened" in error_of(
         tmp_path / "rows"
     )
 

@@ -98,8 +98,9 @@ def _open(path: str | Path, known: KnownSet | None, copy: Path | None, keys: Dat
     published = ", ".join(f"{known.name} ({known.hub_id})" for known in KNOWN_SETS)
     raise UserError(
         f"--data_path {path}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, or a folder"
-        f" with files {TRAIN_PREFIX}*.jsonl, {TRAIN_PREFIX}*.parquet and so on, with the columns "
-        f"{keys.prompt}, {keys.chosen}, {keys.rejected} (or {keys.prompt}, {keys.response}; or {keys.messages}), or a published data set:"
+        f" with files {TRAIN_PREFIX}*.jsonl, {TRAIN_PREFIX}*.parquet and so on, with the columns {keys.prompt},"
+        f" {keys.chosen}, {keys.rejected} (or {keys.prompt}, {keys.response}; or {keys.messages}), or a published data"
+        " set:"
         f" {published}."
     )
 

@@ -63,6 +63,6 @@ def _files(folder: Path) -> tuple[Path, ...]:
 def _unreadable(folder: Path, error: Exception) -> UserError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return UserError(
-        f"--data_path {folder}: a folder of save_to_disk that datasets cannot open ({type(error).__name__}: {reason}); "
+        f"--data_path {folder}: a folder of save_to_disk that cannot be opened ({type(error).__name__}: {reason}); "
         "save it again, with the version of datasets that is installed here or an older one."
     )
