@@ -177,8 +177,8 @@ def test_absent_path(tmp_path):
 
 
 def test_bad_layouts(tmp_path):
-    assert "not a data file" in error_of(write(tmp_path / "a.csv", []))
-    assert "a.csv" in (message := error_of(tmp_path))
+    assert "not a data file" in error_of(write(tmp_path / "a.tsv", []))
+    assert "a.tsv" in (message := error_of(tmp_path))
     assert "train*.jsonl, train*.parquet" in message and "valid*, eval*, test*" in message
     write(tmp_path / "train.jsonl", [PAIR])
     parquet.write_table(pa.Table.from_pylist([PAIR]), tmp_path / "train.parquet")
@@ -212,7 +212,7 @@ def test_empty_array(tmp_path):
         (b'{"question": "a", "answer": "b"}', "'question', 'answer'; name the prompt's column with --prompt_key"),
         (b"{}", "among none"),
         (b'{"prompt": 3}', "column 'prompt' must be text, not a value of type int; .* --prompt_key"),
-        (b'{"prompt": "a", "chosen": [1]}', "column 'chosen' must be text, not a list; .* --chosen_key"),
+        (b'{"prompt": "a", "chosen": 1}', "column 'chosen' must be text, not a value of type int; .* --chosen_key"),
         (b'{"prompt": "a", "rejected": {}}', "column 'rejected' must be text, not an object; .* --rejected_key"),
         (b'{"prompt": "a", "response": true}', "'response' must be text, not true or false; .* --response_key"),
         (b'{"prompt": "a\\ud800"}', "lone surrogate.* at position 1"),
@@ -267,7 +267,7 @@ def test_bad_array_and_bad_parquet(tmp_path):
     path.write_text("no parquet")
     assert f"{path} is not a readable parquet file" in error_of(path)
     parquet.write_table(pa.Table.from_pylist([{"prompt": "a"}, {"prompt": None}]), path)
-    assert error_of(path).startswith(f"{path} row 2: no column 'prompt'")
+    assert error_of(path).startswith(f"{path} row 2: column 'prompt' is empty")
 
 
 def test_file_that_cannot_be_opened(tmp_path, monkeypatch):

@@ -1,17 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON Lines files: read row by row with the place of each, written whole or not at all."""
+"""JSON Lines files, also packed: read row by row with the place of each, written whole or not at all."""
 
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dschat.errors import UserError
 
 
 class CutLine(UserError):
     """The last line of a file is no JSON and has no line end: whoever writes the file may not be done."""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A file to read, unpacked where its name ends in .gz. Raises OSError, also where a packed file is damaged."""
+    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as stream:
+        try:
+            yield stream
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"the packed file is damaged or cut off: {error}") from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -23,7 +36,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
         OSError: the file cannot be read.
         UserError: a line is no JSON; names file and line. `CutLine` if it is the last one, without a line end.
     """
-    with open(path, "rb") as lines:
+    with opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -26,8 +26,8 @@ class DataFlags:
     _argument_group_name = "data"
 
     data_path: list[str] = flag(
-        "one or more of: .jsonl, .json or .parquet files; folders with train* files; tldr, hh, webgpt, apps; data sets"
-        " of the Hugging Face hub"
+        "one or more of: .jsonl, .json, .csv (also .gz) or .parquet files; folders with train* files or from"
+        " save_to_disk; tldr, hh, webgpt, apps; data sets of the Hugging Face hub"
     )
     data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
     prompt_key: str = flag("column of the prompt", "prompt")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PATH_HELP = (
-    "a .jsonl, .json or .parquet file, a folder with train* files, "
+    "a .jsonl, .json, .csv (each also as .gz) or .parquet file, a folder with train* files or from save_to_disk, "
     + ", ".join(known.name for known in KNOWN_SETS)
     + f" (from ${DATA_VARIABLE} or the hub), or a data set of the Hugging Face hub"
 )
@@ -36,6 +36,7 @@ class Options:
     max_seq_len: int = flag("longest prompt and response (steps 1, 2)", Settings.max_seq_len)
     max_prompt_seq_len: int = flag("longest prompt (step 3)", Settings.max_prompt_seq_len)
     seed: int = flag("seed of the splits", Settings.seed)
+    end_of_conversation_token: str | None = flag("token that ends a response, beside EOS", None)
     prompt_key: str = flag("for 'prompt'", DataKeys.prompt)
     chosen_key: str = flag("for 'chosen'", DataKeys.chosen)
     rejected_key: str = flag("for 'rejected'", DataKeys.rejected)
@@ -81,7 +82,8 @@ def _report(path: str, arguments: argparse.Namespace) -> str:
         raise UserError(f"--seed {arguments.seed}: give a whole number from 0 to {2**32 - 1}.")
     keys = DataKeys(**{field.name: getattr(arguments, f"{field.name}_key") for field in fields(DataKeys)})
     tokenizer = _open_tokenizer(arguments.tokenizer) if arguments.tokenizer else None
-    settings = Settings(keys, arguments.seed, tokenizer, arguments.max_seq_len, arguments.max_prompt_seq_len)
+    limits = arguments.max_seq_len, arguments.max_prompt_seq_len
+    settings = Settings(keys, arguments.seed, tokenizer, *limits, _end_of_response(arguments, tokenizer))
     if arguments.command == "check":
         from dschat.data.inspect.check import check_report
 
@@ -128,6 +130,18 @@ def _open_tokenizer(path: str) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise UserError(f"--tokenizer {path}: the tokenizer has no eos token; give the model that is to be trained.")
     return tokenizer
+
+
+def _end_of_response(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+    """The token that ends a response; None without a tokenizer."""
+    token = arguments.end_of_conversation_token
+    if tokenizer is None:
+        if token is not None:
+            raise UserError(f"--end_of_conversation_token {token}: give the model's --tokenizer, too.")
+        return None
+    from dschat.models.tokenizer import end_token_id
+
+    return end_token_id(tokenizer, token)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,17 +7,21 @@ Turns are counted from 0. The state of turn h is everything up to and with the u
 
 from __future__ import annotations
 
+import logging
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
+from dschat.data.encoding import encode_prompts, encode_responses, prompt_text, special_ids
 from dschat.data.formats.rows import Row, check_text, kind_of
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 Message = dict[str, str]  # role (user or assistant) and content
 Dialogue = list[Message]
@@ -111,11 +115,43 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
         )
     text = reply.lstrip().removeprefix("b")
     ids = encode_responses(tokenizer, [text])[0] if text else []
-    special = set(tokenizer.all_special_ids) | {
-        i for i, token in tokenizer.added_tokens_decoder.items() if token.special
-    }
+    special = special_ids(tokenizer)
     ends = [i for i in ids if i in special]
     return TurnEnd(ends[0] if ends else tokenizer.eos_token_id, text, bool(ends))
+
+
+def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
+    """Says so where the chat template ends earlier turns with another token than the one that ends a response.
+
+    Args:
+        tokenizer: of the model.
+        rows: only those with messages go through the template.
+        end_id: ends a response in training: EOS, or --end_of_conversation_token.
+
+    Returns:
+        What differs, and the flag that mends it; None where nothing does, or no row holds messages.
+    """
+    if tokenizer.chat_template is None or all(row.messages is None for row in rows):
+        return None
+    try:
+        end = turn_end(tokenizer)
+    except UserError:  # a template that writes no plain dialogue has no end to compare
+        return None
+    if not end.written or end.token_id == end_id:
+        return None
+    written, other = (str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in (end.token_id, end_id))
+    return (
+        f"the chat template ends the assistant's turns with {written}, but in training a response ends with {other}: "
+        f"earlier turns and responses end differently. --end_of_conversation_token {shlex.quote(written)} ends both "
+        "with the template's"
+    )
+
+
+def warn_of_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> None:
+    """Warns of what `other_turn_end` finds."""
+    found = other_turn_end(tokenizer, rows, end_id)
+    if found is not None:
+        logger.warning("%s", found)
 
 
 def encode_states(tokenizer: PreTrainedTokenizerBase, states: Sequence[Dialogue], origin: str) -> list[list[int]]:

@@ -64,15 +64,21 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> l
         UserError: see `prompt_text`.
     """
     encoded = _encode(tokenizer, [prompt_text(tokenizer, row) for row in rows])
-    if not _puts_bos(tokenizer):
+    if not puts_bos(tokenizer):
         return encoded
     bos = tokenizer.bos_token_id
     return [ids if ids[:1] == [bos] else [bos, *ids] for ids in encoded]
 
 
-def _puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+def puts_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer puts BOS before a plain text: Llama's does; GPT-2's has a BOS token, but does not."""
     return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Ids of special tokens, those included that only a vocabulary marks as such."""
+    added = tokenizer.added_tokens_decoder.items()
+    return set(tokenizer.all_special_ids) | {number for number, token in added if token.special}
 
 
 def encode_responses(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dschat.data.formats.files import FILE_SUFFIXES, open_files
+from dschat.data.formats.files import FILE_SUFFIXES
 from dschat.data.formats.hub import open_hub
 from dschat.data.formats.rows import RawSource
+from dschat.data.formats.saved import open_local
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
 
@@ -30,13 +31,13 @@ def open_data(name: str, flag: str) -> RawSource:
     """
     try:
         if Path(name).exists():
-            raw = open_files(Path(name))
+            raw = open_local(Path(name))
         elif HUB_NAME.fullmatch(name) and not name.startswith("."):
             raw = open_hub(name, None)
         else:
             raise UserError(
                 f"{flag} {name}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, a folder "
-                "with train*.jsonl or train*.parquet, or owner/name of a data set on the Hugging Face hub."
+                "with train*.jsonl, train*.parquet and so on, or owner/name of a data set on the Hugging Face hub."
             )
     except UserError as error:
         raise _of_flag(error, flag) from error

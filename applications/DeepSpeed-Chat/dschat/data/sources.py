@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dschat.data.formats.files import FILE_SUFFIXES, TRAIN_PREFIX, open_files
+from dschat.data.formats.files import FILE_SUFFIXES, TRAIN_PREFIX, suffix_of
 from dschat.data.formats.formats import parse_row
 from dschat.data.formats.hub import open_hub
 from dschat.data.formats.published import NO_TEXT
 from dschat.data.formats.registry import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy
 from dschat.data.formats.rows import DataKeys, RawSource, Row
+from dschat.data.formats.saved import open_local
 from dschat.data.splits import TRAIN_EVAL_SPLIT, split_part
 from dschat.errors import UserError
 
@@ -41,8 +42,9 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
         path: the first that it is of
             - short name of a published set (`dschat.data.formats.registry`): its local copy in $MA_RLHF_DATA, if any,
               else the hub's; a folder of that name in the current one is "./name", or a Path;
-            - a local .jsonl, .json or .parquet file, or a folder with train*.jsonl or train*.parquet and, optionally,
-              valid*, eval* or test* files of either suffix (see `dschat.data.formats.files.find_files`);
+            - a local file (see `dschat.data.formats.files.FILE_SUFFIXES`), or a folder with train* and, optionally,
+              valid*, eval* or test* files (see `dschat.data.formats.files.find_files`), or one that
+              `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote;
             - a published set by hub id: as by short name;
             - owner/name of another data set on the hub.
         keys: column names; the defaults of `DataKeys` if None.
@@ -83,21 +85,22 @@ def _open(path: str | Path, known: KnownSet | None, copy: Path | None, keys: Dat
     """What a path names: a file or folder here, the published set of that name, or its local copy."""
     root = Path(path)
     if _is_here(path):
-        return open_files(root)
+        return open_local(root)
     if known and root.exists() and not (copy and copy.samefile(root)):
         logger.warning(
             "%s is the published data set %s; for the one in the current folder give ./%s", root, known.hub_id, root
         )
     if copy:
-        return open_files(copy)
+        return open_local(copy)
     looks_like_hub = HUB_NAME.fullmatch(str(path)) and not str(path).startswith(".")
-    if known or (looks_like_hub and root.suffix not in FILE_SUFFIXES):
+    if known or (looks_like_hub and suffix_of(root) not in FILE_SUFFIXES):
         return open_hub(str(path), known)
     published = ", ".join(f"{known.name} ({known.hub_id})" for known in KNOWN_SETS)
     raise UserError(
         f"--data_path {path}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, or a folder"
-        f" with {TRAIN_PREFIX}*.jsonl or {TRAIN_PREFIX}*.parquet, with the columns {keys.prompt}, {keys.chosen},"
-        f" {keys.rejected} (or {keys.prompt}, {keys.response}; or {keys.messages}), or a published data set:"
+        f" with files {TRAIN_PREFIX}*.jsonl, {TRAIN_PREFIX}*.parquet and so on, with the columns {keys.prompt},"
+        f" {keys.chosen}, {keys.rejected} (or {keys.prompt}, {keys.response}; or {keys.messages}), or a published data"
+        " set:"
         f" {published}."
     )
 

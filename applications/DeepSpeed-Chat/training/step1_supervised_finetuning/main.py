@@ -15,11 +15,13 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
+    from dschat.data.dialogues import warn_of_turn_end
     from dschat.data.examples import sft_examples
     from dschat.data.shares import load_share
     from dschat.models.load import warn_without_classifier
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.checkpoint import Checkpoints
+    from dschat.run.distributed import is_main
     from dschat.run.identity import identity_of
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.supervised.sft import SFTTask
@@ -29,6 +31,8 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     check_lengths(config)
     tokenizer = load_tokenizer(base, "--model_name_or_path", may_add_pad=True)
     share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
+    if is_main():
+        warn_of_turn_end(tokenizer, share.train, end_id)
     examples, dropped = sft_examples(share.train, tokenizer, config.max_seq_len, end_id)
     held_out, dropped_eval = sft_examples(share.eval, tokenizer, config.max_seq_len, end_id, held_out=True)
     run.describe_data(share, train=dropped, eval=dropped_eval)

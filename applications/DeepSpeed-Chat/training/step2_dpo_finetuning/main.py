@@ -15,10 +15,12 @@ def train(config: DPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
+    from dschat.data.dialogues import warn_of_turn_end
     from dschat.data.preferences import preference_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.checkpoint import Checkpoints
+    from dschat.run.distributed import is_main
     from dschat.run.identity import identity_of, model_hash
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.run.records import warn_unless_made_by
@@ -30,6 +32,8 @@ def train(config: DPOConfig, run: "RunOutput") -> None:
     tokenizer = load_tokenizer(base, "--model_name_or_path")
     warn_unless_made_by("sft", base, "--model_name_or_path")
     share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
+    if is_main():
+        warn_of_turn_end(tokenizer, share.train, end_id)
     examples, dropped = preference_examples(share.train, tokenizer, config.max_seq_len, end_id)
     held_out, dropped_eval = preference_examples(share.eval, tokenizer, config.max_seq_len, end_id, held_out=True)
     run.describe_data(share, train=dropped, eval=dropped_eval)

@@ -18,10 +18,12 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
     from dschat.builders.scores import build_program_pool
     from dschat.conditions.termination import TerminationCondition
+    from dschat.data.dialogues import warn_of_turn_end
     from dschat.data.examples import prompt_examples
     from dschat.data.shares import load_share
     from dschat.models.tokenizer import end_token_id
     from dschat.run.checkpoint import Checkpoints
+    from dschat.run.distributed import is_main
     from dschat.run.identity import identity_of
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.ppo.moving_average import MovingAverage
@@ -36,6 +38,8 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     run.record.parser = condition.parser
     programs = build_program_pool(config) if config.reward_source == "programs" else None
     share = load_share(config)
+    if is_main():
+        warn_of_turn_end(tokenizer, share.train, end_id)
     rows, left_out = share.train, Counter[str]()
     held_out_rows, left_out_eval = share.eval, Counter[str]()
     if programs is not None:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data files and folders → rows as they stand there. Nothing but .jsonl, .json and .parquet is opened."""
+"""Data files and folders → rows as they stand there. Nothing but FILE_SUFFIXES is opened."""
 
-from collections.abc import Iterator
+import codecs
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dschat.common.jsonl import json_lines, parse_json
+from dschat.common.jsonl import json_lines, opened, parse_json
+from dschat.data.formats.csv_rows import csv_rows
 from dschat.data.formats.rows import RawSource
 from dschat.errors import UserError
 
-FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
-FOLDER_SUFFIXES = (".jsonl", ".parquet")
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz", ".json.gz", ".csv.gz")
+FOLDER_SUFFIXES = (".jsonl", ".parquet", ".csv", ".jsonl.gz", ".json.gz", ".csv.gz")
 TRAIN_PREFIX = "train"
 EVAL_PREFIXES = ("valid", "eval", "test")  # the first that has files is used; "valid" includes "validation"
 # Where the files of a data set downloaded from the hub lie, below the folder that it was downloaded to.
@@ -26,8 +28,8 @@ def open_files(root: Path) -> RawSource:
     """
     if root.is_dir():
         name, (train, held_out) = root.resolve().name, find_files(root)
-    elif root.suffix in FILE_SUFFIXES:
-        name, train, held_out = root.stem, [root], []
+    elif suffix_of(root) in FILE_SUFFIXES:
+        name, train, held_out = root.name.removesuffix(suffix_of(root)), [root], []
     else:
         raise UserError(f"--data_path {root}: not a data file; give a file that ends in {', '.join(FILE_SUFFIXES)}.")
     eval_rows = chain.from_iterable(map(read_file, held_out)) if held_out else None
@@ -41,7 +43,7 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
     `hf download` leaves them, in one of DOWNLOAD_FOLDERS below it.
 
     Raises:
-        UserError: no training file, or one both as .jsonl and as .parquet.
+        UserError: no training file, or files of two suffixes.
     """
     for place in (folder, *(folder / name for name in DOWNLOAD_FOLDERS)):
         train = _matching(place, TRAIN_PREFIX)
@@ -57,13 +59,24 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
     )
 
 
+def suffix_of(file: Path) -> str:
+    """What a file's name ends in, with both parts where it is packed: ".csv", ".csv.gz"."""
+    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+
+
+def split_with(names: Iterable[str], prefixes: Iterable[str]) -> str | None:
+    """The first split whose name begins with one of the prefixes; an earlier prefix comes first."""
+    known = list(names)
+    return next((name for prefix in prefixes for name in known if name.startswith(prefix)), None)
+
+
 def _matching(folder: Path, prefix: str) -> list[Path]:
     """Files of a folder with this prefix, or else those in its sub-folders with it; all of one suffix, by name."""
     for pattern in (f"{prefix}*", f"{prefix}*/*"):
-        files = sorted(file for file in folder.glob(pattern) if file.is_file() and file.suffix in FOLDER_SUFFIXES)
-        if len({file.suffix for file in files}) > 1:
+        files = sorted(file for file in folder.glob(pattern) if file.is_file() and suffix_of(file) in FOLDER_SUFFIXES)
+        if len(suffixes := sorted({suffix_of(file) for file in files})) > 1:
             raise UserError(
-                f"--data_path {folder}: {prefix}* exists both as .jsonl and as .parquet ("
+                f"--data_path {folder}: {prefix}* exists both as {' and as '.join(suffixes)} ("
                 f"{', '.join(file.name for file in files)}); keep one of the two, or give one file instead of the "
                 "folder."
             )
@@ -91,10 +104,15 @@ def read_file(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Any]]:
-    if file.suffix == ".parquet":
+    suffix = suffix_of(file).removesuffix(".gz")
+    if suffix == ".parquet":
         yield from _parquet_rows(file)
-    elif file.suffix == ".json" and _is_array(file):
-        for number, raw in enumerate(parse_json(file.read_bytes(), str(file)), start=1):
+    elif suffix == ".csv":
+        yield from csv_rows(file)
+    elif suffix == ".json" and _is_array(file):
+        with opened(file) as stream:
+            content = stream.read()
+        for number, raw in enumerate(parse_json(content, str(file)), start=1):
             yield f"{file} row {number}", raw
     else:
         yield from json_lines(file)
@@ -102,8 +120,9 @@ def _rows(file: Path) -> Iterator[tuple[str, Any]]:
 
 def _is_array(file: Path) -> bool:
     """Whether a .json file holds a list, by its first character; otherwise it holds JSON Lines."""
-    with open(file, encoding="utf-8-sig", errors="replace") as lines:
-        return next(filter(str.strip, lines), "").lstrip().startswith("[")
+    with opened(file) as lines:
+        first = next(filter(None, (line.removeprefix(codecs.BOM_UTF8).strip() for line in lines)), b"")
+        return first.startswith(b"[")
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Any]]:

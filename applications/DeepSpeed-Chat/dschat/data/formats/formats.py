@@ -3,25 +3,39 @@
 
 from typing import Any
 
+from dschat.data.formats.conversations import message_lists_row, messages_row
 from dschat.data.formats.published import PUBLISHED_FORMATS
 from dschat.data.formats.rows import DataKeys, Row, check_text, kind_of
 from dschat.errors import UserError
 
-CONVERSATION, TEXTS = "conversation", "prompt and responses"
+CONVERSATION, TEXTS, MESSAGE_LISTS = "conversation", "prompt and responses", "prompt and responses as messages"
+COMPLETION = "completion"  # read as the response where no column has that name
 
 
 def format_of(raw: dict[str, Any], keys: DataKeys) -> str:
-    """Name of a row's format, by its columns: the first of PUBLISHED_FORMATS, conversation, prompt and responses.
+    """Name of a row's format, by its columns: the first of PUBLISHED_FORMATS, or one of the three above.
 
-    In the last two a column that holds null counts as absent.
+    In these a column that holds null counts as absent.
     """
     for name, (columns, _) in PUBLISHED_FORMATS.items():
         if all(column in raw for column in columns):
             return name
-    has_response = raw.get(keys.chosen) is not None or raw.get(keys.response) is not None
+    response = response_column(raw, keys)
+    if any(isinstance(raw.get(column), list) for column in (keys.prompt, response, keys.rejected)):
+        return MESSAGE_LISTS
+    has_response = raw.get(response) is not None
     if raw.get(keys.messages) is not None and not (raw.get(keys.prompt) is not None and has_response):
         return CONVERSATION
     return TEXTS
+
+
+def response_column(raw: dict[str, Any], keys: DataKeys) -> str:
+    """Column of the preferred, or only, response: chosen, else response, else `completion` unless it was renamed."""
+    if raw.get(keys.chosen) is not None:
+        return keys.chosen
+    if keys.response == DataKeys.response and raw.get(keys.response) is None and raw.get(COMPLETION) is not None:
+        return COMPLETION
+    return keys.response
 
 
 def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
@@ -44,11 +58,16 @@ def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
     name = format_of(raw, keys)
     if name in PUBLISHED_FORMATS:
         return PUBLISHED_FORMATS[name][1](raw, origin)
-    prompt, chosen, rejected = (_column(raw, keys, column, origin) for column in ("prompt", "chosen", "rejected"))
-    if chosen is None:
-        chosen = _column(raw, keys, "response", origin)
+    response = response_column(raw, keys)
+    if name == MESSAGE_LISTS:
+        return message_lists_row(raw, keys, response, origin)
+    chosen = _text(raw, response, "chosen" if response == keys.chosen else "response", origin)
+    rejected = _text(raw, keys.rejected, "rejected", origin)
     if name == CONVERSATION:
-        return _messages_row(raw, keys, chosen, rejected, origin)
+        return messages_row(raw[keys.messages], keys, (chosen, rejected), raw, origin)
+    prompt = _text(raw, keys.prompt, "prompt", origin)
+    if prompt is None and keys.prompt in raw:
+        raise UserError(f"{origin}: column {keys.prompt!r} is empty; fill it, or remove the row.")
     if prompt is None:
         raise UserError(
             f"{origin}: no column {keys.prompt!r} among {', '.join(map(repr, raw)) or 'none'}; name the prompt's "
@@ -57,36 +76,8 @@ def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
     return Row(prompt, None, chosen, rejected, raw, origin)
 
 
-def _messages_row(raw: dict[str, Any], keys: DataKeys, chosen: str | None, rejected: str | None, origin: str) -> Row:
-    """A conversation: the last message is the response if the assistant wrote it."""
-    messages = raw[keys.messages]
-    if not isinstance(messages, list) or not messages:
-        raise UserError(
-            f"{origin}: column {keys.messages!r} must hold a non-empty list of messages, each with role and content; "
-            "correct the row, or name the conversation's column with --messages_key."
-        )
-    for number, message in enumerate(messages, start=1):
-        if not isinstance(message, dict):
-            raise UserError(
-                f"{origin}: message {number} of {keys.messages!r} must be an object with role and content."
-            )
-        for name in ("role", "content"):
-            check_text(message.get(name), f"{name} of message {number} in {keys.messages!r}", origin)
-    if messages[-1]["role"] != "assistant":
-        return Row(None, messages, chosen, rejected, raw, origin)
-    if chosen is not None:
-        raise UserError(
-            f"{origin}: two responses, the last message of {keys.messages!r} and another column; remove one of them, "
-            "or name the right columns with --messages_key, --chosen_key and --response_key."
-        )
-    if len(messages) == 1:
-        raise UserError(f"{origin}: {keys.messages!r} holds only the response; put at least one message before it.")
-    return Row(None, messages[:-1], messages[-1]["content"], rejected, raw, origin)
-
-
-def _column(raw: dict[str, Any], keys: DataKeys, name: str, origin: str) -> str | None:
-    """Text of the column that `keys` gives this name; None where it is absent or null."""
-    column = getattr(keys, name)
+def _text(raw: dict[str, Any], column: str, name: str, origin: str) -> str | None:
+    """Text of the column that `--NAME_key` names; None where it is absent or null."""
     value = raw.get(column)
     if value is not None:
         remedy = f"correct the row, or name another column with --{name}_key"

@@ -2,11 +2,11 @@
 """Data sets of the Hugging Face hub, through the `datasets` library. Code in a repository is never executed."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.formats.files import EVAL_PREFIXES, TRAIN_PREFIX, find_files
+from dschat.data.formats.files import EVAL_PREFIXES, TRAIN_PREFIX, find_files, split_with
 from dschat.data.formats.registry import DATA_VARIABLE, KnownSet, data_folder, describe_counts, fetch_command
 from dschat.data.formats.rows import RawSource
 from dschat.errors import UserError
@@ -32,13 +32,13 @@ def open_hub(path: str, known: KnownSet | None) -> RawSource:
     """
     hub_id = known.hub_id if known else path
     splits = _load_splits(path, known)
-    train = _split_with(splits, [TRAIN_PREFIX])
+    train = split_with(map(str, splits), [TRAIN_PREFIX])
     if train is None:
         raise UserError(
             f"--data_path {path}: the data set {hub_id} has no training split, only {', '.join(splits)}. Download it "
             f"with `{fetch_command(hub_id, 'DIR')}` and give one of its files."
         )
-    held_out = _split_with(splits, EVAL_PREFIXES)
+    held_out = split_with(map(str, splits), EVAL_PREFIXES)
     used = [train] if held_out is None else [train, held_out]
     counts = len(splits[train]), None if held_out is None else len(splits[held_out])
     if known and counts != known.counts:  # shares, and scores on them, could not be compared with published ones
@@ -89,11 +89,6 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
         return None
     logger.warning("%s: the hub gave none (%s); using an earlier download in %s", known.hub_id, _reason(error), folder)
     return splits
-
-
-def _split_with(splits: "DatasetDict", prefixes: Iterable[str]) -> str | None:
-    """The first split whose name begins with one of the prefixes; an earlier prefix comes first."""
-    return next((str(name) for prefix in prefixes for name in splits if str(name).startswith(prefix)), None)
 
 
 def _rows(dataset: "Dataset", hub_id: str) -> Iterator[tuple[str, Any]]:

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.formats.formats import format_of
 from dschat.data.formats.registry import find_known
 from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import summary, text_histogram
+from dschat.data.inspect.special import EncodedRows, encode_rows, special_notes
 from dschat.data.inspect.steps import Settings, examples_of
 from dschat.data.sources import Source, load_source
 from dschat.data.splits import STEPS, split_part
@@ -48,9 +48,11 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     if tokenizer is None:
         sections |= _lengths_in_characters(rows)
     else:
-        sections |= _lengths_in_tokens(rows, tokenizer, settings)
+        encoded = encode_rows(rows, tokenizer)
+        sections |= _lengths_in_tokens(encoded, settings)
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
         left_out = [_left_out(step, shares, tokenizer, settings) for step in range(1, len(STEPS) + 1)]
+        sections["special tokens"] = special_notes(rows, encoded, tokenizer, settings.end_id) or ["nothing to note"]
         sections[f"left out at these lengths, of the steps' shares ({at})"] = left_out
     lines = [path, "=" * len(path), *_describe_rows(path, source, settings.keys)]
     for title, content in sections.items():
@@ -113,14 +115,11 @@ def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:
     }
 
 
-def _lengths_in_tokens(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, settings: Settings
-) -> dict[str, list[str]]:
+def _lengths_in_tokens(encoded: EncodedRows, settings: Settings) -> dict[str, list[str]]:
     """As training encodes them: with BOS and EOS."""
-    prompts = list(map(len, encode_prompts(tokenizer, rows)))
-    chosen = map(len, encode_responses(tokenizer, [row.chosen or "" for row in rows]))
-    rejected = map(len, encode_responses(tokenizer, [row.rejected or "" for row in rows]))
-    whole = [prompt + max(pair) + 1 for prompt, *pair in zip(prompts, chosen, rejected, strict=True)]
+    prompts = list(map(len, encoded.prompts))
+    both = zip(prompts, encoded.chosen, encoded.rejected, strict=True)
+    whole = [prompt + max(len(chosen), len(rejected)) + 1 for prompt, chosen, rejected in both]
     return {
         "length of the prompts, in tokens, with BOS": [
             *_histogram(prompts),

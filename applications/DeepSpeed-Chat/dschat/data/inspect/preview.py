@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from dschat.data.collate import collate_pairs, collate_prompts, collate_sft
-from dschat.data.encoding import decode_response, encode_prompts
+from dschat.data.encoding import decode_response, encode_prompts, special_ids
 from dschat.data.formats.rows import Row
+from dschat.data.inspect.special import encode_rows, special_inside, special_notes
 from dschat.data.inspect.steps import Settings, examples_of
 from dschat.data.sources import load_source
 from dschat.errors import UserError
@@ -47,6 +48,15 @@ class Part:
     text: str
 
 
+@dataclass(frozen=True)
+class View:
+    """Who looks: the tokenizer, the step that rows are shown for, and the token that ends a response."""
+
+    tokenizer: PreTrainedTokenizerBase
+    step: int
+    end_id: int
+
+
 def preview_report(path: str, count: int, step: int | None, colour: bool, settings: Settings) -> str:
     """The first training rows of a source with their parts marked; without a tokenizer, the texts as they are read.
 
@@ -68,7 +78,9 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
         lines.append("texts as they are read; --tokenizer MODEL shows tokens, padding and what is cut")
         shown = [_text_parts(row, step) for row in rows]
     else:
-        shown = _encoded_parts(rows, settings.tokenizer, step, settings)
+        encoded = encode_rows(rows, settings.tokenizer)
+        lines += [f"note: {note}" for note in special_notes(rows, encoded, settings.tokenizer, settings.end_id)]
+        shown = _encoded_parts(rows, View(settings.tokenizer, step, settings.end_id), settings)
     for row, parts in zip(rows, shown, strict=True):
         if isinstance(parts, str):
             lines += ["", f"{row.origin}: dropped ({parts})"]
@@ -102,49 +114,69 @@ def _text_parts(row: Row, step: int) -> list[Part] | str:
     return parts
 
 
-def _encoded_parts(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, step: int, settings: Settings
-) -> list[list[Part] | str]:
+def _encoded_parts(rows: Sequence[Row], view: View, settings: Settings) -> list[list[Part] | str]:
     """Per row its parts, read off one batch of all rows, or the reason for which it is dropped."""
-    made = [examples_of(step, [row], tokenizer, settings) for row in rows]
+    made = [examples_of(view.step, [row], view.tokenizer, settings) for row in rows]
     kept_rows = [row for row, (examples, _) in zip(rows, made, strict=True) if examples]
     kept = [examples[0] for examples, _ in made if examples]
-    parts = iter(_batch_parts(kept_rows, kept, tokenizer, step) if kept else ())
+    parts = iter(_batch_parts(kept_rows, kept, view) if kept else ())
     return [next(parts) if examples else next(iter(dropped)) for examples, dropped in made]
 
 
-def _batch_parts(
-    rows: Sequence[Row], examples: Sequence[Any], tokenizer: PreTrainedTokenizerBase, step: int
-) -> list[list[Part]]:
+def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: View) -> list[list[Part]]:
+    tokenizer, step = view.tokenizer, view.step
     pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     collate: Any = {1: collate_sft, 2: collate_pairs, 3: collate_prompts}[step]
     batch = collate(examples, pad_id)
-    prompt_lengths = [len(ids) for ids in encode_prompts(tokenizer, rows)]
+    if step == 2:
+        prompt_lengths = [len(ids) for ids in encode_prompts(tokenizer, rows)]
+    else:
+        prompt_lengths = [len(example.prompt_ids) for example in examples]
     # The batch of step 2 holds the chosen sequences, then the rejected ones.
     order = itertools.product(RESPONSES[step] or ("none",), prompt_lengths)
-    parts = [
-        _parts(ids, mask, prompt_length, kind, tokenizer, step)
-        for ids, mask, (kind, prompt_length) in zip(batch["input_ids"], batch["attention_mask"], order, strict=True)
-    ]
+    parts = []
+    for number, (kind, prompt_length) in enumerate(order):
+        ids, mask = batch["input_ids"][number], batch["attention_mask"][number]
+        targets = batch["response_mask"][number] if step == 1 else None
+        parts.append(_parts(ids, mask, prompt_length, kind, targets, view))
     if step != 2:
         return parts
     pairs = zip(parts[: len(rows)], parts[len(rows) :], strict=True)
     return [chosen + rejected[1:] for chosen, rejected in pairs]  # the prompt is shown once
 
 
-def _parts(
-    ids: Tensor, mask: Tensor, prompt_length: int, kind: str, tokenizer: PreTrainedTokenizerBase, step: int
-) -> list[Part]:
-    """One sequence of a batch: padding, prompt, response (not in step 3), padding."""
+def _parts(ids: Tensor, mask: Tensor, prompt_length: int, kind: str, targets: Tensor | None, view: View) -> list[Part]:
+    """One sequence of a batch: padding, prompt, response (not in step 3), padding.
+
+    Where only some of the tokens behind the prompt are `targets`, they are a response each, and the others prompts.
+    """
     real = ids[mask].tolist()
     prompt, response = real[:prompt_length], real[prompt_length:]
     left = int(mask.int().argmax())
-    parts = [*_padding(left), Part("prompt", PROMPT_USE[step], len(prompt), _decode(tokenizer, prompt))]
-    if step != 3:
-        cut = "" if response[-1:] == [tokenizer.eos_token_id] else ", cut, without EOS"
-        text = _decode(tokenizer, response, response=True)
-        parts.append(Part(kind, RESPONSE_USE[step] + cut, len(response), text))
+    parts = [*_padding(left), _prompt_part(prompt, view)]
+    uses = [True] * len(response) if targets is None else targets[: len(response)].tolist()
+    place = 0
+    for is_target, group in itertools.groupby(uses):
+        run = response[place : place + len(list(group))]
+        place += len(run)
+        parts.append(_response_part(run, kind, place == len(response), view) if is_target else _prompt_part(run, view))
     return [*parts, *_padding(len(ids) - left - len(real))]
+
+
+def _prompt_part(ids: Sequence[int], view: View) -> Part:
+    return Part("prompt", PROMPT_USE[view.step], len(ids), _decode(view.tokenizer, ids))
+
+
+def _response_part(ids: Sequence[int], kind: str, is_last: bool, view: View) -> Part:
+    """A response, with what surprises in it; an earlier turn's ends as the chat template writes it."""
+    note, is_whole = RESPONSE_USE[view.step], not is_last or ids[-1] == view.end_id
+    if not is_whole:
+        is_eos = view.end_id == view.tokenizer.eos_token_id
+        end = "EOS" if is_eos else view.tokenizer.convert_ids_to_tokens(view.end_id)
+        note += f", cut, without {end}"
+    inside = special_inside(view.tokenizer, ids[:-1] if is_whole else ids, view.end_id)
+    note += f", holds {', '.join(inside)} inside" if inside else ""
+    return Part(kind, note, len(ids), _decode(view.tokenizer, ids, response=True))
 
 
 def _padding(tokens: int) -> list[Part]:
@@ -153,7 +185,7 @@ def _padding(tokens: int) -> list[Part]:
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bool = False) -> str:
     """Text of ids, special tokens by their names."""
-    special = set(tokenizer.all_special_ids)
+    special = special_ids(tokenizer)
     texts = []
     for is_special, group in itertools.groupby(ids, key=special.__contains__):
         run = list(group)

@@ -27,6 +27,7 @@ class Settings:
         tokenizer: of the model to train; without one nothing is encoded.
         max_seq_len: longest prompt and response, in tokens (steps 1 and 2).
         max_prompt_seq_len: longest prompt, in tokens (step 3).
+        end_of_response: id of the token that ends a response; EOS if None.
     """
 
     keys: DataKeys = DataKeys()
@@ -34,6 +35,13 @@ class Settings:
     tokenizer: PreTrainedTokenizerBase | None = None
     max_seq_len: int = 1024
     max_prompt_seq_len: int = 512
+    end_of_response: int | None = None
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a response; 0 without a tokenizer."""
+        eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
+        return self.end_of_response if self.end_of_response is not None else eos or 0
 
 
 def examples_of(
@@ -47,4 +55,4 @@ def examples_of(
     if step == 3:
         return prompt_examples(rows, tokenizer, settings.max_prompt_seq_len, held_out=True)
     make = sft_examples if step == 1 else pair_examples
-    return make(rows, tokenizer, settings.max_seq_len, tokenizer.eos_token_id or 0, held_out=True)
+    return make(rows, tokenizer, settings.max_seq_len, settings.end_id, held_out=True)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CSV, packed files and folders of save_to_disk: the same rows as JSON Lines, errors with file and row."""
+
+import csv
+import gzip
+import json
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from dschat.common.jsonl import read_rows
+from dschat.data.__main__ import main
+from dschat.data.places import open_data
+from dschat.data.sources import load_source
+from dschat.errors import UserError
+
+ROWS = [
+    {"prompt": 'a "quoted", long\nquestion', "chosen": " good", "rejected": " bad"},
+    {"prompt": "été", "chosen": " 1,5", "rejected": "x" * 200_000},
+]
+
+
+def write_csv(path, rows, newline="\r\n"):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator=newline)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def pack(path):
+    packed = path.with_name(path.name + ".gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    return packed
+
+
+def texts_of(source):
+    return [{"prompt": r.prompt, "chosen": r.chosen, "rejected": r.rejected} for r in source.train]
+
+
+def error_of(path):
+    with pytest.raises(UserError) as caught:
+        load_source(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Holds evaluation rows, so that the order of the others is that of the files."""
+    for kind in ("csv", "jsonl", "saved"):
+        (tmp_path / kind).mkdir()
+    return tmp_path
+
+
+# CSV
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_csv(folder, packed):
+    for name in ("train", "test"):
+        file = write_csv(folder / "csv" / f"{name}.csv", ROWS)
+        if packed:
+            file = pack(file)
+    source = load_source(folder / "csv")
+    assert texts_of(source) == ROWS and len(source.eval) == 2
+    ending = ".csv.gz" if packed else ".csv"
+    # the first row stands on lines 2 and 3
+    assert [row.origin for row in source.train] == [f"{folder}/csv/train{ending}:{line}" for line in (2, 4)]
+    assert load_source(source.files[0]).name == "train"
+
+
+def test_csv_of_spreadsheets(tmp_path):
+    """A byte-order mark, blank lines, spaces around names; an empty cell is no text."""
+    path = tmp_path / "a.csv"
+    path.write_bytes("\ufeffprompt, completion \r\n\r\na,b\r\nc,\r\n".encode())
+    rows = load_source(path).train + load_source(path).eval
+    assert sorted((r.prompt, r.chosen, r.origin) for r in rows if r.chosen) == [("a", "b", f"{path}:3")]
+    assert [r.origin for r in rows if r.chosen is None] == [f"{path}:4"]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "wanted"),
+    [
+        (
+            b"prompt,chosen\na,b\nc,d,e\n",
+            3,
+            "3 cells where the first line names 2 columns; put texts that hold commas",
+        ),
+        (b"prompt,chosen\na\n", 2, "1 cells where the first line names 2"),
+        (b'prompt,chosen\n"a\nb",c\n"d"x,e\n', 4, "not readable as CSV"),
+        (b'prompt,chosen\na,b\n"c,d\n', 3, "not readable as CSV (unexpected end of data)"),
+        (b"prompt,prompt\na,b\n", 1, "must name the columns, each by a name of its own, not 'prompt', 'prompt'"),
+        (b"prompt,\na,b\n", 1, "must name the columns"),
+        (b"question,chosen\na,b\n", 2, "no column 'prompt' among 'question', 'chosen'; name the prompt's column"),
+        (b"prompt,chosen\n,b\n", 2, "column 'prompt' is empty; fill it, or remove the row"),
+        (b"prompt;chosen\na;b\n", 2, "no column 'prompt' among 'prompt;chosen'"),
+    ],
+)
+def test_bad_csv_is_named_by_line(tmp_path, content, line, wanted):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(content)
+    message = error_of(path)
+    assert message.startswith(f"{path}:{line}: ") and wanted in message
+
+
+def test_csv_that_is_no_text(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"prompt\na\n" + "ü\n".encode("latin-1"))
+    assert f"{path}: not readable as UTF-8" in error_of(path)
+    path.write_bytes(b"prompt,chosen\n")
+    assert f"{path} is empty" in error_of(path)
+    path.write_bytes(b"")
+    assert f"{path} is empty" in error_of(path)
+
+
+# packed JSON
+
+
+def test_packed_json(folder):
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    for name, text in (("a.jsonl", lines), ("b.json", lines), ("c.json", "\ufeff\n" + json.dumps(ROWS))):
+        (folder / name).write_text(text, encoding="utf-8")
+        path = pack(folder / name)
+        source = load_source(path)
+        assert sorted(map(str, texts_of(source))) == sorted(map(str, ROWS)) and source.name == name[0]
+    assert {row.origin for row in load_source(folder / "a.jsonl.gz").train} == {
+        f"{folder}/a.jsonl.gz:{line}" for line in (1, 2)
+    }
+
+
+def test_a_packed_folder_and_two_suffixes(folder):
+    for name in ("train", "test"):
+        (folder / "jsonl" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        pack(folder / "jsonl" / f"{name}.jsonl")
+    assert texts_of(load_source(folder / "jsonl")) == ROWS
+    write_csv(folder / "jsonl" / "train.csv", ROWS)
+    assert "train* exists both as .csv and as .jsonl.gz" in error_of(folder / "jsonl")
+
+
+def test_damaged_packed_files(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": str(i)}) + "\n" for i in range(5000)))
+    path = pack(tmp_path / "a.jsonl")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert f"cannot read {path} (the packed file is damaged or cut off" in error_of(path)
+    with pytest.raises(UserError, match=r"--file .*a.jsonl.gz: cannot be read: the packed file is damaged"):
+        read_rows(path, "--file")
+    path.write_bytes(b"plain text")
+    assert f"cannot read {path}" in error_of(path) and "gzip" in error_of(path)
+
+
+# save_to_disk
+
+
+def test_saved_splits(folder):
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    splits = {"train_sft": Dataset.from_list(ROWS), "validation": Dataset.from_list(ROWS[:1])}
+    splits |= {"test": Dataset.from_list(ROWS), "other": Dataset.from_list([{"messages": talk}])}
+    DatasetDict(splits).save_to_disk(folder / "saved")
+    source = load_source(folder / "saved")
+    assert texts_of(source) == ROWS and [row.chosen for row in source.eval] == [" good"]
+    assert [row.origin for row in source.train] == [f"{folder}/saved/train_sft row {n}" for n in (1, 2)]
+    assert [file.parent.name for file in source.files] == ["train_sft", "validation"]
+    assert all(file.suffix == ".arrow" for file in source.files)
+    assert len(list(open_data(str(folder / "saved"), "--data").train)) == 2
+    # one split alone is divided, and lists of messages stay lists
+    alone = load_source(folder / "saved" / "other")
+    assert [row.chosen for row in alone.train + alone.eval] == ["hello"]
+
+
+def test_saved_with_a_format(tmp_path):
+    """What the library is told to give out as tensors is read as it lies on the disk."""
+    Dataset.from_list(ROWS).add_column("n", [1, 2]).with_format("numpy").save_to_disk(tmp_path / "saved")
+    rows = load_source(tmp_path / "saved").train
+    assert {type(row.extra["n"]) for row in rows} == {int} and {type(row.prompt) for row in rows} == {str}
+
+
+def test_bad_saved_folders(folder, tmp_path):
+    DatasetDict({"part": Dataset.from_list(ROWS)}).save_to_disk(folder / "saved")
+    assert "no split that begins with 'train', only part" in error_of(folder / "saved")
+    Dataset.from_list([{"prompt": "a"}, {"prompt": None}]).save_to_disk(tmp_path / "rows")
+    assert error_of(tmp_path / "rows").startswith(f"{tmp_path}/rows row 2: column 'prompt' is empty")
+    (arrow,) = (tmp_path / "rows").glob("*.arrow")
+    arrow.write_bytes(arrow.read_bytes()[:40])
+    assert f"--data_path {tmp_path}/rows: a folder of save_to_disk that cannot be opened" in error_of(
+        tmp_path / "rows"
+    )
+
+
+def test_the_command_takes_them(folder, capsys):
+    path = write_csv(folder / "a.csv", ROWS)
+    Dataset.from_list(ROWS).save_to_disk(folder / "saved")
+    assert main(["check", str(path), str(folder / "saved")]) == 0
+    printed = capsys.readouterr().out
+    assert f"read       {path}" in printed and f"read       {folder}/saved/data-00000-of-00001.arrow" in printed
+    assert printed.count("chosen and rejected: 2") == 2

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts and responses written as lists of messages: the explicit and the implicit form, and what does not fit."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from dschat.data.examples import pair_examples, prompt_examples, sft_examples
+from dschat.data.formats.rows import DataKeys
+from dschat.data.inspect.check import check_report
+from dschat.data.inspect.preview import preview_report
+from dschat.data.inspect.steps import Settings
+from dschat.data.preferences import preference_examples
+from dschat.data.sources import load_source
+from dschat.errors import UserError
+from factories import make_tokenizer
+
+EOS = 2
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def bot(text):
+    return {"role": "assistant", "content": text}
+
+
+SYSTEM = {"role": "system", "content": "be brief"}
+TALK = [SYSTEM, user("hi"), bot("hello"), user("2+2?")]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(tmp_path, raw, keys=None):
+    (row,) = load_source(write(tmp_path / "rows.jsonl", [raw]), keys).train
+    return row.prompt, row.messages, row.chosen, row.rejected
+
+
+# The same comparison, however it is written.
+PAIRS = {
+    "implicit": {"chosen": [*TALK, bot("yes")], "rejected": [*TALK, bot("no")]},
+    "explicit": {"prompt": TALK, "chosen": [bot("yes")], "rejected": [bot("no")]},
+    "prompt repeated": {"prompt": TALK, "chosen": [*TALK, bot("yes")], "rejected": [*TALK, bot("no")]},
+    "prompt once, repeated once": {"prompt": TALK, "chosen": [bot("yes")], "rejected": [*TALK, bot("no")]},
+    "responses as text": {"prompt": TALK, "chosen": "yes", "rejected": "no"},
+    "a question of it as text": {"prompt": "hi ", "chosen": [*TALK, bot("yes")], "rejected": [*TALK, bot("no")]},
+    "messages beside": {
+        "prompt": "2+2?",
+        "messages": [*TALK, bot("yes")],
+        "chosen": [*TALK, bot("yes")],
+        "rejected": [*TALK, bot("no")],
+    },
+    "several turns after the prompt": {
+        "prompt": TALK[:2],
+        "chosen": [*TALK[2:], bot("yes")],
+        "rejected": [*TALK[2:], bot("no")],
+    },
+}
+
+
+@pytest.mark.parametrize("form", PAIRS)
+def test_what_is_shared_is_the_prompt_and_the_last_message_the_response(form, tmp_path):
+    assert read(tmp_path, PAIRS[form]) == (None, TALK, "yes", "no")
+
+
+def test_a_text_prompt_is_one_message_of_the_user(tmp_path):
+    row = {"prompt": "2+2?", "chosen": [bot("yes")], "rejected": [bot("no")]}
+    assert read(tmp_path, row) == (None, [user("2+2?")], "yes", "no")
+
+
+def test_equal_conversations_keep_their_response(tmp_path):
+    row = {"chosen": [*TALK, bot("yes")], "rejected": [*TALK, bot("yes")]}
+    assert read(tmp_path, row) == (None, TALK, "yes", "yes")
+
+
+@pytest.mark.parametrize("column", ["response", "completion", "chosen"])
+def test_one_response(column, tmp_path):
+    for row in (
+        {"prompt": TALK, column: [bot("yes")]},
+        {column: [*TALK, bot("yes")]},
+        {"prompt": TALK, column: "yes"},
+    ):
+        assert read(tmp_path, row) == (None, TALK, "yes", None)
+
+
+def test_a_prompt_alone(tmp_path):
+    assert read(tmp_path, {"prompt": TALK}) == (None, TALK, None, None)
+    assert read(tmp_path, {"prompt": TALK, "rejected": [bot("no")]}) == (None, TALK, None, "no")
+
+
+def test_renamed_columns(tmp_path):
+    keys = DataKeys(prompt="ask", chosen="good", rejected="bad")
+    assert read(tmp_path, {"ask": TALK, "good": [bot("yes")], "bad": [bot("no")]}, keys) == (None, TALK, "yes", "no")
+    # a prompt that says something else is passed over with a name that no column has
+    row = {"prompt": "elsewhere", "chosen": [*TALK, bot("yes")], "rejected": [*TALK, bot("no")]}
+    assert read(tmp_path, row, DataKeys(prompt="none")) == (None, TALK, "yes", "no")
+
+
+def test_parquet_with_empty_columns(tmp_path):
+    """Columns that other rows have are null here, and messages have further fields."""
+    row = {"prompt": None, "chosen": [user("a") | {"name": None}, bot("b") | {"name": None}], "response": None}
+    parquet.write_table(pa.Table.from_pylist([row] * 2), tmp_path / "a.parquet")
+    source = load_source(tmp_path / "a.parquet")
+    assert [(r.chosen, len(r.messages)) for r in source.train + source.eval] == [("b", 1)] * 2
+
+
+# completion
+
+
+def test_completion_is_the_response_where_there_is_none(tmp_path):
+    assert read(tmp_path, {"prompt": "Q", "completion": "A"}) == ("Q", None, "A", None)
+    assert read(tmp_path, {"prompt": "Q", "response": None, "completion": "A"}) == ("Q", None, "A", None)
+    assert read(tmp_path, {"prompt": "Q", "response": "R", "completion": "A"}) == ("Q", None, "R", None)
+    assert read(tmp_path, {"prompt": "Q", "chosen": "C", "completion": "A"}) == ("Q", None, "C", None)
+    assert read(tmp_path, {"prompt": "Q", "completion": "A"}, DataKeys(response="answer")) == ("Q", None, None, None)
+    with pytest.raises(UserError, match="rows.jsonl:1: column 'completion' must be text, .* --response_key"):
+        read(tmp_path, {"prompt": "Q", "completion": 3})
+
+
+# what does not fit
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        (
+            {
+                "chosen": [user("a"), bot("b"), user("c"), bot("d")],
+                "rejected": [user("a"), bot("x"), user("c"), bot("e")],
+            },
+            "'chosen' and 'rejected' differ in message 2 already (assistant: 'b' and assistant: 'x'); only their last",
+        ),
+        (
+            {"chosen": [user("a"), bot("b"), user("c"), bot("d")], "rejected": [user("a"), bot("x")]},
+            "'chosen' comes to 4 messages, 'rejected' to 2; both must be the same up to their last",
+        ),
+        (
+            {"prompt": [user("a")], "chosen": [bot("b")], "rejected": [user("z"), bot("c")]},
+            "'rejected' begins with other messages than 'prompt' holds (user: 'z'); correct the row, or give --prompt",
+        ),
+        (
+            {"prompt": [user("a")], "chosen": [SYSTEM, user("a"), bot("b")]},
+            "'chosen' begins with other messages than 'prompt' holds (system: 'be brief')",
+        ),
+        (
+            {"prompt": "Z", "chosen": [user("a"), bot("b")], "rejected": [user("a"), bot("c")]},
+            "no message of the user in 'chosen' says what column 'prompt' says ('Z')",
+        ),
+        (
+            {"chosen": [user("a")], "rejected": [user("a")]},
+            "the last message of 'chosen' is of 'user'; it is the resp",
+        ),
+        ({"chosen": [bot("a")], "rejected": [bot("b")]}, "'chosen' holds only the response; put the messages"),
+        (
+            {"prompt": "a", "chosen": [bot("b")], "rejected": "c"},
+            "'chosen' a list and 'rejected' text; give both as text or both as lists of messages",
+        ),
+        ({"prompt": [user("a"), bot("b")]}, "the last message of 'prompt' is the assistant's, so there is nothing to"),
+        ({"prompt": []}, "column 'prompt' must hold a non-empty list of messages"),
+        ({"prompt": ["a"]}, "message 1 of 'prompt' must be an object with role and content; .* --prompt_key"),
+        ({"prompt": "a", "completion": [1]}, "message 1 of 'completion' must be an object .* --response_key"),
+        (
+            {"prompt": "a", "chosen": [{"role": "assistant"}]},
+            "content of message 1 in 'chosen' must be text, not null",
+        ),
+        ({"prompt": 3, "chosen": [bot("b")]}, "column 'prompt' must be text, not a value of type int"),
+        ({"prompt": [user("a")], "chosen": 3, "rejected": 4}, "column 'chosen' must be text, not a value of type int"),
+    ],
+)
+def test_what_does_not_fit_is_named(row, wanted, tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "fine"}, row])
+    with pytest.raises(UserError) as caught:
+        load_source(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:2: ")
+    assert all(part in message for part in wanted.split(" .* ")), message
+
+
+# through the steps
+
+
+def test_every_step_reads_them(tmp_path):
+    """The prompt is what the template writes for the shared messages, in each step."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    rows = load_source(write(tmp_path / "rows.jsonl", [PAIRS["implicit"]] * 20)).train
+    text = "<system>be brief\n<user>hi\n<assistant>hello\n<user>2+2?\n<assistant>"
+    prompt = tokenizer(text)["input_ids"]
+    yes, no = (tokenizer(word, add_special_tokens=False)["input_ids"] for word in ("yes", "no"))
+    (sft, *_), _ = sft_examples(rows, tokenizer, 999, EOS)
+    assert (sft.prompt_ids, sft.response_ids) == (prompt, [*yes, EOS])
+    (pair, *_), _ = pair_examples(rows, tokenizer, 999, EOS)
+    assert (pair.chosen_ids, pair.rejected_ids) == ([*prompt, *yes, EOS], [*prompt, *no, EOS])
+    (preference, *_), _ = preference_examples(rows, tokenizer, 999, EOS)
+    assert (preference.prompt_ids, preference.chosen_ids) == (prompt, [*yes, EOS])
+    assert prompt_examples(rows, tokenizer, 999)[0][0].prompt_text == text
+
+
+def test_check_and_preview_read_them(tmp_path):
+    path = str(write(tmp_path / "rows.jsonl", [PAIRS["explicit"]] * 40))
+    report = check_report(path, "2,4,4", Settings())
+    assert "format     prompt and responses as messages: 40" in report and "chosen and rejected: 40" in report
+    assert "chosen[].content    text 40" in report
+    shown = preview_report(path, 1, None, False, Settings())
+    assert "step 2" in shown and "user: 2+2?" in shown and "[[chosen: scored]]yes" in shown

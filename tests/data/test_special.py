@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Special tokens that surprise, in `check` and `preview`, and turns that end otherwise than responses."""
+
+import json
+
+import pytest
+
+from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
+from dschat.data.__main__ import main
+from dschat.data.dialogues import other_turn_end, warn_of_turn_end
+from dschat.data.formats.rows import Row
+from dschat.data.inspect.check import check_report
+from dschat.data.inspect.preview import preview_report
+from dschat.data.inspect.special import encode_rows, special_notes
+from dschat.data.inspect.steps import Settings
+from factories import make_tokenizer
+
+BOS, EOS = 1, 2  # of make_tokenizer: <bos>, <eos>
+
+
+def text_row(prompt, chosen=None, rejected=None, line=1):
+    return Row(prompt, None, chosen, rejected, {}, f"rows.jsonl:{line}")
+
+
+def talk_row(*texts, chosen="bye"):
+    return Row(None, dialogue(*texts), chosen, None, {}, "rows.jsonl:1")
+
+
+def notes(rows, tokenizer, end_id=EOS):
+    return special_notes(rows, encode_rows(rows, tokenizer), tokenizer, end_id)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_special_tokens_inside_responses():
+    rows = [
+        text_row("a", "b"),
+        text_row("a", "b<eos>", "c", line=2),
+        text_row("a", "b<eos>c<pad>", "<eos>", line=3),
+        text_row("a <eos>", "c", line=4),  # of a prompt nobody takes it for an end
+    ]
+    (note,) = notes(rows, make_tokenizer())
+    assert "<eos> in 3, <pad> in 1 (2 rows, the first is rows.jsonl:2)" in note
+    assert notes(rows[:1], make_tokenizer()) == []
+
+
+def test_the_end_token_inside_a_response_even_if_it_is_no_special_token():
+    tokenizer = make_tokenizer()
+    end = tokenizer.convert_tokens_to_ids("e")
+    assert notes([text_row("a", "bc")], tokenizer, end) == []
+    assert "e in 1 (1 rows" in notes([text_row("a", "bec")], tokenizer, end)[0]
+
+
+def test_bos_twice_and_bos_of_the_text():
+    tokenizer = make_tokenizer()
+    rows = [text_row("a"), text_row("<bos>a", line=2), text_row("<bos><bos>a", line=3)]
+    assert [encode_rows(rows, tokenizer).prompts[i][:2].count(BOS) for i in range(3)] == [1, 1, 2]
+    twice, own = notes(rows, tokenizer)
+    assert twice.startswith("1 prompts begin with <bos> twice (the first is rows.jsonl:3)")
+    assert own.startswith("2 prompts bring their own <bos>") and "the first is rows.jsonl:2" in own
+    # a template that writes BOS, and a message that begins with it
+    tokenizer = chat_tokenizer("mistral")
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    twice, own = notes([talk_row("<bos>a")], tokenizer)[:2]
+    assert "begin with <bos> twice" in twice and "the chat template" in own
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_turns_that_end_otherwise_than_responses(name, caplog):
+    tokenizer = chat_tokenizer(name)
+    end = TEMPLATES[name][1]
+    rows = [text_row("a", "b"), talk_row("hi", "yes", "so")]
+    found = other_turn_end(tokenizer, rows, EOS)
+    warn_of_turn_end(tokenizer, rows, EOS)
+    if end == "<eos>":
+        assert found is None and not caplog.messages
+    else:
+        assert f"ends the assistant's turns with {end}, but in training a response ends with <eos>" in found
+        assert f"--end_of_conversation_token '{end}'" in found and caplog.messages == [found]
+        assert other_turn_end(tokenizer, rows, tokenizer.convert_tokens_to_ids(end)) is None
+    assert other_turn_end(tokenizer, rows[:1], EOS) is None  # no messages, no template
+
+
+def test_templates_that_cannot_be_asked():
+    tokenizer = chat_tokenizer()
+    for template in (None, "{{ raise_exception('no') }}"):
+        tokenizer.chat_template = template
+        assert other_turn_end(tokenizer, [talk_row("hi", "yes", "so")], EOS) is None
+
+
+def test_check_and_preview_show_them(tmp_path):
+    tokenizer = chat_tokenizer()
+    rows = [{"messages": dialogue("hi", "yes", "so", "b<eos>c")}] * 40
+    path = write(tmp_path / "rows.jsonl", rows)
+    report = check_report(path, "1,0,0", Settings(tokenizer=tokenizer))
+    lines = report.splitlines()
+    section = lines[lines.index("special tokens") + 1 :]
+    assert section[0].startswith("  responses hold special tokens") and "<eos> in 40 (40 rows" in section[0]
+    assert section[1].startswith("  the chat template ends the assistant's turns with <|im_end|>")
+    shown = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer))
+    assert "note: responses hold special tokens" in shown and "note: the chat template ends" in shown
+    assert "trained, holds <eos> inside]]b<eos>c<eos>" in shown
+    mended = Settings(tokenizer=tokenizer, end_of_response=tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    shown = preview_report(path, 1, 1, False, mended)
+    assert "note: the chat template" not in shown and "]]b<eos>c<|im_end|>" in shown
+    short = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer, max_seq_len=len_of(path, tokenizer)))
+    assert "cut, without EOS, holds <eos> inside" in short
+    plain = write(tmp_path / "plain.jsonl", [{"prompt": "a", "chosen": "b"}] * 40)
+    assert "special tokens\n  nothing to note" in check_report(plain, "1,0,0", Settings(tokenizer=tokenizer))
+
+
+def len_of(path, tokenizer):
+    """Tokens of the prompt and of the response without its end."""
+    prompt = tokenizer.apply_chat_template(dialogue("hi", "yes", "so"), add_generation_prompt=True, tokenize=False)
+    return len(tokenizer(prompt)["input_ids"]) + 3
+
+
+def test_the_flag_of_both_commands(tmp_path, capsys, caplog):
+    chat_tokenizer().save_pretrained(tmp_path / "model")
+    path = write(tmp_path / "rows.jsonl", [{"messages": dialogue("hi", "yes")}] * 40)
+    model = ["--tokenizer", str(tmp_path / "model")]
+    for command in ("check", "preview"):
+        assert main([command, path, *model]) == 0
+        assert "--end_of_conversation_token '<|im_end|>'" in capsys.readouterr().out
+        assert main([command, path, *model, "--end-of-conversation-token", "<|im_end|>"]) == 0
+        assert "--end_of_conversation_token" not in capsys.readouterr().out
+    assert main(["check", path, *model, "--end_of_conversation_token", "two words"]) == 2
+    assert main(["check", path, "--end_of_conversation_token", "<|im_end|>"]) == 2
+    assert "must be exactly one" in caplog.messages[-2] and "give the model's --tokenizer" in caplog.messages[-1]
