@@ -127,6 +127,18 @@ def test_refusals_of_steps_1_and_2(flags, words):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        ("--center_rewards_coefficient -1", ["--center_rewards_coefficient -1", "at least 0"]),
+        ("--margin_key=", ["--margin_key", "give a value"]),
+    ],
+)
+def test_refusals_of_the_reward_model(flags, words):
+    message = _refusal(RewardConfig, SFT + flags.split(" "))
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
         ("--beta 0", ["--beta 0", "above 0"]),
         ("--beta -0.1", ["--beta -0.1", "above 0"]),
         ("--beta inf", ["--beta inf", "above 0"]),
