@@ -4,7 +4,6 @@
 import logging
 
 import pytest
-import torch
 from transformers import AutoModelForSequenceClassification
 
 from dschat.models.gain import add_gain

@@ -186,8 +186,8 @@ def margin_of(row: Row, key: str) -> float:
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
         found = f"holds {margin!r}" if key in row.extra else "is missing"
         raise UserError(
-            f"{row.origin}: --margin_key {key}: the column {found}; it must hold a number of at least 0, by how much the"
-            " chosen response is better."
+            f"{row.origin}: --margin_key {key}: the column {found}; it must hold a number of at least 0, by how"
+            " much the chosen response is better."
         )
     return float(margin)
 

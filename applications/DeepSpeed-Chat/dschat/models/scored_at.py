@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which loss a reward model was trained with, noted in its config.json: not every loss trains the last token's number."""
+"""The loss that a reward model was trained with, in its config.json: not every one trains the last token's number."""
 
 import logging
 from typing import Any
@@ -27,8 +27,8 @@ def warn_of_reward_loss(config: PreTrainedConfig, name: str) -> None:
     loss = getattr(config, KEY, None)
     if loss in ("last_token", "average"):
         logger.warning(
-            "%s was trained with --reward_loss %s, which leaves the number at the last token as it was; the scores here"
-            " are that number. Train it with end or per_sample.",
+            "%s was trained with --reward_loss %s, which leaves the number at the last token as it was; the scores"
+            " here are that number. Train it with end or per_sample.",
             name,
             loss,
         )

@@ -133,7 +133,7 @@ def _mean_over_tokens(chosen: Tensor, rejected: Tensor, pairs: Pairs, first: Ten
 
 
 def _mean_before(numbers: Tensor, first: Tensor, ends: Tensor) -> Tensor:
-    """(N,): the mean from the first difference to one token before the last; that one token where nothing is between."""
+    """(N,): the mean from the first difference to one token before the last; that token where nothing is between."""
     before = (ends - 1).clamp(min=0)
     width = torch.arange(numbers.shape[1], device=numbers.device)
     inside = (width >= torch.minimum(first, before)[:, None]) & (width <= before[:, None])
