@@ -90,6 +90,7 @@ DPO = "trainers/test_dpo.py::test_loss_and_gradient_are_those_of_plain_torch[0.0
 DPO_SMOOTHED = "trainers/test_dpo.py::test_loss_and_gradient_are_those_of_plain_torch[0.2-False-gemma]"
 SFT_LOSS = "rl/test_losses.py::test_sft_loss_is_the_mean_negative_logprob"
 PAIRS = "rl/test_reward_losses.py::test_"
+SMOOTHED = "rl/test_logprobs.py::test_smoothed_targets_are_those_of_torchs_cross_entropy"
 REWARD_LOSSES = f"{PAIRS}the_losses_are_those_of_plain_python"
 REWARD_SPLIT = " ".join(
     f"{PAIRS}the_gradient_does_not_depend_on_how_pairs_are_split[{k}]" for k in ("end", "per_sample")
@@ -196,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
          "advantages[:, None].expand_as(rewards)", RLOO),
     ),
     *changes("rl/logprobs.py",
-        ("logits times the temperature", "softmax.div_(temperature)", "softmax.mul_(temperature)", LOGPROBS),
+        ("logits times the temperature", "softmax.div_(head.temperature)", "softmax.mul_(head.temperature)", LOGPROBS),
         ("log-probs are not normalised", "logprobs.append(own - total.log())", "logprobs.append(own)", LOGPROBS),
         ("entropy's sign", "total.log() - expected / total", "total.log() + expected / total", LOGPROBS),
         ("entropy is not normalised", "total.log() - expected / total", "total.log() - expected", LOGPROBS),
@@ -559,7 +560,8 @@ MUTANTS: tuple[Mutant, ...] = (
         ("no pair counts: 0 / 0", "torch.where(total > 0, total, 1)", "total",
          f"{PAIRS}without_a_pair_that_counts_loss_and_gradient_are_0"),
         ("the end of one sequence is no difference", "| (pairs.mask != pairs.other_mask)", "| False", REWARD_LOSSES),
-        ("average: with the last token", "& (width <= before[:, None])", "& (width <= ends[:, None])", f"{PAIRS}by_hand"),
+        ("average: with the last token", "& (width <= before[:, None])", "& (width <= ends[:, None])",
+         f"{PAIRS}by_hand"),
         ("average: the prompt, too", "width >= torch.minimum(first, before)[:, None]", "width >= 0",
          f"{PAIRS}by_hand"),
         ("per_sample: the prompt, too", "& (width >= first[:, None])", "& (width >= 0)", f"{PAIRS}by_hand"),
@@ -568,6 +570,11 @@ MUTANTS: tuple[Mutant, ...] = (
         ("per_sample: sum over tokens", "costs.sum(1) / compared.sum(1)", "costs.sum(1)", f"{PAIRS}by_hand"),
         ("per_sample: the number at padding", "chosen.gather(1, torch.minimum(width, _last(pairs.mask)[:, None]))",
          "chosen", f"{PAIRS}by_hand"),
+    ),
+    *changes("rl/logprobs.py",
+        ("smoothing: the mean is left out", "head.smoothing * block.mean(-1)", "0 * block.mean(-1)", SMOOTHED),
+        ("smoothing: its gradient is left out", "softmax.add_(grad, alpha=head.smoothing / softmax.shape[1])", "pass",
+         SMOOTHED),
     ),
     *changes("models/gain.py",
         ("the gain does nothing", "super().forward(x) * self.gain.float()", "super().forward(x)",

@@ -81,6 +81,10 @@ SUPERVISED_VALUES = {
     "learning_rate": (["3e-4"], 3e-4),
     "weight_decay": (["0"], 0.0),
 }
+SFT_VALUES = {
+    "sft_on_prompt": ([], True),
+    "label_smoothing": (["0.1"], 0.1),
+}
 REWARD_VALUES = {
     "reward_loss": (["per_sample"], "per_sample"),
     "margin_key": (["gap"], "gap"),
@@ -202,7 +206,7 @@ REFUEL_VALUES = {
     "optimizer": (["adam"], "adam"),
 }
 VALUES = {
-    SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | {"sft_on_prompt": ([], True)},
+    SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | SFT_VALUES,
     RewardConfig: COMMON_VALUES | SUPERVISED_VALUES | REWARD_VALUES,
     DPOConfig: COMMON_VALUES | SUPERVISED_VALUES | DPO_VALUES,
     PPOConfig: COMMON_VALUES | PPO_VALUES,

@@ -124,6 +124,12 @@ def test_refusals_of_steps_1_and_2(flags, words):
         assert all(word in message for word in words), message
 
 
+@pytest.mark.parametrize("smoothing", ["-0.1", "1", "nan"])
+def test_refusals_of_step_1(smoothing):
+    message = _refusal(SFTConfig, [*SFT, "--label_smoothing", smoothing])
+    assert f"--label_smoothing {smoothing}" in message.replace("1.0", "1") and "at least 0 and below 1" in message
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
