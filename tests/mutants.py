@@ -89,7 +89,14 @@ TRL_LOSS = "rl/test_losses.py::test_dpo_loss_is_that_of_trl"
 DPO = "trainers/test_dpo.py::test_loss_and_gradient_are_those_of_plain_torch[0.0-False-gemma]"
 DPO_SMOOTHED = "trainers/test_dpo.py::test_loss_and_gradient_are_those_of_plain_torch[0.2-False-gemma]"
 SFT_LOSS = "rl/test_losses.py::test_sft_loss_is_the_mean_negative_logprob"
-PAIRWISE = "rl/test_losses.py::test_pairwise_loss_by_hand"
+PAIRS = "rl/test_reward_losses.py::test_"
+SMOOTHED = "rl/test_logprobs.py::test_smoothed_targets_are_those_of_torchs_cross_entropy"
+REWARD_LOSSES = f"{PAIRS}the_losses_are_those_of_plain_python"
+REWARD_SPLIT = " ".join(
+    f"{PAIRS}the_gradient_does_not_depend_on_how_pairs_are_split[{k}]" for k in ("end", "per_sample")
+)
+TIE = f"{PAIRS}a_tie_is_wrong_and_a_margin_is_what_a_pair_must_win_by"
+REWARD_UPDATE = "trainers/test_reward.py::test_an_update_of_each_loss_does_not_depend_on_the_accumulation"
 SIGMA = "rl/test_macro_actions.py::test_sigma_of_five_tokens_by_hand"
 SEGMENT = "rl/test_macro_actions.py::test_segment_by_hand"
 MACRO_LOGPROBS = "rl/test_macro_actions.py::test_macro_logprobs_gradient_by_hand"
@@ -190,7 +197,7 @@ MUTANTS: tuple[Mutant, ...] = (
          "advantages[:, None].expand_as(rewards)", RLOO),
     ),
     *changes("rl/logprobs.py",
-        ("logits times the temperature", "softmax.div_(temperature)", "softmax.mul_(temperature)", LOGPROBS),
+        ("logits times the temperature", "softmax.div_(head.temperature)", "softmax.mul_(head.temperature)", LOGPROBS),
         ("log-probs are not normalised", "logprobs.append(own - total.log())", "logprobs.append(own)", LOGPROBS),
         ("entropy's sign", "total.log() - expected / total", "total.log() + expected / total", LOGPROBS),
         ("entropy is not normalised", "total.log() - expected / total", "total.log() - expected", LOGPROBS),
@@ -238,12 +245,6 @@ MUTANTS: tuple[Mutant, ...] = (
          SFT_LOSS),
         ("SFT: divided by all positions", "logprobs, 0.0).sum() / num_tokens, {}", "logprobs, 0.0).mean(), {}",
          SFT_LOSS),
-        ("pairs: sign", "margin = chosen_scores - rejected_scores", "margin = rejected_scores - chosen_scores",
-         PAIRWISE),
-        ("pairs: no logarithm", "-F.logsigmoid(margin)", "-torch.sigmoid(margin)", PAIRWISE),
-        ("pairs: mean of the part", "F.logsigmoid(margin).sum() / num_pairs", "F.logsigmoid(margin).mean()", PAIRWISE),
-        ("pairs: a tie counts as right", '(margin > 0).sum() / num_pairs,\n            "chosen": chosen_scores',
-         '(margin >= 0).sum() / num_pairs,\n            "chosen": chosen_scores', PAIRWISE),
     ),
     *changes("rl/macro_actions.py",
         ("sigma equal: not divided", "weights = 1 / length.double()", "weights = 1 / length.double() ** 0", SIGMA),
@@ -533,8 +534,53 @@ MUTANTS: tuple[Mutant, ...] = (
         ("perplexity to the base 2", "math.exp(min(", "math.exp2(min(", SFT_EVALUATION),
     ),
     *changes("trainers/supervised/reward.py",
-        ("chosen and rejected exchanged", "chosen, rejected = scores.chunk(2)", "rejected, chosen = scores.chunk(2)",
+        ("chosen and rejected exchanged", "chosen, rejected = engine", "rejected, chosen = engine",
          "trainers/test_reward.py::test_evaluation"),
+        ("per_sample: equal pairs are counted", 'self._loss == "per_sample"', 'self._loss == "end"',
+         f"{REWARD_UPDATE}[per_sample]"),
+        ("margins are not handed on", "Pairs(*ids, *masks, margins)", "Pairs(*ids, *masks)",
+         "trainers/test_reward.py::test_margins_and_centring_reach_the_loss"),
+        ("centring is not handed on", "margins), self._centering, count)", "margins), 0.0, count)",
+         "trainers/test_reward.py::test_margins_and_centring_reach_the_loss"),
+    ),
+    *changes("rl/reward_losses.py",
+        ("pairs: sign", "difference = chosen - rejected", "difference = rejected - chosen", f"{PAIRS}by_hand"),
+        ("pairs: no logarithm", "-F.logsigmoid(", "-torch.sigmoid(", f"{PAIRS}by_hand"),
+        ("pairs: mean of the part", "losses, 0.0).sum() / total", "losses, 0.0).mean()", REWARD_SPLIT),
+        ("pairs: a tie counts as right", '"accuracy": margin > 0', '"accuracy": margin >= 0', TIE),
+        ("pairs: a tie at the end counts as right", "at_end[0] > at_end[1]", "at_end[0] >= at_end[1]",
+         "trainers/test_reward.py::test_a_new_head_ranks_nothing"),
+        ("the margin is added", "difference - margins)", "difference + margins)", TIE),
+        ("centring: of the difference", "(scores[0] + scores[1]).square()", "(scores[0] - scores[1]).square()",
+         f"{PAIRS}centring_pulls_the_sum_of_a_pair_to_0_and_leaves_the_difference_alone"),
+        ("last_token: the last one", "before if kind in BEFORE_END else", "at_end if kind in BEFORE_END else",
+         f"{PAIRS}by_hand"),
+        ("equal pairs count", 'counted = differ if kind == "per_sample"', 'counted = differ if kind == "end"',
+         f"{PAIRS}without_a_pair_that_counts_loss_and_gradient_are_0"),
+        ("no pair counts: 0 / 0", "torch.where(total > 0, total, 1)", "total",
+         f"{PAIRS}without_a_pair_that_counts_loss_and_gradient_are_0"),
+        ("the end of one sequence is no difference", "| (pairs.mask != pairs.other_mask)", "| False", REWARD_LOSSES),
+        ("average: with the last token", "& (width <= before[:, None])", "& (width <= ends[:, None])",
+         f"{PAIRS}by_hand"),
+        ("average: the prompt, too", "width >= torch.minimum(first, before)[:, None]", "width >= 0",
+         f"{PAIRS}by_hand"),
+        ("per_sample: the prompt, too", "& (width >= first[:, None])", "& (width >= 0)", f"{PAIRS}by_hand"),
+        ("per_sample: to the shorter end", "compared = (pairs.mask | pairs.other_mask)",
+         "compared = (pairs.mask & pairs.other_mask)", f"{PAIRS}by_hand"),
+        ("per_sample: sum over tokens", "costs.sum(1) / compared.sum(1)", "costs.sum(1)", f"{PAIRS}by_hand"),
+        ("per_sample: the number at padding", "chosen.gather(1, torch.minimum(width, _last(pairs.mask)[:, None]))",
+         "chosen", f"{PAIRS}by_hand"),
+    ),
+    *changes("rl/logprobs.py",
+        ("smoothing: the mean is left out", "head.smoothing * block.mean(-1)", "0 * block.mean(-1)", SMOOTHED),
+        ("smoothing: its gradient is left out", "softmax.add_(grad, alpha=head.smoothing / softmax.shape[1])", "pass",
+         SMOOTHED),
+    ),
+    *changes("models/gain.py",
+        ("the gain does nothing", "super().forward(x) * self.gain.float()", "super().forward(x)",
+         "models/test_gain.py::test_the_gain_multiplies_and_learns"),
+        ("the gain is not folded in", "(x.float() * tensor.float())", "x.float()",
+         "models/test_gain.py::test_a_saved_model_gives_the_same_scores_in_transformers"),
     ),
     *changes("trainers/supervised/dpo.py",
         ("DPO: without the reference", "chosen - chosen_ref, rejected - rejected_ref", "chosen, rejected", DPO),

@@ -68,6 +68,14 @@ def test_adapter_only_without_adapters_warns(caplog):
     assert not caplog.records
 
 
+@pytest.mark.parametrize("loss", ["last_token", "average", "per_sample", "end"])
+def test_losses_that_leave_the_score_of_step_3_untrained_warn(loss, caplog):
+    parse(RewardConfig, [*SFT, "--reward_loss", loss])
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (loss in ("last_token", "average"))
+    assert all(f"--reward_loss {loss} does not train the number" in message for message in messages)
+
+
 def test_the_parsers_are_those_of_the_package():
     from constituent_treelib.backends import NAMES
     from dschat.config.macro_actions import PARSERS

@@ -80,6 +80,7 @@ def test_defaults_of_step_1():
         "learning_rate": 2e-5,
         "weight_decay": 0.01,
         "sft_on_prompt": False,
+        "label_smoothing": 0.0,
     }
 
 
@@ -87,6 +88,8 @@ def test_defaults_of_step_2_differ_in_rate_and_decay():
     config = parse(RewardConfig, SFT)
     assert (config.learning_rate, config.weight_decay, config.lr_scheduler_type) == (1e-5, 0.1, "cosine")
     assert not hasattr(config, "sft_on_prompt")
+    assert (config.reward_loss, config.margin_key, config.center_rewards_coefficient) == ("end", None, 0.0)
+    assert not config.reward_gain
 
 
 def test_defaults_of_dpo():

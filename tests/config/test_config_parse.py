@@ -83,6 +83,16 @@ SUPERVISED_VALUES = {
     "learning_rate": (["3e-4"], 3e-4),
     "weight_decay": (["0"], 0.0),
 }
+SFT_VALUES = {
+    "sft_on_prompt": ([], True),
+    "label_smoothing": (["0.1"], 0.1),
+}
+REWARD_VALUES = {
+    "reward_loss": (["per_sample"], "per_sample"),
+    "margin_key": (["gap"], "gap"),
+    "center_rewards_coefficient": (["0.01"], 0.01),
+    "reward_gain": ([], True),
+}
 DPO_VALUES = {
     "beta": (["0.01"], 0.01),
     "label_smoothing": (["0.1"], 0.1),
@@ -198,8 +208,8 @@ REFUEL_VALUES = {
     "optimizer": (["adam"], "adam"),
 }
 VALUES = {
-    SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | {"sft_on_prompt": ([], True)},
-    RewardConfig: COMMON_VALUES | SUPERVISED_VALUES,
+    SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | SFT_VALUES,
+    RewardConfig: COMMON_VALUES | SUPERVISED_VALUES | REWARD_VALUES,
     DPOConfig: COMMON_VALUES | SUPERVISED_VALUES | DPO_VALUES,
     PPOConfig: COMMON_VALUES | PPO_VALUES,
     RefuelConfig: COMMON_VALUES | SUPERVISED_VALUES | REFUEL_VALUES,

@@ -124,6 +124,24 @@ def test_refusals_of_steps_1_and_2(flags, words):
         assert all(word in message for word in words), message
 
 
+@pytest.mark.parametrize("smoothing", ["-0.1", "1", "nan"])
+def test_refusals_of_step_1(smoothing):
+    message = _refusal(SFTConfig, [*SFT, "--label_smoothing", smoothing])
+    assert f"--label_smoothing {smoothing}" in message.replace("1.0", "1") and "at least 0 and below 1" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--center_rewards_coefficient -1", ["--center_rewards_coefficient -1", "at least 0"]),
+        ("--margin_key=", ["--margin_key", "give a value"]),
+    ],
+)
+def test_refusals_of_the_reward_model(flags, words):
+    message = _refusal(RewardConfig, SFT + flags.split(" "))
+    assert all(word in message for word in words), message
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

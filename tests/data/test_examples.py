@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cutting, dropping and counting, with one token per word and ids written out by hand."""
 
+import math
+from dataclasses import replace
+
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -82,6 +85,22 @@ def test_pairs_cut_and_dropped():
         PairExample([1, 3, 4, 2], [1, 3, 2]),
     ]
     assert dropped == {"pair equal after cutting": 2, "response cut to nothing": 1}
+
+
+def test_margins_of_pairs():
+    rows = [make_row("a", "b", "c"), make_row("a", "b", "b"), make_row("a", "b", "d")]
+    rows = [replace(row, extra={"gap": i}) for i, row in enumerate(rows)]
+    examples, _ = pair_examples(rows, make_tokenizer(), 9, EOS, margin_key="gap")
+    assert [example.margin for example in examples] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("margin", [-0.5, True, "1", None, math.nan, math.inf])
+def test_margins_that_are_none_are_refused(margin):
+    row = replace(make_row("a", "b", "c", line=7), extra={"gap": margin})
+    with pytest.raises(UserError, match="rows.jsonl:7: --margin_key gap: the column holds .* a number of at least 0"):
+        pair_examples([row], make_tokenizer(), 9, EOS, margin_key="gap")
+    with pytest.raises(UserError, match="rows.jsonl:7: --margin_key other: the column is missing"):
+        pair_examples([row], make_tokenizer(), 9, EOS, margin_key="other")
 
 
 def test_prompts_are_dropped_never_cut():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.functional import linear
+from torch.nn.functional import cross_entropy, linear
 
 from dschat.rl.logprobs import Head, chunk_positions
 from dschat.rl.logprobs import token_logprobs as chunked_logprobs
@@ -103,6 +103,34 @@ def test_entropy_carries_no_gradient() -> None:
     hidden, weight, bias = leaves(2, 3, 5, 0)
     logprobs, entropy = token_logprobs(hidden, targets_like(2, 3, 0), soft_capped(weight, bias), 1.0, 1)
     assert logprobs.requires_grad and not entropy.requires_grad
+
+
+@PROPERTY
+@given(
+    rows=st.integers(1, 4),
+    width=st.integers(1, 7),
+    chunk=st.sampled_from([1, 2 * VOCABULARY + 3, 2**23]),
+    temperature=st.sampled_from([0.5, 1.0]),
+    smoothing=st.sampled_from([0.0, 0.1, 0.9]),
+    seed=SEEDS,
+)
+def test_smoothed_targets_are_those_of_torchs_cross_entropy(rows, width, chunk, temperature, smoothing, seed) -> None:
+    """In value, with and without gradients, and in every gradient."""
+    targets = targets_like(rows, width, seed).flatten()
+    (hidden, weight, bias), theirs = leaves(rows, width, 5, seed), leaves(rows, width, 5, seed)
+    head = Head(soft_capped(weight, bias), (weight, bias), VOCABULARY, temperature, smoothing)
+    positions = max(1, chunk // VOCABULARY)
+    logprobs, _ = chunked_logprobs(hidden.flatten(0, 1), targets, head, chunk=positions)
+    logits = soft_capped(*theirs[1:])(theirs[0].flatten(0, 1)).double() / temperature
+    expected = cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
+    assert_close(-logprobs.detach(), expected.detach())
+    with torch.no_grad():
+        assert_close(-chunked_logprobs(hidden.flatten(0, 1), targets, head, chunk=positions)[0], expected.detach())
+    weights = normal((rows * width,), seed + 9)
+    (-logprobs * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for mine, other in zip((hidden, weight, bias), theirs, strict=True):
+        assert_close(mine.grad, other.grad.double())
 
 
 @pytest.mark.parametrize("frozen", [0, 1])

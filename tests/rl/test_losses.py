@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
-from dschat.rl.losses import dpo_loss, pairwise_loss, policy_loss, regression_loss, sft_loss, value_loss
+from dschat.rl.losses import dpo_loss, policy_loss, regression_loss, sft_loss, value_loss
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, width_of
 
 TRAPS = st.sampled_from([0.0, math.nan, math.inf, -math.inf])
@@ -159,7 +159,7 @@ def test_value_loss_of_one_token_by_hand(new, target, loss, gradient) -> None:
     assert stats["clipfrac"] == (gradient == 0.0)
 
 
-# supervised and pairwise
+# supervised
 
 
 @PROPERTY
@@ -176,28 +176,6 @@ def test_sft_loss_is_the_mean_negative_logprob(lengths, padding, seed, trap) -> 
     assert_close(logprobs.grad, mask.double() * (-1 / max(1, len(kept))), tol=1e-6)
 
 
-def test_pairwise_loss_by_hand() -> None:
-    """Margins 0, 1 and -1: log 2, log(1 + 1/e) and log(1 + e)."""
-    chosen = torch.tensor([1.0, 2.0, 0.0], requires_grad=True)
-    loss, stats = pairwise_loss(chosen, torch.tensor([1.0, 1.0, 1.0]))
-    terms = [math.log(2), math.log1p(math.exp(-1)), math.log1p(math.e)]
-    assert_close(loss, sum(terms) / 3, tol=1e-6)
-    assert_plain(loss, stats)
-    assert_close(stats["accuracy"], 1 / 3, tol=1e-6)
-    assert_close(torch.stack([stats[k] for k in ("chosen", "rejected", "margin")]), [1.0, 1.0, 0.0], tol=1e-6)
-    loss.backward()
-    assert_close(chosen.grad, [-(1 - 1 / (1 + math.exp(-m))) / 3 for m in (0, 1, -1)], tol=1e-6)
-    assert_close(pairwise_loss(chosen, torch.ones(3), 12)[0], sum(terms) / 12, tol=1e-6)
-
-
-def test_pairwise_loss_of_hopeless_pairs_is_linear() -> None:
-    chosen = torch.tensor([-1000.0, 1000.0], requires_grad=True)
-    loss, _ = pairwise_loss(chosen, torch.zeros(2))
-    loss.backward()
-    assert_close(loss, 500.0, tol=1e-6)
-    assert_close(chosen.grad, [-0.5, 0.0], tol=1e-6)
-
-
 def test_losses_modify_nothing() -> None:
     mask = mask_of([3, 0, 2], 4)
     inputs = [draw(mask, i, off_mask=5.0) for i in range(3)] + [mask, mask.float()]
@@ -206,7 +184,6 @@ def test_losses_modify_nothing() -> None:
     policy_loss(new, old, adv, mask, 0.2, 5, weights)
     value_loss(new, old, adv, mask, 0.2)
     sft_loss(new, mask)
-    pairwise_loss(new[:, 0], old[:, 0])
     for x, copy in zip(inputs, copies, strict=True):
         assert torch.equal(x, copy)
 

@@ -2,6 +2,7 @@
 """Step 2's task: pairs."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -38,16 +39,16 @@ def pairs(count, seed):
 TRAIN, HELD_OUT = pairs(16, 1), pairs(5, 2)
 
 
-def make_trainer(folder, micro=4, **overrides):
+def make_trainer(folder, micro=4, train=TRAIN, model=None, **overrides):
     flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 3e-3}
     flags |= {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
     config = RewardConfig(**(flags | overrides))
     run = run_of("reward", config)
     plan = run.plan
-    engine = engine_of(make_classifier(), plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
-    return SupervisedTrainer(
-        engine, RewardTask(TRAIN, HELD_OUT, PAD), config, run, NotedSaves(), checkpoints_of(config, run, model=engine)
-    )
+    model = make_classifier() if model is None else model
+    engine = engine_of(model, plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
+    task = RewardTask(train, HELD_OUT, PAD, config.reward_loss, config.center_rewards_coefficient)
+    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
 
 
 def expected_of(examples):
@@ -88,8 +89,53 @@ def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
     assert all(largest_difference(other, weights[0]) < 1e-5 for other in weights[1:])
 
 
-def test_it_learns_to_rank(group, tmp_path):
-    trainer = make_trainer(tmp_path, num_train_epochs=6)
+@pytest.mark.parametrize("loss", ["end", "last_token", "per_sample", "average"])
+def test_an_update_of_each_loss_does_not_depend_on_the_accumulation(loss, group, tmp_path):
+    """Nor on where the pair of equal sequences is, which only per_sample leaves out."""
+    equal = PairExample(TRAIN[3].chosen_ids, TRAIN[3].chosen_ids)
+    train, results = [*TRAIN[:3], equal, *TRAIN[4:]], []
+    for micro in (1, 2, 8):
+        trainer = make_trainer(
+            tmp_path / str(micro), micro, train, None, gradient_accumulation_steps=8 // micro, reward_loss=loss
+        )
+        metrics = trainer.train_once([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
+        results.append({name: metrics[name] for name in ("loss/reward", "train/accuracy", "grad_norm")})
+    assert results[1] == pytest.approx(results[0], rel=1e-4) and results[2] == pytest.approx(results[0], rel=1e-4)
+    without = make_trainer(tmp_path / "7", 7, train, None, reward_loss=loss).train_once([[0, 1, 2, 4, 5, 6, 7]])
+    rest = results[0]["loss/reward"] * (7 if loss == "per_sample" else 8) - (loss != "per_sample") * math.log(2)
+    assert without["loss/reward"] == pytest.approx(rest / 7, rel=1e-4)
+
+
+def test_an_update_without_a_pair_that_counts_changes_nothing(group, tmp_path):
+    equal = PairExample(TRAIN[0].chosen_ids, TRAIN[0].chosen_ids)
+    trainer = make_trainer(tmp_path, 2, [equal, equal], None, reward_loss="per_sample")
+    before = weights_of(trainer.engine)
+    metrics = trainer.train_once([[0, 1]])
+    assert metrics["loss/reward"] == 0 and metrics["grad_norm"] == 0
+    assert largest_difference(before, weights_of(trainer.engine)) == 0
+
+
+def test_margins_and_centring_reach_the_loss(group, tmp_path):
+    train = [replace(example, margin=0.5 * i) for i, example in enumerate(TRAIN[:4])]
+    trainer = make_trainer(tmp_path, train=train, center_rewards_coefficient=0.2)
+    model = make_classifier()
+    scores = [(hf_score(model, e.chosen_ids), hf_score(model, e.rejected_ids)) for e in train]
+    costs = [math.log1p(math.exp(r - c + 0.5 * i)) + 0.2 * (c + r) ** 2 for i, (c, r) in enumerate(scores)]
+    assert trainer.train_once([[0, 1, 2, 3]])["loss/reward"] == pytest.approx(sum(costs) / 4, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["last_token", "average"])
+def test_a_new_head_ranks_nothing(loss, group, tmp_path):
+    model = make_classifier()
+    torch.nn.init.zeros_(model.score.weight)
+    found = make_trainer(tmp_path, model=model, reward_loss=loss).evaluate()
+    assert found["eval/accuracy"] == found["eval/end_accuracy"] == 0
+    assert found["eval/loss"] == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("loss", ["end", "last_token", "per_sample", "average"])
+def test_it_learns_to_rank(loss, group, tmp_path):
+    trainer = make_trainer(tmp_path, num_train_epochs=6, reward_loss=loss)
     first, last = trainer.evaluate(), trainer.fit()
     assert last["eval/loss"] < first["eval/loss"] / 2
     assert last["eval/accuracy"] == 1.0 and last["eval/margin"] > 1

@@ -29,14 +29,14 @@ TRAIN = [SFTExample(p, r) for p, r in ragged_rows([2, 5, 9, 1, 3, 4, 6, 2, 3], [
 HELD_OUT = [SFTExample(p, r) for p, r in ragged_rows([3, 1, 6], [5, 9, 2], seed=2)]
 
 
-def make_trainer(folder, train=TRAIN, held_out=HELD_OUT, micro=4, sft_on_prompt=False, **overrides):
+def make_trainer(folder, train=TRAIN, held_out=HELD_OUT, micro=4, sft_on_prompt=False, smoothing=0.0, **overrides):
     flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 1e-2}
     flags |= {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
     config = SFTConfig(**(flags | overrides))
     run = run_of("sft", config)
     plan = run.plan
     engine = engine_of(make_causal_lm(), plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
-    task = SFTTask(train, held_out, PAD, sft_on_prompt)
+    task = SFTTask(train, held_out, PAD, sft_on_prompt, smoothing)
     return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
 
 
@@ -71,6 +71,21 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update(on_prompt, gro
     metrics = trainer.train_once([[0, 1], [2, 4]])
     assert metrics["loss/sft"] == pytest.approx(nll_of([TRAIN[i] for i in (0, 1, 2, 4)], on_prompt), rel=1e-4)
     assert metrics["lr"] == pytest.approx(1e-2) and metrics["grad_norm"] > 0
+
+
+def test_label_smoothing_is_torchs_and_leaves_the_evaluation_alone(group, tmp_path):
+    trainer = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=2, smoothing=0.2)
+    held_out = trainer.evaluate()["eval/loss"]
+    metrics = trainer.train_once([[0, 1], [2, 4]])
+    model, total, count = make_causal_lm(), 0.0, 0
+    for example in (TRAIN[i] for i in (0, 1, 2, 4)):
+        ids = torch.tensor([example.prompt_ids + example.response_ids])
+        logits = model(input_ids=ids).logits[0, len(example.prompt_ids) - 1 : -1]
+        response = torch.tensor(example.response_ids)
+        total += torch.nn.functional.cross_entropy(logits, response, reduction="sum", label_smoothing=0.2).item()
+        count += len(response)
+    assert metrics["loss/sft"] == pytest.approx(total / count, rel=1e-4)
+    assert held_out == pytest.approx(nll_of(HELD_OUT), rel=1e-4)
 
 
 def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):

@@ -15,6 +15,7 @@ from dschat.engine.process_group import choose_dtype
 from dschat.models.limits import check_length
 from dschat.models.load import load_classifier, load_scalar
 from dschat.models.scalar import ScalarModel
+from dschat.models.scored_at import warn_of_reward_loss
 from dschat.scoring.dialogue_scores import DialogueScores, FunctionDialogueScores, RewardModelDialogueScores
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.pool import ProgramPool
@@ -42,6 +43,7 @@ def reward_source(
     settings = frozen_settings(config, plan)
     path, opening = config.reward_model_name_or_path, opening_of(config, settings)
     model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
+    warn_of_reward_loss(model.config, f"{REWARD} {path}")
     return RewardModelScores(frozen_engine(ScalarModel(model), settings), plan.micro_batch)
 
 

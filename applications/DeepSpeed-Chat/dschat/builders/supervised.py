@@ -6,12 +6,15 @@ from transformers import PreTrainedTokenizerBase
 from dschat.builders.names import BASE
 from dschat.builders.settings import engine_settings, one_optimizer, opening_of
 from dschat.config.batches import BatchPlan
+from dschat.config.reward import RewardConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.engine.engine import Engine, train_engine
+from dschat.models.gain import add_gain
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
+from dschat.models.scored_at import note_reward_loss
 from dschat.models.tokenizer import end_token_id
 
 
@@ -29,12 +32,15 @@ def build_policy(
 
 
 def build_reward_model(
-    config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+    config: RewardConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
 ) -> Engine[ScalarModel]:
     """The engine of step 2's reward model."""
     settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     path, opening = config.model_name_or_path, opening_of(config, settings)
     model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening)
+    note_reward_loss(model, config.reward_loss)
+    if config.reward_gain:
+        add_gain(model.score)
     if config.lora_dim:
         add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
     return train_engine(ScalarModel(model), one_optimizer(config, total_updates), settings)

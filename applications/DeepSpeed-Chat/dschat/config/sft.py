@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dschat.config import rules
 from dschat.config.rules import flag
 from dschat.config.supervised import SupervisedConfig
 
@@ -18,3 +19,10 @@ class SFTConfig(SupervisedConfig):
     learning_rate: float = flag("highest learning rate", 2e-5)
     weight_decay: float = flag("weight decay of AdamW", 0.01)
     sft_on_prompt: bool = flag("train on the prompt tokens too", False)
+    label_smoothing: float = flag("weight of all tokens alike in the targets of training, from 0 to below 1", 0.0)
+
+    def validate(self) -> None:
+        """Check the shared rules, then those of step 1. Raises UserError."""
+        super().validate()
+        below_1 = (lambda number: 0 <= number < 1, "a number of at least 0 and below 1")
+        rules.check_numbers(self, ["label_smoothing"], below_1)

@@ -8,6 +8,7 @@ raise UserError, except for `held_out` rows: an evaluation may have none.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,10 +46,14 @@ class SFTExample:
 
 @dataclass(frozen=True)
 class PairExample:
-    """A comparison: the ids of prompt and response together, for the better and the worse response."""
+    """A comparison: the ids of prompt and response together, for the better and the worse response.
+
+    `margin` is how much better the first is.
+    """
 
     chosen_ids: list[int]
     rejected_ids: list[int]
+    margin: float = 0.0
 
     def __len__(self) -> int:
         """Tokens of the longer sequence, which decides the padding."""
@@ -112,22 +117,29 @@ def sft_examples(
 
 
 def pair_examples(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_seq_len: int, eos_id: int, held_out: bool = False
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_len: int,
+    eos_id: int,
+    held_out: bool = False,
+    margin_key: str | None = None,
 ) -> tuple[list[PairExample], Counter[str]]:
     """Comparisons; both sequences are [BOS] + prompt + response + [EOS] cut to their first `max_seq_len` tokens.
 
-    Dropped are rows of whose responses nothing is left, and rows whose sequences are equal.
+    Dropped are rows of whose responses nothing is left, and rows whose sequences are equal. `margin_key` is the column
+    of their margins, 0 when None.
 
     Raises:
-        UserError: a row lacks a response.
+        UserError: a row lacks a response, or its margin.
     """
     require_both_responses(rows, "Step 2")
+    margins = [0.0 if margin_key is None else margin_of(row, margin_key) for row in rows]
     examples: list[PairExample] = []
     dropped: Counter[str] = Counter()
     prompts = encode_prompts(tokenizer, rows)
     chosen = encode_responses(tokenizer, [row.chosen or "" for row in rows])
     rejected = encode_responses(tokenizer, [row.rejected or "" for row in rows])
-    for prompt_ids, better, worse in zip(prompts, chosen, rejected, strict=True):
+    for prompt_ids, better, worse, margin in zip(prompts, chosen, rejected, margins, strict=True):
         chosen_ids = [*prompt_ids, *better, eos_id][:max_seq_len]
         rejected_ids = [*prompt_ids, *worse, eos_id][:max_seq_len]
         if len(prompt_ids) >= max_seq_len:
@@ -135,7 +147,7 @@ def pair_examples(
         elif chosen_ids == rejected_ids:
             dropped[EQUAL_PAIR] += 1
         else:
-            examples.append(PairExample(chosen_ids, rejected_ids))
+            examples.append(PairExample(chosen_ids, rejected_ids, margin))
     refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
     return examples, dropped
 
@@ -166,6 +178,18 @@ def require_both_responses(rows: Sequence[Row], who: str) -> None:
                 f"{row.origin}: the row has no {missing} response. {who} needs a chosen and a rejected one per row: "
                 f"name the column with --{missing}_key."
             )
+
+
+def margin_of(row: Row, key: str) -> float:
+    """The number in a row's column; raises UserError, which names the row, unless there is one of at least 0."""
+    margin = row.extra.get(key)
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
+        found = f"holds {margin!r}" if key in row.extra else "is missing"
+        raise UserError(
+            f"{row.origin}: --margin_key {key}: the column {found}; it must hold a number of at least 0, by how"
+            " much the chosen response is better."
+        )
+    return float(margin)
 
 
 def refuse_none_left(

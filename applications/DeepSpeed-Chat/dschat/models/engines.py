@@ -22,6 +22,7 @@ class PolicyForward(Protocol):
         targets: Tensor | int,
         temperature: float = 1.0,
         with_entropy: bool = True,
+        smoothing: float = 0.0,
     ) -> tuple[Tensor, Tensor]: ...
 
 

@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import (
 from dschat.errors import UserError
 from dschat.models.attention import check_attention, implementation, say_what_is_used, without_flash
 from dschat.models.placement import PLAIN, Opening, Placement
+from dschat.models.scored_at import warn_of_reward_loss
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +178,7 @@ def load_classifier(path: str, flag: str, dtype: torch.dtype) -> Any:
         raise UserError(
             f"{flag} {path}: a classifier with {model.config.num_labels} labels; a reward model must have one label."
         )
+    warn_of_reward_loss(model.config, f"{flag} {path}")
     return model
 
 

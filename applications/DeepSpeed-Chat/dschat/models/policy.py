@@ -42,6 +42,7 @@ class PolicyModel(nn.Module):
         targets: Tensor | int,
         temperature: float = 1.0,
         with_entropy: bool = True,
+        smoothing: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of some tokens.
 
@@ -53,6 +54,7 @@ class PolicyModel(nn.Module):
                 the last R columns of every row.
             temperature: divides the logits.
             with_entropy: compute the entropy, too.
+            smoothing: of the targets, see `dschat.rl.logprobs.Head`.
 
         Returns:
             logprobs, and entropy without gradient: (N,) or (B, R), float32. Meaningless where nothing is attended.
@@ -66,7 +68,7 @@ class PolicyModel(nn.Module):
             targets = places[:, places.shape[1] - targets :].flatten()
         backbone = self.inner.base_model_prefix
         parameters = [p for name, m in self.inner.named_children() if name != backbone for p in m.parameters()]
-        head = Head(self.to_logits, parameters, self.vocab_size, temperature)
+        head = Head(self.to_logits, parameters, self.vocab_size, temperature, smoothing)
         chosen = input_ids.flatten()[targets]
         logprobs, entropy = token_logprobs(states.flatten(0, 1)[targets - 1], chosen, head, with_entropy)
         return logprobs.view(shape), entropy.view(shape) if with_entropy else entropy

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, revert_weight_conversion
 
+from dschat.models.gain import folded
 from dschat.models.lora import is_adapter, lora_config, merged, save_adapter
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ def save_model(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
+    weights = folded(weights)
     if lora_config(model) is None:
         _save_plain(model, weights, folder, file_size)
         return

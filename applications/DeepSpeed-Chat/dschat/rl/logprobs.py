@@ -27,18 +27,22 @@ class Head:
         parameters: that it uses; they get their gradients, which are added up over chunks in float32.
         vocab_size: V.
         temperature: divides the logits.
+        smoothing: ε of the targets: each stands for its own token with weight 1 − ε and for all V tokens with ε / V.
     """
 
     to_logits: Callable[[Tensor], Tensor]
     parameters: Sequence[Tensor]
     vocab_size: int
     temperature: float = 1.0
+    smoothing: float = 0.0
 
 
 def token_logprobs(
     hidden: Tensor, targets: Tensor, head: Head, with_entropy: bool = True, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target under softmax(logits / temperature), and the entropy of that distribution.
+
+    With smoothed targets: (1 − ε) log p(target) + ε Σ log p / V, the negative of PyTorch's smoothed cross-entropy.
 
     Where all positions make one chunk, its softmax is kept for the backward pass; otherwise the logits of each chunk
     are computed again there. Memory is one chunk of logits either way.
@@ -60,7 +64,7 @@ def token_logprobs(
         logprobs, entropy = _TokenLogprobs.apply(hidden, targets, head, with_entropy, chunk, *trained)
         return logprobs, entropy
     parts = [
-        _softmax(head.to_logits(states), states, chosen, head.temperature, with_entropy)[1:]
+        _softmax(head.to_logits(states), states, chosen, head, with_entropy)[1:]
         for states, chosen in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
     logprobs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -75,7 +79,7 @@ def chunk_positions(vocab_size: int, device: torch.device) -> int:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """The derivative of log softmax is written out: (one-hot − softmax) / temperature, in the softmax's own memory."""
+    """The derivative of log softmax is written out: (target − softmax) / temperature, in the softmax's own memory."""
 
     @staticmethod
     def forward(
@@ -89,7 +93,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits = head.to_logits(states)
             else:
                 states, logits, edge = _with_graph(states, hidden.requires_grad, head)
-            softmax, *part = _softmax(logits.detach(), states, chosen, head.temperature, with_entropy)
+            softmax, *part = _softmax(logits.detach(), states, chosen, head, with_entropy)
             if len(hidden) <= chunk:
                 ctx.kept = states, edge, logits.dtype, softmax
             parts.append(part)
@@ -110,12 +114,15 @@ class _TokenLogprobs(torch.autograd.Function):
             if kept is None:
                 states, logits, edge = _with_graph(states, needs_hidden, head)
                 dtype = logits.dtype
-                softmax = _softmax(logits.detach(), states, chosen, head.temperature, False)[0]
+                softmax = _softmax(logits.detach(), states, chosen, head, False)[0]
                 del logits
             else:
                 states, edge, dtype, softmax = kept
             grad = (grad / head.temperature)[:, None]
-            softmax.mul_(-grad).scatter_add_(1, chosen[:, None], grad)
+            softmax.mul_(-grad)
+            if head.smoothing:
+                softmax.add_(grad, alpha=head.smoothing / softmax.shape[1])
+            softmax.scatter_add_(1, chosen[:, None], (1 - head.smoothing) * grad)
             wanted = [*([states] if needs_hidden else []), *parameters]
             found = list(torch.autograd.grad(edge, wanted, softmax.to(dtype)))
             del softmax
@@ -140,7 +147,7 @@ def _with_graph(states: Tensor, needs_grad: bool, head: Head) -> tuple[Tensor, T
 
 @torch.no_grad()
 def _softmax(
-    logits: Tensor, states: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    logits: Tensor, states: Tensor, targets: Tensor, head: Head, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """softmax(logits / temperature) (N, V) float32, in the logits' own memory where that is nobody else's.
 
@@ -150,13 +157,15 @@ def _softmax(
     shared = logits.untyped_storage().data_ptr() == states.untyped_storage().data_ptr()
     softmax = logits.clone() if shared else logits
     softmax = softmax.float()
-    if temperature != 1.0:
-        softmax.div_(temperature)
+    if head.temperature != 1.0:
+        softmax.div_(head.temperature)
     rows = max(1, BLOCK // softmax.shape[1]) if softmax.device.type == "cpu" else max(1, len(softmax))
     logprobs, entropies = [], []
     for block, chosen in zip(softmax.split(rows), targets.split(rows), strict=True):
         block.sub_(block.amax(-1, keepdim=True))
         own = block.gather(-1, chosen[:, None]).squeeze(-1)
+        if head.smoothing:
+            own = (1 - head.smoothing) * own + head.smoothing * block.mean(-1)
         powers = block.exp() if with_entropy else block.exp_()
         total = powers.sum(-1)
         logprobs.append(own - total.log())

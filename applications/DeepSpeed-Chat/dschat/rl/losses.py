@@ -101,31 +101,6 @@ def sft_loss(
     return -torch.where(response_mask, logprobs, 0.0).sum() / num_tokens, {}
 
 
-def pairwise_loss(
-    chosen_scores: Tensor, rejected_scores: Tensor, num_pairs: Tensor | float | None = None
-) -> tuple[Tensor, Stats]:
-    """Bradley-Terry: −Σ log σ(chosen − rejected) / num_pairs.
-
-    Args:
-        chosen_scores, rejected_scores: (N,), differentiable.
-        num_pairs: the denominator; N when None.
-
-    Returns:
-        The loss (0-d), and accuracy (share of pairs ranked right; a tie is wrong), chosen, rejected, margin (means).
-    """
-    num_pairs = max(chosen_scores.shape[0], 1) if num_pairs is None else num_pairs
-    margin = chosen_scores - rejected_scores
-    loss = -F.logsigmoid(margin).sum() / num_pairs
-    with torch.no_grad():
-        stats = {
-            "accuracy": (margin > 0).sum() / num_pairs,
-            "chosen": chosen_scores.sum() / num_pairs,
-            "rejected": rejected_scores.sum() / num_pairs,
-            "margin": margin.sum() / num_pairs,
-        }
-    return loss, stats
-
-
 def dpo_loss(
     chosen_log_ratios: Tensor,
     rejected_log_ratios: Tensor,

@@ -3,13 +3,13 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dschat.data.collate import collate_pairs
 from dschat.data.examples import PairExample
 from dschat.models.engines import TrainedScalar
-from dschat.models.scalar import last_scores
-from dschat.rl.losses import pairwise_loss
+from dschat.rl.reward_losses import Pairs, RewardLoss, reward_loss
 from dschat.run.distributed import device
 from dschat.trainers.selfcheck import check_scalar
 
@@ -19,22 +19,40 @@ class RewardTask:
 
     name = "reward"
 
-    def __init__(self, train: Sequence[PairExample], eval: Sequence[PairExample], pad_id: int) -> None:
+    def __init__(
+        self,
+        train: Sequence[PairExample],
+        eval: Sequence[PairExample],
+        pad_id: int,
+        loss: RewardLoss = "end",
+        centering: float = 0.0,
+    ) -> None:
+        """Takes the pairs.
+
+        Args:
+            train, eval: pairs.
+            pad_id: of the tokenizer.
+            loss, centering: see `dschat.rl.reward_losses`.
+        """
         self.train, self.eval, self._pad_id = train, eval, pad_id
+        self._loss, self._centering = loss, centering
 
     def prepare(self, engine: TrainedScalar) -> None:
         pass
 
     def count(self, examples: Sequence[PairExample]) -> int:
+        if self._loss == "per_sample":
+            return sum(example.chosen_ids != example.rejected_ids for example in examples)
         return len(examples)
 
     def loss(
         self, engine: TrainedScalar, examples: Sequence[PairExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tokens = self.collate(examples)
-        scores = last_scores(engine(**tokens), tokens["attention_mask"])
-        chosen, rejected = scores.chunk(2)
-        return pairwise_loss(chosen, rejected, count)
+        chosen, rejected = engine(**tokens).chunk(2)
+        ids, masks = tokens["input_ids"].chunk(2), tokens["attention_mask"].chunk(2)
+        margins = torch.tensor([example.margin for example in examples], dtype=torch.float32, device=device())
+        return reward_loss(self._loss, chosen, rejected, Pairs(*ids, *masks, margins), self._centering, count)
 
     def self_check(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> None:
         tokens = self.collate(examples)

@@ -20,10 +20,23 @@ class SFTTask:
     name = "sft"
 
     def __init__(
-        self, train: Sequence[SFTExample], eval: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False
+        self,
+        train: Sequence[SFTExample],
+        eval: Sequence[SFTExample],
+        pad_id: int,
+        sft_on_prompt: bool = False,
+        label_smoothing: float = 0.0,
     ) -> None:
+        """Takes the demonstrations.
+
+        Args:
+            train, eval: demonstrations.
+            pad_id: of the tokenizer.
+            sft_on_prompt: learn the prompts, too.
+            label_smoothing: ε of the targets in training; evaluation is without, so that exp(loss) is the perplexity.
+        """
         self.train, self.eval = train, eval
-        self._pad_id, self._on_prompt = pad_id, sft_on_prompt
+        self._pad_id, self._on_prompt, self._smoothing = pad_id, sft_on_prompt, label_smoothing
 
     def prepare(self, engine: TrainedPolicy) -> None:
         pass
@@ -38,7 +51,9 @@ class SFTTask:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self.collate(examples)
         mask = batch["response_mask"]
-        logprobs, _ = engine(batch["input_ids"], batch["attention_mask"], mask.shape[1], with_entropy=False)
+        smoothing = self._smoothing if engine.module.training else 0.0
+        tokens = batch["input_ids"], batch["attention_mask"], mask.shape[1]
+        logprobs, _ = engine(*tokens, with_entropy=False, smoothing=smoothing)
         return sft_loss(logprobs, mask, count)
 
     def self_check(self, engine: TrainedPolicy, examples: Sequence[SFTExample]) -> None:
