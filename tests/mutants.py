@@ -106,6 +106,9 @@ REWARDS = "rl/test_rewards.py::test_token_rewards_by_hand"
 ESTIMATORS = "rl/test_rewards.py::test_kl_estimators_by_hand"
 REWARD_CLIP = "rl/test_rewards.py::test_clipping_clamps_the_score_and_not_the_penalty"
 MISSING_EOS = "rl/test_rewards.py::test_a_missing_eos_costs_the_penalty"
+WHITE_ROWS = "rl/test_masked.py::test_whitening_rows_by_hand"
+MOMENTS = "rl/test_rewards.py::test_moments_of_two_batches_by_hand"
+NORMAL = "trainers/test_normalization.py::test_"
 ADAPTIVE = "rl/test_rewards.py::test_adaptive_kl_by_hand"
 FIXED = "rl/test_termination.py::test_fixed_by_hand"
 PPL = "rl/test_termination.py::test_ppl_by_hand rl/test_termination.py::test_ppl_modes_differ_by_hand"
@@ -264,6 +267,10 @@ MUTANTS: tuple[Mutant, ...] = (
          MACRO_LOGPROBS),
     ),
     *changes("rl/masked.py",
+        ("whitening rows: over all positions", "kept.sum(1, keepdim=True) / count", "kept.mean(1, keepdim=True)",
+         WHITE_ROWS),
+        ("whitening rows: variance of all positions", "centred.square().sum(1, keepdim=True) / count",
+         "centred.square().mean(1, keepdim=True)", WHITE_ROWS),
         ("whitening: variance over n - 1", "(total_squares / count - mean", "(total_squares / (count - 1) - mean",
          WHITENING),
         ("whitening: mean over n - 1", "mean = total / count", "mean = total / (count - 1)", WHITENING),
@@ -299,6 +306,12 @@ MUTANTS: tuple[Mutant, ...] = (
          REWARD_CLIP),
         ("scores: no upper clip", "clamp(-clip_reward_value, clip_reward_value)", "clamp(min=-clip_reward_value)",
          REWARD_CLIP),
+        ("KL target and horizon exchanged", "AdaptiveKL(kl_coef, target, horizon)",
+         "AdaptiveKL(kl_coef, horizon, target)", KL),
+        ("moments: the batch's share of the mean", "distance * count / total", "distance * self.count / total", MOMENTS),
+        ("moments: nothing between batches", "self.squares + squares + between", "self.squares + squares", MOMENTS),
+        ("moments: n - 1", "self.squares / self.count", "self.squares / (self.count - 1)", MOMENTS),
+        ("moments: the mean stays", "(scores.double() - self.mean)", "scores.double()", MOMENTS),
         ("missing EOS: a bonus", "scores, scores - penalty)", "scores, scores + penalty)", MISSING_EOS),
         ("missing EOS: finished ones pay", "torch.where(finished, scores,", "torch.where(~finished, scores,",
          MISSING_EOS),
@@ -349,8 +362,6 @@ MUTANTS: tuple[Mutant, ...] = (
          "conditions/test_termination_condition.py::test_ppl_looks_at_the_reference"),
     ),
     *changes("trainers/ppo/credit.py",
-        ("KL target and horizon exchanged", "config.adaptive_kl_target, config.adaptive_kl_horizon",
-         "config.adaptive_kl_horizon, config.adaptive_kl_target", KL),
         ("credit: the flag's KL coefficient", "kl_coef=kl_coef,", "kl_coef=config.kl_coef,", KL),
         ("credit: no gamma", "gamma=config.gamma", "gamma=1.0", f"{CREDIT}[gamma]"),
         ("credit: no lambda", "lam=config.lam", "lam=1.0", f"{CREDIT}[lam]"),
@@ -364,10 +375,24 @@ MUTANTS: tuple[Mutant, ...] = (
          f"{CREDIT}[clip_reward_value]"),
         ("credit: no missing-EOS penalty", "missing_eos_penalty=config.missing_eos_penalty",
          "missing_eos_penalty=None", f"{CREDIT}[missing_eos_penalty]"),
-        ("whitening inverted", "if config.whiten_advantages", "if not config.whiten_advantages", f"{CREDIT}[plain]"),
+        ("score moments of each rank alone", "sum_over_ranks(distances.square().sum())", "distances.square().sum()",
+         f"{NORMAL}moments_are_those_of_all_ranks"),
+        ("score moments: rows without a token count", "scored.response_mask.any(1) & scored", "scored",
+         f"{NORMAL}moments_of_a_rollout"),
+        ("score moments: NaN counts", " & scored.scores.isfinite()", "", f"{NORMAL}moments_of_a_rollout"),
+        ("scores are not normalised", "scores=moments.normalised(trajectory.scores)", "scores=trajectory.scores",
+         f"{NORMAL}scores_are_normalised_before_the_penalty_and_clipping"),
+        ("metrics of normalised scores", "batch = replace(batch, trajectory=given)", "pass",
+         f"{NORMAL}scores_are_normalised_before_the_penalty_and_clipping"),
+        ("rows are not normalised", 'config.normalized_over == "row"', "False",
+         f"{NORMAL}one_token_responses_have_no_advantage_in_their_rows"),
+        ("whitening inverted", "if config.normalized_over == \"batch\"", "if config.normalized_over != \"batch\"",
+         f"{CREDIT}[plain]"),
         ("whitening of each rank alone", "sum_over_ranks(totals).unbind()", "totals.unbind()", TWO_RANKS),
     ),
     *changes("trainers/ppo/update.py",
+        ("no value coefficient", "settings.vf_coef * loss", "loss",
+         f"{NORMAL}the_value_coefficient_scales_the_gradient_and_not_the_metric"),
         ("actor clipped with cliprange_value", "mask, settings.cliprange, count",
          "mask, settings.cliprange_value, count", UPDATE),
         ("critic clipped with cliprange", "mask, settings.cliprange_value, num_tokens",

@@ -60,7 +60,8 @@ def test_refusals(words, parts):
 @pytest.mark.parametrize(
     "flag",
     ["--critic_learning_rate 1", "--critic_weight_decay 1", "--critic_zero_stage 1", "--critic_lora_dim 2"]
-    + ["--critic_gradient_checkpointing", "--lam 1", "--value_function first", "--cliprange_value 1"],
+    + ["--critic_gradient_checkpointing", "--lam 1", "--value_function first", "--cliprange_value 1"]
+    + ["--vf_coef 2"],
 )
 def test_flags_of_a_critic_are_warned_of_once(flag, caplog):
     parse(PPOConfig, [*PPO, *flag.split()])

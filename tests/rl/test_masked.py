@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from dschat.rl.masked import last_true, masked_moments, masked_sum, whiten
+from dschat.rl.masked import last_true, masked_moments, masked_sum, whiten, whiten_rows
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, width_of
 
 
@@ -91,3 +91,12 @@ def test_a_large_common_offset_does_not_spoil_the_variance() -> None:
     mask = torch.ones(8, 64, dtype=torch.bool)
     white = whiten(x, mask, masked_moments(x, mask))
     assert abs(white.double().var(unbiased=False).item() - 1.0) < 1e-4
+
+
+def test_whitening_rows_by_hand() -> None:
+    """1, 3 have mean 2 and variance 1; 1, 2, 6 mean 3 and variance 14/3; a single number and equal ones become 0."""
+    x = torch.tensor([[1.0, 3.0, math.nan], [1.0, 2.0, 6.0], [5.0, math.nan, 7.0], [0.1, 0.1, 0.1], [math.nan] * 3])
+    white = whiten_rows(x, mask_of([2, 3, 1, 3, 0], 3))
+    root = math.sqrt(14 / 3)
+    assert_close(white, [[-1, 1, 0], [-2 / root, -1 / root, 3 / root], [0, 0, 0], [0, 0, 0], [0, 0, 0]], tol=1e-6)
+    assert white.dtype == torch.float32

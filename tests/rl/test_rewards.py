@@ -10,7 +10,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
-from dschat.rl.rewards import AdaptiveKL, FixedKL, kl_estimate, penalise_missing_eos, token_rewards
+from dschat.rl.rewards import (
+    AdaptiveKL,
+    FixedKL,
+    ScoreMoments,
+    kl_controller,
+    kl_estimate,
+    penalise_missing_eos,
+    token_rewards,
+)
 from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, trajectory_of, width_of
 
 ESTIMATORS = ("k1", "k2", "k3")
@@ -116,6 +124,36 @@ def test_adaptive_kl_by_hand(kl, expected) -> None:
     assert new.update(6.0, 256).value == pytest.approx(expected, abs=1e-9)
     with pytest.raises(FrozenInstanceError):
         controller.value = 1.0
+
+
+def test_the_controller_that_flags_ask_for() -> None:
+    assert kl_controller(0.1, None, 500) == FixedKL(0.1)
+    assert kl_controller(0.1, 6.0, 500) == AdaptiveKL(value=0.1, target=6.0, horizon=500)
+
+
+def test_moments_of_two_batches_by_hand() -> None:
+    """1, 3 (mean 2, squares 2) and 4, 5, 7 (mean 16/3, squares 14/3): together mean 4, squares 9+1+0+1+9."""
+    first = ScoreMoments().merged(2, 2.0, 2.0)
+    assert first == ScoreMoments(2, 2.0, 2.0)
+    both = first.merged(3, 16 / 3, 14 / 3)
+    assert (both.count, both.mean, both.squares) == (5, pytest.approx(4.0), pytest.approx(20.0))
+    assert both.deviation == pytest.approx(2.0)
+    assert_close(both.normalised(torch.tensor([4.0, 6.0, 3.0])), [0.0, 1.0, -0.5], tol=1e-6)
+    assert both.merged(0, 0.0, 0.0) == both
+    assert both.merged(1, 10.0, 0.0).mean == pytest.approx(5.0)
+
+
+def test_without_scores_nothing_is_normalised_and_equal_ones_are_0() -> None:
+    scores = torch.tensor([2.0, -1.0])
+    assert torch.equal(ScoreMoments().merged(0, 0.0, 0.0).normalised(scores), scores)
+    assert ScoreMoments(8, 2.0, 0.0).normalised(torch.tensor([2.0, 2.0])).tolist() == [0.0, 0.0]
+
+
+def test_moments_far_from_0_keep_their_digits() -> None:
+    moments = ScoreMoments()
+    for _ in range(100):
+        moments = moments.merged(2, 1e8 + 0.5, 0.5)  # 1e8 and 1e8 + 1
+    assert moments.deviation == pytest.approx(0.5, rel=1e-6)
 
 
 def test_adaptive_kl_finds_the_coefficient_that_holds_the_target() -> None:

@@ -43,6 +43,8 @@ CASES = {
     "missing_eos_penalty": ({"missing_eos_penalty": 1.0, "finished": False}, [0.2, 0.2, -2.2]),
     # mean 0.4, variance 1.28: (1.2 − 0.4)/√1.28 and (−1.2 − 0.4)/√1.28
     "whiten_advantages": ({"whiten_advantages": True}, [0.7071068, 0.7071068, -1.4142136]),
+    "normalize_advantages batch": ({"normalize_advantages": "batch"}, [0.7071068, 0.7071068, -1.4142136]),
+    "normalize_advantages row": ({"normalize_advantages": "row"}, [0.7071068, 0.7071068, -1.4142136]),
 }
 
 
@@ -54,7 +56,7 @@ def test_credit_flags(name, tmp_path):
 
 def test_update_flags(tmp_path):
     flags = {"ppo_epochs": 3, "cliprange": 0.3, "cliprange_value": 0.4, "policy_ratio": "macro_mean"}
-    flags["rollout_is_clip"] = 2.0
+    flags |= {"rollout_is_clip": 2.0, "vf_coef": 0.1}
     config = ppo_config(tmp_path, temperature=0.7, per_device_training_batch_size=2, global_batch_size=4, **flags)
     settings = UpdateSettings.from_config(config, config.plan_batches(1))
     assert {name: getattr(settings, name) for name in flags} == flags

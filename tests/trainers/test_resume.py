@@ -60,6 +60,13 @@ def test_step_3_stops_anywhere(flags, every, group, tmp_path):
     check_every_stop(lambda folder, **more: ppo(folder, **flags, **more), tmp_path, every, first)
 
 
+@pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
+def test_step_3_with_normalised_scores_stops_anywhere(every, group, tmp_path):
+    """The running moments go on where they were, also after a stop between scores and updates."""
+    flags = {"normalize_scores": True, "normalize_advantages": "row", "clip_reward_value": 1.5}
+    check_every_stop(lambda folder, **more: ppo(folder, **(flags | more)), tmp_path, every)
+
+
 @pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.slow)])
 def test_step_3_without_a_critic_stops_anywhere(every, group, tmp_path):
     flags = RLOO | {"termination_condition": "randomized", "num_train_epochs": 1}

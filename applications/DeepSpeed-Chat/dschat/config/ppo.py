@@ -2,6 +2,7 @@
 """Flags of step 3, PPO with macro actions, in sections, and the rules between them."""
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +29,7 @@ METRIC_NAMES = (
 # What a run without a critic does not read.
 CRITIC_FLAGS = (
     *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
-    *("critic_lora_dim", "value_function", "lam", "cliprange_value"),
+    *("critic_lora_dim", "value_function", "lam", "cliprange_value", "vf_coef"),
 )
 
 
@@ -122,6 +123,11 @@ class PPOConfig(
         self.check_termination()
         self.check_programs()
         self._check_rloo()
+        if self.normalized_over == "row" and self.ngram == math.inf and self.termination_condition == "fixed":
+            raise UserError(
+                "--normalize_advantages row with --ngram inf: all tokens of a response are one macro action, with the same"
+                " advantage, of which nothing would be left. Use batch."
+            )
         if self._dilutes_score and self.value_function == "first":
             raise UserError(
                 "--macro_reward mean with --value_function first gives the score, which sits on the last token, no"
@@ -211,7 +217,7 @@ class PPOConfig(
         """
         own_condition = ":" in self.termination_condition
         one_update = plan.updates_per_rollout == 1
-        return self.has_critic and one_update and not self.whiten_advantages and not own_condition
+        return self.has_critic and one_update and self.normalized_over != "batch" and not own_condition
 
     @property
     def zero_stages(self) -> list[int]:

@@ -36,22 +36,46 @@ class PPOLossFlags:
     cliprange_value: float = flag("clip range of the values", 0.2)
     clip_reward_value: float | None = flag("clamp scores to plus and minus this; off if not given", None)
     missing_eos_penalty: float | None = flag("subtracted from the score of a response that was cut", None)
-    whiten_advantages: bool = flag("scale advantages to mean 0 and variance 1 over all tokens", False)
+    normalize_scores: bool = flag(
+        "train on scores minus the mean of all scores so far, divided by their standard deviation, in which"
+        " missing_eos_penalty and clip_reward_value then count",
+        False,
+    )
+    normalize_advantages: Literal["row", "batch"] | None = flag(
+        "scale advantages to mean 0 and variance 1 over the tokens of each response (row), or of all (batch)", None
+    )
+    whiten_advantages: bool = flag("another spelling of --normalize_advantages batch", False)
+    vf_coef: float = flag("multiplies the loss of the critic, which has an optimiser of its own", 1.0)
 
     def check_losses(self) -> None:
         """Check these flags, alone and against each other. Raises UserError."""
         rates = ["actor_learning_rate", "critic_learning_rate", "actor_weight_decay", "critic_weight_decay"]
         rules.check_numbers(self, [*rates, "kl_coef", "missing_eos_penalty"], rules.AT_LEAST_0)
         rules.check_numbers(self, ["adaptive_kl_horizon"], rules.AT_LEAST_1)
-        above_0 = ["cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target", "max_kl"]
+        above_0 = ["cliprange", "cliprange_value", "clip_reward_value", "adaptive_kl_target", "max_kl", "vf_coef"]
         rules.check_numbers(self, above_0, rules.ABOVE_0)
         rules.check_numbers(self, ["gamma", "lam"], rules.ZERO_TO_ONE)
         self._check_kl()
+        self._check_normalization()
 
     @property
     def has_critic(self) -> bool:
         """Whether the run holds a critic and trains it."""
         return self.advantage_estimator == "gae"
+
+    @property
+    def normalized_over(self) -> Literal["row", "batch"] | None:
+        """What advantages are normalised over, in either spelling."""
+        return "batch" if self.whiten_advantages else self.normalize_advantages
+
+    def _check_normalization(self) -> None:
+        if self.whiten_advantages and self.normalize_advantages == "row":
+            raise UserError("--whiten_advantages contradicts --normalize_advantages row: drop one of them.")
+        if self.normalized_over == "row" and not self.has_critic:
+            raise UserError(
+                f"--normalize_advantages row: --advantage_estimator {self.advantage_estimator} gives all tokens of a"
+                " response the same advantage, of which nothing would be left. Use batch."
+            )
 
     def _check_kl(self) -> None:
         usual = default_of(PPOLossFlags, "adaptive_kl_horizon")

@@ -53,3 +53,22 @@ def whiten(x: Tensor, mask: Tensor, totals: Totals) -> Tensor:
     variance = (total_squares / count - mean.square()).clamp(min=0)
     whitened = (x.double() - mean) * torch.rsqrt(variance + 1e-8)
     return torch.where(mask, whitened.to(x.dtype), torch.zeros_like(x))
+
+
+def whiten_rows(x: Tensor, mask: Tensor) -> Tensor:
+    """Shifts and scales each row of ``x`` to mean 0 and (biased) variance 1 over its own True entries.
+
+    Example: 1, 3 → −1, 1. A row of equal numbers, or of a single one, becomes 0.
+
+    Args:
+        x: (B, R) float.
+        mask: (B, R) bool.
+
+    Returns:
+        (B, R), zero off the mask.
+    """
+    count = mask.sum(1, keepdim=True).clamp(min=1)
+    kept = torch.where(mask, x, torch.zeros_like(x)).double()
+    centred = torch.where(mask, kept - kept.sum(1, keepdim=True) / count, 0.0)
+    variance = centred.square().sum(1, keepdim=True) / count
+    return (centred * torch.rsqrt(variance + 1e-8)).to(x.dtype)

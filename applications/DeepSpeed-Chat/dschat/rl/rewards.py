@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token rewards: the KL penalty on every token and the score on the last one; KL estimators and controllers."""
+"""Token rewards: the KL penalty on every token and the score on the last one; running moments of scores; KL estimators
+and controllers.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,6 +74,39 @@ def penalise_missing_eos(scores: Tensor, finished: Tensor, penalty: float | None
 
 
 @dataclass(frozen=True)
+class ScoreMoments:
+    """Mean and variance of all scores so far, put together batch by batch (Chan, Golub & LeVeque 1983).
+
+    Attributes:
+        count: of scores.
+        mean: theirs.
+        squares: the sum of their squared distances from the mean.
+    """
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def merged(self, count: float, mean: float, squares: float) -> ScoreMoments:
+        """Those of these scores and a batch together; the batch's moments mean what the attributes do."""
+        total = self.count + count
+        if total == 0:
+            return self
+        distance = mean - self.mean
+        between = distance**2 * self.count * count / total
+        return ScoreMoments(total, self.mean + distance * count / total, self.squares + squares + between)
+
+    @property
+    def deviation(self) -> float:
+        """√(variance + 1e-8), of the biased variance (divided by the count); 1 where there were no scores yet."""
+        return math.sqrt(self.squares / self.count + 1e-8) if self.count else 1.0
+
+    def normalised(self, scores: Tensor) -> Tensor:
+        """(score − mean) / deviation, any shape; as they are where there were no scores yet."""
+        return ((scores.double() - self.mean) / self.deviation).to(scores.dtype)
+
+
+@dataclass(frozen=True)
 class FixedKL:
     """A KL coefficient that stays."""
 
@@ -93,3 +129,8 @@ class AdaptiveKL:
         """The next controller, after ``num_samples`` responses with a mean KL of ``kl`` nats per sequence."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         return replace(self, value=self.value * (1 + error * num_samples / self.horizon))
+
+
+def kl_controller(kl_coef: float, target: float | None, horizon: float) -> FixedKL | AdaptiveKL:
+    """A coefficient that begins at ``kl_coef``: steered to ``target`` nats per sequence, fixed where that is None."""
+    return FixedKL(kl_coef) if target is None else AdaptiveKL(kl_coef, target, horizon)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credit assignment as the flags say: `dschat.rl.ppo_batch` or `rloo_batch`, and whitening over all ranks."""
+"""Credit assignment as the flags say: `dschat.rl.ppo_batch` or `rloo_batch`, between normalised scores and advantages.
+
+Moments of scores and of advantages are those of all ranks.
+"""
 
 from dataclasses import replace
 from typing import TypedDict
@@ -8,19 +11,12 @@ import torch
 from torch import Tensor
 
 from dschat.config.ppo import PPOConfig
-from dschat.rl.masked import masked_moments, whiten
+from dschat.rl.masked import masked_moments, whiten, whiten_rows
 from dschat.rl.ppo_batch import ppo_batch
-from dschat.rl.rewards import AdaptiveKL, FixedKL
+from dschat.rl.rewards import ScoreMoments
 from dschat.rl.rloo_batch import rloo_batch
-from dschat.rl.types import MacroActions, PPOBatch, Trajectory
+from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
 from dschat.run.distributed import sum_over_ranks
-
-
-def kl_controller(config: PPOConfig) -> FixedKL | AdaptiveKL:
-    """The KL coefficient of --kl_ctl, steered if --adaptive_kl_target is given."""
-    if config.adaptive_kl_target is None:
-        return FixedKL(config.kl_coef)
-    return AdaptiveKL(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
 
 
 class _Rewards(TypedDict):
@@ -32,10 +28,31 @@ class _Rewards(TypedDict):
     missing_eos_penalty: float | None
 
 
+def with_scores(moments: ScoreMoments, scored: ScoredRollout) -> ScoreMoments:
+    """The running moments with the scores of a rollout on all ranks, the same on every rank. Every rank must call it.
+
+    Rows without a response token count for nothing, they have no score; nor do numbers that are not finite.
+    """
+    counted = scored.response_mask.any(1) & scored.scores.isfinite()
+    scores = torch.where(counted, scored.scores, 0.0).double()
+    count, total = sum_over_ranks(torch.stack([counted.sum().double(), scores.sum()])).tolist()
+    mean = total / max(count, 1.0)
+    distances = torch.where(counted, scores - mean, 0.0)
+    return moments.merged(count, mean, float(sum_over_ranks(distances.square().sum())))
+
+
 def assign_credit(
-    trajectory: Trajectory, ends: Tensor | MacroActions, kl_coef: float, config: PPOConfig, samples: int = 1
+    trajectory: Trajectory,
+    ends: Tensor | MacroActions,
+    kl_coef: float,
+    config: PPOConfig,
+    samples: int = 1,
+    moments: ScoreMoments | None = None,
 ) -> PPOBatch:
     """Macro actions, advantages and, of a critic, returns.
+
+    With --normalize_scores, scores are normalised first; --missing_eos_penalty and --clip_reward_value then count in
+    standard deviations. The batch's trajectory keeps the scores as they were given.
 
     Args:
         trajectory: of this rank.
@@ -43,7 +60,11 @@ def assign_credit(
         kl_coef: of this iteration; with --adaptive_kl_target it is not the flag's.
         config: the flags.
         samples: responses of each prompt, which are rows in succession.
+        moments: of the scores so far, with --normalize_scores.
     """
+    given = trajectory
+    if moments is not None:
+        trajectory = replace(trajectory, scores=moments.normalised(trajectory.scores))
     rewards = _Rewards(
         kl_coef=kl_coef,
         kl_estimator=config.kl_estimator,
@@ -62,7 +83,10 @@ def assign_credit(
         )
     else:
         batch = rloo_batch(trajectory, ends, samples, **rewards)
-    return whiten_advantages(batch) if config.whiten_advantages else batch
+    batch = replace(batch, trajectory=given)
+    if config.normalized_over == "row":
+        return replace(batch, advantages=whiten_rows(batch.advantages, batch.response_mask))
+    return whiten_advantages(batch) if config.normalized_over == "batch" else batch
 
 
 def whiten_advantages(batch: PPOBatch) -> PPOBatch:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.rl.masked import masked_moments, masked_sum
+from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import PPOBatch, Rollout
 from dschat.run.metrics import Means
 from dschat.scoring.source import Measured
@@ -74,6 +75,22 @@ def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
     means.add_sum("val/num_eos_tokens", finished)
     metrics = _with_correlation(means.reduce())
     return metrics if batch.returns is None else _with_critic(metrics, lam)
+
+
+def normalised_metrics(moments: ScoreMoments | None, scores: float | None) -> dict[str, float]:
+    """The mean score of a rollout as it is trained on, before a penalty and clipping, and what it is normalised by.
+
+    Args:
+        moments: of all scores so far; None without --normalize_scores.
+        scores: the mean of the rollout's; None where the rollout was left out.
+    """
+    if moments is None or scores is None:
+        return {}
+    return {
+        "objective/normalized_scores": (scores - moments.mean) / moments.deviation,
+        "objective/scores_running_mean": moments.mean,
+        "objective/scores_running_std": moments.deviation,
+    }
 
 
 def _with_critic(metrics: dict[str, float], lam: float) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,7 @@ from dschat.data.collate import update_batches
 from dschat.data.examples import PromptExample
 from dschat.errors import UserError
 from dschat.rl.macro_actions import segment
+from dschat.rl.rewards import ScoreMoments, kl_controller
 from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, tensors_of
 from dschat.rollouts.engine import Drawn
 from dschat.rollouts.sampling import Sampling
@@ -33,12 +34,12 @@ from dschat.scoring.source import Measured, ResponseTexts
 from dschat.trainers.checks import COUNTED, OWN_FUNCTIONS, REMEDY, NonFinite
 from dschat.trainers.ppo.alarms import Alarms
 from dschat.trainers.ppo.clock import Clock
-from dschat.trainers.ppo.credit import assign_credit, kl_controller
+from dschat.trainers.ppo.credit import assign_credit, with_scores
 from dschat.trainers.ppo.evaluation import evaluate, show_samples, write_samples
 from dschat.trainers.ppo.iteration import Iteration
 from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
 from dschat.trainers.ppo.logprob_gap import check_gap
-from dschat.trainers.ppo.metrics import outside_metrics, rollout_metrics
+from dschat.trainers.ppo.metrics import normalised_metrics, outside_metrics, rollout_metrics
 from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
 from dschat.trainers.ppo.sampler import ActorSampler
@@ -92,7 +93,8 @@ class PPOTrainer:
         self.evaluated = -1  # after how many updates the last evaluation was
         # The global random states when `current` or `evaluated` last changed; users' functions may draw from them.
         self.random: dict[str, Tensor] = {}
-        self.kl = kl_controller(config)
+        self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
+        self.moments = ScoreMoments() if config.normalize_scores else None
         self.update_settings = UpdateSettings.from_config(config, run.plan)
 
     def fit(self) -> dict[str, float]:
@@ -117,7 +119,7 @@ class PPOTrainer:
     def progress(self) -> Progress:
         """Where the run is."""
         numbers: Json = {"iteration": self.iteration, "evaluated": self.evaluated, "kl": self.kl.value}
-        numbers["alarms"] = self.alarms.state()
+        numbers |= {"alarms": self.alarms.state(), "scores": self.moments and asdict(self.moments)}
         if self.current is None:
             return Progress(self.update, numbers, self.random)
         state, tensors = self.current.state()
@@ -131,6 +133,7 @@ class PPOTrainer:
         self.update, self.iteration, self.evaluated = progress.update, numbers["iteration"], numbers["evaluated"]
         self.kl = replace(self.kl, value=numbers["kl"])
         self.alarms.go_on(numbers["alarms"])
+        self.moments = self.moments and ScoreMoments(**numbers["scores"])
         if "current" in numbers:
             self.current = Iteration.from_state(numbers["current"], progress.tensors)
             self.update -= self.current.updates.done
@@ -217,6 +220,7 @@ class PPOTrainer:
             metrics = {COUNTED: float(self.run.plan.updates_per_rollout)}
         else:
             metrics = self.current.metrics | self.train(self.current)
+            metrics |= normalised_metrics(self.moments, metrics.get("objective/scores"))
             clock.lap("training")
         if "objective/kl" in metrics:
             self.kl = self.kl.update(metrics["objective/kl"], self.run.plan.global_responses)
@@ -236,10 +240,15 @@ class PPOTrainer:
         drawn, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration, samples)
         clock.lap("generation")
         scored, metric, measured = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
+        seen = None if self.moments is None else with_scores(self.moments, scored)
         known = scored if self.credit_is_late else self.complete(scored, drawn)
         found = self.condition(known, epoch)
         macro = segment(found.ends, scored.response_mask)
-        batch = PendingBatch(known, macro) if isinstance(known, ScoredRollout) else self.credit(known, macro, samples)
+        batch = (
+            PendingBatch(known, macro)
+            if isinstance(known, ScoredRollout)
+            else self.credit(known, macro, samples, seen)
+        )
         checked = batch if isinstance(batch, PPOBatch) else scored
         if self.nonfinite.in_rollout(checked, self.update, drawn.bad_rows, metric):
             return None
@@ -248,6 +257,7 @@ class PPOTrainer:
         if isinstance(batch, PPOBatch):
             metrics |= rollout_metrics(batch, self.config.lam)
         clock.lap("scoring")
+        self.moments = seen  # not before: a run that is stopped above draws this rollout again
         return Iteration(batch, metrics | learning_rates | {"objective/kl_coef": self.kl.value} | clock.seconds)
 
     @property
@@ -267,9 +277,11 @@ class PPOTrainer:
         logprobs = drawn.logprobs if exact else None
         return self.models.complete(scored, self.config.temperature, self.run.plan.micro_batch, logprobs)
 
-    def credit(self, trajectory: Trajectory, ends: Tensor | MacroActions, samples: int = 1) -> PPOBatch:
+    def credit(
+        self, trajectory: Trajectory, ends: Tensor | MacroActions, samples: int = 1, seen: ScoreMoments | None = None
+    ) -> PPOBatch:
         """Advantages and, of a critic, returns, where so many rows in succession are samples of a prompt."""
-        return assign_credit(trajectory, ends, self.kl.value, self.config, samples)
+        return assign_credit(trajectory, ends, self.kl.value, self.config, samples, seen or self.moments)
 
     def train(self, iteration: Iteration) -> dict[str, float]:
         """The optimiser updates of an iteration, those that are left."""

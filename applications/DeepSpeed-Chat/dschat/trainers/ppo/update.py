@@ -39,6 +39,7 @@ class UpdateSettings:
     temperature: float
     policy_ratio: str = "token"  # token, macro or macro_mean
     rollout_is_clip: float | None = None  # largest importance weight; None = no weights
+    vf_coef: float = 1.0  # multiplies the critic's loss
 
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> UpdateSettings:
@@ -52,6 +53,7 @@ class UpdateSettings:
             temperature=config.temperature,
             policy_ratio=config.policy_ratio,
             rollout_is_clip=config.rollout_is_clip,
+            vf_coef=config.vf_coef,
         )
 
 
@@ -213,7 +215,7 @@ def _critic_step(
     values, returns, mask = part.trajectory.values, part.returns, part.response_mask
     assert values is not None and returns is not None  # of a critic
     loss, stats = value_loss(new_values, values, returns, mask, settings.cliprange_value, num_tokens)
-    critic.backward(loss)
+    critic.backward(settings.vf_coef * loss)
     critic.step()
     return {"loss/value": loss, "val/clipfrac": stats["clipfrac"]}
 

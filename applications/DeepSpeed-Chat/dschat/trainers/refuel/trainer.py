@@ -21,7 +21,7 @@ from dschat.errors import UserError
 from dschat.models.layout import layouts
 from dschat.rl.masked import masked_moments
 from dschat.rl.refuel import PairBatch, reply_rewards, whiten_rewards
-from dschat.rl.rewards import AdaptiveKL, FixedKL
+from dschat.rl.rewards import kl_controller
 from dschat.rl.types import tensors_of
 from dschat.rollouts.dialogues import Reply
 from dschat.run.checkpoint import Checkpoints
@@ -83,7 +83,7 @@ class RefuelTrainer:
         self.evaluated = -1  # after how many updates the last evaluation was
         # The global random states when `current` or `evaluated` last changed; users' functions may draw from them.
         self.random: dict[str, Tensor] = {}
-        self.kl = kl_controller(config)
+        self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and saves; returns the last evaluation's metrics."""
@@ -258,13 +258,6 @@ class RefuelTrainer:
             return self.nonfinite.in_update({"policy": policy}, self.update + done, lambda: tensors_of(batch))
 
         return refuel_update(policy, batch, self.settings, current.updates, left_out)
-
-
-def kl_controller(config: RefuelOnlineConfig) -> FixedKL | AdaptiveKL:
-    """The KL coefficient of --kl_coef, steered if --adaptive_kl_target is given."""
-    if config.adaptive_kl_target is None:
-        return FixedKL(config.kl_coef)
-    return AdaptiveKL(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
 
 
 def total_updates(num_dialogues: int, config: RefuelOnlineConfig, plan: BatchPlan) -> int:
