@@ -49,6 +49,7 @@ def empty_folder(tmp_path, monkeypatch):
     (tmp_path / "score.py").write_text(MODULE)
     (tmp_path / "star.py").write_text("from os.path import *\n")
     (tmp_path / "broken.py").write_text("def (:\n")
+    (tmp_path / "later.py").write_text("async def f(prompts, responses, rows): ...\n")
     (tmp_path / "metric.py").write_text("def kl(prompts, responses, rows): ...\n")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "broken.json").write_text("{")
@@ -275,6 +276,9 @@ def test_a_split_must_leave_rows_for_the_step(config_class, arguments, step):
         ("--reward_function score.py:not-a-name", ["--reward_function", "module.py:function"]),
         ("--reward_function score.py:inner", ["--reward_function", "does not define inner", "Scorer", "score"]),
         ("--reward_function broken.py:f", ["--reward_function", "cannot read broken.py", "correct the file"]),
+        ("--reward_function later.py:f", ["--reward_function later.py:f", "f is an async function", "plain one"]),
+        ("--metric_function later.py:f", ["--metric_function later.py:f", "f is an async function"]),
+        ("--termination_condition later.py:f", ["--termination_condition later.py:f", "f is an async function"]),
         ("--metric_function none.py:f", ["--metric_function", "no file none.py"]),
         ("--metric_function score.py:other_name", ["--metric_function", "does not define other_name"]),
         ("--metric_function metric.py:kl", ["--metric_function", "rename the function"]),

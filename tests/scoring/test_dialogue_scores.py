@@ -7,6 +7,7 @@ import torch
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
+from dschat.scoring.classifier import ClassifierReader
 from dschat.scoring.dialogue_scores import FunctionDialogueScores, RewardModelDialogueScores
 from factories import hf_score, make_classifier
 
@@ -19,7 +20,8 @@ def reader(kind="gemma", batch_size=2, offload=False, **tokenizer):
     for name, value in tokenizer.items():
         setattr(own, name, value)
     classifier = make_classifier(kind, vocab_size=len(own))
-    scores = RewardModelDialogueScores(classifier, own, "--reward_model rm", torch.device("cpu"), batch_size, offload)
+    reading = ClassifierReader(classifier, own.pad_token_id, torch.device("cpu"), batch_size, offload)
+    scores = RewardModelDialogueScores(reading, own, "--reward_model rm")
     return scores, own, classifier
 
 
@@ -42,7 +44,8 @@ def test_a_classifier_of_another_architecture():
     config = BertConfig(vocab_size=len(tokenizer), num_labels=1, max_position_embeddings=40, **sizes)
     torch.manual_seed(0)
     model = BertForSequenceClassification(config).eval()
-    scores = RewardModelDialogueScores(model, tokenizer, "--reward_model rm", torch.device("cpu"), 2)
+    reading = ClassifierReader(model, tokenizer.pad_token_id, torch.device("cpu"), 2)
+    scores = RewardModelDialogueScores(reading, tokenizer, "--reward_model rm")
     text = tokenizer.apply_chat_template(TALKS[0], tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert scores(TALKS[:1], ROWS[:1])[0] == pytest.approx(hf_score(model, ids), abs=1e-5)

@@ -91,6 +91,9 @@ def test_load_function(tmp_path):
     assert whole([], ["a", "b"], []) == [2.0, 2.0], "a dataclass, a neighbour file, an import at the call"
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\n")
     (tmp_path / "syntax.py").write_text("def f(:\n")
+    (tmp_path / "later.py").write_text(
+        "async def f(p, r, rows):\n    return []\nasync def g(p, r, rows):\n    yield 1\n"
+    )
     cases = {
         f"{tmp_path / 'absent.py'}:reward": "there is no such file",
         f"{tmp_path}:reward": "there is no such file",
@@ -98,6 +101,8 @@ def test_load_function(tmp_path):
         f"{file}:CONSTANT": "defines no function named 'CONSTANT'",
         f"{tmp_path / 'broken.py'}:f": "ModuleNotFoundError: No module named 'nothing_of_this_name'",
         f"{tmp_path / 'syntax.py'}:f": "SyntaxError",
+        f"{tmp_path / 'later.py'}:f": "f is an async function; give a plain one",
+        f"{tmp_path / 'later.py'}:g": "g is an async function; give a plain one",
     }
     for spec, message in cases.items():
         with pytest.raises(UserError, match=message) as caught:

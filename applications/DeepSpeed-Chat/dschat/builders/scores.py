@@ -16,12 +16,13 @@ from dschat.models.limits import check_length
 from dschat.models.load import load_classifier, load_scalar
 from dschat.models.scalar import ScalarModel
 from dschat.models.scored_at import warn_of_reward_loss
+from dschat.scoring.classifier import ClassifierReader
 from dschat.scoring.dialogue_scores import DialogueScores, FunctionDialogueScores, RewardModelDialogueScores
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.reward_model import RewardModelScores
-from dschat.scoring.reward_reader import load_reward_tokenizer
+from dschat.scoring.reward_reader import ReaderFlags, load_reward_tokenizer
 from dschat.scoring.source import ScoreSource
 
 
@@ -58,7 +59,8 @@ def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> D
         flag = "--reward_function"
         return FunctionDialogueScores(load_function(config.reward_function or "", flag), flag)
     check_length(path, flag, config.max_seq_len, "--max_seq_len")
-    tokenizer = load_reward_tokenizer(path, rm_template=False, flag=flag)
-    model = load_classifier(path, flag, choose_dtype(config.dtype))
-    rows, name = config.per_device_eval_batch_size, f"{flag} {path}"
-    return RewardModelDialogueScores(model, tokenizer, name, device, rows, config.offload)
+    tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))
+    model = load_classifier(path, flag, choose_dtype(config.dtype)).to("cpu" if config.offload else device).eval()
+    rows = config.per_device_eval_batch_size
+    reader = ClassifierReader(model, tokenizer.pad_token_id, device, rows, config.offload)
+    return RewardModelDialogueScores(reader, tokenizer, f"{flag} {path}")

@@ -2,6 +2,7 @@
 """A user's own Python function, named on the command line as ``module.py:function``."""
 
 import importlib.util
+import inspect
 import sys
 import traceback
 import zlib
@@ -21,7 +22,7 @@ def load_function(spec: str, flag: str) -> Callable[..., Any]:
         flag: the command-line flag that gave it, for messages.
 
     Raises:
-        UserError: no such file or function, or the file fails on import.
+        UserError: no such file or function, the file fails on import, or the function is an async one.
     """
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py") or not Path(path).is_file():
@@ -32,6 +33,8 @@ def load_function(spec: str, flag: str) -> Callable[..., Any]:
         raise UserError(f"{flag} {spec}: importing the file failed: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise UserError(f"{flag} {spec}: the file defines no function named {name!r}.")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise UserError(f"{flag} {spec}: {name} is an async function; give a plain one (def).")
     return function
 
 

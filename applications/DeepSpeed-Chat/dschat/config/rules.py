@@ -14,6 +14,7 @@ from dschat.errors import UserError
 AT_LEAST_0 = (lambda number: number >= 0, "a number of at least 0")
 AT_LEAST_1 = (lambda number: number >= 1, "a whole number of at least 1")
 ABOVE_0 = (lambda number: number > 0, "a number above 0")
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 ZERO_TO_ONE = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
 
 
@@ -88,7 +89,8 @@ def check_function_path(name: str, value: str) -> None:
     if not path.is_file():
         raise UserError(f"--{name} {value}: there is no file {file_name}; give its path from {Path.cwd()}.")
     try:
-        names = _bound_names(ast.parse(path.read_bytes(), filename=file_name))
+        tree = ast.parse(path.read_bytes(), filename=file_name)
+        names = _bound_names(tree)
     except (SyntaxError, ValueError, OSError) as error:
         raise UserError(f"--{name} {value}: cannot read {file_name} as Python ({error}); correct the file.") from error
     if function not in names and "*" not in names:
@@ -96,13 +98,16 @@ def check_function_path(name: str, value: str) -> None:
         raise UserError(
             f"--{name} {value}: {file_name} does not define {function}; give one of what it does: {found}."
         )
+    last = [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == function][-1:]
+    if last and isinstance(last[0], ast.AsyncFunctionDef):
+        raise UserError(f"--{name} {value}: {function} is an async function; give a plain one (def).")
 
 
 def _bound_names(tree: ast.AST) -> set[str]:
     """Names that a module binds at its top level, blocks included; "*" stands for a star import."""
     names: set[str] = set()
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, FUNCTIONS | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names.update(alias.asname or alias.name for alias in node.names)

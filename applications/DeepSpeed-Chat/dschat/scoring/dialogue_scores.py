@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from dschat.common.user_function import call_function
 from dschat.data.dialogues import PROBE, Dialogue
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from dschat.models.limits import position_limit
-from dschat.models.scalar import ScalarModel, last_scores
+from dschat.scoring.classifier import ClassifierReader
 
 DialogueFn = Callable[[list[Dialogue], list[dict[str, object]]], Tensor]
 
@@ -52,72 +51,36 @@ class FunctionDialogueScores:
 class RewardModelDialogueScores:
     """The number of a sequence classifier for the dialogue as its own chat template writes it."""
 
-    def __init__(
-        self,
-        classifier: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        name: str,
-        device: torch.device,
-        batch_size: int,
-        offload: bool = False,
-    ) -> None:
+    def __init__(self, classifier: ClassifierReader, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         """Takes a model and its tokenizer.
 
         Args:
-            classifier: from `dschat.models.load.load_classifier`.
+            classifier: what computes.
             tokenizer: its own; it need not be able to pad.
             name: flag and path, for messages.
-            device: where to compute.
-            batch_size: dialogues read together at most.
-            offload: keep the model in CPU memory between calls.
 
         Raises:
             UserError: there is no chat template, or it refuses a dialogue.
         """
-        self._classifier, self._tokenizer, self._name = classifier.eval(), tokenizer, name
-        self._device, self._batch_size, self._offload = device, batch_size, offload
-        self._is_decoder = isinstance(getattr(classifier, "score", None), nn.Linear)
-        self._pad_id = tokenizer.pad_token_id or 0  # masked, whatever it is
-        self._limit = position_limit(classifier)
+        self._classifier, self._tokenizer, self._name = classifier, tokenizer, name
         if tokenizer.chat_template is None:
             raise UserError(
                 f"{name}: its tokenizer has no chat template, so that nothing says how it reads a dialogue. Use a "
                 "reward model of chats, or --reward_function."
             )
         self._text(PROBE, "a dialogue of one turn")
-        if not offload:
-            self._classifier.to(device)
 
-    @torch.no_grad()
     def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
         texts = [self._text(dialogue, row.origin) for dialogue, row in zip(dialogues, rows, strict=True)]
         ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        limit = self._classifier.limit
         for sequence, row in zip(ids, rows, strict=True):
-            if self._limit is not None and len(sequence) > self._limit:
+            if limit is not None and len(sequence) > limit:
                 raise UserError(
-                    f"{self._name} reads at most {self._limit} tokens, but a dialogue of {row.origin} has come to "
+                    f"{self._name} reads at most {limit} tokens, but a dialogue of {row.origin} has come to "
                     f"{len(sequence)}: lower --max_turns, --max_answer_seq_len or --max_seq_len."
                 )
-        order = sorted(range(len(ids)), key=lambda n: -len(ids[n]))
-        scores = torch.zeros(len(ids))
-        if self._offload:
-            self._classifier.to(self._device)
-        for first in range(0, len(order), self._batch_size):
-            numbers = order[first : first + self._batch_size]
-            scores[numbers] = self._numbers([ids[n] for n in numbers]).float().cpu()
-        if self._offload:
-            self._classifier.to("cpu")
-        return scores
-
-    def _numbers(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        width = max(map(len, sequences))
-        ids = torch.tensor([[*ids, *[self._pad_id] * (width - len(ids))] for ids in sequences], device=self._device)
-        lengths = torch.tensor([len(ids) for ids in sequences], device=self._device)
-        mask = torch.arange(width, device=self._device) < lengths[:, None]
-        if self._is_decoder:
-            return last_scores(ScalarModel(self._classifier)(ids, mask), mask)
-        logits: Tensor = self._classifier(input_ids=ids, attention_mask=mask.long()).logits
-        return logits[:, 0]
+        return self._classifier.numbers(ids)
 
     def _text(self, dialogue: Dialogue, origin: str) -> str:
         from jinja2 import TemplateError

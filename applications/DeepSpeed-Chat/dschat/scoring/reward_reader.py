@@ -1,33 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reward model that reads texts: with its own tokenizer, of any architecture that has one label."""
 
-import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from dschat.models.limits import position_limit
 from dschat.models.load import explain_missing, load_classifier
-from dschat.models.scalar import ScalarModel, last_scores
 from dschat.rl.types import Rollout
+from dschat.scoring.classifier import ClassifierReader
 from dschat.scoring.source import ResponseTexts
 
-logger = logging.getLogger(__name__)
-
-FLAG = "--reward-model"
 TOO_LONG = "the dialogue is too long for the reward model"
 REFUSED = "its chat template refuses the dialogue"
 NOT_FINITE = "the reward is not finite"
 
 
-def load_reward_tokenizer(path: str, rm_template: bool, flag: str = FLAG) -> PreTrainedTokenizerBase:
+@dataclass(frozen=True)
+class ReaderFlags:
+    """What a command line calls a reward model, the use of its chat template, and a way to shorter texts."""
+
+    model: str = "--reward-model"
+    template: str = "--rm-template"
+    shorter: str = "Lower --max-new-tokens, or leave long prompts out with --max-prompt-len"
+
+
+FLAGS = ReaderFlags()
+
+
+def load_reward_tokenizer(path: str, rm_template: bool, flags: ReaderFlags = FLAGS) -> PreTrainedTokenizerBase:
     """Opens the tokenizer of the reward model that a flag names, which need not be able to pad.
 
     Raises:
@@ -36,11 +44,11 @@ def load_reward_tokenizer(path: str, rm_template: bool, flag: str = FLAG) -> Pre
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(explain_missing("tokenizer", path, flag, error)) from error
+        raise UserError(explain_missing("tokenizer", path, flags.model, error)) from error
     if rm_template and tokenizer.chat_template is None:
         raise UserError(
-            f"--rm-template: the tokenizer of {flag} {path} has no chat template. Leave --rm-template out: the reward "
-            "model then reads prompt + response + EOS."
+            f"{flags.template}: the tokenizer of {flags.model} {path} has no chat template. Leave {flags.template} "
+            "out: the reward model then reads prompt + response + EOS."
         )
     return tokenizer
 
@@ -56,32 +64,36 @@ class RewardReader:
     model: None = None  # the self-check has nothing to compare: this is plain transformers
 
     def __init__(
-        self, classifier: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str, rm_template: bool
+        self,
+        classifier: ClassifierReader,
+        tokenizer: PreTrainedTokenizerBase,
+        path: str,
+        rm_template: bool,
+        flags: ReaderFlags = FLAGS,
     ) -> None:
         """Takes a model and its tokenizer.
 
         Args:
-            classifier: from `load_classifier`, on its device.
+            classifier: what computes.
             tokenizer: from `load_reward_tokenizer`.
             path: of both, for messages.
             rm_template: use the chat template.
+            flags: for messages.
 
         Raises:
             UserError: the response's end cannot be marked, since the tokenizer has no EOS.
         """
-        self._classifier, self._tokenizer, self._path, self._template = classifier, tokenizer, path, rm_template
-        self._is_decoder = isinstance(getattr(classifier, "score", None), nn.Linear)
-        self._pad_id = tokenizer.pad_token_id or 0  # masked, whatever it is
-        self._limit = position_limit(classifier)
-        if self._is_decoder and not rm_template and tokenizer.eos_token_id is None:
+        self._classifier, self.tokenizer, self._path, self._template = classifier, tokenizer, path, rm_template
+        self._flags = flags
+        if classifier.is_decoder and not rm_template and tokenizer.eos_token_id is None:
             raise UserError(
-                f"{FLAG} {path}: its tokenizer has no eos token, which marks the end of a response. Set `eos_token` "
-                "in its tokenizer_config.json, or give --rm-template if it was trained with a chat template."
+                f"{flags.model} {path}: its tokenizer has no eos token, which marks the end of a response. Set "
+                f"`eos_token` in its tokenizer_config.json, or give {flags.template} if it was trained with a chat "
+                "template."
             )
 
-    @torch.no_grad()
     def __call__(self, rollout: Rollout | None, texts: ResponseTexts) -> Tensor:
-        """One number for each response, (B,) float32.
+        """One number for each response, (B,) float32, on the CPU.
 
         Args:
             rollout: not read, the model has a tokenizer of its own; None for texts that nobody sampled.
@@ -90,23 +102,52 @@ class RewardReader:
         Raises:
             UserError: a text is too long for the model, or its number is not finite; names the row.
         """
-        rows, responses = texts.rows, texts.responses
-        if self._template or self._is_decoder:
-            inputs = self._padded(self._templated(rows, responses) if self._template else self._ids(rows, responses))
-        else:
-            inputs = self._joined(rows, responses)
-        self._check_length(inputs["attention_mask"], rows)
-        inputs = {name: tensor.to(self._classifier.device) for name, tensor in inputs.items()}
-        scores = self._numbers(inputs).float()
-        for row, number in zip(rows, scores.tolist(), strict=True):
+        scores, problems = self.read(texts.rows, texts.responses)
+        for problem in problems.values():
+            raise UserError(problem)
+        for row, number in zip(texts.rows, scores.tolist(), strict=True):
             if not math.isfinite(number):
                 raise UserError(
-                    f"{FLAG} {self._path}: the score of {row.origin} is {number}. Try --dtype fp32; if that does not "
-                    "help, the weights are damaged."
+                    f"{self._flags.model} {self._path}: the score of {row.origin} is {number}. Try --dtype fp32; if "
+                    "that does not help, the weights are damaged."
                 )
         return scores
 
-    @torch.no_grad()
+    def read(
+        self, rows: Sequence[Row], responses: Sequence[str], ended: Sequence[bool] | None = None
+    ) -> tuple[Tensor, dict[int, str]]:
+        """One number for each of B responses, and what is wrong with some of them.
+
+        Args:
+            rows: of their prompts.
+            responses: their texts.
+            ended: whether a response has come to its end, so that EOS follows where that marks it; all if not given.
+
+        Returns:
+            (B,) float32, on the CPU; by row number, why a text is too long: its number is that of its beginning.
+
+        Raises:
+            UserError: the chat template refuses a row.
+        """
+        reader, limit = self._classifier, self._classifier.limit
+        if self._template or reader.is_decoder:
+            ids = self._templated(rows, responses) if self._template else self._ids(rows, responses, ended)
+            lengths = [len(sequence) for sequence in ids]
+            scores = reader.numbers([sequence[:limit] for sequence in ids])
+        else:
+            prompts = [prompt_text(self.tokenizer, row) for row in rows]
+            both = self.tokenizer(prompts, list(responses), verbose=False)["input_ids"]
+            lengths = [len(sequence) for sequence in both]
+            scores = reader.numbers_of(
+                lengths, lambda chosen: self._joined([prompts[n] for n in chosen], [responses[n] for n in chosen])
+            )
+        long = {} if limit is None else {n: length for n, length in enumerate(lengths) if length > limit}
+        return scores, {
+            n: f"{self._flags.model} {self._path} reads at most {limit} tokens, but prompt and response of "
+            f"{rows[n].origin} have {length}. {self._flags.shorter}."
+            for n, length in long.items()
+        }
+
     def score_dialogues(self, dialogues: Sequence[Dialogue], max_length: int) -> list[float | str]:
         """One number for each dialogue, or why there is none.
 
@@ -116,7 +157,8 @@ class RewardReader:
             dialogues: each ends with a reply; they go through the chat template, which must be there.
             max_length: tokens that the model reads at most.
         """
-        most = max_length if self._limit is None else min(max_length, self._limit)
+        limit = self._classifier.limit
+        most = max_length if limit is None else min(max_length, limit)
         scores: list[float | str] = [TOO_LONG] * len(dialogues)
         sequences: dict[int, list[int]] = {}
         for n, dialogue in enumerate(dialogues):
@@ -126,24 +168,15 @@ class RewardReader:
             except UserError:
                 scores[n] = REFUSED
         fitting = [n for n, ids in sequences.items() if len(ids) <= most]
-        if fitting:
-            padded = self._padded([sequences[n] for n in fitting])
-            inputs = {name: tensor.to(self._classifier.device) for name, tensor in padded.items()}
-            for n, number in zip(fitting, self._numbers(inputs).float().tolist(), strict=True):
-                scores[n] = number if math.isfinite(number) else NOT_FINITE
+        numbers = self._classifier.numbers([sequences[n] for n in fitting]).tolist()
+        for n, number in zip(fitting, numbers, strict=True):
+            scores[n] = number if math.isfinite(number) else NOT_FINITE
         return scores
 
-    def _numbers(self, inputs: dict[str, Tensor]) -> Tensor:
-        if self._is_decoder:
-            mask = inputs["attention_mask"].bool()
-            return last_scores(ScalarModel(self._classifier)(inputs["input_ids"], mask), mask)
-        logits: Tensor = self._classifier(**inputs).logits
-        return logits[:, 0]
-
-    def _ids(self, rows: Sequence[Row], responses: Sequence[str]) -> list[list[int]]:
-        prompts, answers = encode_prompts(self._tokenizer, rows), encode_responses(self._tokenizer, responses)
-        eos = self._tokenizer.eos_token_id
-        return [[*prompt, *answer, eos] for prompt, answer in zip(prompts, answers, strict=True)]
+    def _ids(self, rows: Sequence[Row], responses: Sequence[str], ended: Sequence[bool] | None) -> list[list[int]]:
+        prompts, answers = encode_prompts(self.tokenizer, rows), encode_responses(self.tokenizer, responses)
+        ends = [[self.tokenizer.eos_token_id] if is_end else [] for is_end in ended or [True] * len(rows)]
+        return [[*prompt, *answer, *end] for prompt, answer, end in zip(prompts, answers, ends, strict=True)]
 
     def _templated(self, rows: Sequence[Row], responses: Sequence[str]) -> list[list[int]]:
         from jinja2 import TemplateError
@@ -153,45 +186,36 @@ class RewardReader:
             turns = row.messages or [{"role": "user", "content": row.prompt or ""}]
             turns = [*turns, {"role": "assistant", "content": response}]
             try:
-                texts.append(str(self._tokenizer.apply_chat_template(turns, tokenize=False)))
+                texts.append(str(self.tokenizer.apply_chat_template(turns, tokenize=False)))
             except TemplateError as error:
                 raise UserError(
-                    f"--rm-template: the chat template of {FLAG} {self._path} refuses {row.origin}: {error}. Use a "
-                    "template that takes a user's and an assistant's turn, or leave --rm-template out."
+                    f"{self._flags.template}: the chat template of {self._flags.model} {self._path} refuses "
+                    f"{row.origin}: {error}. Use a template that takes a user's and an assistant's turn, or leave "
+                    f"{self._flags.template} out."
                 ) from error
-        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def _joined(self, rows: Sequence[Row], responses: Sequence[str]) -> dict[str, Tensor]:
-        prompts = [prompt_text(self._tokenizer, row) for row in rows]
-        return dict(
-            self._tokenizer(
-                prompts, list(responses), padding=True, padding_side="right", return_tensors="pt", verbose=False
-            )
-        )
-
-    def _padded(self, sequences: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        """input_ids and attention_mask (B, T), padded on the right."""
-        width = max(map(len, sequences))
-        ids = [[*sequence, *[self._pad_id] * (width - len(sequence))] for sequence in sequences]
-        mask = [[1] * len(sequence) + [0] * (width - len(sequence)) for sequence in sequences]
-        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-
-    def _check_length(self, attention_mask: Tensor, rows: Sequence[Row]) -> None:
-        lengths = attention_mask.sum(1)
-        longest = int(lengths.argmax())
-        if self._limit is not None and int(lengths[longest]) > self._limit:
-            raise UserError(
-                f"{FLAG} {self._path} reads at most {self._limit} tokens, but prompt and response of "
-                f"{rows[longest].origin} have {int(lengths[longest])}. Lower --max-new-tokens, or leave long prompts "
-                "out with --max-prompt-len."
-            )
+    def _joined(self, prompts: list[str], responses: list[str]) -> Mapping[str, Tensor]:
+        """A pair of texts each, cut where the model cannot read more."""
+        limit = self._classifier.limit
+        joined: Mapping[str, Tensor] = self.tokenizer(
+            prompts, responses, padding=True, padding_side="right", return_tensors="pt", verbose=False,
+            truncation=limit is not None, max_length=limit,
+        )  # fmt: skip
+        return joined
 
 
 def load_reward_model(
-    path: str, tokenizer: PreTrainedTokenizerBase, rm_template: bool, device: torch.device, dtype: torch.dtype
+    path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    rm_template: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    batch_size: int | None = None,
+    flags: ReaderFlags = FLAGS,
 ) -> RewardReader:
-    """Opens a reward model.
+    """Opens a reward model, whole.
 
     Args:
         path: folder or hub id.
@@ -199,9 +223,12 @@ def load_reward_model(
         rm_template: use the chat template.
         device: where to compute.
         dtype: of the parameters.
+        batch_size: texts read together at most; all if not given.
+        flags: for messages.
 
     Raises:
         UserError: there is no such model, or it is none that gives one number.
     """
-    classifier = load_classifier(path, FLAG, dtype).to(device).eval()
-    return RewardReader(classifier, tokenizer, path, rm_template)
+    classifier = load_classifier(path, flags.model, dtype).to(device).eval()
+    reader = ClassifierReader(classifier, tokenizer.pad_token_id, device, batch_size)
+    return RewardReader(reader, tokenizer, path, rm_template, flags)
