@@ -95,7 +95,9 @@ def _respond(
     if path.endswith("/preupload/main"):
         names = [file["path"] for file in json.loads(body)["files"]]
         mode = {True: "lfs", False: "regular"}
-        return 200, {"files": [{"path": n, "uploadMode": mode[n.endswith(LARGE)], "shouldIgnore": False} for n in names]}
+        return 200, {
+            "files": [{"path": n, "uploadMode": mode[n.endswith(LARGE)], "shouldIgnore": False} for n in names]
+        }
     if path.endswith("/info/lfs/objects/batch"):
         objects = [
             {"oid": o["oid"], "size": o["size"], "actions": {"upload": {"href": f"{address}/store/{o['oid']}"}}}

@@ -26,7 +26,9 @@ def test_step_3_reports_its_rows_and_samples_to_wandb(tmp_path, monkeypatch, ppo
     flags = ppo_flags | {"report_to": "wandb", "output_dir": tmp_path / "out"}
     run_forked("ppo", flags, tmp_path).expect(0)
     history = history_of(tmp_path / "out")
-    rows = [{name: x for name, x in row.items() if x is not None} for row in read_jsonl(tmp_path / "out/metrics.jsonl")]
+    rows = [
+        {name: x for name, x in row.items() if x is not None} for row in read_jsonl(tmp_path / "out/metrics.jsonl")
+    ]
     assert [row for row in history if "seconds" in row] == rows
     tables = [row["update"] for row in history if "samples_table" in row]
     assert tables == [row["update"] for row in rows if "eval/scores" in row]
