@@ -3,7 +3,8 @@
 
 import pytest
 
-from cli_runs import read_jsonl, run_forked
+from cli_runs import message_of, read_jsonl, run_forked, run_process
+from upload_server import TOKEN, upload_server
 from wandb_file import history_of
 
 
@@ -25,7 +26,27 @@ def test_step_3_reports_its_rows_and_samples_to_wandb(tmp_path, monkeypatch, ppo
     flags = ppo_flags | {"report_to": "wandb", "output_dir": tmp_path / "out"}
     run_forked("ppo", flags, tmp_path).expect(0)
     history = history_of(tmp_path / "out")
-    rows = [{name: x for name, x in row.items() if x is not None} for row in read_jsonl(tmp_path / "out/metrics.jsonl")]
+    rows = [
+        {name: x for name, x in row.items() if x is not None} for row in read_jsonl(tmp_path / "out/metrics.jsonl")
+    ]
     assert [row for row in history if "seconds" in row] == rows
     tables = [row["update"] for row in history if "samples_table" in row]
     assert tables == [row["update"] for row in rows if "eval/scores" in row]
+
+
+@pytest.mark.slow
+def test_a_run_pushes_its_model_at_the_end(tmp_path, sft_flags):
+    repositories = {}
+    flags = sft_flags | {"push_to_hub": "me/model", "output_dir": tmp_path / "out"}
+    with upload_server(repositories) as address:
+        variables = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": None, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        done = run_process("sft", flags, **variables).expect(0)
+    assert done.stderr.splitlines()[-1].endswith("/me/model")
+    repository = repositories["me/model"]
+    assert repository.private and {"README.md", "metrics.jsonl", "model.safetensors"} <= set(repository.files)
+    assert repository.files["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
+
+
+def test_a_push_that_cannot_be_is_refused_before_training(tmp_path, sft_flags):
+    flags = sft_flags | {"push_to_hub": "me/model", "output_dir": tmp_path / "out"}
+    message_of(run_forked("sft", flags, tmp_path), "--push_to_hub", "HF_HUB_OFFLINE is set")

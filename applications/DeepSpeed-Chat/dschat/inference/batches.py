@@ -50,7 +50,8 @@ def do_batches(
     batches: list[list[int]],
     prepare: Callable[[], Work],
     shown: Callable[[list[Entry]], Mapping[str, str]],
-    temperature: float | None = None,
+    part: tuple[str, Any] | None = None,
+    title: str = "",
 ) -> list[Entry]:
     """Does what the journal does not hold yet; all entries in the order of the data set.
 
@@ -60,19 +61,19 @@ def do_batches(
         batches: places of the prompts in each batch.
         prepare: opens the models, if there is anything left to do.
         shown: name → number beside the progress, of the entries so far.
-        temperature: of a run with several, the one to do now: that of the entries in its column `temperature`.
+        part: of a run with several, the one to do now: the name of a column, and what its entries hold there.
+        title: before the progress.
 
     A batch that a kill left incomplete is done again as a whole: with --rollout-engine generate, and by rounding in
     bf16, its draws depend on all of its rows.
     """
-    kept = [entry for entry in journal.rows if entry.get("temperature") == temperature]
+    kept = [entry for entry in journal.rows if part is None or entry.get(part[0]) == part[1]]
     done = {entry["number"]: entry for entry in kept}
     pending = [k for k, batch in enumerate(batches) if any(selection.examples[i].index not in done for i in batch)]
     if not pending:
         return [done[number] for number in sorted(done)]
     work = prepare()
     total = len(selection.examples)
-    title = "" if temperature is None else f"temperature {temperature:g}"
     begun = total - sum(len(batches[k]) for k in pending)
     with progress(total, title, begun, unit="prompt") as bar:
         for k in pending:

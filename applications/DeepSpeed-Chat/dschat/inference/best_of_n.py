@@ -53,7 +53,8 @@ def run_best_of_n(options: BestOfOptions) -> str:
         rows = []
         for temperature in draws:
             work = partial(prepare, temperature)
-            entries = do_batches(journal, selection, batches, work, _shown, temperature)
+            part, title = ("temperature", temperature), f"temperature {temperature:g}"
+            entries = do_batches(journal, selection, batches, work, _shown, part, title)
             rows += [entry["row"] for entry in entries]
         with_places = ((f"{path}:{number}", row) for number, row in enumerate(rows, start=1))
         # Before the file is there, which says that the run is over.

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -12,7 +13,6 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
-from dschat.inference.options import PolicyOptions
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.rollouts.choice import choose_engine
@@ -21,6 +21,23 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
 
 BELOW = "actor"  # folder of the policy below a step-3 output folder
+
+
+class SamplingFlags(Protocol):
+    """The flags that drawing depends on, beside the temperature."""
+
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def rollout_engine(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +103,7 @@ class Policy:
 def load_policy(
     path: str,
     tokenizer: PreTrainedTokenizerBase,
-    options: PolicyOptions,
+    options: SamplingFlags,
     temperature: float,
     device: torch.device,
     dtype: torch.dtype,

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table, the numbers as JSON and the picture."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from dschat.common.statistics import Rate
+from dschat.common.tables import markdown_table
+from dschat.errors import UserError
+from dschat.evaluation.text.plot import draw_results
+from dschat.evaluation.text.results import PolicyResult, RewardResult
+
+NAME = "report"
+INTERVALS = "[ ] holds 95 %, over texts."
+
+
+def write_text_report(policies: Sequence[PolicyResult], rewards: Sequence[RewardResult], folder: Path) -> str:
+    """Writes report.md, report.json and report.png; returns the tables.
+
+    Args:
+        policies, rewards: in the order of the table; at least one of the two is not empty.
+        folder: is there.
+
+    Raises:
+        UserError: they cannot be written.
+    """
+    tables = [*([_policy_table(policies)] if policies else []), *([_reward_table(rewards)] if rewards else [])]
+    text = "\n\n".join([*tables, INTERVALS])
+    content = {
+        "policies": [asdict(each) | {"perplexity": asdict(each.perplexity)} for each in policies],
+        "reward_models": [asdict(each) for each in rewards],
+    }
+    try:
+        (folder / f"{NAME}.md").write_text(text + "\n", encoding="utf-8")
+        (folder / f"{NAME}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{NAME}.png").write_bytes(draw_results(policies, rewards))
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be written: {error}") from error
+    return text
+
+
+def _policy_table(results: Sequence[PolicyResult]) -> str:
+    drawn = any(each.rouge for each in results)
+    head = ["policy", "updates", "texts", "tokens", "loss", "perplexity"]
+    head += ["ROUGE-1", "ROUGE-2", "ROUGE-L", "length"] if drawn else []
+    rows = []
+    for each in results:
+        cells = [each.model, _number(each.update), str(each.rows), str(each.tokens), _interval(each.loss, 4)]
+        cells.append(_interval(each.perplexity, 2))
+        if drawn:
+            cells += [*(score.text() for score in each.rouge.values()), f"{each.length:.1f}"]
+        rows.append(cells)
+    return markdown_table(head, rows)
+
+
+def _reward_table(results: Sequence[RewardResult]) -> str:
+    rows = [
+        [each.model, _number(each.update), str(each.rows), each.loss.text(4), each.accuracy.text()] for each in results
+    ]
+    return markdown_table(["reward model", "updates", "pairs", "loss", "accuracy, %"], rows)
+
+
+def _interval(rate: Rate, digits: int) -> str:
+    value = f"{rate.value:.{digits}f}"
+    if rate.low is None or rate.high is None:
+        return value
+    return f"{value} [{rate.low:.{digits}f}, {rate.high:.{digits}f}]"
+
+
+def _number(update: int | None) -> str:
+    return "" if update is None else str(update)

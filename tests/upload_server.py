@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for the Hugging Face hub on loopback that takes models: repositories, large files, commits."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+TOKEN = "hf_" + "x" * 20  # the one that may write
+READER = "hf_" + "r" * 20  # one that may not
+LARGE = ".safetensors"  # what goes into the large-file store
+COMMIT = "c" * 40
+
+
+@dataclass
+class Repository:
+    """What was pushed."""
+
+    private: bool
+    files: dict[str, bytes] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def upload_server(repositories: dict[str, Repository]) -> Iterator[str]:
+    """Serves until the block ends; repositories are made and filled in the dictionary. Yields the address."""
+    large: dict[str, bytes] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self._answer(b"")
+
+        def do_POST(self) -> None:
+            self._answer(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+
+        def do_PUT(self) -> None:
+            large[self.path.rpartition("/")[2]] = self.rfile.read(int(self.headers["Content-Length"]))
+            self._send(200, {})
+
+        def _answer(self, body: bytes) -> None:
+            token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+            path = unquote(urlsplit(self.path).path)
+            if path == "/api/validate-yaml":
+                self._send(200, {"errors": [], "warnings": []})
+            elif token not in (TOKEN, READER):
+                self._send(401, {"error": "Invalid credentials in Authorization header"})
+            elif token == READER:
+                self._send(403, {"error": "You don't have the rights to create a model under the namespace me"})
+            else:
+                self._send(*_respond(repositories, large, path, body, f"http://{self.headers['Host']}"))
+
+        def _send(self, status: int, content: Any) -> None:
+            text = json.dumps(content).encode()
+            self.send_response(status)
+            for name, value in (("Content-Type", "application/json"), ("Content-Length", str(len(text)))):
+                self.send_header(name, value)
+            if status >= 400:
+                self.send_header("X-Error-Message", content["error"])
+            self.end_headers()
+            self.wfile.write(text)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _respond(
+    repositories: dict[str, Repository], large: dict[str, bytes], path: str, body: bytes, address: str
+) -> tuple[int, Any]:
+    if path == "/api/repos/create":
+        asked = json.loads(body)
+        name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+        if name in repositories:
+            return 409, {"error": "You already created this model repo", "url": f"{address}/{name}"}
+        repositories[name] = Repository(asked.get("visibility") == "private" or bool(asked.get("private")))
+        return 200, {"url": f"{address}/{name}", "name": name, "id": "1"}
+    name = "/".join(path.removeprefix("/api/models").strip("/").split("/")[:2]).removesuffix(".git")
+    repository = repositories[name]
+    if path.endswith("/preupload/main"):
+        names = [file["path"] for file in json.loads(body)["files"]]
+        mode = {True: "lfs", False: "regular"}
+        return 200, {
+            "files": [{"path": n, "uploadMode": mode[n.endswith(LARGE)], "shouldIgnore": False} for n in names]
+        }
+    if path.endswith("/info/lfs/objects/batch"):
+        objects = [
+            {"oid": o["oid"], "size": o["size"], "actions": {"upload": {"href": f"{address}/store/{o['oid']}"}}}
+            for o in json.loads(body)["objects"]
+        ]
+        return 200, {"transfer": "basic", "objects": objects}
+    if path.endswith("/commit/main"):
+        for line in map(json.loads, body.decode().splitlines()):
+            value = line["value"]
+            if line["key"] == "header":
+                repository.messages.append(value["summary"])
+            elif line["key"] == "file":
+                repository.files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                repository.files[value["path"]] = large[value["oid"]]
+        return 200, {"commitUrl": f"{address}/{name}/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
+    return 200, {"id": name, "sha": COMMIT, "private": repository.private, "siblings": [], "tags": []}
