@@ -65,20 +65,23 @@ class Actions:
         """Load from run: the panel as the run, or the model, draws."""
         choice, words = self.session.choice(path or None)
         values: Update = {component: getattr(choice, name) for name, component in self.panel.items()}
+        hottest = max(2.0, choice.temperature)
+        values[self.panel["temperature"]] = self.gr.update(value=choice.temperature, maximum=hottest)
         return values | {self.parts["source"]: status_html(f"{words[0].upper()}{words[1:]}.")}
 
     def chat(
         self, conversation: Conversation, message: str, draw: bool, *panel: float, browser: str
     ) -> Iterator[Update]:
         """Submit: the answers of all sides, growing."""
-        grown = conversation
+        sent: Update = {self.parts["message"]: "", self.parts["note"]: ""}
         for replies in self._drafts(partial(conversation.prompt, message), panel, browser):
-            if isinstance(replies, str):
-                yield {self.parts["note"]: status_html(replies, failed=True)}
+            if isinstance(replies, str):  # the message stays, to be sent again
+                failed = {self.parts["note"]: status_html(replies, failed=True), self.parts["message"]: message}
+                yield self.drawn(conversation, draw) | {self.parts["state"]: conversation} | failed
                 return
             grown = conversation.with_turn(message, replies)
-            update = {chat: self.shown(grown, side, draw) for side, chat in enumerate(self.answers)}
-            yield update | {self.parts["state"]: grown, self.parts["message"]: "", self.parts["note"]: ""}
+            yield self.drawn(grown, draw) | {self.parts["state"]: grown} | sent
+            sent = {}  # the next message may be typed meanwhile
 
     def summary(
         self, subreddit: str, title: str, post: str, draw: bool, *panel: float, browser: str
@@ -90,6 +93,10 @@ class Actions:
                 return
             texts = [summary_html(reply, draw) for reply in replies]
             yield dict(zip(self.answers, texts, strict=True)) | {self.parts["note"]: ""}
+
+    def drawn(self, conversation: Conversation, draw: bool) -> Update:
+        """Every side's messages, with or without macro actions."""
+        return {chat: self.shown(conversation, side, draw) for side, chat in enumerate(self.answers)}
 
     def shown(self, conversation: Conversation, side: int, draw: bool) -> list[Component]:
         """A side's messages as Gradio takes them."""

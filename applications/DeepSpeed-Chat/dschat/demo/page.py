@@ -18,7 +18,7 @@ from dschat.macro_view.html import STYLE
 
 TITLES = {"chat": "Chat", "summary": "Summaries"}
 NAMES = ("Model", "Other model")
-UNDER_AND_ABOVE = (400, 580)  # pixels of the page that the chats of one or two models leave to the rest
+UNDER_AND_ABOVE = (400, 600)  # pixels of the page that the chats of one or two models leave to the rest
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -54,6 +54,9 @@ def build(session: Session) -> Component:
             with gr.Column(scale=1, min_width=220, elem_id="demo-panel"):
                 draw = _add_panel(gr, actions)
                 draw.change(lambda drawn: gr.update(visible=drawn), inputs=draw, outputs=legend, queue=False, **QUIET)
+                if task == "chat":
+                    again = [actions.parts["state"], draw]
+                    draw.change(actions.drawn, inputs=again, outputs=actions.answers, queue=False, **QUIET)
         _connect(gr, actions, inputs, draw, buttons)
         blocks.unload(_stopping(gr, actions))
     return blocks
@@ -150,7 +153,14 @@ def _add_panel(gr: Any, actions: Actions) -> Component:
     choice, _ = actions.session.choice(actions.session.path(0))
     actions.panel = {
         "do_sample": gr.Checkbox(choice.do_sample, label="Sample (off: greedy)", elem_id="demo-do-sample"),
-        "temperature": gr.Slider(0, 2, choice.temperature, step=0.05, label="Temperature", elem_id="demo-temperature"),
+        "temperature": gr.Slider(
+            0,
+            max(2.0, choice.temperature),
+            choice.temperature,
+            step=0.05,
+            label="Temperature",
+            elem_id="demo-temperature",
+        ),
         "top_k": gr.Number(choice.top_k, label="Top-k (0: all)", precision=0, minimum=0, elem_id="demo-top-k"),
         "top_p": gr.Slider(0.01, 1, choice.top_p, step=0.01, label="Top-p", elem_id="demo-top-p"),
         "max_new_tokens": gr.Number(
@@ -184,7 +194,11 @@ def _connect(
     for start in starts:
         asked = start(partial(set_busy, True), outputs=list(buttons.values()), queue=False, **QUIET)
         asked = asked.then(
-            _answering(gr, answer), inputs=[*inputs, draw, *actions.panel.values()], outputs=changed, **QUIET
+            _answering(gr, answer),
+            inputs=[*inputs, draw, *actions.panel.values()],
+            outputs=changed,
+            concurrency_limit=None,  # the session has its own lock; one who waits can be stopped
+            **QUIET,
         )
         asked.then(partial(set_busy, False), outputs=list(buttons.values()), queue=False, **QUIET)
     buttons["stop"].click(_stopping(gr, actions), queue=False, **QUIET)

@@ -24,6 +24,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import uniforms
 
 UNFINISHED = "\ufffd"  # what a character looks like of which some bytes are to come
+LONGEST_UNFINISHED = 3  # bytes of a character that wait for its last one
 ENDED, MARKER, LENGTH, STOPPED = "ended", "ended: it began the next turn", "cut at its longest", "stopped"
 
 
@@ -104,7 +105,7 @@ def shown_text(text: str, markers: Sequence[str], ended: bool) -> tuple[str, boo
         return text[: min(places)], True
     if ended:
         return text, False
-    text = text.rstrip(UNFINISHED)
+    text = text[: max(len(text.rstrip(UNFINISHED)), len(text) - LONGEST_UNFINISHED)]
     held = max((_overlap(text, marker) for marker in markers), default=0)
     return text[: len(text) - held], False
 

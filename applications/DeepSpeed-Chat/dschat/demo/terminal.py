@@ -36,7 +36,8 @@ class TerminalChat:
         self._session, self._ask, self._write, self._colour, self._place = session, ask, write, colour, place
         self._conversation = Conversation()
         self._choice, _ = session.choice(session.path(0))
-        self._side, self._said = 0, ""  # which answer is being written, and what of it stands there
+        self._said: str | None = None  # of the answer that is being written; None before its beginning
+        self._side = 0  # whose that is
 
     def run(self) -> None:
         """Asks message after message. Errors are said, and the chat goes on."""
@@ -88,14 +89,16 @@ class TerminalChat:
             for replies in growing:
                 self._write_on(replies)
         self._conversation = self._conversation.with_turn(message, replies)
-        self._side, self._said = 0, ""
+        self._side, self._said = 0, None
 
     def _write_on(self, replies: Sequence[Reply]) -> None:
         """Writes what is new of the answer that is being written, and of the next one once that is done."""
         while self._side < len(replies):
             reply = replies[self._side]
-            if len(replies) == 2 and not self._said and (reply.text or reply.done):
-                self._say(f"[{TITLES[self._side]}]")
+            if self._said is None:
+                self._said = ""
+                if len(replies) == 2:
+                    self._say(f"[{TITLES[self._side]}]")
             text = self._shown(reply)
             if text.startswith(self._said):
                 self._write(text[len(self._said) :])
@@ -103,7 +106,7 @@ class TerminalChat:
             if reply.done is None:
                 return
             self._end(reply)
-            self._side, self._said = self._side + 1, ""
+            self._side, self._said = self._side + 1, None
 
     def _shown(self, reply: Reply) -> str:
         """The answer without what the next token may change: a line end of Windows is one character."""
