@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Votes in a browser: a page of Gradio on this machine's loopback address, which asks no other host for anything."""
 
-import os
-import socket
 from collections.abc import Callable
 from functools import partial
 from importlib import resources
 from typing import Any
 
-from dschat.errors import UserError
+from dschat.common.web_page import HOST, Component, check_address, gradio, launch
 from dschat.evaluation.human.markup import done_html, guidelines_html, item_html, note_html, progress_html
 from dschat.evaluation.human.screens import Screen, Screens
 from dschat.evaluation.human.session import LONGEST_NAME, Study
 
-HOST = "127.0.0.1"
 TITLE = "Which response is better?"
 BUTTONS = (("1", "A is better"), ("2", "B is better"), ("3", "Equal"), ("4", "Pass"), ("u", "Undo"))
 LONGEST_COMMENT = 2000  # characters
@@ -28,7 +25,6 @@ RATER_INTO_ADDRESS = """(name) => {
 }"""
 TO_THE_TOP = "() => { window.scrollTo(0, 0); }"
 
-Component = Any  # of Gradio, which is imported only when the page is wanted
 Parts = dict[str, Component]  # the components that a screen changes, by name; `build` says which
 
 
@@ -39,28 +35,11 @@ def serve(study: Study, rater: str, port: int | None) -> tuple[Any, str]:
     Gradio is not installed or the port is taken.
     """
     if port is not None:
-        _check_port(port)
+        check_address(HOST, port)
     page = build(study, rater)
     texts = resources.files("dschat.evaluation.human")
-    try:
-        _, address, _ = page.launch(
-            server_name=HOST,
-            server_port=port,
-            prevent_thread_lock=True,
-            quiet=True,
-            footer_links=[],
-            run_history=False,
-            enable_monitoring=False,
-            ssr_mode=False,
-            mcp_server=False,
-            pwa=False,
-            theme=_theme(),
-            css=(texts / "human.css").read_text(encoding="utf-8"),
-            js=(texts / "human.js").read_text(encoding="utf-8"),
-        )
-    except OSError as error:
-        raise UserError("--port: 7860 to 7959 are taken; give another one.") from error
-    return page, address
+    css, js = ((texts / name).read_text(encoding="utf-8") for name in ("human.css", "human.js"))
+    return page, launch(page, css, js, port)
 
 
 def build(study: Study, rater: str) -> Any:
@@ -68,7 +47,7 @@ def build(study: Study, rater: str) -> Any:
 
     The rater, the item and the last vote lie in hidden boxes: what the browser sends with a vote.
     """
-    gr = _gradio()
+    gr = gradio("--web")
     html = partial(gr.HTML, js_on_load=None)
     parts: Parts = {}
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
@@ -157,39 +136,3 @@ def _updates(gr: Any, parts: Parts, screen: Screen) -> dict[Component, Any]:
     elif not screen.rater:
         values["entry"] = gr.update(visible=True)
     return {parts[kind]: value for kind, value in values.items()}
-
-
-def _check_port(port: int) -> None:
-    """Fails early and in plain words where Gradio would after seconds."""
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port))
-    except (OSError, OverflowError) as error:
-        raise UserError(f"--port {port}: cannot be listened on ({error}); give another one.") from error
-
-
-def _gradio() -> Any:
-    """Gradio, told to send nothing anywhere."""
-    os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_DISABLE_TELEMETRY="1")
-    for name in ("NO_PROXY", "no_proxy"):  # Gradio calls its own server once
-        os.environ[name] = ",".join(filter(None, [os.environ.get(name), HOST]))
-    try:
-        import gradio
-    except ImportError as error:
-        raise UserError("--web needs Gradio: pip install 'ma-rlhf[ui]'") from error
-    return gradio
-
-
-def _theme() -> Any:
-    """Gradio's plain theme with the fonts of the machine: no font is fetched."""
-    from gradio import themes
-
-    sans = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
-    theme = themes.Base(primary_hue="blue", neutral_hue="slate", font=sans, font_mono=("ui-monospace", "monospace"))
-    return theme.set(
-        button_primary_background_fill="*primary_600",
-        button_primary_background_fill_hover="*primary_700",
-        button_primary_background_fill_dark="*primary_600",
-        button_primary_background_fill_hover_dark="*primary_700",
-    )

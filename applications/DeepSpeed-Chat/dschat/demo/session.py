@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What page and terminal share: the models that are loaded, and answers to what is asked."""
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from dschat.config.macro_actions import TerminationFlags
+from dschat.data.encoding import encode_prompts, prompt_text
+from dschat.data.formats.rows import Row
+from dschat.demo.checkpoints import chosen, find_checkpoints, own_sampling
+from dschat.demo.macro import MacroActionsOf
+from dschat.demo.models import Opened, find_model, open_model
+from dschat.demo.options import DemoOptions
+from dschat.demo.prompts import Prompt
+from dschat.demo.stream import STOPPED, Draft, stream
+from dschat.errors import UserError
+from dschat.inference.devices import choose_device, choose_dtype
+from dschat.macro_view.html import MacroToken
+from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.uniform import row_seed
+from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
+from dschat.scoring.source import ResponseTexts
+
+FLAGS = ("--model", "--other")
+NUMBERS = ("temperature", "top_k", "top_p", "max_new_tokens")  # of how answers are drawn
+NOT_LOADED = "no model is loaded: choose a run folder and a checkpoint, then Load model."
+BUSY = 0.1  # seconds between two looks whether one who waits has been stopped
+MakePrompt = Callable[[int, Opened], Prompt]  # for a side and its model
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How answers are drawn; see the flags."""
+
+    temperature: float = 0.8
+    top_k: int = 50
+    top_p: float = 1.0
+    max_new_tokens: int = 128
+    do_sample: bool = True  # False = greedy
+
+    @classmethod
+    def of(cls, values: Mapping[str, float], do_sample: bool) -> "Choice":
+        """The numbers that are there, the defaults for others; temperature 0 is greedy."""
+        return cls(
+            temperature=values.get("temperature") or cls.temperature,
+            top_k=int(values.get("top_k", cls.top_k)),
+            top_p=values.get("top_p", cls.top_p),
+            max_new_tokens=int(values.get("max_new_tokens", cls.max_new_tokens)),
+            do_sample=do_sample and values.get("temperature") != 0,
+        )
+
+    def sampling(self, model: Opened, prompt_length: int) -> Sampling:
+        """The same for a model, which may not read so long a text.
+
+        Raises:
+            UserError: the prompt alone is as long as what it reads.
+        """
+        room = model.limit - prompt_length
+        if room < 1:
+            raise UserError(
+                f"the conversation has {prompt_length} tokens and the model reads at most {model.limit}: clear it."
+            )
+        return Sampling(
+            max_new_tokens=min(self.max_new_tokens, room),
+            end_ids=model.end_ids,
+            pad_id=model.tokenizer.pad_token_id,
+            bos_id=model.tokenizer.bos_token_id,
+            temperature=self.temperature if self.do_sample else 0.0,
+            top_k=self.top_k,
+            top_p=self.top_p,
+        )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A model's answer, as far as it is there.
+
+    Attributes:
+        text: without special tokens.
+        done: why it ended; None before that.
+        tokens: of the whole answer, each with the number of its macro action; empty before it is done.
+        score: the reward model's; None without one, or where there is a note instead.
+        seconds: that drawing took.
+        note: what went wrong, in words.
+    """
+
+    text: str = ""
+    done: str | None = None
+    tokens: Sequence[MacroToken] = ()
+    score: float | None = None
+    seconds: float = 0.0
+    note: str = ""
+
+    @property
+    def caption(self) -> str:
+        """Score, length and time in one line."""
+        score = [] if self.score is None else [f"score {self.score:+.3f}".replace("-", "−")]
+        count = len(self.tokens)
+        length = f"{count} token{'' if count == 1 else 's'} in {self.seconds:.1f} s"
+        return " · ".join([*score, length, *filter(None, [self.done, self.note])])
+
+
+@dataclass
+class _Side:
+    model: Opened | None = None
+    macro: MacroActionsOf | None = None
+    status: str = "No model is loaded."
+
+
+@dataclass
+class Session:
+    """The models of a demo. One answer, or one loading, at a time; the methods may be called by several threads."""
+
+    options: DemoOptions
+    termination: TerminationFlags
+    task: str = "chat"  # or summary
+    reader: RewardReader | None = None
+    _sides: list[_Side] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _asked: int = 0
+
+    def __post_init__(self) -> None:
+        """Chooses the device and opens the reward model. Raises UserError where that is not possible."""
+        self.device = choose_device(device=self.options.device)
+        self.dtype = choose_dtype(self.options.dtype, self.device)
+        self._sides = [_Side() for _ in range(self.options.sides)]
+        if self.options.reward_model is not None:
+            path, template = self.options.reward_model, self.options.rm_template
+            tokenizer = load_reward_tokenizer(path, template)
+            self.reader = load_reward_model(path, tokenizer, template, self.device, self.dtype)
+
+    def status(self, side: int) -> str:
+        """What is loaded there."""
+        return self._sides[side].status
+
+    def path(self, side: int) -> str | None:
+        """Where what is loaded there was opened."""
+        model = self._sides[side].model
+        return None if model is None else model.path
+
+    def load(self, side: int, path: str) -> str:
+        """Opens a model in the place of the one before, which is let go first; returns the status line.
+
+        What can be refused is refused while the one before is still there. Raises UserError.
+        """
+        with self._one_at_a_time(threading.Event()):
+            end_token = self.options.end_of_conversation_token
+            found = find_model(path, FLAGS[side], end_token)
+            self._sides[side] = _Side()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            model = open_model(path, found, FLAGS[side], self.device, self.dtype)
+            macro = MacroActionsOf(model, self.termination, self.options.seed)
+            has_template = model.tokenizer.chat_template is not None
+            form = "" if self.task == "summary" else "; chat template" if has_template else "; Human / Assistant form"
+            self._sides[side] = _Side(model, macro, f"{model.status}{form}")
+            return self._sides[side].status
+
+    def load_named(self, side: int) -> str:
+        """Opens what --model or --other names, if it does: the first of a run's models; returns the status line."""
+        place = (self.options.model, self.options.other)[side]
+        return self.status(side) if place is None else self.load(side, chosen(find_checkpoints(place), place).path)
+
+    def choice(self, path: str | None) -> tuple[Choice, str]:
+        """How a run or model draws, with what the flags say instead; and where that is from, in words."""
+        own, words = own_sampling(path) if path else ({}, "defaults")
+        given = {name: getattr(self.options, name) for name in NUMBERS}
+        values = own | {name: value for name, value in given.items() if value is not None}
+        return Choice.of(values, bool(values.get("temperature", 1))), words
+
+    def answer(self, make_prompt: MakePrompt, choice: Choice, stop: threading.Event) -> Generator[list[Reply]]:
+        """Every side's answer, growing; in the last replies all are done.
+
+        Args:
+            make_prompt: gives the prompt of a side.
+            choice: how to draw.
+            stop: ends all answers, also while this one waits for another.
+
+        Raises:
+            UserError: a model is missing, or cannot answer this.
+        """
+        with self._one_at_a_time(stop) as mine:
+            if not mine:
+                yield [Reply(done=STOPPED) for _ in self._sides]
+                return
+            models = [side.model for side in self._sides if side.model is not None]
+            if len(models) < len(self._sides):
+                raise UserError(NOT_LOADED)
+            prompts = [make_prompt(number, model) for number, model in enumerate(models)]
+            seed = row_seed(self.options.seed, self._asked)
+            self._asked += 1
+            drafts = []
+            for model, prompt in zip(models, prompts, strict=True):
+                (ids,) = encode_prompts(model.tokenizer, [prompt.row])
+                if not ids:
+                    raise UserError("the prompt has no tokens; type something.")
+                sampling = choice.sampling(model, len(ids))
+                drafts.append(stream(model, ids, sampling, seed, prompt.markers, stop))
+            replies = [Reply() for _ in models]
+            start = time.perf_counter()
+            with closing(_interleaved(drafts)) as growing:
+                try:
+                    for number, draft in growing:
+                        replies[number] = Reply(draft.text)
+                        if draft.done is not None:
+                            seconds = time.perf_counter() - start
+                            replies[number] = self._judged(number, prompts[number].row, draft, seconds)
+                        yield list(replies)
+                finally:
+                    stop.set()  # the reader may have left, or one of two answers failed
+
+    @contextmanager
+    def _one_at_a_time(self, stop: threading.Event) -> Iterator[bool]:
+        """Waits until nobody else uses the models; False where it was stopped meanwhile."""
+        while not self._lock.acquire(timeout=BUSY):
+            if stop.is_set():
+                yield False
+                return
+        try:
+            yield True
+        finally:
+            self._lock.release()
+
+    def _judged(self, number: int, row: Row, draft: Draft, seconds: float) -> Reply:
+        """The whole answer with its score and macro actions; what cannot be had is a note."""
+        side, notes = self._sides[number], []
+        assert side.model is not None and side.macro is not None  # they answered
+        text = prompt_text(side.model.tokenizer, row)
+        tokens: Sequence[MacroToken] = ()
+        score = None
+        try:
+            (prompt_ids,) = encode_prompts(side.model.tokenizer, [row])
+            tokens = side.macro(prompt_ids, draft.ids)
+        except UserError as error:
+            notes.append(str(error))
+        try:
+            if self.reader is not None and draft.ids:
+                read = row if self.options.rm_template else dataclasses.replace(row, prompt=text, messages=None)
+                score = float(self.reader(None, ResponseTexts([text], [draft.text], [read]))[0])
+        except UserError as error:
+            notes.append(str(error))
+        return Reply(draft.text, draft.done, tokens, score, seconds, " ".join(notes))
+
+
+def _interleaved(drafts: Sequence[Generator[Draft]]) -> Generator[tuple[int, Draft]]:
+    """Drafts of several answers as they come, each with the number of its answer; read in a thread for each."""
+    arrived: queue.Queue[tuple[int, Draft | BaseException | None]] = queue.Queue()
+    closed = threading.Event()
+
+    def read(number: int) -> None:
+        try:
+            with closing(drafts[number]) as own:
+                for draft in own:
+                    arrived.put((number, draft))
+                    if closed.is_set():
+                        break
+        except BaseException as error:  # raised again below
+            arrived.put((number, error))
+        arrived.put((number, None))
+
+    readers = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(len(drafts))]
+    for reader in readers:
+        reader.start()
+    left = len(readers)
+    try:
+        while left:
+            number, item = arrived.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield number, item
+    finally:
+        closed.set()
+        for reader in readers:
+            reader.join()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which models a run left, what opens, and what is refused."""
+
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from demo_cases import as_run, make_session, save_endless, save_reward, text_tokenizer
+from dschat.demo.checkpoints import chosen, find_checkpoints
+from dschat.demo.session import Choice
+from dschat.errors import UserError
+from dschat.models.lora import add_lora
+from dschat.models.save import save_model
+from factories import make_causal_lm, saved_weights
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_endless(tmp_path_factory.mktemp("checkpoints") / "base")
+
+
+@pytest.fixture
+def run(model, tmp_path):
+    """A step-3 run with models of two updates, started from `model`."""
+    run = as_run(tmp_path / "ppo", actor_model_name_or_path=model, temperature=0.7, top_k=9, max_answer_seq_len=33)
+    for place in ("actor", "actor_ema", "models/step-9/actor", "models/step-10/actor"):
+        shutil.copytree(model, run / place)
+    save_reward(run / "critic")
+    save_reward(run / "models" / "step-9" / "critic")
+    (run / "models" / "step-11").mkdir()  # no model in it
+    return run
+
+
+def test_the_policies_of_a_run_are_found_the_newest_first(run, model):
+    names = ["actor", "actor_ema", "models/step-10/actor", "models/step-9/actor", f"start model: {model}"]
+    assert [one.name for one in find_checkpoints(str(run))] == names
+    inside = run / "models" / "step-9" / "actor"
+    found = find_checkpoints(f" {inside} ")  # a model of a run brings the run's others
+    assert [one.name for one in found] == names and chosen(found, str(inside)).path == str(inside)
+    assert chosen(found, str(run)).name == "actor"
+
+
+def test_a_model_by_itself_and_a_run_of_step_1_are_their_own_model(model, tmp_path):
+    assert [(one.name, one.path) for one in find_checkpoints(model)] == [("final model", model)]
+    run = as_run(tmp_path / "sft", model_name_or_path="gone/away/long")
+    shutil.copytree(model, run, dirs_exist_ok=True)
+    assert [one.name for one in find_checkpoints(str(run))] == ["final model"]
+    assert [one.path for one in find_checkpoints("owner/name")] == ["owner/name"]
+
+
+def test_folders_without_a_policy_say_what_they_are(tmp_path):
+    as_run(tmp_path / "begun")
+    as_run(tmp_path / "saved")
+    (tmp_path / "saved" / "checkpoints" / "step-3").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    save_reward(tmp_path / "reward")
+    for place, words in [
+        ("begun", "saved no model yet"),
+        ("saved", "training checkpoints alone"),
+        ("empty", "neither a run's output folder nor a model's"),
+        ("file", "no such folder"),
+        ("away", "no such folder"),
+        ("reward", "reward model or critic"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            find_checkpoints(str(tmp_path / place))
+    with pytest.raises(UserError, match="give a run's output folder"):
+        find_checkpoints(" ")
+
+
+def test_a_refused_model_leaves_the_one_before(run, model, tmp_path):
+    session = make_session(model)
+    before = session.status(0)
+    assert before.startswith(f"Loaded {model}: 0.0") and "parameters, on cpu, fp32, in " in before
+    for path, words in [(run / "critic", "writes no text"), (tmp_path / "away", "--model .*no such folder")]:
+        with pytest.raises(UserError, match=words):
+            session.load(0, str(path))
+        assert session.status(0) == before
+
+
+def test_a_run_s_folder_stands_for_its_actor(run):
+    assert make_session(run).path(0) == str(run / "actor")
+
+
+def adapted():
+    """A causal LM whose adapter changes what it says."""
+    model = make_causal_lm(seed=3, vocab_size=300)
+    add_lora(model, 4, None, "unknown")
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def test_an_adapter_without_its_merged_model_opens_on_its_base(tmp_path):
+    base = make_causal_lm(seed=3, vocab_size=300)
+    base.save_pretrained(tmp_path / "base")
+    model = adapted()
+    model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    run = as_run(tmp_path / "lora")
+    save_model(model, saved_weights(model), text_tokenizer(), run, merge=False)
+    save_model(model, saved_weights(model), text_tokenizer(), tmp_path / "merged", merge=True)
+    assert [one.name for one in find_checkpoints(str(run))] == ["final model"]
+    session = make_session(run)
+    opened, ids = session._sides[0].model.causal_lm, torch.arange(3, 40)[None]
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits
+    torch.testing.assert_close(opened(ids).logits, expected, rtol=0, atol=1e-5)
+    assert (opened(ids).logits - base(ids).logits).abs().max() > 0.1
+    assert session.load(0, str(run / "adapter")).startswith("Loaded")
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(UserError, match="base"):
+        make_session(run)
+
+
+def test_how_a_run_drew_is_how_the_demo_draws_unless_a_flag_says_otherwise(run, model, tmp_path):
+    session = make_session()
+    assert session.choice(str(run / "actor"))[0] == Choice(temperature=0.7, top_k=9, top_p=1.0, max_new_tokens=33)
+    own = shutil.copytree(model, tmp_path / "own")
+    (own / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_p": 0.95, "top_k": 20}')
+    choice, words = session.choice(str(own))
+    assert choice == Choice(0.6, 20, 0.95, 128, True) and words == "from generation_config.json"
+    (own / "generation_config.json").write_text('{"do_sample": false}')
+    assert not session.choice(str(own))[0].do_sample
+    (own / "generation_config.json").unlink()
+    assert session.choice(str(own))[0] == Choice(0.8, 50, 1.0, 128, True)
+    given = make_session(temperature=0.0, top_k=0, max_new_tokens=5)
+    assert given.choice(str(run))[0] == Choice(0.8, 0, 1.0, 5, do_sample=False)

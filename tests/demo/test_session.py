@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts, two models side by side, scores, macro actions, and the flags."""
+
+import threading
+
+import pytest
+
+from demo_cases import PROMPT, QUESTION, make_session, save_endless, save_reward, save_taught, text_tokenizer
+from dschat.config.macro_actions import TerminationFlags
+from dschat.data.synthetic_dialogues import CHAT_TEMPLATE
+from dschat.demo.chats import Conversation, Stops
+from dschat.demo.markup import answer_html, status_html, summary_html, text_html
+from dschat.demo.options import DemoOptions, parse_options
+from dschat.demo.prompts import chat_prompt, summary_prompt
+from dschat.demo.session import Choice, Reply, Session
+from dschat.errors import UserError
+from dschat.macro_view.html import MacroToken
+from factories import hf_logprobs, hf_score
+
+GREEDY = Choice(do_sample=False, max_new_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("session")
+    save_taught(folder / "ends", " fine, thank you")
+    save_endless(folder / "endless")
+    save_reward(folder / "reward")
+    return folder
+
+
+def last(session, make_prompt):
+    (*_, replies) = session.answer(make_prompt, GREEDY, threading.Event())
+    return replies
+
+
+def test_dialogues_have_the_form_of_hh_or_of_the_chat_template():
+    turns = [(" Hi ", " Hello.\n")]
+    plain = chat_prompt(text_tokenizer(), turns, "Bye")
+    assert plain.row.prompt == "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Bye\n\nAssistant:"
+    assert plain.markers == ("\n\nHuman:",)
+    templated = chat_prompt(text_tokenizer(CHAT_TEMPLATE), turns, "Bye")
+    roles = [(message["role"], message["content"]) for message in templated.row.messages]
+    assert roles == [("user", " Hi "), ("assistant", " Hello.\n"), ("user", "Bye")] and templated.markers == ()
+
+
+def test_posts_have_the_form_of_tldr():
+    assert summary_prompt("r/cats", "", " My cat. \n").row.prompt == "POST\nSubreddit: r/cats\nMy cat.\nTL;DR: "
+    assert summary_prompt("", "Help", "My cat.").row.prompt == "POST\nHelp\nMy cat.\nTL;DR: "
+    with pytest.raises(UserError, match="post is empty"):
+        summary_prompt("cats", "title", " ")
+
+
+def test_two_models_answer_the_same_each_with_its_score_and_macro_actions(models):
+    session = make_session(
+        models / "ends", other=str(models / "endless"), reward_model=str(models / "reward"), ngram=3
+    )
+    replies = last(session, lambda side, model: Conversation().prompt(QUESTION, side, model))
+    assert replies[0].text == " fine, thank you" and len(replies[1].tokens) == 20
+    for reply in replies:
+        assert [token.macro_action for token in reply.tokens] == [place // 3 for place in range(len(reply.tokens))]
+        tokenizer = text_tokenizer()
+        ids = [tokenizer.bos_token_id, *tokenizer.encode(PROMPT, add_special_tokens=False)]
+        ids += [*tokenizer.encode(reply.text, add_special_tokens=False), tokenizer.eos_token_id]
+        assert reply.score == pytest.approx(hf_score(session.reader._classifier, ids), abs=1e-5)
+        assert reply.caption.startswith(f"score {reply.score:+.3f}".replace("-", "−"))
+    alone = last(make_session(models / "endless"), lambda side, model: Conversation().prompt(QUESTION, side, model))
+    assert alone[0].text == replies[1].text and alone[0].score is None
+
+
+def test_a_summary_is_asked_for_as_in_training(models, tmp_path):
+    path = save_taught(tmp_path / "tldr", "cat sits", prompt="POST\nSubreddit: r/cats\nMy cat sat.\nTL;DR: ")
+    session = make_session(path, task="summary")
+    assert last(session, lambda *_: summary_prompt("cats", "", "My cat sat."))[0].text == "cat sits"
+    assert "template" not in session.status(0) and "form" not in session.status(0)
+
+
+def test_models_texts_are_shown_and_nothing_in_them_is_obeyed():
+    nasty = "<img src=x onerror='f()'> &amp; ${f()} {{f}} `c` \x1b[31m \u202e"
+    shown = "&lt;img src=x onerror='f()'&gt; &amp;amp; ${f()} {{f}} `c` \\x1b[31m \\u202e"
+    assert text_html(nasty) == shown
+    reply = Reply(nasty, "ended", (MacroToken(nasty, 0), MacroToken("</span>", 1)), -1.5, 0.25)
+    for html in (answer_html(reply, True), summary_html(reply, False), status_html(nasty)):
+        assert "<img" not in html and "</span></span></span>" not in html.replace("</span></span></div>", "")
+        assert not set("`${}\x1b\u202e") & set(html)
+    assert "score −1.500 · 2 tokens in 0.2 s · ended · 2 macro actions" in answer_html(reply, True)
+    assert "macro action" not in answer_html(reply, False)
+
+
+def test_stop_is_for_the_answers_of_one_browser():
+    stops = Stops()
+    with stops.answering("anna") as first, stops.answering("anna") as second, stops.answering("ben") as other:
+        stops.stop("anna")
+        stops.stop("nobody")
+        assert first.is_set() and second.is_set() and not other.is_set()
+    assert other.is_set() and not stops._events
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["chat", "--terminal"], "--model is missing"),
+        (["summary", "--model", "m", "--terminal"], "only `chat` has one"),
+        (["chat", "--dtype", "int8"], "--dtype int8"),
+        (["chat", "--top-p", "0"], "--top-p 0"),
+        (["chat", "--top_k", "-1"], "--top-k -1"),
+        (["chat", "--temperature", "nan"], "--temperature nan"),
+        (["chat", "--max-new-tokens", "0"], "--max-new-tokens 0"),
+        (["chat", "--seed", "-1"], "--seed -1"),
+        (["chat", "--rm-template"], "--rm-template"),
+        (["chat", "--ngram", "0"], "--ngram 0"),
+        (["chat", "--termination_condition", "no"], "--termination_condition no"),
+    ],
+)
+def test_flags_that_make_no_sense_are_named(words, message):
+    with pytest.raises(UserError, match=message):
+        parse_options(words)
+
+
+def test_the_flags_of_macro_actions_are_those_of_step_3():
+    task, options, termination = parse_options(
+        ["chat", "--model", "m", "--termination-condition", "ppl", "--ppl_mode", "token", "--isolate_last_token"]
+    )
+    assert (task, options.model, options.host, options.sides) == ("chat", "m", "127.0.0.1", 1)
+    assert (termination.termination_condition, termination.ppl_mode) == ("ppl", "token")
+    assert termination.isolate_last_token and termination.ngram == 5
+    _, options, termination = parse_options(["summary", "--other", "o", "--ngram", "inf", "--ngram_lengths", "2", "4"])
+    assert options.sides == 2 and termination.ngram == float("inf") and termination.ngram_lengths == [2, 4]
+
+
+@pytest.mark.parametrize("mode", ["token", "prefix"])
+def test_perplexity_cuts_by_the_log_probs_of_the_model_that_answers(models, mode):
+    flags = TerminationFlags(termination_condition="ppl", ppl_mode=mode)
+    session = Session(DemoOptions(model=str(models / "endless"), device="cpu"), flags)
+    session.load_named(0)
+    (reply,) = last(session, lambda side, model: Conversation().prompt(QUESTION, side, model))
+    tokenizer = text_tokenizer()
+    prompt = [tokenizer.bos_token_id, *tokenizer.encode(PROMPT, add_special_tokens=False)]
+    answer = tokenizer.encode(reply.text, add_special_tokens=False)
+    assert len(answer) == len(reply.tokens)
+    logprobs, _ = hf_logprobs(session._sides[0].model.causal_lm, (prompt, answer))
+    nll = (-logprobs).double().tolist()
+    number, expected = 0, [0]
+    for place in range(1, len(nll)):
+        before = nll[place - 1] if mode == "token" else sum(nll[:place]) / place
+        number += nll[place] > before
+        expected.append(number)
+    assert [token.macro_action for token in reply.tokens] == expected

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that grow: what they say, and why they end."""
+
+import threading
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from demo_cases import MARKER, PROMPT, QUESTION, make_session, save_endless, save_taught, text_tokenizer
+from dschat.demo.chats import Conversation
+from dschat.demo.session import Choice
+from dschat.demo.stream import ENDED, LENGTH, STOPPED, shown_text
+from dschat.demo.stream import MARKER as BY_MARKER
+from dschat.errors import UserError
+from factories import make_causal_lm, save_folder
+
+GREEDY = Choice(do_sample=False, max_new_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    save_taught(folder / "ends", " fine, thank you")
+    save_taught(folder / "goes-on", f" fine{MARKER} and I", ends=False)
+    save_endless(folder / "endless")
+    return folder
+
+
+def answers(session, choice=GREEDY, conversation=None, message=QUESTION, stop=None):
+    """Every state of the first side's answer."""
+    conversation = conversation or Conversation()
+    growing = session.answer(
+        lambda side, model: conversation.prompt(message, side, model), choice, stop or threading.Event()
+    )
+    return [replies[0] for replies in growing]
+
+
+def test_a_greedy_answer_is_what_transformers_itself_generates(models):
+    path = models / "endless"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    ids = model.generate(**inputs, max_new_tokens=40, do_sample=False, suppress_tokens=[0, 1])
+    expected = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    replies = answers(make_session(path))
+    assert replies[-1].text == expected and replies[-1].done == LENGTH and len(replies[-1].tokens) == 40
+    assert len(replies) > 10  # it was seen growing
+    assert all(after.text.startswith(before.text) for before, after in zip(replies, replies[1:], strict=False))
+    assert all(reply.done is None for reply in replies[:-1])
+
+
+def test_an_answer_ends_with_eos_which_is_not_text(models):
+    reply = answers(make_session(models / "ends"))[-1]
+    assert reply.text == " fine, thank you" and reply.done == ENDED
+    assert "".join(token.text for token in reply.tokens) == " fine, thank you<eos>"
+
+
+def test_an_answer_ends_before_the_marker_of_the_next_turn_which_is_never_seen(models):
+    replies = answers(make_session(models / "goes-on"))
+    assert replies[-1].text == " fine" and replies[-1].done == BY_MARKER
+    assert {reply.text for reply in replies} <= {" fine"[:length] for length in range(6)}
+    assert "".join(token.text for token in replies[-1].tokens) == " fine"
+
+
+def test_an_end_of_conversation_token_ends_an_answer(models):
+    comma = "," if len(text_tokenizer().encode(",", add_special_tokens=False)) == 1 else None
+    assert comma is not None
+    reply = answers(make_session(models / "ends", end_of_conversation_token=comma))[-1]
+    assert reply.text == " fine" and reply.done == ENDED and reply.tokens[-1].text == ","
+
+
+def test_stop_ends_an_answer_after_the_token_that_is_being_computed(models):
+    session, stop, seen = make_session(models / "endless"), threading.Event(), []
+    growing = session.answer(
+        lambda side, model: Conversation().prompt(QUESTION, side, model),
+        Choice(do_sample=False, max_new_tokens=4000),
+        stop,
+    )
+    for replies in growing:
+        seen.append(replies[0])
+        stop.set()
+    assert seen[-1].done == STOPPED and 0 < len(seen[-1].tokens) < 200
+
+
+def test_a_reader_who_leaves_stops_the_answer_and_frees_the_models(models):
+    session = make_session(models / "endless")
+    prompt = lambda side, model: Conversation().prompt(QUESTION, side, model)  # noqa: E731
+    growing = session.answer(prompt, Choice(do_sample=False, max_new_tokens=4000), threading.Event())
+    next(growing)
+    growing.close()
+    assert answers(session)[-1].done == LENGTH
+
+
+def test_one_who_waits_for_another_answer_can_be_stopped(models):
+    session, stop = make_session(models / "endless"), threading.Event()
+    prompt = lambda side, model: Conversation().prompt(QUESTION, side, model)  # noqa: E731
+    first = session.answer(prompt, Choice(do_sample=False, max_new_tokens=4000), threading.Event())
+    next(first)
+    stop.set()
+    (reply,) = answers(session, stop=stop)
+    assert reply.done == STOPPED and reply.text == ""
+    first.close()
+
+
+def test_draws_follow_from_the_seed_and_differ_from_answer_to_answer(models):
+    choice = Choice(temperature=1.5, top_k=0, max_new_tokens=20)
+    state = torch.random.get_rng_state()
+    first, second = (
+        [answers(session, choice)[-1].text for _ in range(2)]
+        for session in (make_session(models / "endless"), make_session(models / "endless"))
+    )
+    other = answers(make_session(models / "endless", seed=7), choice)[-1].text
+    assert first == second and first[0] != first[1] and other != first[0]
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_the_conversation_goes_on_from_the_models_own_answers(models, tmp_path):
+    history = f"{PROMPT} fine, thank you\n\nHuman: and now?\n\nAssistant:"
+    path = save_taught(tmp_path / "second", " the same", prompt=history)
+    session = make_session(models / "ends")
+    conversation = Conversation().with_turn(QUESTION, [answers(session)[-1]])
+    session.load(0, path)
+    assert answers(session, conversation=conversation, message=" and now? ")[-1].text == " the same"
+
+
+def test_what_cannot_be_answered_is_said_in_words(models, tmp_path):
+    with pytest.raises(UserError, match="no model is loaded"):
+        answers(make_session())
+    session = make_session(models / "ends")
+    with pytest.raises(UserError, match="type a message first"):
+        answers(session, message="  ")
+    with pytest.raises(UserError, match=r"has \d+ tokens and the model reads at most 512"):
+        answers(session, message="no " * 600)
+    broken = make_causal_lm(vocab_size=300)
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[5] = torch.nan
+    session.load(0, save_folder(tmp_path / "broken", broken, text_tokenizer()))
+    with pytest.raises(UserError, match="not finite"):
+        answers(session)
+
+
+def test_an_answer_ends_where_the_model_cannot_read_further(models):
+    session = make_session(models / "ends")
+    choice = Choice(do_sample=False, max_new_tokens=600)
+    message = "no " * 130
+    reply = answers(session, choice, message=message)[-1]
+    used = len(text_tokenizer().encode(f"\n\nHuman: {message.strip()}\n\nAssistant:"))
+    assert len(reply.tokens) <= 512 - used and reply.done in (LENGTH, ENDED)
+
+
+@pytest.mark.parametrize(
+    "text, ended, shown, marked",
+    [
+        ("abc\n\nHum", False, "abc", False),
+        ("abc\n\nHum", True, "abc\n\nHum", False),
+        ("abc\n\nHuman: d", False, "abc", True),
+        ("abc\n", False, "abc", False),
+        ("abc\n\nno", False, "abc\n\nno", False),
+        ("ab\ufffd", False, "ab", False),
+        ("ab\ufffd\ufffd\ufffd\ufffd\ufffd", False, "ab\ufffd\ufffd", False),
+        ("ab\ufffd", True, "ab\ufffd", False),
+    ],
+)
+def test_what_may_be_the_beginning_of_a_marker_or_character_is_held_back(text, ended, shown, marked):
+    assert shown_text(text, (MARKER,), ended) == (shown, marked)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of the tests of the demo: one that says what it was taught, one that never ends, and a run's folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dschat.config.macro_actions import TerminationFlags
+from dschat.demo.options import DemoOptions
+from dschat.demo.session import Session
+from dschat.models.tiny import make_gemma, train_tokenizer
+from factories import TEXTS, make_causal_lm, make_classifier, save_folder
+
+QUESTION = "how are you?"
+PROMPT = f"\n\nHuman: {QUESTION}\n\nAssistant:"
+MARKER = "\n\nHuman:"
+VOCABULARY = 300
+
+
+def text_tokenizer(chat_template: str | None = None) -> Any:
+    """One that knows every byte."""
+    tokenizer = train_tokenizer(TEXTS, VOCABULARY)
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def save_taught(folder: Path, response: str, ends: bool = True, prompt: str = PROMPT, steps: int = 120) -> str:
+    """Saves a model that answers one prompt with one response, without sampling; its path.
+
+    Args:
+        folder: to write into.
+        response: what it says.
+        ends: it says EOS behind that.
+        prompt: the text before.
+        steps: of training.
+    """
+    tokenizer = text_tokenizer()
+    ids = [tokenizer.bos_token_id, *tokenizer.encode(prompt, add_special_tokens=False)]
+    answer = [*tokenizer.encode(response, add_special_tokens=False), *([tokenizer.eos_token_id] if ends else [])]
+    model = make_gemma(tokenizer, hidden_size=64, layers=1).train()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    input_ids = torch.tensor([ids + answer])
+    labels = torch.tensor([[-100] * len(ids) + answer])
+    for _ in range(steps):
+        loss = model(input_ids=input_ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.05, f"not learnt: {loss.item()}"
+    return save_folder(folder, model.eval(), tokenizer)
+
+
+def save_endless(folder: Path, positions: int = 8192) -> str:
+    """Saves a model that, unless it is sampled, writes letters without end; its path."""
+    tokenizer = text_tokenizer()
+    model = make_causal_lm(seed=3, vocab_size=VOCABULARY, max_position_embeddings=positions)
+    letters = [tokenizer.decode([i]).strip().isalpha() and tokenizer.decode([i]).isascii() for i in range(VOCABULARY)]
+    with torch.no_grad():  # a logit of 0 is never the largest
+        model.get_input_embeddings().weight[~torch.tensor(letters)] = 0
+    return save_folder(folder, model, tokenizer)
+
+
+def save_reward(folder: Path) -> str:
+    """Saves a random reward model; its path."""
+    return save_folder(folder, make_classifier(seed=5, vocab_size=VOCABULARY), text_tokenizer())
+
+
+def as_run(folder: Path, **flags: object) -> Path:
+    """Writes the flags of a run into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train_config.json").write_text(json.dumps(flags))
+    return folder
+
+
+def make_session(model: str | Path | None = None, task: str = "chat", ngram: int = 3, **options: Any) -> Session:
+    """A session on the CPU whose models are loaded."""
+    given = DemoOptions(model=None if model is None else str(model), device="cpu", **options)
+    session = Session(given, TerminationFlags(ngram=ngram), task)
+    for side in range(given.sides):
+        session.load_named(side)
+    return session
