@@ -78,6 +78,7 @@ def test_defaults_of_step_1():
         "learning_rate": 2e-5,
         "weight_decay": 0.01,
         "sft_on_prompt": False,
+        "train_on": "last",
     }
 
 

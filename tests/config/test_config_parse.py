@@ -196,7 +196,7 @@ REFUEL_VALUES = {
     "optimizer": (["adam"], "adam"),
 }
 VALUES = {
-    SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | {"sft_on_prompt": ([], True)},
+    SFTConfig: COMMON_VALUES | SUPERVISED_VALUES | {"sft_on_prompt": ([], True), "train_on": (["all"], "all")},
     RewardConfig: COMMON_VALUES | SUPERVISED_VALUES,
     DPOConfig: COMMON_VALUES | SUPERVISED_VALUES | DPO_VALUES,
     PPOConfig: COMMON_VALUES | PPO_VALUES,

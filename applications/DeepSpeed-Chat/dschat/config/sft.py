@@ -2,10 +2,13 @@
 """Flags of step 1, supervised fine-tuning."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dschat.config.rules import flag
 from dschat.config.supervised import SupervisedConfig
+from dschat.errors import UserError
+
+TrainOn = Literal["all", "last"]
 
 
 @dataclass(kw_only=True)
@@ -18,3 +21,10 @@ class SFTConfig(SupervisedConfig):
     learning_rate: float = flag("highest learning rate", 2e-5)
     weight_decay: float = flag("weight decay of AdamW", 0.01)
     sft_on_prompt: bool = flag("train on the prompt tokens too", False)
+    train_on: TrainOn = flag("turns of the assistant in a conversation that are trained on: all, or the last", "last")
+
+    def validate(self) -> None:
+        """Check the shared rules, then those of step 1. Raises UserError."""
+        super().validate()
+        if self.sft_on_prompt and self.train_on == "all":
+            raise UserError("--train_on all: --sft_on_prompt trains on every token anyway; leave one of the two out.")

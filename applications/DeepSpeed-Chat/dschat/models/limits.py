@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a text a model can read."""
+"""How long a text a model can read, asked before anything is loaded."""
 
 import logging
 from typing import Any
@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModel
 
 from dschat.errors import UserError
-from dschat.models.load import open_config
+from dschat.models.load import open_decoder_config
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,9 @@ def check_length(path: str, flag: str, tokens: int, what: str) -> None:
         what: the flags that decide it, for messages.
 
     Raises:
-        UserError: it cannot read so much.
+        UserError: it cannot read so much, or is an encoder-decoder.
     """
-    config = open_config(path, flag)
+    config = open_decoder_config(path, flag)
     with torch.device("meta"):
         limit = position_limit(AutoModel.from_config(config))
     if limit is not None and tokens > limit:
