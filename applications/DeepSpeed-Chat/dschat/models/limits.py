@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedConfig
 
 from dschat.errors import UserError
-from dschat.models.load import open_decoder_config
+from dschat.models.load import open_config
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,21 @@ def position_limit(model: Any) -> int | None:
             declared = getattr(model.config, "max_position_embeddings", module.num_embeddings)
             return min(module.num_embeddings - first, declared)
     return None
+
+
+def open_decoder_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
+    """The config of a model to train or to score with.
+
+    Raises:
+        UserError: there is none, or it is an encoder-decoder (T5, BART, …), which is named.
+    """
+    config = open_config(path, flag, **options)
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"{flag} {path}: a {config.model_type} model is an encoder-decoder, which no step trains or scores with. "
+            "Use a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
+        )
+    return config
 
 
 def check_length(path: str, flag: str, tokens: int, what: str) -> None:

@@ -61,8 +61,10 @@ def load_causal_lm(
     Raises:
         UserError: there is no such model, it lacks weights, or it sees tokens to come.
     """
-    config = open_decoder_config(path, flag)
-    if config.model_type in BOTH_DIRECTIONS and not getattr(config, "is_decoder", False):
+    config = open_config(path, flag)
+    if config.is_encoder_decoder or (
+        config.model_type in BOTH_DIRECTIONS and not getattr(config, "is_decoder", False)
+    ):
         raise UserError(
             f"{flag} {path}: a {config.model_type} model is no causal LM, it reads in both directions. Use "
             "a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
@@ -124,7 +126,7 @@ def load_scalar(
         UserError: there is no such model, it lacks weights, or it has no ``score`` head with one output, or none that
             was trained.
     """
-    config = open_decoder_config(path, flag, num_labels=1)
+    config = open_config(path, flag, num_labels=1)
     auto_class: Any = AutoModelForSequenceClassification
     if not _has_classifier(config):
         if not for_this_run or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -200,17 +202,6 @@ def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
     except (OSError, ValueError, KeyError) as error:
         raise UserError(explain_missing("model", path, flag, error)) from error
     _disable_dropout(config)
-    return config
-
-
-def open_decoder_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
-    """The config of a model to train or to read token ids; raises UserError, which names it, for T5, BART and so on."""
-    config = open_config(path, flag, **options)
-    if config.is_encoder_decoder:
-        raise UserError(
-            f"{flag} {path}: a {config.model_type} model is an encoder-decoder, which no step trains or reads. Use a "
-            "decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
-        )
     return config
 
 

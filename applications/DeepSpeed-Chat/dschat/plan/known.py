@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from dschat.errors import UserError
-from dschat.models.load import open_decoder_config
+from dschat.models.limits import open_decoder_config
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
-from dschat.models.load import open_decoder_config
+from dschat.models.limits import open_decoder_config
 from dschat.plan.machine import GB, Machine
 from dschat.plan.models import roles_of
 from dschat.plan.phases import kept_bytes
