@@ -153,6 +153,8 @@ TWO_RANKS = "trainers/test_two_ranks.py::test_two_processes_make_the_updates_of_
 FIT = "trainers/test_ppo.py::test_fit_writes_what_it_should"
 TEMPERATURE = "trainers/test_ppo.py::test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature"
 SFT_EVALUATION = "trainers/test_sft.py::test_evaluation_is_the_perplexity_over_tokens"
+TURNS = "data/test_turns.py::test_every_turn_of_the_assistant_is_trained_on_up_to_its_end"
+TURNS_LOSS = "data/test_turns.py::test_the_loss_is_the_cross_entropy_over_these_tokens"
 SFT_COUNT = "trainers/test_sft.py::test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update"
 SCORE = "rollouts/test_rollout.py::test_score_is_each_row_alone_under_each_model[gpt2-5]"
 GRADIENTS = "rl/test_logprobs.py::test_values_and_gradients_are_those_of_the_full_logits"
@@ -552,7 +554,7 @@ MUTANTS: tuple[Mutant, ...] = (
          "num_examples // plan.micro_batch\n", TOTAL),
     ),
     *changes("trainers/supervised/sft.py",
-        ("SFT: the loss divided by all tokens", "len(example.response_ids) for example", "len(example) for example",
+        ("SFT: the loss divided by all tokens", "example.num_targets for example", "len(example) for example",
          SFT_COUNT),
         ("SFT on the prompt: one token too many", "len(example) - 1 for example", "len(example) for example",
          SFT_COUNT),
@@ -748,7 +750,17 @@ MUTANTS: tuple[Mutant, ...] = (
         ("a preset's generation counts prompts", "max(1, preset[GENERATION] // samples)", "preset[GENERATION]",
          PRESET_RESPONSES),
     ),
+    *changes("data/examples.py",
+        ("SFT on all turns: the loss divided by all tokens behind the first", "is None else sum(self.targets)",
+         "is None else len(self.targets)", TURNS_LOSS),
+    ),
+    *changes("data/turns.py",
+        ("SFT on all turns: the end of a turn is not learnt", "len(ids) - ids[::-1].index(end.token_id) if",
+         "len(ids) - ids[::-1].index(end.token_id) - 1 if", TURNS),
+        ("SFT on all turns: users' turns are learnt", "if number % 2 and end", "if end", TURNS),
+    ),
     *changes("data/collate.py",
+        ("SFT on all turns: every token is learnt", "= torch.tensor(example.targets)", "= True", TURNS_LOSS),
         ("order of examples ignores the epoch", "RandomState([seed, epoch])", "RandomState([seed, 0])",
          "data/test_collate.py::test_order_depends_on_seed_and_epoch_only"),
         ("order of examples ignores the seed", "RandomState([seed, epoch])", "RandomState([0, epoch])",

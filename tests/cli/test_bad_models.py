@@ -28,6 +28,17 @@ def test_texts_longer_than_the_model_reads(step, request, run, tmp_path):
     message_of(run(step, flags), f"--{names[step]} {folder} reads at most 64 tokens, but {what} is 65")
 
 
+@pytest.mark.parametrize("step", [*STEPS, "critic"])
+def test_an_encoder_decoder_is_refused_before_the_data_are_read(step, request, run, tmp_path):
+    from transformers import T5Config
+
+    T5Config(vocab_size=100).save_pretrained(tmp_path / "t5")
+    flag = {"ppo": "actor_model_name_or_path", "critic": "critic_model_name_or_path"}.get(step, "model_name_or_path")
+    step = "ppo" if step == "critic" else step
+    flags = request.getfixturevalue(f"{step}_flags") | {flag: tmp_path / "t5", "data_path": "absent.jsonl"}
+    message_of(run(step, flags), f"--{flag} {tmp_path / 't5'}: a t5 model is an encoder-decoder")
+
+
 @pytest.mark.parametrize("mistake", [{"data_path": "absent.jsonl"}, {"model_name_or_path": "./absent"}, "output"])
 def test_a_mistake_loses_no_earlier_model(mistake, run, sft_flags, sft, tmp_path):
     """With --overwrite_output_dir, whether data or model cannot be read, or the old model is the new one's base."""

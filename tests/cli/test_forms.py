@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each form of data and several kinds of models, through all steps: forked, a few updates each."""
 
+import gzip
 import json
 
 import pytest
@@ -8,35 +9,49 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli_runs import copy_model, evaluation_rows, read_jsonl, training_rows, write_jsonl
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<pad>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 # -- forms of data
 
 
 def test_messages_in_all_steps(run, sft_flags, reward_flags, ppo_flags, sft, reward, texts, tmp_path):
-    talks = [
-        {
-            "messages": [{"role": "user", "content": t["prompt"]}, {"role": "assistant", "content": t["chosen"]}],
-            "rejected": t["rejected"],
-        }
-        for t in texts
-    ]
-    data = write_jsonl(tmp_path / "talks.jsonl", talks)
+    """A conversation's column, and preferences as lists that repeat the prompt, packed.
+
+    The template ends turns otherwise than training ends responses: that is said, once.
+    """
+    half = len(texts) // 2
+    talks = [{"messages": talk(t, "chosen"), "rejected": t["rejected"]} for t in texts[:half]]
+    pairs = [{column: talk(t, column) for column in ("chosen", "rejected")} for t in texts[half:]]
+    packed = tmp_path / "pairs.jsonl.gz"
+    packed.write_bytes(gzip.compress("".join(json.dumps(pair) + "\n" for pair in pairs).encode()))
     actor = copy_model(sft, tmp_path / "actor", chat_template=TEMPLATE)
     critic = copy_model(reward, tmp_path / "critic", chat_template=TEMPLATE)
-    common = {"data_path": data, "data_split": "20,20,20"}
+    common = {"data_path": [write_jsonl(tmp_path / "talks.jsonl", talks), packed], "data_split": "20,20,20"}
     for step, flags in (
-        ("sft", sft_flags | {"model_name_or_path": actor}),
+        ("sft", sft_flags | {"model_name_or_path": actor, "train_on": "all"}),
         ("reward", reward_flags | {"model_name_or_path": actor}),
+        ("dpo", reward_flags | {"model_name_or_path": actor}),
         ("ppo", ppo_flags | {"actor_model_name_or_path": actor, "critic_model_name_or_path": critic}),
     ):
-        run(step, flags | common | {"output_dir": tmp_path / step}).expect(0)
+        said = run(step, flags | common | {"output_dir": tmp_path / step}).expect(0).stderr
         assert training_rows(tmp_path / step), step
-        # 64 rows: 61 to train (95 to 5), of which a third is each step's
-        assert json.loads((tmp_path / step / "run.json").read_text())["data"]["sources"][0]["train"] in (20, 21)
+        # 32 rows of each: 30 to train (95 to 5), of which a third is each step's
+        sources = json.loads((tmp_path / step / "run.json").read_text())["data"]["sources"]
+        assert [source["train"] for source in sources] == [10, 10]
+        assert said.count("the chat template ends the assistant's turns with <pad>") == (step != "reward")
     sample = read_jsonl(tmp_path / "ppo" / "samples" / "update-000000.jsonl")[0]
-    assert sample["prompt"].startswith("<user>") and sample["prompt"].endswith("\n<assistant>")
+    assert sample["prompt"].startswith("<user>Hi.<pad>\n<assistant>Yes?<pad>\n<user>")
+    assert sample["prompt"].endswith("<pad>\n<assistant>")
     assert AutoTokenizer.from_pretrained(tmp_path / "ppo" / "actor").chat_template == TEMPLATE
+
+
+def talk(text, column):
+    """Two turns; the second is a row of the corpus."""
+    said = (("user", "Hi."), ("assistant", "Yes?"), ("user", text["prompt"]), ("assistant", text[column]))
+    return [{"role": role, "content": content} for role, content in said]
 
 
 def test_parquet_in_all_steps(run, sft_flags, reward_flags, ppo_flags, texts, tmp_path):

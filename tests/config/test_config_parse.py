@@ -84,6 +84,7 @@ SUPERVISED_VALUES = {
     "weight_decay": (["0"], 0.0),
 }
 SFT_VALUES = {
+    "train_on": (["all"], "all"),
     "sft_on_prompt": ([], True),
     "label_smoothing": (["0.1"], 0.1),
 }

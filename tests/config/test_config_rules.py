@@ -143,6 +143,11 @@ def test_refusals_of_the_reward_model(flags, words):
     assert all(word in message for word in words), message
 
 
+def test_all_turns_and_the_prompt_too_are_refused():
+    message = _refusal(SFTConfig, [*SFT, "--sft_on_prompt", "--train_on", "all"])
+    assert "--train_on all: --sft_on_prompt trains on every token anyway; leave one of the two out" in message
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BartConfig,
     BloomConfig,
     CodeGenConfig,
     CTRLConfig,
@@ -14,6 +15,7 @@ from transformers import (
     MptConfig,
     OpenAIGPTConfig,
     OPTConfig,
+    T5Config,
 )
 
 from dschat.errors import UserError
@@ -81,3 +83,11 @@ def test_a_family_that_knows_no_limit_is_silent(tokenizer, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="dschat"):
         check_length(folder, "--m", 100_000, "--max_seq_len")
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("config", [BartConfig(**SIZES), T5Config(vocab_size=100)], ids=["bart", "t5"])
+def test_an_encoder_decoder_is_refused_by_name(config, tmp_path):
+    """From its config alone: there are no weights."""
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"--m {tmp_path}: a {config.model_type} model is an encoder-decoder, which"):
+        check_length(str(tmp_path), "--m", 10, "--max_seq_len")

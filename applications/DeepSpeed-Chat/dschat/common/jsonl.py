@@ -2,13 +2,14 @@
 """JSON Lines files, also packed: read row by row with the place of each, written whole or not at all."""
 
 import gzip
+import io
 import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dschat.errors import UserError
 
@@ -18,7 +19,7 @@ class CutLine(UserError):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def opened(path: Path) -> Iterator[gzip.GzipFile | io.BufferedReader]:
     """A file to read, unpacked where its name ends in .gz. Raises OSError, also where a packed file is damaged."""
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as stream:
         try:

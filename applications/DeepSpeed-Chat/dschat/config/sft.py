@@ -2,11 +2,14 @@
 """Flags of step 1, supervised fine-tuning."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.rules import flag
 from dschat.config.supervised import SupervisedConfig
+from dschat.errors import UserError
+
+TrainOn = Literal["all", "last"]
 
 
 @dataclass(kw_only=True)
@@ -20,9 +23,12 @@ class SFTConfig(SupervisedConfig):
     weight_decay: float = flag("weight decay of AdamW", 0.01)
     sft_on_prompt: bool = flag("train on the prompt tokens too", False)
     label_smoothing: float = flag("weight of all tokens alike in the targets of training, from 0 to below 1", 0.0)
+    train_on: TrainOn = flag("turns of the assistant in a conversation that are trained on: all, or the last", "last")
 
     def validate(self) -> None:
         """Check the shared rules, then those of step 1. Raises UserError."""
         super().validate()
         below_1 = (lambda number: 0 <= number < 1, "a number of at least 0 and below 1")
         rules.check_numbers(self, ["label_smoothing"], below_1)
+        if self.sft_on_prompt and self.train_on == "all":
+            raise UserError("--train_on all: --sft_on_prompt trains on every token anyway; leave one of the two out.")

@@ -37,6 +37,7 @@ class Options:
     max_prompt_seq_len: int = flag("longest prompt (step 3)", Settings.max_prompt_seq_len)
     seed: int = flag("seed of the splits", Settings.seed)
     end_of_conversation_token: str | None = flag("token that ends a response, beside EOS", None)
+    train_on: str = flag("turns of the assistant that step 1 trains on", "last", choices=("all", "last"))
     prompt_key: str = flag("for 'prompt'", DataKeys.prompt)
     chosen_key: str = flag("for 'chosen'", DataKeys.chosen)
     rejected_key: str = flag("for 'rejected'", DataKeys.rejected)
@@ -83,7 +84,8 @@ def _report(path: str, arguments: argparse.Namespace) -> str:
     keys = DataKeys(**{field.name: getattr(arguments, f"{field.name}_key") for field in fields(DataKeys)})
     tokenizer = _open_tokenizer(arguments.tokenizer) if arguments.tokenizer else None
     limits = arguments.max_seq_len, arguments.max_prompt_seq_len
-    settings = Settings(keys, arguments.seed, tokenizer, *limits, _end_of_response(arguments, tokenizer))
+    end_id, all_turns = _end_of_response(arguments, tokenizer), arguments.train_on == "all"
+    settings = Settings(keys, arguments.seed, tokenizer, *limits, end_id, all_turns)
     if arguments.command == "check":
         from dschat.data.inspect.check import check_report
 

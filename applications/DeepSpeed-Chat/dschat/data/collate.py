@@ -17,7 +17,7 @@ from dschat.errors import UserError
 
 
 def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:
-    """B demonstrations → input_ids (B, P+R), attention_mask (B, P+R), response_mask (B, R).
+    """B demonstrations → input_ids (B, P+R), attention_mask (B, P+R), response_mask (B, R): what is trained on.
 
     With `sft_on_prompt` every token but the first is trained on, which alone is then the prompt (P = 1).
     """
@@ -28,9 +28,13 @@ def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool
         prompts = [prompt[:1] for prompt in prompts]
     prompt_ids, prompt_mask = _pad(prompts, pad_id, "left")
     response_ids, response_mask = _pad(responses, pad_id, "right")
+    attention_mask = torch.cat([prompt_mask, response_mask], dim=1)
+    for row, example in enumerate(examples):
+        if example.targets is not None and not sft_on_prompt:
+            response_mask[row, : len(example.targets)] = torch.tensor(example.targets)
     return {
         "input_ids": torch.cat([prompt_ids, response_ids], dim=1),
-        "attention_mask": torch.cat([prompt_mask, response_mask], dim=1),
+        "attention_mask": attention_mask,
         "response_mask": response_mask,
     }
 

@@ -106,7 +106,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
     Raises:
         UserError: there is no chat template, it refuses a dialogue, or a reply does not follow its generation prompt.
     """
-    before, whole = (_render(tokenizer, PROBE[:length], "the chat template") for length in (1, 2))
+    before, whole = (render(tokenizer, PROBE[:length], "the chat template") for length in (1, 2))
     reply = whole.removeprefix(before)
     if not whole.startswith(before) or not reply.lstrip().startswith("b"):
         raise UserError(
@@ -179,7 +179,7 @@ def encode_replies(
     """
     texts = []
     for messages in dialogues:
-        before, whole = _render(tokenizer, messages[:-1], origin), _render(tokenizer, messages, origin)
+        before, whole = render(tokenizer, messages[:-1], origin), render(tokenizer, messages, origin)
         if not whole.startswith(before):
             raise UserError(
                 f"{origin}: the chat template writes turn {num_turns(messages)} otherwise once it is answered, so its "
@@ -195,9 +195,9 @@ def encode_replies(
     return replies
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Dialogue, origin: str) -> str:
-    """A dialogue as text; up to the place of the reply where it ends with the user."""
-    if messages[-1]["role"] == "user":
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str) -> str:
+    """Messages as text; up to the place of the reply where the last one is not the assistant's."""
+    if messages[-1]["role"] != "assistant":
         return prompt_text(tokenizer, _row(messages, origin))
     from jinja2 import TemplateError
 
@@ -207,5 +207,5 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Dialogue, origin: str)
         raise UserError(f"{origin}: the tokenizer's chat template refuses the messages ({error}).") from error
 
 
-def _row(messages: Dialogue, origin: str) -> Row:
+def _row(messages: list[dict[str, Any]], origin: str) -> Row:
     return Row(None, list(messages), None, None, {}, origin)

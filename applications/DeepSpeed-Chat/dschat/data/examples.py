@@ -8,6 +8,7 @@ raise UserError, except for `held_out` rows: an evaluation may have none.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -16,10 +17,13 @@ from typing import TYPE_CHECKING
 
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.formats.rows import Row
+from dschat.data.turns import MarkedPrompt, encode_turns
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 CUT_TO_NOTHING = "response cut to nothing"
 EQUAL_PAIR = "pair equal after cutting"
@@ -34,10 +38,18 @@ class SFTExample:
     Attributes:
         prompt_ids: ids, BOS included.
         response_ids: ids, with EOS at the end unless they were cut.
+        targets: which of the response's tokens are trained on, at least one; all where it is None. With several turns
+            of the assistant the prompt ends where the first of them begins.
     """
 
     prompt_ids: list[int]
     response_ids: list[int]
+    targets: list[bool] | None = None
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that are trained on."""
+        return len(self.response_ids) if self.targets is None else sum(self.targets)
 
     def __len__(self) -> int:
         """Tokens of prompt and response."""
@@ -82,11 +94,17 @@ class PromptExample:
 
 
 def sft_examples(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_seq_len: int, eos_id: int, held_out: bool = False
+    rows: Sequence[Row],
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_len: int,
+    eos_id: int,
+    held_out: bool = False,
+    all_turns: bool = False,
 ) -> tuple[list[SFTExample], Counter[str]]:
     """Demonstrations, each [BOS] + prompt + response + [EOS] cut to its first `max_seq_len` tokens.
 
-    Dropped are rows of whose response nothing is left, rows whose prompt has no token (nothing would predict the first
+    With `all_turns` every turn of the assistant in a conversation is trained on, not the response alone. Dropped are
+    rows of which nothing that is trained on is left, rows whose prompt has no token (nothing would predict the first
     response token), and rows that say in `no_response` why they have none.
 
     Raises:
@@ -100,20 +118,44 @@ def sft_examples(
             )
     examples: list[SFTExample] = []
     dropped: Counter[str] = Counter()
-    prompts = encode_prompts(tokenizer, rows)
+    prompts: Sequence[MarkedPrompt | list[int]] = encode_prompts(tokenizer, rows) if not all_turns else ()
+    if all_turns:
+        prompts = marked = encode_turns(tokenizer, rows)
+        _say_without_turns(marked, held_out)
     responses = encode_responses(tokenizer, [row.chosen or "" for row in rows])
-    for row, prompt_ids, ids in zip(rows, prompts, responses, strict=True):
-        response_ids = [*ids, eos_id][: max(0, max_seq_len - len(prompt_ids))]
+    for row, prompt, ids in zip(rows, prompts, responses, strict=True):
+        example = _demonstration(prompt, [*ids, eos_id], max_seq_len)
         if row.chosen is None:
             dropped[str(row.no_response)] += 1
-        elif not prompt_ids:
+        elif not example.prompt_ids:
             dropped[EMPTY_PROMPT] += 1
-        elif not response_ids:
+        elif not example.response_ids:
             dropped[CUT_TO_NOTHING] += 1
         else:
-            examples.append(SFTExample(prompt_ids, response_ids))
+            examples.append(example)
     refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
     return examples, dropped
+
+
+def _demonstration(prompt: MarkedPrompt | list[int], response_ids: list[int], max_seq_len: int) -> SFTExample:
+    """Prompt and response cut to length; either may be empty. Earlier turns that are trained on join the response."""
+    if isinstance(prompt, list):
+        return SFTExample(prompt, response_ids[: max(0, max_seq_len - len(prompt))])
+    if not any(prompt.targets):
+        return _demonstration(prompt.ids, response_ids, max_seq_len)
+    first = prompt.targets.index(True)
+    targets = [*prompt.targets, *[True] * len(response_ids)][first:max_seq_len]
+    return SFTExample(prompt.ids[:first], [*prompt.ids, *response_ids][first:max_seq_len], targets)
+
+
+def _say_without_turns(prompts: Sequence[MarkedPrompt], held_out: bool) -> None:
+    """Says how many rows hold no turn of the assistant but the response."""
+    without = sum(not any(prompt.targets) for prompt in prompts)
+    if without and not held_out:
+        told = (
+            "--train_on all: %d of %d rows hold no earlier turn of the assistant: of these the response is trained on"
+        )
+        logger.info(told, without, len(prompts))
 
 
 def pair_examples(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a text a model can read."""
+"""How long a text a model can read, asked before anything is loaded."""
 
 import logging
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedConfig
 
 from dschat.errors import UserError
 from dschat.models.load import open_config
@@ -40,6 +40,21 @@ def position_limit(model: Any) -> int | None:
     return None
 
 
+def open_decoder_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
+    """The config of a model to train or to score with.
+
+    Raises:
+        UserError: there is none, or it is an encoder-decoder (T5, BART, …), which is named.
+    """
+    config = open_config(path, flag, **options)
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"{flag} {path}: a {config.model_type} model is an encoder-decoder, which no step trains or scores with. "
+            "Use a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
+        )
+    return config
+
+
 def check_length(path: str, flag: str, tokens: int, what: str) -> None:
     """Compares the longest text of a run with what a model can read, before its weights are loaded.
 
@@ -53,9 +68,9 @@ def check_length(path: str, flag: str, tokens: int, what: str) -> None:
         what: the flags that decide it, for messages.
 
     Raises:
-        UserError: it cannot read so much.
+        UserError: it cannot read so much, or is an encoder-decoder.
     """
-    config = open_config(path, flag)
+    config = open_decoder_config(path, flag)
     with torch.device("meta"):
         limit = position_limit(AutoModel.from_config(config))
     if limit is not None and tokens > limit:

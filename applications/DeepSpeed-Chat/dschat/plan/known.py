@@ -11,7 +11,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from dschat.errors import UserError
-from dschat.models.load import open_config
+from dschat.models.limits import open_decoder_config
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ def find_config(path: str, flag: str) -> PreTrainedConfig:
         UserError: there is none.
     """
     if path not in PUBLISHED or Path(path).exists():
-        return open_config(path, flag)
+        return open_decoder_config(path, flag)
     try:
-        return open_config(path, flag, local_files_only=True)
+        return open_decoder_config(path, flag, local_files_only=True)
     except UserError:
         logger.warning("%s %s was not fetched from the hub before: its sizes are those published.", flag, path)
         return published_config(path)

@@ -12,7 +12,7 @@ from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
-from dschat.models.load import open_config
+from dschat.models.limits import open_decoder_config
 from dschat.plan.machine import GB, Machine
 from dschat.plan.models import roles_of
 from dschat.plan.phases import kept_bytes
@@ -49,7 +49,7 @@ def needs_of(config: CommonConfig, processes: int, device: torch.device) -> Need
     if not isinstance(config, SupervisedConfig | PPOConfig):
         return None
     try:
-        roles = roles_of(config, open_config, device)
+        roles = roles_of(config, open_decoder_config, device)
     except UserError:
         return None
     kept = kept_bytes(roles, processes)
@@ -66,8 +66,8 @@ def warn_of_gpu_memory(config: CommonConfig, processes: int, free: int) -> None:
         free: bytes of a GPU.
     """
     try:
-        plan = make_plan(config, Machine(processes, free), open_config)
-        helps = [in_words(change) for change, _ in remedies(plan, open_config)] if not plan.fits else []
+        plan = make_plan(config, Machine(processes, free), open_decoder_config)
+        helps = [in_words(change) for change, _ in remedies(plan, open_decoder_config)] if not plan.fits else []
     except UserError as error:
         logger.warning("the memory of this run could not be planned: %s", error)
         return

@@ -33,8 +33,9 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
     if is_main():
         warn_of_turn_end(tokenizer, share.train, end_id)
-    examples, dropped = sft_examples(share.train, tokenizer, config.max_seq_len, end_id)
-    held_out, dropped_eval = sft_examples(share.eval, tokenizer, config.max_seq_len, end_id, held_out=True)
+    limits, all_turns = (config.max_seq_len, end_id), config.train_on == "all"
+    examples, dropped = sft_examples(share.train, tokenizer, *limits, all_turns=all_turns)
+    held_out, dropped_eval = sft_examples(share.eval, tokenizer, *limits, held_out=True, all_turns=all_turns)
     run.describe_data(share, train=dropped, eval=dropped_eval)
     updates = total_updates(len(examples), config, run.plan)
     run.announce(updates, len(examples))

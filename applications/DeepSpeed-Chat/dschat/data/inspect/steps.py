@@ -27,6 +27,7 @@ class Settings:
         tokenizer: of the model to train; without one nothing is encoded.
         max_seq_len: longest prompt and response, in tokens (steps 1 and 2).
         max_prompt_seq_len: longest prompt, in tokens (step 3).
+        all_turns: step 1 trains on every turn of the assistant (--train_on all).
         end_of_response: id of the token that ends a response; EOS if None.
     """
 
@@ -36,6 +37,7 @@ class Settings:
     max_seq_len: int = 1024
     max_prompt_seq_len: int = 512
     end_of_response: int | None = None
+    all_turns: bool = False
 
     @property
     def end_id(self) -> int:
@@ -54,5 +56,7 @@ def examples_of(
     """
     if step == 3:
         return prompt_examples(rows, tokenizer, settings.max_prompt_seq_len, held_out=True)
-    make = sft_examples if step == 1 else pair_examples
-    return make(rows, tokenizer, settings.max_seq_len, settings.end_id, held_out=True)
+    limit, end_id = settings.max_seq_len, settings.end_id
+    if step == 1:
+        return sft_examples(rows, tokenizer, limit, end_id, held_out=True, all_turns=settings.all_turns)
+    return pair_examples(rows, tokenizer, limit, end_id, held_out=True)

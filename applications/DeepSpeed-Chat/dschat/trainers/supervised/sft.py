@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 1, supervised fine-tuning: cross-entropy on the response tokens."""
+"""Step 1, supervised fine-tuning: cross-entropy on the response tokens, or on those of every turn of the assistant."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class SFTTask:
     def count(self, examples: Sequence[SFTExample]) -> int:
         if self._on_prompt:
             return sum(len(example) - 1 for example in examples)
-        return sum(len(example.response_ids) for example in examples)
+        return sum(example.num_targets for example in examples)
 
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[SFTExample], count: Tensor | float

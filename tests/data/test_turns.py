@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--train_on all`: which tokens of a conversation are trained on, and that the loss is the one over just these."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
+from dschat.data.collate import collate_sft
+from dschat.data.examples import CUT_TO_NOTHING, SFTExample, sft_examples
+from dschat.data.formats.rows import Row
+from dschat.data.inspect.preview import preview_report
+from dschat.data.inspect.steps import Settings
+from dschat.data.turns import encode_turns
+from dschat.errors import UserError
+from factories import PAD, make_causal_lm
+
+EOS = 2
+TALK = dialogue("Who?", "me.", "And why?", "so it is.", "bye", "see you.")
+
+
+def row_of(messages, response="see you."):
+    return Row(None, messages, response, None, {}, "rows.jsonl:1")
+
+
+def made(tokenizer, row, length=9999, all_turns=True):
+    (example, *_), _ = sft_examples([row], tokenizer, length, EOS, all_turns=all_turns)
+    return example
+
+
+def runs_of(tokenizer, example):
+    """Texts of the stretches that are trained on."""
+    targets = example.targets or [True] * len(example.response_ids)
+    runs, before = [], False
+    for token, target in zip(example.response_ids, targets, strict=True):
+        if target:
+            runs = runs if before else [*runs, []]
+            runs[-1].append(token)
+        before = target
+    return [tokenizer.decode(run, clean_up_tokenization_spaces=False) for run in runs]
+
+
+# What the model itself has to write in turns 1 and 2, and then the response as `--train_on last` has it.
+WRITTEN = {
+    "llama-3": ["me.<|eot|>", "so it is.<|eot|>"],
+    "chatml": ["me.<|im_end|>", "so it is.<|im_end|>"],
+    "gemma": ["me.<|im_end|>", "so it is.<|im_end|>"],
+    "mistral": ["me.<eos>", "so it is.<eos>"],
+    "llama-2": [" me. <eos>", " so it is. <eos>"],
+    "zephyr": ["\nme.<|im_end|>", "\nso it is.<|im_end|>"],
+    "plain": ["me.", "so it is."],  # without a token that ends a turn
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_turn_of_the_assistant_is_trained_on_up_to_its_end(name):
+    tokenizer = chat_tokenizer(name)
+    example = made(tokenizer, row_of(TALK[:-1]))
+    assert runs_of(tokenizer, example) == [*WRITTEN[name], "see you.<eos>"]
+    text = tokenizer.apply_chat_template(TALK[:-1], add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.decode(example.prompt_ids + example.response_ids, clean_up_tokenization_spaces=False)
+    bos = "" if text.startswith("<bos>") else "<bos>"
+    assert whole == bos + text + "see you.<eos>"  # the history as the template writes it
+    assert example.num_targets == sum(example.targets) and len(example.targets) == len(example.response_ids)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_same_tokens_as_with_the_last_turn_alone(name):
+    """Only what is trained on differs: the texts of these templates are cut where tokens end."""
+    tokenizer = chat_tokenizer(name)
+    both = [made(tokenizer, row_of(TALK[:-1]), all_turns=every) for every in (True, False)]
+    if name not in ("zephyr", "llama-2"):  # whose replies begin with a blank that may join the text before it
+        assert len({tuple(example.prompt_ids + example.response_ids) for example in both}) == 1
+    assert both[1].targets is None
+
+
+def test_rows_without_earlier_turns_are_as_before(caplog):
+    tokenizer = chat_tokenizer()
+    rows = [row_of(TALK[:1], "me."), Row("Who?", None, "me.", None, {}, "rows.jsonl:2"), row_of(TALK[:3])]
+    with caplog.at_level(logging.INFO, logger="dschat"):
+        examples, _ = sft_examples(rows, tokenizer, 999, EOS, all_turns=True)
+        sft_examples(rows, tokenizer, 999, EOS, held_out=True, all_turns=True)
+    assert examples[:2] == sft_examples(rows[:2], tokenizer, 999, EOS)[0]
+    assert caplog.messages == [
+        "--train_on all: 2 of 3 rows hold no earlier turn of the assistant: of these the response is trained on"
+    ]
+    tokenizer.chat_template = None
+    assert made(tokenizer, rows[1]) == examples[1]  # texts need no template
+
+
+def test_other_roles_are_never_trained_on():
+    tokenizer = chat_tokenizer()
+    messages = [{"role": "system", "content": "short."}, *TALK[:2], {"role": "tool", "content": "3"}, *TALK[2:3]]
+    assert runs_of(tokenizer, made(tokenizer, row_of(messages))) == ["me.<|im_end|>", "see you.<eos>"]
+
+
+def test_long_conversations_are_cut():
+    tokenizer = chat_tokenizer()
+    whole = made(tokenizer, row_of(TALK[:-1]))
+    ids, first = whole.prompt_ids + whole.response_ids, len(whole.prompt_ids)
+    for length in (
+        first + 1,
+        first + whole.targets.index(False),
+        first + whole.targets.index(False) + 1,
+        len(ids) - 1,
+    ):
+        cut = made(tokenizer, row_of(TALK[:-1]), length)
+        assert cut.prompt_ids + cut.response_ids == ids[:length]
+        assert cut.targets == whole.targets[: length - first]
+    examples, dropped = sft_examples([row_of(TALK[:-1])], tokenizer, first, EOS, held_out=True, all_turns=True)
+    assert (examples, dropped) == ([], {CUT_TO_NOTHING: 1})
+
+
+def test_a_template_that_rewrites_earlier_turns():
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ 'thought ' if m.role == 'assistant' and loop.last }}"
+        "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    # turn_end cannot tell a reply of such a template
+    with pytest.raises(UserError, match="does not write a reply behind its generation prompt"):
+        encode_turns(tokenizer, [row_of(TALK[:3])])
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.last or m.role == 'user' else '...' }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    with pytest.raises(UserError, match="rows.jsonl:1: the chat template writes message 2.*give --train_on last"):
+        encode_turns(tokenizer, [row_of(TALK[:3])])
+
+
+# the loss
+
+
+def test_the_mask_of_a_batch():
+    examples = [SFTExample([5], [6, 7, 8], [True, False, True]), SFTExample([5, 6], [7])]
+    batch = collate_sft(examples, PAD)
+    assert batch["response_mask"].tolist() == [[True, False, True], [True, False, False]]
+    assert batch["attention_mask"].int().tolist() == [[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert batch["input_ids"].tolist() == [[PAD, 5, 6, 7, 8], [5, 6, 7, PAD, PAD]]
+
+
+def test_the_loss_is_the_cross_entropy_over_these_tokens():
+    """Against cross_entropy with labels of -100 on each conversation alone, without padding."""
+    from dschat.models.policy import PolicyModel
+    from dschat.trainers.supervised.sft import SFTTask
+
+    tokenizer = chat_tokenizer()
+    rows = [row_of(TALK[:-1]), row_of(TALK[:3], "yes."), row_of(TALK[:1], "no.")]
+    examples, _ = sft_examples(rows, tokenizer, 999, EOS, all_turns=True)
+    model = make_causal_lm("llama", vocab_size=len(tokenizer))
+    total, count = 0.0, 0
+    for example in examples:
+        ids = torch.tensor([example.prompt_ids + example.response_ids])
+        targets = example.targets or [True] * len(example.response_ids)
+        labels = ids.clone()
+        labels[0, [i for i, t in enumerate([False] * len(example.prompt_ids) + targets) if not t]] = -100
+        logits = model(ids).logits[:, :-1]
+        total += F.cross_entropy(logits[0], labels[0, 1:], ignore_index=-100, reduction="sum").item()
+        count += int((labels != -100).sum())
+    task = SFTTask(examples, [], PAD)
+    assert task.count(examples) == count
+    loss, _ = task.loss(PolicyModel(model), examples, count)
+    assert loss.item() == pytest.approx(total / count, rel=1e-5)
+
+
+def test_the_preview_shows_every_turn(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    import json
+
+    path.write_text("".join(json.dumps({"messages": TALK}) + "\n" for _ in range(20)))
+    settings = Settings(tokenizer=chat_tokenizer(), all_turns=True)
+    shown = preview_report(str(path), 1, 1, False, settings)
+    assert shown.count(": trained]]") == 3
+    for text in ("me.<|im_end|>", "so it is.<|im_end|>", "see you.<eos>"):
+        assert f": trained]]{text}" in shown
+    assert "masked]]\n<|im_start|>user\nAnd why?<|im_end|>\n<|im_start|>assistant\n\n[[" in shown
