@@ -60,6 +60,15 @@ def test_layer_names_without_adapters_warn(caplog):
     assert "--lora_module_name does nothing without --lora_dim" in caplog.records[0].getMessage()
 
 
+@pytest.mark.parametrize("flag", ["--lora_alpha 4", "--lora_dropout 0.1"])
+def test_other_flags_of_adapters_without_adapters_warn(flag, caplog):
+    parse(SFTConfig, [*SFT, *flag.split()])
+    assert f"{flag.split()[0]} does nothing without --lora_dim" in caplog.records[0].getMessage()
+    caplog.clear()
+    parse(SFTConfig, [*SFT, *flag.split(), "--finetune_mode", "lora"])
+    assert not caplog.records
+
+
 def test_adapter_only_without_adapters_warns(caplog):
     parse(PPOConfig, [*PPO, "--no_merge_lora"])
     assert "--no_merge_lora does nothing without --lora_dim" in caplog.records[0].getMessage()

@@ -80,6 +80,11 @@ def _refusal(config_class, arguments):
         ("--gradient_clipping -1", ["--gradient_clipping -1", "at least 0"]),
         ("--gradient_clipping nan", ["--gradient_clipping nan", "at least 0"]),
         ("--lora_dim -1", ["--lora_dim -1", "at least 0"]),
+        ("--lora_alpha 0", ["--lora_alpha 0", "at least 1"]),
+        ("--lora_dropout 1", ["--lora_dropout 1", "at least 0 and below 1"]),
+        ("--lora_dim 4 --lora_module_name=", ["--lora_module_name is empty"]),
+        ("--finetune_mode all --lora_dim 4", ["--finetune_mode all", "--lora_dim", "drop one"]),
+        ("--finetune_mode last_layer --lora_dim 4", ["--finetune_mode last_layer", "--lora_dim", "drop one"]),
         ("--warmup_ratio 1", ["--warmup_ratio 1", "below 1"]),
         ("--warmup_ratio -0.1", ["--warmup_ratio -0.1", "at least 0"]),
         # numbers of steps 1 and 2

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA: what trains, the reference without a second model, and what is saved; on one process and on two at ZeRO 3."""
 
+import json
+
 import pytest
 import torch
-from peft import PeftModel
+from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassification, PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from dschat.builders.ppo import build_ppo_models
 from dschat.config.ppo import PPOConfig
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.errors import UserError
-from dschat.models.lora import add_lora
+from dschat.models.load import load_scalar
+from dschat.models.lora import add_lora, lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from factories import (
@@ -149,6 +152,28 @@ def test_saved_adapter_and_merged_model_say_what_the_live_model_says(role, kind,
     )
     torch.testing.assert_close(numbers_of(with_adapter), expected, rtol=0, atol=1e-5)
     assert float((numbers_of(OPENERS[role].from_pretrained(base)) - expected).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+@pytest.mark.parametrize("role", MODELS)
+def test_peft_alone_opens_an_adapter_by_its_folder(role, kind, tmp_path):
+    """AutoPeftModel… finds the base by its path: a causal LM, whose score head comes from the adapter's folder."""
+    base = save_folder(tmp_path / "base", make_causal_lm(kind), make_tokenizer())
+    model = load_scalar(base, "", torch.float32, make_tokenizer()) if role == "reward model" else make_causal_lm(kind)
+    add_lora(model, 4, None, base)
+    generator = torch.Generator().manual_seed(3)
+    for p in model.parameters():
+        if p.requires_grad:
+            p.data = 0.2 * torch.randn(p.shape, generator=generator)
+    save_model(model, saved_weights(model), make_tokenizer(), tmp_path / "saved", merge=False)
+    adapter = tmp_path / "saved" / "adapter"
+    written = json.loads((adapter / "adapter_config.json").read_text())
+    assert written["task_type"] == ("SEQ_CLS" if role == "reward model" else "CAUSAL_LM")
+    assert lora_config(model).task_type is None  # the live one is as it was
+    auto_class = AutoPeftModelForSequenceClassification if role == "reward model" else AutoPeftModelForCausalLM
+    options = {"num_labels": 1} if role == "reward model" else {}
+    opened = auto_class.from_pretrained(adapter, dtype=torch.float32, **options)
+    torch.testing.assert_close(numbers_of(opened.eval()), numbers_of(model.eval()), rtol=0, atol=1e-5)
 
 
 def test_without_merging_only_the_adapter_is_saved(tmp_path):

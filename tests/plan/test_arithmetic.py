@@ -7,6 +7,7 @@ from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 
 from dschat.config.ppo import PPOConfig
 from dschat.config.sft import SFTConfig
+from dschat.models.finetuning import Finetuning
 from dschat.plan.counts import counts, find_rows
 from dschat.plan.host import host_of
 from dschat.plan.logits import Head, kept_gradient, sampling_logits, scoring_logits, training_logits
@@ -47,7 +48,7 @@ def test_the_sizes_of_a_scalar_model():
 def test_lora_trains_its_adapters_alone():
     """Rank 3 beside q and o (8 → 8), k and v (8 → 2), gate and up (8 → 12), down (12 → 8), in 2 layers."""
     adapters = 2 * 3 * (2 * (8 + 8) + 2 * (8 + 2) + 3 * (8 + 12))
-    shape = shape_of(meta_model(TINY, "policy", torch.float32, lora_rank=3))
+    shape = shape_of(meta_model(TINY, "policy", torch.float32, finetuning=Finetuning(rank=3)))
     assert (shape.trained, shape.parameters) == (adapters, PARAMETERS + adapters)
 
 

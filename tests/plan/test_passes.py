@@ -9,8 +9,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 
 from dschat.errors import UserError
+from dschat.models.finetuning import Finetuning
 from dschat.plan.passes import scoring_pass, training_pass
-from dschat.plan.shapes import meta_model
+from dschat.plan.shapes import meta_model, shape_of
 from dschat.plan.tracking import AliveBytes
 
 ROWS, TOKENS = 3, 40
@@ -93,8 +94,25 @@ def test_gradients_are_handed_over():
 
 
 def test_lora_makes_few_gradients():
-    plain, lora = (meta_model(FAMILIES["llama"], "policy", torch.float32, lora_rank=rank) for rank in (0, 4))
+    plain, lora = (
+        meta_model(FAMILIES["llama"], "policy", torch.float32, finetuning=Finetuning(rank=rank)) for rank in (0, 4)
+    )
     assert training_pass(lora, 1, 2, False).backward < training_pass(plain, 1, 2, False).backward
+
+
+@pytest.mark.parametrize(("kind", "family", "through"), [("policy", "llama", False), ("policy", "gpt2", True)])
+def test_a_last_layer_keeps_nothing_of_the_others_unless_it_is_the_embedding(kind, family, through):
+    """Llama's head is a layer of its own, GPT-2's is the embedding."""
+    head = meta_model(FAMILIES[family], kind, torch.float32, finetuning=Finetuning(last_layer=True))
+    everything = training_pass(meta_model(FAMILIES[family], kind, torch.float32), 2, 40, False)
+    found, states = training_pass(head, 2, 40, False), 2 * 40 * 32 * 4
+    assert shape_of(head).trained == 50 * 32
+    if through:
+        assert states < found.held <= everything.held
+    else:
+        assert found.held <= 2 * states + 40 * 8 and found.backward == found.held  # the states, and small things
+    scores = meta_model(FAMILIES[family], "scalar", torch.float32, finetuning=Finetuning(last_layer=True))
+    assert shape_of(scores).trained == 32
 
 
 def test_bytes_alive():

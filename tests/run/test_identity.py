@@ -38,6 +38,14 @@ def test_a_process_s_share_may_differ_with_their_number_but_not_what_they_share(
     assert differences(whole, identity(gamma=0.5), other_size=True)[0].startswith("--gamma was 1.0, is 0.5")
 
 
+def test_the_name_of_layers_was_once_a_single_one(identity, tmp_path):
+    now = identity(actor_lora_dim=2, lora_module_name=["q_proj"])
+    before = now | {"--lora_module_name": '"q_proj"'}
+    assert differences(with_later_flags(before, now, ppo_config(tmp_path)), now, other_size=False) == []
+    other = now | {"--lora_module_name": '"v_proj"'}
+    assert len(differences(with_later_flags(other, now, ppo_config(tmp_path)), now, other_size=False)) == 1
+
+
 def test_a_flag_that_came_later_had_its_default(identity, tmp_path):
     now = identity()
     before = {name: value for name, value in now.items() if name not in ("--samples_per_prompt", "--gamma")}

@@ -11,8 +11,8 @@ from dschat.config.ppo import PPOConfig
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.engine import Engine, frozen_engine, train_engine
 from dschat.models.engines import Policy
+from dschat.models.finetuning import Finetuning, choose_trained
 from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
@@ -68,8 +68,7 @@ def _build_actor(
     settings = engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
     path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
     model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening_of(config, settings))
-    if config.actor_lora_dim:
-        add_lora(model, config.actor_lora_dim, config.lora_module_name, path)
+    choose_trained(model, Finetuning(*config.finetuning(config.actor_lora_dim or 0)), path)
     optimizer = optimizer_settings(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
     return train_engine(PolicyModel(model), optimizer, settings)
 
@@ -92,8 +91,7 @@ def _build_critic(
     path = config.critic_model_name_or_path or config.actor_model_name_or_path
     opening = opening_of(config, settings)
     model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, opening=opening)
-    if config.critic_lora_dim:
-        add_lora(model, config.critic_lora_dim, config.lora_module_name, path)
+    choose_trained(model, Finetuning(*config.finetuning(config.critic_lora_dim or 0)), path)
     optimizer = optimizer_settings(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)
     return train_engine(ScalarModel(model), optimizer, settings)
 

@@ -13,8 +13,8 @@ from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.engine import Engine, frozen_engine, train_engine
 from dschat.models.engines import Policy
+from dschat.models.finetuning import Finetuning, choose_trained
 from dschat.models.load import load_causal_lm
-from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.top_layers import train_top_layers
 from dschat.rollouts.choice import choose_engine
@@ -45,9 +45,8 @@ def build_refuel_models(
     path = config.model_name_or_path
     torch.manual_seed(config.seed)  # rows that embeddings grow by are to be the reference's
     model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening_of(config, settings))
-    if config.lora_dim:
-        add_lora(model, config.lora_dim, config.lora_module_name, path)
-    elif config.trained_layers:
+    choose_trained(model, Finetuning(*config.finetuning(config.lora_dim)), path)
+    if config.trained_layers:
         train_top_layers(model, config.trained_layers, "--trained_layers")
     optimizer = one_optimizer(config, total_updates)
     policy = train_engine(PolicyModel(model), replace(optimizer, epsilon=config.adam_epsilon), settings)

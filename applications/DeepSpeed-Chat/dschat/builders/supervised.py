@@ -9,9 +9,9 @@ from dschat.config.batches import BatchPlan
 from dschat.config.reward import RewardConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.engine.engine import Engine, train_engine
+from dschat.models.finetuning import Finetuning, choose_trained
 from dschat.models.gain import add_gain
 from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.scored_at import note_reward_loss
@@ -26,8 +26,7 @@ def build_policy(
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     path, opening = config.model_name_or_path, opening_of(config, settings)
     model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening)
-    if config.lora_dim:
-        add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
+    choose_trained(model, Finetuning(*config.finetuning(config.lora_dim)), path)
     return train_engine(PolicyModel(model), one_optimizer(config, total_updates), settings)
 
 
@@ -41,6 +40,5 @@ def build_reward_model(
     note_reward_loss(model, config.reward_loss)
     if config.reward_gain:
         add_gain(model.score)
-    if config.lora_dim:
-        add_lora(model, config.lora_dim, config.lora_module_name, config.model_name_or_path)
+    choose_trained(model, Finetuning(*config.finetuning(config.lora_dim)), path)
     return train_engine(ScalarModel(model), one_optimizer(config, total_updates), settings)

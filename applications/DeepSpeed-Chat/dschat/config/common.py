@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
+from dschat.config.finetuning import FinetuningFlags
 from dschat.config.sections import DataFlags, EngineFlags, OptimisationFlags, OutputFlags
 from dschat.config.tracking import TrackingFlags
 from dschat.errors import UserError
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, TrackingFlags, ABC):
+class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, FinetuningFlags, EngineFlags, ABC):
     """The flags of every step.
 
     Attributes:
@@ -40,6 +41,7 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, Track
             self.dtype = "bf16"
         if self.tensorboard_path is None:
             self.tensorboard_path = str(Path(self.output_dir) / "tensorboard")
+        self.fill_in_rank()
 
     def validate(self) -> None:
         """Check every flag, alone and against the others.
@@ -66,11 +68,9 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, Track
         self._check_memory_flags()
 
     def _check_memory_flags(self) -> None:
-        """Offload and LoRA: what needs another flag beside it."""
+        """Offload and what is trained: what needs another flag beside it."""
         self._check_offload()
-        if not any(self.lora_ranks) and (self.lora_module_name is not None or not self.merge_lora):
-            name = "--lora_module_name" if self.lora_module_name is not None else "--no_merge_lora"
-            logger.warning("%s does nothing without --lora_dim.", name)
+        self.check_finetuning(self.lora_ranks)
 
     def _check_offload(self) -> None:
         if self.offload and 0 in self.zero_stages:
@@ -89,7 +89,7 @@ class CommonConfig(DataFlags, OutputFlags, OptimisationFlags, EngineFlags, Track
             rules.AT_LEAST_1,
         )
         counts = ["save_steps", "save_total_limit", "save_models", "eval_interval", "num_warmup_steps"]
-        counts += ["gradient_clipping", "lora_dim"]
+        counts += ["gradient_clipping"]
         rules.check_numbers(self, counts, rules.AT_LEAST_0)
 
     def _check_common_names(self) -> None:

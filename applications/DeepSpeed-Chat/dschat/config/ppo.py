@@ -90,6 +90,7 @@ class PPOConfig(
     """Step 3: PPO over macro actions."""
 
     step: ClassVar[int] = 3
+    compares_logprobs: ClassVar[bool] = True
 
     lr_scheduler_type: Schedule = flag(SCHEDULE_HELP, "linear")
 

@@ -24,6 +24,7 @@ class RefuelConfig(SupervisedConfig):
 
     _argument_group_name = "REFUEL"
     step: ClassVar[int] = 3
+    compares_logprobs: ClassVar[bool] = True
     sequences_per_example: ClassVar[int] = 2
     own_inert_flags: ClassVar[Mapping[str, str]] = {"track": NO_WANDB, "wandb_project_name": NO_WANDB}
 

@@ -118,6 +118,7 @@ class RefuelOnlineConfig(RefuelModelFlags, DialogueFlags, RefuelLossFlags, Commo
     """REFUEL with users from data: pairs of replies to one state of a dialogue, regressed on their rewards."""
 
     step: ClassVar[int] = 3
+    compares_logprobs: ClassVar[bool] = True
     own_inert_flags: ClassVar[Mapping[str, str]] = {
         "task.cluster": "log-probs of the policy before a round are computed in that round and not kept",
         "track": NO_WANDB,
@@ -172,8 +173,9 @@ class RefuelOnlineConfig(RefuelModelFlags, DialogueFlags, RefuelLossFlags, Commo
             )
         if self.reward_function is not None:
             rules.check_function_path("reward_function", self.reward_function)
-        if self.trained_layers and self.lora_dim:
-            raise UserError("--trained_layers and --lora_dim both say what is trained: drop one of them.")
+        if self.trained_layers and (self.lora_dim or self.finetune_mode):
+            other = "--lora_dim" if self.finetune_mode is None else f"--finetune_mode {self.finetune_mode}"
+            raise UserError(f"--trained_layers and {other} both say what is trained: drop one of them.")
 
     def _check_counts(self) -> None:
         if self.total_episodes is not None and self.num_train_epochs != default_of(CommonConfig, "num_train_epochs"):

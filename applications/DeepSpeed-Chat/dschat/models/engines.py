@@ -22,7 +22,6 @@ class PolicyForward(Protocol):
         targets: Tensor | int,
         temperature: float = 1.0,
         with_entropy: bool = True,
-        smoothing: float = 0.0,
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -98,6 +97,16 @@ class Trained(Protocol):
 
 class TrainedPolicy(Policy, Trained, Protocol):
     """The actor, or the model of step 1."""
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        targets: Tensor | int,
+        temperature: float = 1.0,
+        with_entropy: bool = True,
+        smoothing: float = 0.0,
+    ) -> tuple[Tensor, Tensor]: ...
 
     @property
     def module(self) -> PolicyModel: ...

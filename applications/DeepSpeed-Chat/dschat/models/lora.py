@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA by peft: low-rank adapters inside a model, switched off for the reference, saved alone or merged."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
+from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -18,30 +19,41 @@ NAME = "default"  # peft's name of the adapter
 ALPHA_PER_RANK = 2  # the update is scaled by alpha / rank
 
 
-def add_lora(model: Any, rank: int, module_name: str | None, base: str) -> None:
+def add_lora(
+    model: Any,
+    rank: int,
+    targets: str | Sequence[str] | None,
+    base: str,
+    alpha: int | None = None,
+    dropout: float = 0.0,
+) -> None:
     """Puts adapters into a model's linear layers and freezes everything else but a score head.
 
     Args:
         model: Hugging Face model, changed in place.
         rank: of the adapters.
-        module_name: part of the names of the layers to adapt; every linear layer but the heads when None.
+        targets: parts of the names of the layers to adapt; every linear layer but the heads when None.
         base: path of the model, recorded in the adapter's config.
+        alpha: the adapters' output is scaled by alpha / rank; twice the rank when None.
+        dropout: part of the adapters' inputs that is dropped in training mode.
 
     Raises:
-        UserError: no layer matches.
+        UserError: a target matches no layer.
     """
+    wanted = [targets] if isinstance(targets, str) else targets
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
     linear = [name for name in linear if name.split(".")[-1] not in ("lm_head", "embed_out", "score")]
-    targets = [name for name in linear if module_name is None or module_name in name]
-    if not targets:
-        raise UserError(
-            f"--lora_module_name {module_name}: no linear layer of {base} has that in its name. Layers are called, "
-            f"for instance, {', '.join(linear[:3])}."
-        )
+    for target in wanted or ():
+        if not any(target in name for name in linear):
+            raise UserError(
+                f"--lora_module_name {target}: no linear layer of {base} has that in its name. Layers are called, "
+                f"for instance, {', '.join(linear[:3])}."
+            )
     config = LoraConfig(
         r=rank,
-        lora_alpha=ALPHA_PER_RANK * rank,
-        target_modules=targets,
+        lora_alpha=ALPHA_PER_RANK * rank if alpha is None else alpha,
+        lora_dropout=dropout,
+        target_modules=[name for name in linear if wanted is None or any(target in name for target in wanted)],
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         base_model_name_or_path=base,
     )
@@ -74,7 +86,10 @@ def is_adapter(name: str) -> bool:
 
 
 def save_adapter(model: Any, adapter: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes adapter_config.json and adapter_model.safetensors, which peft opens on the base model.
+    """Writes adapter_config.json and adapter_model.safetensors, which peft opens with the base model.
+
+    Its classes AutoPeftModelForCausalLM and AutoPeftModelForSequenceClassification (with num_labels=1) find that by
+    the path in the config.
 
     Args:
         model: with adapters.
@@ -88,12 +103,13 @@ def save_adapter(model: Any, adapter: Mapping[str, Tensor], folder: Path) -> Non
     weights |= {name: tensor for name, tensor in adapter.items() if name.startswith("score.")}
     prefixed = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in weights.items()}
     save_file(prefixed, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    config = lora_config(model)
+    config = copy.copy(lora_config(model))
     assert config is not None  # the caller asked
-    inference = config.inference_mode
+    scores = hasattr(model, "score")
+    config.task_type = TaskType.SEQ_CLS if scores else TaskType.CAUSAL_LM
+    config.modules_to_save = ["score"] if scores else None
     config.inference_mode = True
     config.save_pretrained(str(folder))
-    config.inference_mode = inference
 
 
 def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

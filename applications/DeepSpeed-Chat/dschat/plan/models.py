@@ -15,6 +15,7 @@ from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.supervised import SupervisedConfig
+from dschat.models.finetuning import EVERYTHING, Finetuning
 from dschat.plan.logits import Head
 from dschat.plan.passes import Pass, scoring_pass, training_pass
 from dschat.plan.shapes import Kind, Shape, meta_model, shape_of
@@ -34,7 +35,7 @@ class Model:
         kind: policy or scalar.
         dtype: of the parameters.
         attention: --attn_implementation.
-        lora_rank, lora_module: of its adapters.
+        finetuning: what of it is trained.
     """
 
     config: PreTrainedConfig = field(compare=False)
@@ -42,12 +43,11 @@ class Model:
     kind: Kind
     dtype: torch.dtype
     attention: str
-    lora_rank: int = 0
-    lora_module: str | None = None
+    finetuning: Finetuning = EVERYTHING
 
     def make(self) -> object:
         """On the meta device."""
-        return meta_model(self.config, self.kind, self.dtype, self.attention, self.lora_rank, self.lora_module)
+        return meta_model(self.config, self.kind, self.dtype, self.attention, self.finetuning)
 
     @property
     def width(self) -> int:
@@ -95,7 +95,7 @@ class Role:
     def head(self) -> Head:
         """Of a policy."""
         own = shape(self.model)
-        frozen = not self.weights.trained or self.model.lora_rank > 0
+        frozen = not self.weights.trained or self.model.finetuning.rank > 0
         return Head(own.vocab, own.head, own.tied, not frozen, self.model.width, own.capped)
 
 
@@ -159,22 +159,21 @@ class _Maker:
         self, name: RoleName, model: tuple[str, str], kind: Kind, stage: int, rank: int, checkpointing: bool
     ) -> Role:
         """A model under an optimiser; `model` is the flag and its value."""
-        made = self._model(model, kind, rank)
+        made = self._model(model, kind, Finetuning(*self._config.finetuning(rank)))
         own = shape(made)
         weights = Weights(own.parameters, own.trained, own.largest, made.width, stage, self._config.offload)
         return Role(name, model[1], made, weights, checkpointing)
 
     def frozen(self, name: RoleName, model: tuple[str, str], kind: Kind, stage: int, offload: bool) -> Role:
         """A model that never trains."""
-        made = self._model(model, kind, 0)
+        made = self._model(model, kind, EVERYTHING)
         own = shape(made)
         return Role(name, model[1], made, Weights(own.parameters, 0, own.largest, made.width, stage, offload))
 
-    def _model(self, model: tuple[str, str], kind: Kind, rank: int) -> Model:
+    def _model(self, model: tuple[str, str], kind: Kind, finetuning: Finetuning) -> Model:
         flag, path = model
         if path not in self._read:
             self._read[path] = self._configs(path, flag)
         config = self._read[path]
         key = config.to_json_string(use_diff=False)
-        lora_module = self._config.lora_module_name if rank else None
-        return Model(config, key, kind, self._dtype, self._config.attn_implementation, rank, lora_module)
+        return Model(config, key, kind, self._dtype, self._config.attn_implementation, finetuning)

@@ -51,7 +51,8 @@ def training_pass(model: Any, rows: int, tokens: int, checkpointing: bool) -> Pa
         states = _states(model, rows, tokens)
         forward, held = alive.peak, alive.now
         alive.start_peak()
-        states.backward(torch.empty_like(states))
+        if states.requires_grad:  # not where the last layer alone is trained, unless it is the embedding, too
+            states.backward(torch.empty_like(states))
         return Pass(forward, held, alive.peak)
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dschat.models.attention import FLASH, SDPA, implementation
-from dschat.models.lora import add_lora
+from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained
 
 FUSED = "fused_on_meta"  # our name of an attention whose scores are never held, as flash attention's are not
 Kind = Literal["policy", "scalar"]
@@ -25,7 +25,7 @@ class Shape:
 
     Attributes:
         parameters: all of them.
-        trained: those with gradients; fewer with LoRA.
+        trained: those with gradients; fewer with LoRA or of a last layer alone.
         largest: of the largest tensor.
         head: of the output head; 0 of a scalar model, whose head is a row.
         tied: whether the output head is the embedding.
@@ -51,8 +51,7 @@ def meta_model(
     kind: Kind,
     dtype: torch.dtype,
     attention: str = SDPA,
-    lora_rank: int = 0,
-    lora_module: str | None = None,
+    finetuning: Finetuning = EVERYTHING,
 ) -> Any:
     """A Hugging Face model on the meta device, in training mode.
 
@@ -61,8 +60,7 @@ def meta_model(
         kind: policy: causal LM; scalar: the same with one number instead of logits.
         dtype: of the parameters.
         attention: --attn_implementation.
-        lora_rank: of its adapters; 0 = none.
-        lora_module: part of the names of the layers that get adapters.
+        finetuning: what of it is trained.
     """
     config = copy.deepcopy(config)
     options = {
@@ -75,8 +73,7 @@ def meta_model(
         else:
             model = AutoModel.from_config(config, **options)
             model.score = nn.Linear(model.get_input_embeddings().weight.shape[1], 1, bias=False, dtype=dtype)
-        if lora_rank:
-            add_lora(model, lora_rank, lora_module, "")
+        choose_trained(model, finetuning, "the model")
     if model.config._attn_implementation == SDPA or attention == FLASH:
         model.config._attn_implementation = FUSED
     return model.train()

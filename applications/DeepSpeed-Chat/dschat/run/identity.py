@@ -75,7 +75,9 @@ def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> I
         for field in dataclasses.fields(config)
         if field.default is not dataclasses.MISSING
     }
-    return {name: defaults[name] for name in now if name in defaults} | before
+    once_one_name = before.get("--lora_module_name", "").startswith('"')
+    targets = {"--lora_module_name": f"[{before['--lora_module_name']}]"} if once_one_name else {}
+    return {name: defaults[name] for name in now if name in defaults} | before | targets
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: bool) -> list[str]:

@@ -50,9 +50,10 @@ class RewardTask:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         tokens = self.collate(examples)
         chosen, rejected = engine(**tokens).chunk(2)
-        ids, masks = tokens["input_ids"].chunk(2), tokens["attention_mask"].chunk(2)
+        (ids, other_ids), (mask, other_mask) = tokens["input_ids"].chunk(2), tokens["attention_mask"].chunk(2)
         margins = torch.tensor([example.margin for example in examples], dtype=torch.float32, device=device())
-        return reward_loss(self._loss, chosen, rejected, Pairs(*ids, *masks, margins), self._centering, count)
+        pairs = Pairs(ids, other_ids, mask, other_mask, margins)
+        return reward_loss(self._loss, chosen, rejected, pairs, self._centering, count)
 
     def self_check(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> None:
         tokens = self.collate(examples)
