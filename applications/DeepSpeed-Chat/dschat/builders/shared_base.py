@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Critic and reward model on the actor's base (--share_base)."""
+"""Critic and reward model on the actor's base (--share_base).
+
+Each has an engine of its own. Below ZeRO 3, DeepSpeed leaves frozen weights alone; at ZeRO 3, an engine takes weights
+that another has cut into parts as they are. So all engines must be at ZeRO 3, or none.
+"""
 
 import logging
 from dataclasses import replace
@@ -100,14 +104,15 @@ def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedM
 
 
 def shared_scores(plan: BatchPlan, settings: EngineSettings, reward: PreTrainedModel) -> RewardModelScores:
-    """Scores of a reward model on the actor's base, which is whole on every process.
+    """Scores of a reward model on the actor's base, whose weights are whole or in parts as the actor's are.
 
     Args:
         plan: the batch sizes.
         settings: of the actor's engine.
         reward: from `beside_actor`.
     """
-    settings = replace(settings, gradient_checkpointing=False, zero_stage=0, offload=False)
+    stage = 3 if settings.zero_stage == 3 else 0
+    settings = replace(settings, gradient_checkpointing=False, zero_stage=stage)
     return RewardModelScores(frozen_engine(ScalarModel(reward), settings), plan.micro_batch)
 
 

@@ -186,10 +186,10 @@ class PPOConfig(
                 "--share_base keeps the base frozen, so that all trained models need adapters: give --lora_dim, or"
                 " --actor_lora_dim and --critic_lora_dim."
             )
-        if 3 in self.zero_stages:
+        if 3 in self.zero_stages and set(self.zero_stages) != {3}:
             raise UserError(
-                "--share_base does not work at ZeRO 3, where each model's engine would cut the one base into parts."
-                " Give --zero_stage 0, 1 or 2, or drop --share_base: ZeRO 3 shares the weights out already."
+                "--share_base with ZeRO 3 for one of actor and critic alone: their base is either whole or in parts."
+                " Give --zero_stage 3 for both, or for neither."
             )
 
     @property
