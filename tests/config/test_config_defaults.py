@@ -177,6 +177,7 @@ def test_defaults_of_step_3():
         "policy_ratio": "token",
         "whiten_advantages": False,
         "normalize_advantages": None,
+        "share_base": False,
         "normalize_scores": False,
         "vf_coef": 1.0,
         "kl_estimator": "k1",

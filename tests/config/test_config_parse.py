@@ -172,6 +172,7 @@ PPO_VALUES = {
     "offload_reference_model": (["no"], False),
     "actor_lora_dim": (["0"], 0),
     "critic_lora_dim": (["0"], 0),
+    "share_base": (["--lora_dim", "4"], True),
     "enable_ema": (["0"], False),
 }
 REFUEL_ONLINE_VALUES = {

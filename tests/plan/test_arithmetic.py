@@ -237,5 +237,22 @@ def test_rows_of_published_sets():
     assert find_rows(ppo(data_path=["owner/name"])) is None
 
 
+def test_a_shared_base_is_counted_once():
+    """Beside the actor's weights, critic and reward model keep adapters of rank 3 and a head of 8; no reference."""
+    adapters = 2 * 3 * (2 * (8 + 8) + 2 * (8 + 2) + 3 * (8 + 12))
+    roles = roles_of(ppo(lora_dim=3, share_base=True), lambda path, flag: TINY, torch.device("cpu"))
+    assert [role.name for role in roles] == ["actor", "critic", "reward model"]
+    kept = [states(role.weights, 1) for role in roles]
+    assert [k.parameters for k in kept] == [4 * (PARAMETERS + adapters), 4 * (adapters + 8), 4 * (adapters + 8)]
+    assert [k.optimizer for k in kept] == [8 * adapters, 8 * (adapters + 8), 0]
+    whole = ppo(lora_dim=3, share_base=True, critic_model_name_or_path=None, reward_model_name_or_path="r")
+    roles = roles_of(whole, lambda path, flag: TINY, torch.device("cpu"))
+    assert states(roles[2].weights, 1).parameters == 4 * (PARAMETERS + 8)
+    assert [states(role.weights, 1).parameters for role in roles[:2]] == [k.parameters for k in kept[:2]]
+    sharded = roles_of(ppo(lora_dim=3, share_base=True, zero_stage=3), lambda path, flag: TINY, torch.device("cpu"))
+    assert states(sharded[1].weights, 2).parameters == 4 * (adapters + 8) // 2
+    assert passing(sharded[1].weights, 2) == 4 * (PARAMETERS + adapters + 8)
+
+
 def test_the_spare_columns_are_the_engines():
     assert SPARE_COLUMNS == pool.SPARE_COLUMNS

@@ -2,6 +2,7 @@
 """Texts longer than a model can read, refused before anything is loaded."""
 
 from dschat.builders.names import ACTOR, BASE, CRITIC, REWARD
+from dschat.builders.shared_base import check_shared_base, is_on_base
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.refuel_online import RefuelOnlineConfig
@@ -20,8 +21,9 @@ def check_lengths(config: CommonConfig) -> None:
             config.critic_model_name_or_path,
             config.reward_model_name_or_path,
         )
+        check_shared_base(config)
         for flag, path in zip((ACTOR, CRITIC, REWARD), paths, strict=True):
-            if path:
+            if path and not is_on_base(config, path):
                 check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
     elif isinstance(config, RefuelOnlineConfig):
         check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")

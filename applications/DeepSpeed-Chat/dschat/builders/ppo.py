@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizer, engines and score source of step 3."""
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.builders.names import ACTOR, CRITIC, REWARD
 from dschat.builders.scores import function_scores, reward_source
 from dschat.builders.settings import engine_settings, frozen_settings, opening_of, optimizer_settings
+from dschat.builders.shared_base import beside_actor, has_own_tokenizer, shared_scores
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.engine.adapters_off import AdaptersOff
@@ -13,6 +14,7 @@ from dschat.engine.engine import Engine, frozen_engine, train_engine
 from dschat.models.engines import Policy
 from dschat.models.finetuning import Finetuning, choose_trained
 from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.lora import lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
@@ -27,7 +29,7 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
     tokenizer = load_tokenizer(config.actor_model_name_or_path, ACTOR)
     others = {CRITIC: config.critic_model_name_or_path, REWARD: config.reward_model_name_or_path}
     for flag, path in others.items():
-        if path:
+        if path and has_own_tokenizer(config, path):
             require_same_tokenizer(tokenizer, load_tokenizer(path, flag), ACTOR, flag)
     return tokenizer
 
@@ -50,27 +52,24 @@ def build_ppo_models(
         total_updates: for the schedules.
         programs: runs the responses, with --reward_source programs.
     """
-    actor = _build_actor(config, plan, tokenizer, total_updates)
+    settings = engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
+    path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening_of(config, settings))
+    critic, reward = beside_actor(config, model) if config.share_base else (None, None)
+    choose_trained(model, Finetuning(*config.finetuning(config.actor_lora_dim or 0)), path)
+    optimizer = optimizer_settings(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
+    actor = train_engine(PolicyModel(model), optimizer, settings)
     return PPOModels(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
-        critic=_build_critic(config, plan, tokenizer, total_updates) if config.has_critic else None,
-        reward=reward_source(config, plan, tokenizer, programs),
+        critic=_build_critic(config, plan, tokenizer, total_updates, critic) if config.has_critic else None,
+        reward=reward_source(config, plan, tokenizer, programs)
+        if reward is None
+        else shared_scores(plan, settings, reward),
         rollouts=_rollout_engine(config, actor),
         metric=function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
         metric_name=config.metric_name or "",
     )
-
-
-def _build_actor(
-    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
-) -> Engine[PolicyModel]:
-    settings = engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
-    path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
-    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening_of(config, settings))
-    choose_trained(model, Finetuning(*config.finetuning(config.actor_lora_dim or 0)), path)
-    optimizer = optimizer_settings(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
-    return train_engine(PolicyModel(model), optimizer, settings)
 
 
 def _build_reference(
@@ -85,13 +84,20 @@ def _build_reference(
 
 
 def _build_critic(
-    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+    config: PPOConfig,
+    plan: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    total_updates: int,
+    shared: PreTrainedModel | None,
 ) -> Engine[ScalarModel]:
+    """The critic: ``shared`` is it, with a base that is not its own."""
     settings = engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage or 0)
     path = config.critic_model_name_or_path or config.actor_model_name_or_path
-    opening = opening_of(config, settings)
-    model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, opening=opening)
-    choose_trained(model, Finetuning(*config.finetuning(config.critic_lora_dim or 0)), path)
+    opening, model = opening_of(config, settings), shared
+    if model is None:
+        model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, opening=opening)
+    if lora_config(model) is None:
+        choose_trained(model, Finetuning(*config.finetuning(config.critic_lora_dim or 0)), path)
     optimizer = optimizer_settings(config, total_updates, config.critic_learning_rate, config.critic_weight_decay)
     return train_engine(ScalarModel(model), optimizer, settings)
 

@@ -73,6 +73,11 @@ class PPOMemoryFlags:
     offload_reference_model: bool = flag("keep the reference and the reward model in CPU memory", False)
     actor_lora_dim: int | None = flag("rank of the actor's LoRA adapters; lora_dim if not given", None)
     critic_lora_dim: int | None = flag("rank of the critic's LoRA adapters; lora_dim if not given", None)
+    share_base: bool = flag(
+        "with LoRA: one frozen base in memory, the actor's, for actor, critic and reference, and for a reward model"
+        " that is an adapter over it",
+        False,
+    )
     enable_ema: bool = flag("also keep and save a moving average of the actor", False)
 
 
@@ -124,10 +129,11 @@ class PPOConfig(
         self.check_termination()
         self.check_programs()
         self._check_rloo()
+        self._check_shared_base()
         if self.normalized_over == "row" and self.ngram == math.inf and self.termination_condition == "fixed":
             raise UserError(
-                "--normalize_advantages row with --ngram inf: all tokens of a response are one macro action, with the same"
-                " advantage, of which nothing would be left. Use batch."
+                "--normalize_advantages row with --ngram inf: a response is one macro action, all of it with the"
+                " same advantage, of which nothing would be left. Use batch."
             )
         if self._dilutes_score and self.value_function == "first":
             raise UserError(
@@ -143,7 +149,8 @@ class PPOConfig(
         given = [name for name in sources if getattr(self, name) is not None]
         if len(given) > 1:
             raise UserError(f"--{given[0]} and --{given[1]} both give the score: drop one of them.")
-        wanted = "critic_model_name_or_path" if self.has_critic else "reward_model_name_or_path"
+        needs_critic = self.has_critic and not self.share_base  # whose critic may start from the base
+        wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
         if self.reward_function is None and self.reward_source is None and getattr(self, wanted) is None:
             raise UserError(
                 f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function"
@@ -171,6 +178,20 @@ class PPOConfig(
                 raise UserError(
                     f"--{name} {value}: {estimator} adds up all rewards of a response as they are. Drop the flag."
                 )
+
+    def _check_shared_base(self) -> None:
+        if not self.share_base:
+            return
+        if not all(self.lora_ranks):
+            raise UserError(
+                "--share_base keeps the base frozen, so that all trained models need adapters: give --lora_dim, or"
+                " --actor_lora_dim and --critic_lora_dim."
+            )
+        if 3 in self.zero_stages and set(self.zero_stages) != {3}:
+            raise UserError(
+                "--share_base with ZeRO 3 for one of actor and critic alone: their base is either whole or in parts."
+                " Give --zero_stage 3 for both, or for neither."
+            )
 
     @property
     def _dilutes_score(self) -> bool:

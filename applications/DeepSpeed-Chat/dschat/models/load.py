@@ -135,7 +135,7 @@ def load_scalar(
                 f"{flag} {path}: transformers knows no sequence classifier of the family {config.model_type}, so "
                 "there can be no reward model of it. Use another family, or in step 3 --reward_function."
             )
-        auto_class = _classifier_class(config)
+        auto_class = classifier_class(config)
     model, loading = _from_pretrained(auto_class, path, flag, dtype, config, opening)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
@@ -274,8 +274,10 @@ def _named(names: list[str]) -> str:
     return f"{shown}, …" if len(names) > MOST_NAMED else shown
 
 
-def _classifier_class(config: PreTrainedConfig) -> type:
-    """A sequence classifier for a family that transformers has none of, made as transformers makes its own."""
+def classifier_class(config: PreTrainedConfig) -> Any:
+    """The sequence classifier of a family; one made as transformers makes its own where transformers has none."""
+    if _has_classifier(config):
+        return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
     causal_lm: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     family = next(cls for cls in causal_lm.__mro__ if cls.__name__.endswith("PreTrainedModel"))
     name = causal_lm.__name__.replace("ForCausalLM", "ForSequenceClassification")

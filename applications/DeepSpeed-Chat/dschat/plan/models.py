@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -16,6 +17,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.models.finetuning import EVERYTHING, Finetuning
+from dschat.models.shared_base import adapter_settings, find_adapter
 from dschat.plan.logits import Head
 from dschat.plan.passes import Pass, scoring_pass, training_pass
 from dschat.plan.shapes import Kind, Shape, meta_model, shape_of
@@ -134,15 +136,28 @@ def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
     roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], config.actor_gradient_checkpointing)]
     if config.has_critic:
         again = config.critic_gradient_checkpointing
-        roles.append(maker.trained("critic", critic, "scalar", stages[1], ranks[1], again))
+        base = actor if config.share_base else critic
+        made = maker.trained("critic", base, "scalar", stages[1], ranks[1], again)
+        roles.append(on_base(made, critic[1]) if config.share_base else made)
     sharded = config.actor_zero_stage == 3 or config.offload_reference_model
     frozen = (3 if sharded else 0, config.offload_reference_model)
     if not ranks[0]:  # with LoRA it is the actor with its adapters off
         roles.append(maker.frozen("reference", actor, "policy", *frozen))
-    if config.reward_model_name_or_path is not None:
-        reward = ("--reward_model_name_or_path", config.reward_model_name_or_path)
-        roles.append(maker.frozen("reward model", reward, "scalar", *frozen))
+    path = config.reward_model_name_or_path
+    if path is not None and config.share_base and (path == critic[1] or find_adapter(path)):
+        rank = ranks[-1] if path == critic[1] else int(adapter_settings(find_adapter(path) or Path(path))["r"])
+        made = maker.trained("reward model", actor, "scalar", stages[0], rank, False)
+        frozen_weights = replace(on_base(made, path).weights, trained=0)
+        roles.append(replace(made, source=path, weights=frozen_weights))
+    elif path is not None:
+        roles.append(maker.frozen("reward model", ("--reward_model_name_or_path", path), "scalar", *frozen))
     return roles
+
+
+def on_base(role: Role, source: str) -> Role:
+    """A role of --share_base: all but its adapters and its head is the actor's."""
+    shared = role.weights.parameters - role.weights.trained
+    return replace(role, source=source, weights=replace(role.weights, shared=shared))
 
 
 class _Maker:

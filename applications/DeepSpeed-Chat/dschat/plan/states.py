@@ -28,6 +28,7 @@ class Weights:
         width: bytes of an element: 4, 2 in bf16 and fp16.
         stage: of ZeRO.
         offload: the optimiser's part in main memory, at stage 3 the weights, too.
+        shared: elements among all that another model of the run holds (--share_base).
     """
 
     parameters: int
@@ -36,6 +37,7 @@ class Weights:
     width: int
     stage: int
     offload: bool = False
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def states(weights: Weights, processes: int) -> States:
     """
     stage = effective_stage(weights.stage, weights.width, weights.trained > 0)
     share = _share(weights.trained, processes)
-    parameters = weights.width * (_share(weights.parameters, processes) if stage == 3 else weights.parameters)
+    own = weights.parameters - weights.shared
+    parameters = weights.width * (_share(own, processes) if stage == 3 else own)
     gradients = FLOAT32 * (share if stage >= 2 else weights.trained)
     optimizer = _optimizer_bytes(weights.width) * (share if stage >= 1 else weights.trained)
     buffers = _bucket(weights) if stage == 3 else 0

@@ -71,4 +71,4 @@ def whiten_rows(x: Tensor, mask: Tensor) -> Tensor:
     kept = torch.where(mask, x, torch.zeros_like(x)).double()
     centred = torch.where(mask, kept - kept.sum(1, keepdim=True) / count, 0.0)
     variance = centred.square().sum(1, keepdim=True) / count
-    return (centred * torch.rsqrt(variance + 1e-8)).to(x.dtype)
+    return (centred / (variance + 1e-8).sqrt()).to(x.dtype)

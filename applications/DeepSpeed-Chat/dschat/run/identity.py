@@ -122,11 +122,16 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def model_hash(path: str) -> str:
-    """Of a folder: its config and, of each weight file, the length and both ends. From the hub: the commit."""
+    """Of a folder: its config and, of each weight file, the length and both ends. From the hub: the commit.
+
+    A folder without a model of its own may hold an adapter, in itself or in ``adapter``.
+    """
     folder = Path(path)
     if not folder.is_dir():
         return str(getattr(AutoConfig.from_pretrained(path), "_commit_hash", None))
-    whole = hashlib.sha256((folder / "config.json").read_bytes())
+    places = [folder / "config.json", folder / "adapter_config.json", folder / "adapter" / "adapter_config.json"]
+    config = next((place for place in places if place.is_file()), places[0])
+    folder, whole = config.parent, hashlib.sha256(config.read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         with open(file, "rb") as stream:
             size = file.stat().st_size

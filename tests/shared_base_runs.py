@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of step 3 whose models share a base, and the same runs with a base for each of them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dschat.builders import ppo as builders
+from dschat.builders import shared_base
+from dschat.config.parse import parse
+from dschat.config.ppo import PPOConfig
+from dschat.models.load import load_scalar
+from dschat.models.lora import add_lora
+from dschat.models.save import save_model
+from dschat.run.distributed import is_main, world_size
+from factories import make_causal_lm, make_classifier, make_prompt, ppo_trainer_of, random_ids, save_folder
+
+RANK = 2
+FLAGS = {
+    "lora_dim": RANK,
+    "actor_learning_rate": 1e-2,
+    "critic_learning_rate": 1e-2,
+    "lr_scheduler_type": "constant",
+    "max_prompt_seq_len": 8,
+    "max_answer_seq_len": 6,
+    "ppo_epochs": 2,
+    "dtype": "fp32",
+}
+
+
+def write_base(folder: Path, tokenizer: Any, kind: str = "gemma") -> str:
+    """A random model; its path."""
+    return save_folder(folder / "base", make_causal_lm(kind), tokenizer)
+
+
+def write_adapter(folder: Path, base: str, tokenizer: Any, merge: bool = False) -> str:
+    """What step 2 leaves of a reward model that it trained with LoRA from a base; its path."""
+    model = load_scalar(base, "--model_name_or_path", torch.float32, tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        add_lora(model, RANK, None, base)
+        for name, parameter in model.named_parameters():
+            if ".lora_B" in name or name.startswith("score."):
+                torch.nn.init.normal_(parameter, std=0.1)
+    save_model(model, model.named_parameters(), tokenizer, folder, merge)
+    return str(folder)
+
+
+def config_of(folder: Path, base: str, **flags: Any) -> PPOConfig:
+    """Two updates of 8 rows, in 2 micro-batches on all processes, of every rollout of 8 prompts."""
+    share = 8 // world_size()
+    sizes = {"per_device_generation_batch_size": share, "per_device_training_batch_size": share // 2}
+    given = sizes | {"gradient_accumulation_steps": 2, "actor_model_name_or_path": base} | FLAGS | flags
+    given |= {"data_path": "unused", "output_dir": folder}
+    words = [
+        word
+        for name, value in given.items()
+        if value is not False
+        for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
+    ]
+    return parse(PPOConfig, words)
+
+
+def trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -> Any:
+    """A trainer whose models are made as the flags say."""
+    config = config_of(folder, base, share_base=True, **flags)
+    torch.manual_seed(7)
+    models = builders.build_ppo_models(config, config.plan_batches(world_size()), tokenizer, total_updates=20)
+    prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(16)]
+    return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config)
+
+
+def separate_trainer_of(monkeypatch: Any, folder: Path, base: str, tokenizer: Any, **flags: Any) -> Any:
+    """The same, where transformers opens the base once more for every model."""
+
+    def opened(actor: Any, flag: str) -> Any:
+        return load_scalar(base, flag, actor.dtype, tokenizer, for_this_run=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_base, "classifier_beside", opened)
+        return trainer_of(folder, base, tokenizer, **flags)
+
+
+def two_updates(trainer: Any) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Trained weights by name after two updates, and the metrics of their rollout without timings."""
+    share = 8 // world_size()
+    from dschat.run.distributed import rank
+
+    numbers = list(range(8))[rank() * share : (rank() + 1) * share]
+    metrics = trainer.iterate([numbers], 0)
+    weights = {}
+    for name, engine in trainer.models.trained.items():
+        trained = {n for n, p in engine.module.named_parameters() if p.requires_grad}
+        for key, x in engine.whole_weights():
+            if is_main() and key in trained:
+                weights[f"{name}.{key}"] = x.detach().float().cpu().clone()
+    return weights, {name: x for name, x in metrics.items() if not name.startswith("time/")}
+
+
+def storages(module: torch.nn.Module) -> dict[str, int]:
+    """By name, where the frozen weights of a model lie."""
+    return {
+        name: p.data_ptr() for name, p in module.named_parameters() if ".lora_" not in name and "score" not in name
+    }
+
+
+__all__ = ["config_of", "make_classifier", "separate_trainer_of", "storages", "trainer_of", "two_updates"]
