@@ -29,11 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"config", "models", "run"},
     # prompts → rollout → scores → ends
     "rollouts": {"common", "config", "data", "models", "rl", "run"},
-    "scoring": {"common", "data", "models", "rl"},
+    "scoring": {"common", "data", "models", "rl", "run"},
     "conditions": {"common", "config", "rl"},
     # loops receive their engines; builders make them
     "trainers": {"common", "config", "data", "models", "rl", "run", "rollouts", "scoring", "conditions"},
-    "builders": {"common", "config", "engine", "models", "rollouts", "scoring", "trainers"},
+    "builders": {"common", "config", "engine", "models", "rollouts", "run", "scoring", "trainers"},
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
     "inference": {"common", "data", "evaluation", "models", "rl", "rollouts", "scoring"},

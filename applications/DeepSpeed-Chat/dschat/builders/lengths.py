@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts longer than a model can read, refused before anything is loaded."""
 
-from dschat.builders.names import ACTOR, BASE, CRITIC, REWARD
+from dschat.builders.names import ACTOR, BASE, CRITIC
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.refuel_online import RefuelOnlineConfig
@@ -15,12 +15,8 @@ def check_lengths(config: CommonConfig) -> None:
         check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")
     elif isinstance(config, PPOConfig):
         tokens = config.max_prompt_seq_len + config.max_answer_seq_len
-        paths = (
-            config.actor_model_name_or_path,
-            config.critic_model_name_or_path,
-            config.reward_model_name_or_path,
-        )
-        for flag, path in zip((ACTOR, CRITIC, REWARD), paths, strict=True):
+        # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
+        for flag, path in ((ACTOR, config.actor_model_name_or_path), (CRITIC, config.critic_model_name_or_path)):
             if path:
                 check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
     elif isinstance(config, RefuelOnlineConfig):
