@@ -343,7 +343,7 @@ def ppo_config(folder: Path, **overrides: Any) -> Any:
         "data_path": ["unused"],
         "output_dir": str(folder),
         "actor_model_name_or_path": "unused",
-        "reward_function": "unused.py:reward",
+        "reward_function": ["unused.py:reward"],
         "max_answer_seq_len": 8,
         "per_device_generation_batch_size": 8,
         "per_device_training_batch_size": 8,

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"config", "models", "run"},
     # prompts → rollout → scores → ends
     "rollouts": {"common", "config", "data", "models", "rl", "run"},
-    "scoring": {"common", "data", "models", "rl"},
+    "scoring": {"common", "data", "models", "rl", "run"},
     "conditions": {"common", "config", "rl"},
     # loops receive their engines; builders make them
     "trainers": {"common", "config", "data", "models", "rl", "run", "rollouts", "scoring", "conditions"},

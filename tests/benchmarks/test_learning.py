@@ -118,7 +118,7 @@ def test_every_setting_of_the_matrix_is_accepted_by_step_3(trials: SimpleNamespa
     for spec in trials.plan.runs_of(trials.plan.read_matrix(), 1):
         config = PPOConfig(
             actor_model_name_or_path="a",
-            reward_function=f"{FOLDER / 'trials' / 'tasks.py'}:style",
+            reward_function=[f"{FOLDER / 'trials' / 'tasks.py'}:style"],
             output_dir="o",
             data_path=["d"],
             **({"per_device_training_batch_size": 64, "per_device_generation_batch_size": 64} | dict(spec.flags)),
@@ -196,7 +196,9 @@ def trajectory() -> Trajectory:
 
 def config(**flags: Any) -> PPOConfig:
     """λ = .5, so that products are easy."""
-    return PPOConfig(actor_model_name_or_path="a", reward_function="f.py:f", output_dir="o", data_path=["d"], **flags)
+    return PPOConfig(
+        actor_model_name_or_path="a", reward_function=["f.py:f"], output_dir="o", data_path=["d"], **flags
+    )
 
 
 def credit(trials: SimpleNamespace, name: str, ends: list[list[int]], **flags: Any) -> Any:

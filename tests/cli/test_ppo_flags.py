@@ -34,6 +34,37 @@ def test_a_reward_function_needs_no_other_model(run, prompt_flags, sft, function
     assert critic.score.out_features == 1 and float(critic.score.weight.detach().abs().max()) > 0
 
 
+def test_several_sources_of_scores(run, prompt_flags, sft, reward, functions, tmp_path):
+    """score = characters of the subreddit / 2 - words + the reward model's; the last response has none."""
+    file = tmp_path / "counts.py"
+    file.write_text(
+        "def words(prompts, responses, rows):\n"
+        "    return [float(len(text.split())) for text in responses[:-1]] + [None]\n"
+    )
+    own = {
+        "actor_model_name_or_path": sft,
+        "reward_function": [f"{functions}:subreddit", f"{file}:words"],
+        "reward_model_name_or_path": reward,
+        "reward_weights": [0.5, -1, 1],
+        "on_reward_error": "skip",
+    }
+    result = run("ppo", prompt_flags | own).expect(0)
+    assert "the critic starts from the actor, with a zero value head" in result.stderr
+    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
+    scored = [sample for sample in samples if not sample["unscored"]]
+    assert len(scored) == len(samples) - 1
+    for sample in scored:
+        assert sample["words"] == len(sample["response"].split())
+        parts = 0.5 * sample["subreddit"] - sample["words"] + sample["reward_model"]
+        assert sample["score"] == pytest.approx(parts, rel=1e-5)
+    (last,) = evaluation_rows(tmp_path / "out")[-1:]
+    assert last["eval/scores"] == pytest.approx(sum(s["score"] for s in scored) / len(scored), rel=1e-5)
+    assert last["eval/unscored"] == pytest.approx(1 / len(samples))
+    assert {"objective/subreddit", "objective/words", "objective/reward_model"} <= set(
+        training_rows(tmp_path / "out")[0]
+    )
+
+
 def test_a_separate_reward_model(run, ppo_flags, sft, reward, ppo, tmp_path):
     models = {"critic_model_name_or_path": sft, "reward_model_name_or_path": reward}
     run("ppo", ppo_flags | models).expect(0)

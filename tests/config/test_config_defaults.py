@@ -129,6 +129,13 @@ def test_defaults_of_step_3():
     expected = {
         "lr_scheduler_type": "linear",
         "reward_function": None,
+        "reward_url": None,
+        "reward_weights": None,
+        "on_reward_error": "stop",
+        "rm_template": False,
+        "reward_batch": 64,
+        "reward_timeout": 60.0,
+        "reward_patience": 300.0,
         "metric_function": None,
         "reward_source": None,
         "program_reward": "paper",

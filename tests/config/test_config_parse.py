@@ -108,7 +108,14 @@ PPO_VALUES = {
     "actor_model_name_or_path": (["other"], "other"),
     "critic_model_name_or_path": (["other"], "other"),
     "reward_model_name_or_path": (["other"], "other"),
-    "reward_function": (["{module}:f"], "{module}:f"),
+    "reward_function": (["{module}:f"], ["{module}:f"]),
+    "reward_url": (["http://127.0.0.1:8500/score"], "http://127.0.0.1:8500/score"),
+    "reward_weights": (["0.5"], [0.5]),
+    "on_reward_error": (["skip"], "skip"),
+    "rm_template": (["--reward_model_name_or_path", "r"], True),
+    "reward_batch": (["8", "--reward_url", "http://a/b"], 8),
+    "reward_timeout": (["5.5", "--reward_url", "http://a/b"], 5.5),
+    "reward_patience": (["7.5", "--reward_url", "http://a/b"], 7.5),
     "metric_function": (["{module}:f"], "{module}:f"),
     "reward_source": (["programs"], "programs"),
     "program_reward": (["ratio", "--reward_source", "programs"], "ratio"),
@@ -291,6 +298,8 @@ def places(tmp_path, monkeypatch):
 
 
 def _fill(value, places):
+    if isinstance(value, list):
+        return [_fill(part, places) for part in value]
     if isinstance(value, str):
         for key, path in places.items():
             value = value.replace(key, path)

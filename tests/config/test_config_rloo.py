@@ -34,7 +34,6 @@ def refusal(words):
         ([*SCORED, "--samples_per_prompt", "1"], ["--samples_per_prompt of at least 2", "published runs draw 4"]),
         ([*PPO, "--samples_per_prompt", "0"], ["--samples_per_prompt 0", "at least 1"]),
         (RLOO, ["--reward_model_name_or_path is missing", "--reward_function", "--reward_source programs"]),
-        ([*SCORED, "--reward_function", "score.py:f"], ["both give the score", "drop one"]),
         ([*SCORED, "--gamma", "0.9"], ["--gamma 0.9", "--advantage_estimator rloo adds up", "Drop the flag"]),
         ([*SCORED, "--macro_reward", "mean"], ["--macro_reward mean", "adds up all rewards"]),
         (

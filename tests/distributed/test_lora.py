@@ -116,7 +116,7 @@ def test_the_reference_holds_no_second_model(group, tmp_path):
         data_path=["unused"],
         output_dir=str(tmp_path / "out"),
         actor_model_name_or_path=base,
-        reward_function=f"{__file__}:logprobs_of",
+        reward_function=[f"{__file__}:logprobs_of"],
         per_device_generation_batch_size=8,
         per_device_training_batch_size=8,
         actor_lora_dim=4,

@@ -66,10 +66,10 @@ def test_a_rollout_without_a_critic():
 
 def test_what_others_say_of_a_rollout():
     metrics = outside_metrics(
-        torch.tensor([0.2, 0.6]), "gold", {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)}
+        {"gold": torch.tensor([0.2, 0.6])}, {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)}
     )
     assert metrics == pytest.approx({"objective/gold": 0.4, "parsing/sentences": 3.0, "programs/passed": 0.75})
-    assert outside_metrics(None, "", {}, {}) == {}
+    assert outside_metrics({}, {}, {}) == {}
 
 
 def test_repeated_4grams_by_hand():

@@ -93,7 +93,7 @@ def configure(spec: Spec, task: Task, start: Start, starts: Starts) -> PPOConfig
     gold = f"{HERE / 'tasks.py'}:{task.kind}"
     defaults: dict[str, Any] = {
         "actor_model_name_or_path": start.sft,
-        "reward_function": gold if spec.scores == "gold" else None,
+        "reward_function": [gold] if spec.scores == "gold" else None,
         "metric_function": gold,
         "output_dir": "unused",
         "data_path": ["unused"],

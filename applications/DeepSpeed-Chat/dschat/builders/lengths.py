@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts longer than a model can read, refused before anything is loaded."""
 
-from dschat.builders.names import ACTOR, BASE, CRITIC, REWARD
+from dschat.builders.names import ACTOR, BASE, CRITIC
 from dschat.builders.shared_base import check_shared_base, is_on_base
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
@@ -16,13 +16,9 @@ def check_lengths(config: CommonConfig) -> None:
         check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")
     elif isinstance(config, PPOConfig):
         tokens = config.max_prompt_seq_len + config.max_answer_seq_len
-        paths = (
-            config.actor_model_name_or_path,
-            config.critic_model_name_or_path,
-            config.reward_model_name_or_path,
-        )
         check_shared_base(config)
-        for flag, path in zip((ACTOR, CRITIC, REWARD), paths, strict=True):
+        # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
+        for flag, path in ((ACTOR, config.actor_model_name_or_path), (CRITIC, config.critic_model_name_or_path)):
             if path and not is_on_base(config, path):
                 check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
     elif isinstance(config, RefuelOnlineConfig):

@@ -1,36 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizer, engines and score source of step 3."""
 
+import logging
+
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.builders.names import ACTOR, CRITIC, REWARD
-from dschat.builders.scores import function_scores, reward_source
+from dschat.builders.scores import function_scores, own_reward_tokenizer, reward_source
 from dschat.builders.settings import engine_settings, frozen_settings, opening_of, optimizer_settings
-from dschat.builders.shared_base import beside_actor, has_own_tokenizer, shared_scores
+from dschat.builders.shared_base import beside_actor, has_own_tokenizer, is_on_base, shared_scores
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.engine import Engine, frozen_engine, train_engine
+from dschat.errors import UserError
 from dschat.models.engines import Policy
 from dschat.models.finetuning import Finetuning, choose_trained
-from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.limits import check_length
+from dschat.models.load import load_causal_lm, load_scalar, open_config
 from dschat.models.lora import lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
+from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
 from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import RolloutEngine
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.trainers.ppo.models import PPOModels
 
+logger = logging.getLogger(__name__)
+
 
 def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
-    """The actor's tokenizer; that of critic and reward model must be the same."""
-    tokenizer = load_tokenizer(config.actor_model_name_or_path, ACTOR)
-    others = {CRITIC: config.critic_model_name_or_path, REWARD: config.reward_model_name_or_path}
-    for flag, path in others.items():
+    """The actor's tokenizer, with a token to pad with; the critic's must be the same, the reward model's need not.
+
+    Raises:
+        UserError: a tokenizer is missing or unusable, or texts may be longer than the reward model can read.
+    """
+    tokenizer = load_tokenizer(config.actor_model_name_or_path, ACTOR, may_add_pad=True)
+    critic, reward = config.critic_model_name_or_path, config.reward_model_name_or_path
+    reward_on_base = is_on_base(config, reward)
+    for flag, path in ((CRITIC, critic), (REWARD, reward if reward_on_base else None)):
         if path and has_own_tokenizer(config, path):
-            require_same_tokenizer(tokenizer, load_tokenizer(path, flag), ACTOR, flag)
+            require_same_tokenizer(tokenizer, load_tokenizer(path, flag, may_add_pad=True), ACTOR, flag)
+    if reward and not reward_on_base and own_reward_tokenizer(config, reward, tokenizer) is None:
+        tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        check_length(reward, REWARD, tokens, "--max_prompt_seq_len + --max_answer_seq_len")
     return tokenizer
 
 
@@ -54,7 +69,9 @@ def build_ppo_models(
     """
     settings = engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
     path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
-    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening_of(config, settings))
+    seed_new_rows(config, tokenizer)
+    opening, own = opening_of(config, settings), own_end_ids(path)
+    model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, end_id, opening, own)
     critic, reward = beside_actor(config, model) if config.share_base else (None, None)
     choose_trained(model, Finetuning(*config.finetuning(config.actor_lora_dim or 0)), path)
     optimizer = optimizer_settings(config, total_updates, config.actor_learning_rate, config.actor_weight_decay)
@@ -63,10 +80,10 @@ def build_ppo_models(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
         critic=_build_critic(config, plan, tokenizer, total_updates, critic) if config.has_critic else None,
-        reward=reward_source(config, plan, tokenizer, programs)
-        if reward is None
-        else shared_scores(plan, settings, reward),
-        rollouts=_rollout_engine(config, actor),
+        reward=reward_source(
+            config, plan, tokenizer, programs, None if reward is None else shared_scores(plan, settings, reward)
+        ),
+        rollouts=_rollout_engine(config, actor, tokenizer),
         metric=function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
         metric_name=config.metric_name or "",
     )
@@ -78,9 +95,22 @@ def _build_reference(
     if config.actor_lora_dim:
         return AdaptersOff(actor)
     settings = frozen_settings(config, plan)
+    seed_new_rows(config, tokenizer)
     path, opening = config.actor_model_name_or_path, opening_of(config, settings)
     model = load_causal_lm(path, ACTOR, settings.dtype, tokenizer, opening=opening)
     return frozen_engine(PolicyModel(model), settings)
+
+
+def grows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the actor's embeddings must get rows for tokens that it does not have yet: that to pad with."""
+    vocabulary: int = open_config(config.actor_model_name_or_path, ACTOR).get_text_config().vocab_size
+    return len(tokenizer) > vocabulary
+
+
+def seed_new_rows(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Lets actor and reference draw the same numbers for new rows, which softmax spreads over all log-probs."""
+    if grows(config, tokenizer):
+        torch.manual_seed(config.seed)
 
 
 def _build_critic(
@@ -93,6 +123,8 @@ def _build_critic(
     """The critic: ``shared`` is it, with a base that is not its own."""
     settings = engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage or 0)
     path = config.critic_model_name_or_path or config.actor_model_name_or_path
+    if config.critic_model_name_or_path is None:
+        logger.info("the critic starts from the actor, with a zero value head")
     opening, model = opening_of(config, settings), shared
     if model is None:
         model = load_scalar(path, CRITIC, settings.dtype, tokenizer, for_this_run=True, opening=opening)
@@ -102,11 +134,18 @@ def _build_critic(
     return train_engine(ScalarModel(model), optimizer, settings)
 
 
-def _rollout_engine(config: PPOConfig, actor: Engine[PolicyModel]) -> RolloutEngine:
+def _rollout_engine(
+    config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase
+) -> RolloutEngine:
     """What draws responses."""
     if config.rollout_engine == "vllm":
         from dschat.rollouts.vllm import VllmEngine
 
+        if grows(config, tokenizer):
+            raise UserError(
+                f"{ACTOR} {config.actor_model_name_or_path}: --rollout_engine vllm opens the model as it is, but its "
+                "embeddings must grow by a token to pad with. Use --rollout_engine compacting, or a model of step 1."
+            )
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)
     rows = config.per_device_generation_batch_size * config.samples_per_prompt

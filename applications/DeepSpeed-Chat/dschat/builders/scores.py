@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where scores come from: reward models, functions, programs."""
 
+import logging
+
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -13,17 +15,26 @@ from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.engine.engine import frozen_engine
 from dschat.engine.process_group import choose_dtype
 from dschat.models.limits import check_length
-from dschat.models.load import load_classifier, load_scalar
+from dschat.models.load import load_classifier, load_scalar, open_config, reads_both_ways
 from dschat.models.scalar import ScalarModel
 from dschat.models.scored_at import warn_of_reward_loss
+from dschat.models.tokenizer import same_ids
+from dschat.run.distributed import device
 from dschat.scoring.classifier import ClassifierReader
 from dschat.scoring.dialogue_scores import DialogueScores, FunctionDialogueScores, RewardModelDialogueScores
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.scoring.programs.scores import ProgramScores
-from dschat.scoring.reward_model import RewardModelScores
-from dschat.scoring.reward_reader import ReaderFlags, load_reward_tokenizer
+from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
+from dschat.scoring.reward_reader import ReaderFlags, RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ScoreSource
+from dschat.scoring.weighted import Weighted, WeightedScores
+
+logger = logging.getLogger(__name__)
+
+STEP_3 = ReaderFlags(
+    REWARD, "--rm_template", "Lower --max_prompt_seq_len or --max_answer_seq_len, or give --on_reward_error skip"
+)
 
 
 def build_program_pool(config: PPOConfig) -> ProgramPool:
@@ -35,21 +46,69 @@ def build_program_pool(config: PPOConfig) -> ProgramPool:
 
 
 def reward_source(
-    config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, programs: ProgramPool | None
+    config: PPOConfig,
+    plan: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    programs: ProgramPool | None,
+    on_base: ScoreSource | None = None,
 ) -> ScoreSource:
+    """The source of scores of a run, or the weighted sum of several.
+
+    Args:
+        config: the flags.
+        plan: its batch sizes.
+        tokenizer: of the run.
+        programs: runs the responses, with --reward_source programs.
+        on_base: of the reward model, where its base is the actor's.
+    """
+    skips = config.on_reward_error == "skip"
+    sources: list[ScoreSource] = []
+    for spec in config.reward_function or []:
+        sources.append(function_scores(spec, "--reward_function", config.on_reward_error))
+    if on_base is not None:
+        sources.append(on_base)
+    elif config.reward_model_name_or_path is not None:
+        sources.append(_model_scores(config, config.reward_model_name_or_path, plan, tokenizer))
     if programs is not None:
-        return ProgramScores(programs, config.program_reward)
-    if config.reward_model_name_or_path is None:
-        return function_scores(config.reward_function or "", "--reward_function")
+        sources.append(ProgramScores(programs, config.program_reward))
+    if len(sources) == 1 and config.reward_weights is None and not skips:
+        return sources[0]
+    named = len(sources) > 1 or config.reward_weights is not None
+    names = config.source_names if named else [""]
+    weights = config.reward_weights or [1.0] * len(sources)
+    return WeightedScores([Weighted(*one) for one in zip(names, weights, sources, strict=True)], skips)
+
+
+def own_reward_tokenizer(
+    config: PPOConfig, path: str, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedTokenizerBase | None:
+    """The reward model's tokenizer, if the model must read texts: it is another than the actor's, or --rm_template."""
+    own = load_reward_tokenizer(path, config.rm_template, STEP_3)
+    return own if config.rm_template or not same_ids(tokenizer, own) else None
+
+
+def _model_scores(config: PPOConfig, path: str, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> ScoreSource:
     settings = frozen_settings(config, plan)
-    path, opening = config.reward_model_name_or_path, opening_of(config, settings)
-    model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
-    warn_of_reward_loss(model.config, f"{REWARD} {path}")
-    return RewardModelScores(frozen_engine(ScalarModel(model), settings), plan.micro_batch)
+    opening = opening_of(config, settings)
+    own = own_reward_tokenizer(config, path, tokenizer)
+    if own is None:
+        model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
+        warn_of_reward_loss(model.config, f"{REWARD} {path}")
+        return RewardModelScores(frozen_engine(ScalarModel(model), settings), plan.micro_batch)
+    form = "its chat template" if config.rm_template else "prompt + response + EOS"
+    logger.info("%s %s scores through text, as %s, with a tokenizer of its own", REWARD, path, form)
+    skips = config.on_reward_error == "skip"
+    if reads_both_ways(open_config(path, REWARD)):
+        reader = load_reward_model(path, own, config.rm_template, device(), settings.dtype, plan.micro_batch, STEP_3)
+        return TextRewardScores(reader, skips)
+    model = load_scalar(path, REWARD, settings.dtype, own, may_be_new=False, opening=opening)
+    engine = frozen_engine(ScalarModel(model), settings)
+    classifier = ClassifierReader(model, own.pad_token_id, device(), plan.micro_batch, engine=engine)
+    return TextRewardScores(RewardReader(classifier, own, path, config.rm_template, STEP_3), skips)
 
 
-def function_scores(spec: str, flag: str) -> FunctionScores:
-    return FunctionScores(load_function(spec, flag), flag)
+def function_scores(spec: str, flag: str, on_error: str = "stop") -> FunctionScores:
+    return FunctionScores(load_function(spec, flag), flag, on_error)
 
 
 def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> DialogueScores:

@@ -11,20 +11,13 @@ from dschat.config.batches import BatchPlan, plan_rollouts
 from dschat.config.common import CommonConfig
 from dschat.config.macro_actions import PoolingFlags, TerminationFlags
 from dschat.config.ppo_loss import PPOLossFlags
-from dschat.config.programs import ProgramFlags
+from dschat.config.rewards import RewardFlags
 from dschat.config.rollouts import EVAL_PROMPTS, RolloutFlags
 from dschat.config.rules import default_of, flag
 from dschat.config.sections import SCHEDULE_HELP, Schedule, ZeroStage
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-# Names that a second score may not take: the metrics of step 3 have keys of these names.
-METRIC_NAMES = (
-    *("kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate"),
-    *("prompt", "response", "score", "finished", "tokens"),  # columns of the sample files
-)
-
 
 # What a run without a critic does not read.
 CRITIC_FLAGS = (
@@ -35,27 +28,14 @@ CRITIC_FLAGS = (
 
 @dataclass(kw_only=True)
 class PPOModelFlags:
-    """Models and where the score comes from."""
+    """Models."""
 
-    _argument_group_name = "models and reward"
+    _argument_group_name = "models"
 
     actor_model_name_or_path: str = flag("model of step 1: the actor starts from it, the frozen reference is it")
     critic_model_name_or_path: str | None = flag(
-        "reward model of step 2, which the critic starts from; with reward_function or reward_source the default is"
+        "reward model of step 2, which the critic starts from; if another source of scores is named, the default is"
         " the actor with a zero value head",
-        None,
-    )
-    reward_model_name_or_path: str | None = flag(
-        "reward model; if not given, that of --critic_model_name_or_path", None
-    )
-    reward_function: str | None = flag(
-        "module.py:function, called with (prompts, responses, rows), that returns one score per row, instead of a"
-        " reward model",
-        None,
-    )
-    metric_function: str | None = flag(
-        "module.py:function, called like reward_function: a second score, logged at rollouts and evaluations, never"
-        " trained on",
         None,
     )
 
@@ -84,7 +64,7 @@ class PPOMemoryFlags:
 @dataclass(kw_only=True)
 class PPOConfig(
     PPOModelFlags,
-    ProgramFlags,
+    RewardFlags,
     RolloutFlags,
     TerminationFlags,
     PoolingFlags,
@@ -108,16 +88,11 @@ class PPOConfig(
         self.critic_lora_dim = self.lora_dim if self.critic_lora_dim is None else self.critic_lora_dim
         if self.eval_prompts is None and self.eval_iters is None:
             self.eval_prompts = EVAL_PROMPTS
-        if self.reward_model_name_or_path is None and self.reward_function is None and self.reward_source is None:
+        if not self.source_names:
             self.reward_model_name_or_path = self.critic_model_name_or_path
         self._names_no_critic = not self.has_critic and self.critic_model_name_or_path is not None
         if self._names_no_critic:
             self.critic_model_name_or_path = None
-
-    @property
-    def metric_name(self) -> str | None:
-        """The name of the metric function, which is the name of its metric; None without one."""
-        return None if self.metric_function is None else self.metric_function.rpartition(":")[2]
 
     def validate(self) -> None:
         """Check every flag, alone and against the others, and warn of unwise combinations. Raises UserError."""
@@ -127,7 +102,7 @@ class PPOConfig(
         self.check_rollouts()
         self.check_losses()
         self.check_termination()
-        self.check_programs()
+        self.check_rewards(self.ddp_timeout)
         self._check_rloo()
         self._check_shared_base()
         if self.normalized_over == "row" and self.ngram == math.inf and self.termination_condition == "fixed":
@@ -145,22 +120,13 @@ class PPOConfig(
     def _check_models(self) -> None:
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
         rules.check_not_empty(self, names)
-        sources = ("reward_function", "reward_model_name_or_path", "reward_source")
-        given = [name for name in sources if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise UserError(f"--{given[0]} and --{given[1]} both give the score: drop one of them.")
-        needs_critic = self.has_critic and not self.share_base  # whose critic may start from the base
-        wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
-        if self.reward_function is None and self.reward_source is None and getattr(self, wanted) is None:
+        if not self.source_names:
+            needs_critic = self.has_critic and not self.share_base  # whose critic may start from the base
+            wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
             raise UserError(
                 f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function"
-                " module.py:function or --reward_source programs."
+                " module.py:function, --reward_url or --reward_source programs."
             )
-        for name, value in (("reward_function", self.reward_function), ("metric_function", self.metric_function)):
-            if value is not None:
-                rules.check_function_path(name, value)
-        if self.metric_name in METRIC_NAMES:
-            raise UserError(f"--metric_function: a metric is called {self.metric_name} already; rename the function.")
 
     def _check_rloo(self) -> None:
         """What samples are compared with, and what would change the rewards but is not read."""

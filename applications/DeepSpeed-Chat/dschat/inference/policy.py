@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
@@ -15,6 +15,7 @@ from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
+from dschat.models.tokenizer import own_end_ids
 from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import Draw
 from dschat.rollouts.sampling import Sampling
@@ -151,12 +152,3 @@ def _is_model(repository: str) -> bool:
     except (OSError, ValueError, KeyError):
         return False
     return True
-
-
-def own_end_ids(path: str) -> list[int]:
-    """The end tokens of the checkpoint's generation config: a chat model may have several, also beside EOS."""
-    try:
-        end = GenerationConfig.from_pretrained(path).eos_token_id
-    except (OSError, ValueError):
-        return []
-    return [] if end is None else [end] if isinstance(end, int) else list(end)

@@ -31,11 +31,7 @@ from dschat.models.scored_at import warn_of_reward_loss
 logger = logging.getLogger(__name__)
 
 HEAD = "score.weight"  # of a sequence classifier
-LM_HEADS = (
-    "lm_head.weight",
-    "lm_head.bias",
-    "embed_out.weight",
-)  # what a classifier made of a causal LM leaves behind
+LM_HEADS = ("lm_head.weight", "lm_head.bias", "embed_out.weight")  # what a causal LM's weights bring to a classifier
 # Families that see tokens to come, unless their configs say that they are decoders.
 BOTH_DIRECTIONS = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation", "xlnet"}
 MOST_NAMED = 8  # weights named in a message
@@ -48,6 +44,7 @@ def load_causal_lm(
     tokenizer: PreTrainedTokenizerBase,
     end_id: int | None = None,
     opening: Opening = PLAIN,
+    own_ends: Collection[int] = (),
 ) -> Any:
     """Opens a causal LM without dropout, its embeddings large enough for the tokenizer.
 
@@ -58,14 +55,13 @@ def load_causal_lm(
         tokenizer: of the run.
         end_id: ends a response beside EOS (--end_of_conversation_token); kept in the generation config.
         opening: where the weights go, and how attention is computed.
+        own_ends: the model's own, see `dschat.models.tokenizer.own_end_ids`; kept, too.
 
     Raises:
         UserError: there is no such model, it lacks weights, or it sees tokens to come.
     """
     config = open_config(path, flag)
-    if config.is_encoder_decoder or (
-        config.model_type in BOTH_DIRECTIONS and not getattr(config, "is_decoder", False)
-    ):
+    if reads_both_ways(config):
         raise UserError(
             f"{flag} {path}: a {config.model_type} model is no causal LM, it reads in both directions. Use "
             "a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
@@ -78,13 +74,20 @@ def load_causal_lm(
     generation = model.generation_config
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
         setattr(generation, name, getattr(tokenizer, name))
-    if end_id is not None and end_id != tokenizer.eos_token_id:
-        generation.eos_token_id = [tokenizer.eos_token_id, end_id]
+    known = (tokenizer.eos_token_id, tokenizer.pad_token_id, None)  # an end by padding could not be seen
+    if others := [one for one in dict.fromkeys([end_id, *own_ends]) if one not in known]:
+        generation.eos_token_id = [tokenizer.eos_token_id, *others]
     try:
         generation.validate(strict=True)
     except ValueError:  # sampling values without do_sample, which transformers refuses to save
         generation.do_sample = True
     return model
+
+
+def reads_both_ways(config: PreTrainedConfig) -> bool:
+    """Whether a model sees tokens to come, as BERT and T5 do."""
+    masked = config.model_type in BOTH_DIRECTIONS and not getattr(config, "is_decoder", False)
+    return bool(config.is_encoder_decoder) or masked
 
 
 def warn_without_classifier(path: str) -> None:

@@ -4,7 +4,7 @@
 import logging
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from dschat.errors import UserError
 from dschat.models.load import explain_missing
@@ -79,16 +79,39 @@ def end_token_id(tokenizer: Any, end_of_conversation_token: str | None) -> int:
     return ids[0]
 
 
+def own_end_ids(path: str) -> list[int]:
+    """The end tokens of the checkpoint's generation config: a chat model may have several, also beside EOS."""
+    try:
+        return end_ids_of(GenerationConfig.from_pretrained(path))
+    except (OSError, ValueError):
+        return []
+
+
+def end_ids_of(generation: GenerationConfig) -> list[int]:
+    """The ids that end a response."""
+    end = generation.eos_token_id
+    return [] if end is None else [end] if isinstance(end, int) else list(end)
+
+
 def require_same_tokenizer(first: Any, second: Any, first_flag: str, second_flag: str) -> None:
-    """Raises UserError unless both tokenizers give the same ids: vocabulary, bos, eos and pad."""
-    same = first.get_vocab() == second.get_vocab() and all(
-        getattr(first, name) == getattr(second, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    )
-    if not same:
+    """Raises UserError unless the critic's tokenizer gives the actor's ids: vocabulary, bos, eos and pad."""
+    if not same_ids(first, second) or first.pad_token_id != second.pad_token_id:
         raise UserError(
-            f"{first_flag} and {second_flag} have different tokenizers. The reward model and the critic read the "
-            "actor's token ids: train the reward model (step 2) from the same base as the actor (step 1)."
+            f"{first_flag} and {second_flag} have different tokenizers, but the critic reads the actor's token ids. "
+            "Train the critic's start (step 2) from the same base as the actor (step 1); or name it as "
+            f"--reward_model_name_or_path alone, which is then read through text, and leave {second_flag} out: the "
+            "critic starts from the actor."
         )
+
+
+def same_ids(first: Any, second: Any) -> bool:
+    """Whether two tokenizers mean the same by every id; what they pad with is not read, and may be one's alone."""
+    vocabularies = [dict(tokenizer.get_vocab()) for tokenizer in (first, second)]
+    for tokenizer, own, other in ((first, *vocabularies), (second, *vocabularies[::-1])):
+        if tokenizer.pad_token is not None and tokenizer.pad_token not in other:
+            own.pop(tokenizer.pad_token, None)
+    special = ("bos_token_id", "eos_token_id")
+    return vocabularies[0] == vocabularies[1] and all(getattr(first, n) == getattr(second, n) for n in special)
 
 
 def _choose_pad(tokenizer: Any) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -24,9 +25,15 @@ class Sampling:
     top_p: float = 1.0
 
     @classmethod
-    def from_config(cls, config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Sampling:
-        """The sampling of a PPOConfig. EOS always ends a response; --end_of_conversation_token does, too."""
+    def from_config(
+        cls, config: PPOConfig, tokenizer: PreTrainedTokenizerBase, own_ends: Collection[int] = ()
+    ) -> Sampling:
+        """The sampling of a PPOConfig.
+
+        EOS always ends a response; --end_of_conversation_token does, too, and so do the model's own end tokens.
+        """
         end_ids = {end_token_id(tokenizer, config.end_of_conversation_token), tokenizer.eos_token_id}
+        end_ids |= set(own_ends) - {tokenizer.pad_token_id}
         return cls(
             max_new_tokens=config.max_answer_seq_len,
             end_ids=tuple(sorted(end_ids)),

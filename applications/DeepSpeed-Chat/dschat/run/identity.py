@@ -23,6 +23,7 @@ FREE_FLAGS = frozenset(
         *("eval_interval", "eval_iters", "eval_prompts", "print_answers", "enable_tensorboard", "tensorboard_path"),
         *("print_sample_output_freq", "eval_temperature", "on_nonfinite", "max_kl", "kl_action", "vllm_gpu_memory"),
         *("output_dir", "overwrite_output_dir", "data_path", "deepspeed", "local_rank", "ddp_timeout", "self_checks"),
+        *("on_reward_error", "reward_batch", "reward_timeout", "reward_patience"),
         *("model_name_or_path", "actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"),
     )
 )
@@ -48,14 +49,20 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         data: sources (with the revision of those from the hub) and file hashes, as `RunRecord.data` holds them.
     """
     flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE_FLAGS}
+    if flags.get("reward_url"):
+        flags["reward_url"] = "given"  # where a server runs may change
+    functions = flags.get("reward_function")
+    if isinstance(functions, list) and len(functions) == 1:
+        flags["reward_function"] = functions[0]  # as in checkpoints from when there was one function
     sources = [[source["train"], source["eval"], source.get("hub")] for source in data["sources"]]
+    specs = {name: [value] if isinstance(value, str) else value for name, value in flags.items()}
     files = {
-        name: Path(value.rpartition(":")[0])
-        for name, value in flags.items()
-        if isinstance(value, str) and ".py:" in value
+        name: [Path(part.rpartition(":")[0]) for part in parts]
+        for name, parts in specs.items()
+        if isinstance(parts, list) and all(isinstance(part, str) and ".py:" in part for part in parts) and parts
     }
     if flags.get("deepspeed_config"):
-        files["deepspeed_config"] = Path(flags.pop("deepspeed_config"))
+        files["deepspeed_config"] = [Path(flags.pop("deepspeed_config"))]
     return {
         "the kind of device": device().type,
         **{f"--{name}": _text(value) for name, value in flags.items()},
@@ -64,7 +71,10 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         "the data": _hash(json.dumps([sorted(data["sha256"].values()), sources])),
         "the tokenizer": _tokenizer_hash(tokenizer),
         **{f"the model of {name}": model_hash(getattr(config, name)) for name in _model_flags(config)},
-        **{f"the file of --{name}": _hash(file.read_bytes()) for name, file in files.items()},
+        **{
+            f"the file of --{name}": _hash(b"".join(file.read_bytes() for file in found))
+            for name, found in files.items()
+        },
     }
 
 

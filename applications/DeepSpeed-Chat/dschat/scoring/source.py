@@ -31,6 +31,7 @@ class Scores:
     values: Tensor  # (B,) float32
     missing: Tensor | None = None  # (B,) bool: could not be scored, whatever their value; left out of training
     measured: Measured = field(default_factory=dict)
+    parts: Mapping[str, Tensor] = field(default_factory=dict)  # further numbers of each response by name, (B,) float32
 
 
 class ScoreSource(Protocol):

@@ -17,6 +17,7 @@ from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.metrics import Means
 from dschat.scoring.source import Measured, ResponseTexts
 from dschat.trainers.ppo.metrics import token_table
+from dschat.trainers.ppo.models import Beside
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,8 @@ Sample = dict[str, object]  # a row of a sample file
 def evaluate(
     prompts: Sequence[PromptExample],
     tokenizer: PreTrainedTokenizerBase,
-    metric_name: str,
     sample: Callable[[Sequence[PromptExample]], tuple[Drawn, ResponseTexts]],
-    score: Callable[[Drawn, ResponseTexts], tuple[Trajectory, Tensor | None, Measured]],
+    score: Callable[[Drawn, ResponseTexts], tuple[Trajectory, Beside, Measured]],
     assign_credit: Callable[[Trajectory], PPOBatch],
 ) -> tuple[dict[str, float], list[Sample]]:
     """Answers the prompts, each rank its share.
@@ -40,13 +40,12 @@ def evaluate(
     Args:
         prompts: held out.
         tokenizer: the actor's.
-        metric_name: of the metric function; empty without one.
         sample: prompts → their responses.
-        score: responses → a trajectory; the metric function's numbers (B,), None without one; what scoring measured.
+        score: responses → a trajectory; the numbers beside the scores; what scoring measured.
         assign_credit: a trajectory → its advantages.
 
     Returns:
-        Means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the metric function's name; and a
+        Means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the names of further numbers; and a
         sample for each prompt, in their order.
     """
     by_length = sorted(prompts, key=len)
@@ -54,16 +53,16 @@ def evaluate(
     # All ranks go through equally many forward passes: one with a prompt less answers another without counting it.
     examples = own + by_length[: most - len(own)]
     drawn, texts = sample(examples)
-    trajectory, metric, measured = score(drawn, texts)
+    trajectory, beside, measured = score(drawn, texts)
     batch = assign_credit(trajectory)
     means = Means()
-    means.add_all(_totals(batch, metric, metric_name, len(own)), len(own))
+    means.add_all(_totals(batch, beside, len(own)), len(own))
     for name, (total, count) in measured.items():
         means.add(name, total, count)
     detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
     samples: dict[int, Sample] = {}
     for row, example in enumerate(own):
-        samples[example.index] = _sample(batch, texts, row, metric, metric_name)
+        samples[example.index] = _sample(batch, texts, row, beside)
         if example.index in detailed:
             samples[example.index]["tokens"] = token_table(batch, row, tokenizer)
     metrics = {f"eval/{key}": value for key, value in means.reduce().items()}
@@ -82,7 +81,7 @@ def show_samples(samples: Sequence[Sample]) -> None:
         logger.info("prompt: %r\nresponse: %r\nscore: %.3f", *(sample[k] for k in ("prompt", "response", "score")))
 
 
-def _sample(batch: PPOBatch, texts: ResponseTexts, row: int, metric: Tensor | None, metric_name: str) -> Sample:
+def _sample(batch: PPOBatch, texts: ResponseTexts, row: int, beside: Beside) -> Sample:
     trajectory = batch.trajectory
     sample: Sample = {
         "prompt": texts.prompts[row],
@@ -92,10 +91,10 @@ def _sample(batch: PPOBatch, texts: ResponseTexts, row: int, metric: Tensor | No
         "kl": float(batch.kl[row].sum()),
         "length": int(batch.response_mask[row].sum()),
     }
-    return sample if metric is None else sample | {metric_name: float(metric[row])}
+    return sample | {name: float(numbers[row]) for name, numbers in beside.items()}
 
 
-def _totals(batch: PPOBatch, metric: Tensor | None, metric_name: str, rows: int) -> dict[str, Tensor]:
+def _totals(batch: PPOBatch, beside: Beside, rows: int) -> dict[str, Tensor]:
     """Sums over the first rows."""
     trajectory, kl = batch.trajectory, torch.where(batch.response_mask, batch.kl, 0.0)
     numbers = {
@@ -103,7 +102,6 @@ def _totals(batch: PPOBatch, metric: Tensor | None, metric_name: str, rows: int)
         "kl": kl.sum(1),
         "length": batch.response_mask.sum(1),
         "eos_rate": trajectory.rollout.finished,
+        **beside,
     }
-    if metric is not None:
-        numbers[metric_name] = metric
     return {name: of_rows[:rows].double().sum() for name, of_rows in numbers.items()}

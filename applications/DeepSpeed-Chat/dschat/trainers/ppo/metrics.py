@@ -15,22 +15,19 @@ from dschat.run.metrics import Means
 from dschat.scoring.source import Measured
 
 
-def outside_metrics(
-    metric: Tensor | None, metric_name: str, totals: Mapping[str, float], measured: Measured
-) -> dict[str, float]:
+def outside_metrics(beside: Mapping[str, Tensor], totals: Mapping[str, float], measured: Measured) -> dict[str, float]:
     """What others than the models say of a rollout, over all ranks; one synchronisation if there is anything.
 
     Args:
-        metric: (B,) of the metric function, whose mean is objective/<metric_name>; None without one.
-        metric_name: of the metric function.
+        beside: numbers (B,) beside the scores, by the same names on each rank; their means are objective/<name>.
         totals: sums over this rank's rows, by the same names on each rank; their sums are returned.
         measured: by the source of scores.
     """
     means = Means()
     for name, (total, count) in measured.items():
         means.add(name, total, count)
-    if metric is not None:
-        means.add(f"objective/{metric_name}", metric.sum(), len(metric))
+    for name, numbers in beside.items():
+        means.add(f"objective/{name}", numbers.sum(), len(numbers))
     means.add_sums(totals)
     return means.reduce()
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,9 @@ from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_response
 from dschat.rollouts.engine import RolloutEngine
 from dschat.run.stop import raise_if_stopped
 from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource
+
+# Numbers (B,) of each response beside its score, by name: what the parts of the score say, and the metric function.
+Beside = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class PPOModels:
 
     def score(
         self, rollout: Rollout, texts: ResponseTexts, temperature: float, most: int
-    ) -> tuple[ScoredRollout, Tensor | None, Measured]:
-        """Scores and reference log-probs; the metric function's numbers (B,), if there is one; what scoring measured.
+    ) -> tuple[ScoredRollout, Beside, Measured]:
+        """Scores and reference log-probs; the numbers beside the scores; what scoring measured.
 
         A response that could not be scored is taken away: its row has no token to train on.
 
@@ -49,11 +52,13 @@ class PPOModels:
         """
         found = self.reward(rollout, texts)
         scores = found if isinstance(found, Scores) else Scores(found)
-        metric = self.metric(rollout, texts) if self.metric else None
+        beside = dict(scores.parts)
+        if self.metric is not None:
+            beside[self.metric_name] = self.metric(rollout, texts)
         if scores.missing is not None:
             rollout = without_responses(rollout, scores.missing)
         ref_logprobs = response_logprobs(self.reference, rollout, temperature, most)
-        return ScoredRollout(rollout, ref_logprobs, scores.values.float()), metric, scores.measured
+        return ScoredRollout(rollout, ref_logprobs, scores.values.float()), beside, scores.measured
 
     def complete(
         self, scored: ScoredRollout, temperature: float, most: int, logprobs: Tensor | None = None

@@ -18,6 +18,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.data.collate import update_batches
 from dschat.data.examples import PromptExample
 from dschat.errors import UserError
+from dschat.models.tokenizer import end_ids_of
 from dschat.rl.macro_actions import segment
 from dschat.rl.rewards import ScoreMoments, kl_controller
 from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, tensors_of
@@ -40,7 +41,7 @@ from dschat.trainers.ppo.iteration import Iteration
 from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
 from dschat.trainers.ppo.logprob_gap import check_gap
 from dschat.trainers.ppo.metrics import normalised_metrics, outside_metrics, rollout_metrics
-from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.ppo.models import Beside, PPOModels
 from dschat.trainers.ppo.moving_average import MovingAverage
 from dschat.trainers.ppo.sampler import ActorSampler
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update, total_updates
@@ -86,7 +87,8 @@ class PPOTrainer:
         self.alarms = Alarms.from_config(config, run.plan)
         self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
         self.tokenizer = tokenizer
-        sampling = Sampling.from_config(config, tokenizer)
+        own_ends = end_ids_of(models.actor.module.inner.generation_config)
+        sampling = Sampling.from_config(config, tokenizer, own_ends)
         self.sample = ActorSampler(models.actor, tokenizer, sampling, config.seed, models.rollouts)
         self.update = self.iteration = 0  # those of finished iterations
         self.current: Iteration | None = None  # the one that is under way, from its first update on
@@ -159,7 +161,6 @@ class PPOTrainer:
         metrics, samples = evaluate(
             self.held_out,
             self.tokenizer,
-            self.models.metric_name,
             sample=lambda examples: self.sample(examples, SeedKind.EVALUATION, draw=0),
             score=self.score,
             assign_credit=lambda trajectory: self.credit(trajectory, self.condition(trajectory, 0).ends),
@@ -239,7 +240,7 @@ class PPOTrainer:
         prompts = [self.prompts[i] for rows in batches for i in rows]
         drawn, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration, samples)
         clock.lap("generation")
-        scored, metric, measured = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
+        scored, beside, measured = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
         seen = None if self.moments is None else with_scores(self.moments, scored)
         known = scored if self.credit_is_late else self.complete(scored, drawn)
         found = self.condition(known, epoch)
@@ -250,9 +251,9 @@ class PPOTrainer:
             else self.credit(known, macro, samples, seen)
         )
         checked = batch if isinstance(batch, PPOBatch) else scored
-        if self.nonfinite.in_rollout(checked, self.update, drawn.bad_rows, metric):
+        if self.nonfinite.in_rollout(checked, self.update, drawn.bad_rows, beside.get(models.metric_name)):
             return None
-        metrics = outside_metrics(metric, models.metric_name, found.totals, measured)
+        metrics = outside_metrics(beside, found.totals, measured)
         metrics |= check_gap(known, models.actor, self.config.temperature, plan.micro_batch)
         if isinstance(batch, PPOBatch):
             metrics |= rollout_metrics(batch, self.config.lam)
@@ -265,11 +266,11 @@ class PPOTrainer:
         """Whether the update's own forward passes give log-probs and values; see `dschat.trainers.ppo.late_credit`."""
         return self.config.credit_is_late(self.run.plan)
 
-    def score(self, drawn: Drawn, texts: ResponseTexts) -> tuple[Trajectory, Tensor | None, Measured]:
-        """Scores, log-probs, values; the metric function's numbers (B,), if there is one; what scoring measured."""
+    def score(self, drawn: Drawn, texts: ResponseTexts) -> tuple[Trajectory, Beside, Measured]:
+        """Scores, log-probs, values; the numbers beside the scores; what scoring measured."""
         temperature, most = self.config.temperature, self.run.plan.micro_batch
-        scored, metric, measured = self.models.score(drawn.rollout, texts, temperature, most)
-        return self.complete(scored, drawn), metric, measured
+        scored, beside, measured = self.models.score(drawn.rollout, texts, temperature, most)
+        return self.complete(scored, drawn), beside, measured
 
     def complete(self, scored: ScoredRollout, drawn: Drawn) -> Trajectory:
         """Log-probs and values. In float32, the drawing pass has given the log-probs already; else it rounds more."""

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of where step 3's scores come from: functions, a reward model, a server, programs, or several of them."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from dschat.config import rules
+from dschat.config.programs import ProgramFlags
+from dschat.config.rules import default_of, flag
+from dschat.errors import UserError
+
+OnRewardError = Literal["stop", "retry", "skip"]
+
+# Names that a second score may not take: the metrics of step 3 have keys of these names.
+METRIC_NAMES = (
+    *("kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate", "unscored"),
+    *("prompt", "response", "score", "finished", "tokens"),  # columns of the sample files
+)
+# What a source that is no function is called in metrics and samples.
+MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"
+
+
+@dataclass(kw_only=True)
+class RewardFlags(ProgramFlags):
+    """Where the score comes from; several sources are added up."""
+
+    _argument_group_name = "sources of scores"
+
+    reward_model_name_or_path: str | None = flag(
+        "reward model; that of --critic_model_name_or_path if there is no other source of scores", None
+    )
+    reward_function: list[str] | None = flag(
+        "one or more module.py:function, called with (prompts, responses, rows), that return one score per row", None
+    )
+    reward_url: str | None = flag(
+        "address of a server of scores, such as `python -m dschat.scoring.serve`; docs/rewards.md has its request",
+        None,
+    )
+    reward_weights: list[float] | None = flag(
+        "weights of several sources in the score, in the order: functions, reward model, address, programs; 1 if not"
+        " given",
+        None,
+    )
+    on_reward_error: OnRewardError = flag(
+        "where a source fails or gives no number: stop the run, ask it three times more (retry), or leave those"
+        " responses out of training (skip)",
+        "stop",
+    )
+    metric_function: str | None = flag(
+        "module.py:function, called like reward_function: a second score, logged at rollouts and evaluations, never"
+        " trained on",
+        None,
+    )
+    rm_template: bool = flag(
+        "the reward model reads prompt and response through its own chat template, as turns of user and assistant",
+        False,
+    )
+    reward_batch: int = flag("responses that one request to reward_url holds at most", 64)
+    reward_timeout: float = flag("seconds to wait for an answer of reward_url", 60.0)
+    reward_patience: float = flag("seconds to go on asking while reward_url does not answer", 300.0)
+
+    @property
+    def metric_name(self) -> str | None:
+        """The name of the metric function, which is the name of its metric; None without one."""
+        return None if self.metric_function is None else self.metric_function.rpartition(":")[2]
+
+    @property
+    def source_names(self) -> list[str]:
+        """What the sources of scores are called in metrics and samples, in the order of their weights."""
+        names = [spec.rpartition(":")[2] for spec in self.reward_function or []]
+        names += [MODEL_NAME] if self.reward_model_name_or_path is not None else []
+        names += [URL_NAME] if self.reward_url is not None else []
+        return names + ([PROGRAMS_NAME] if self.reward_source is not None else [])
+
+    def check_rewards(self, ddp_timeout: int) -> None:
+        """Check these flags against each other.
+
+        Args:
+            ddp_timeout: seconds that other processes wait for one that asks a server.
+
+        Raises:
+            UserError: a flag is wrong; says what to change.
+        """
+        self.check_programs()
+        for spec in self.reward_function or []:
+            rules.check_function_path("reward_function", spec)
+        if self.metric_function is not None:
+            rules.check_function_path("metric_function", self.metric_function)
+        if self.metric_name in METRIC_NAMES:
+            raise UserError(f"--metric_function: a metric is called {self.metric_name} already; rename the function.")
+        self._check_several()
+        self._check_url(ddp_timeout)
+        if self.rm_template and self.reward_model_name_or_path is None:
+            raise UserError(
+                "--rm_template does nothing on its own: add --reward_model_name_or_path, or drop it. For --reward_url"
+                " it is a flag of the server."
+            )
+
+    def _check_several(self) -> None:
+        names = self.source_names
+        weights = self.reward_weights
+        if weights is not None:
+            rules.check_numbers(self, ["reward_weights"], (lambda number: True, "finite numbers"))
+            if len(weights) != len(names):
+                raise UserError(
+                    f"--reward_weights: {len(weights)} numbers for {len(names)} sources of scores"
+                    f" ({', '.join(names)}): give one for each, in this order."
+                )
+        if weights is None and len(names) == 1:
+            return
+        taken = [*METRIC_NAMES, *([] if self.metric_name is None else [self.metric_name])]
+        for number, name in enumerate(names):
+            if name in taken or name in names[:number]:
+                raise UserError(
+                    f"--reward_function: two numbers of a response would be called {name}: rename the function."
+                )
+
+    def _check_url(self, ddp_timeout: int) -> None:
+        rules.check_numbers(self, ["reward_batch"], rules.AT_LEAST_1)
+        rules.check_numbers(self, ["reward_timeout"], rules.ABOVE_0)
+        rules.check_numbers(self, ["reward_patience"], rules.AT_LEAST_0)
+        url = self.reward_url
+        if url is None:
+            for name in ("reward_batch", "reward_timeout", "reward_patience"):
+                value = getattr(self, name)
+                if value != default_of(RewardFlags, name):
+                    raise UserError(f"--{name} {value} does nothing on its own: add --reward_url, or drop it.")
+            return
+        if not re.match(r"https?://[^/\s@]+(/\S*)?$", url):
+            raise UserError(
+                f"--reward_url {url} is no address: give one such as http://127.0.0.1:8500/score, without a user's"
+                " name or password."
+            )
+        if self.reward_timeout + self.reward_patience >= ddp_timeout:
+            raise UserError(
+                f"--reward_timeout {self.reward_timeout:g} and --reward_patience {self.reward_patience:g} are"
+                f" together not below --ddp_timeout {ddp_timeout}, after which the other processes stop waiting:"
+                " lower them, or raise it."
+            )

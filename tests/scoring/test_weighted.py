@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of several sources by hand, and what happens where one fails or gives no number."""
+
+import json
+import multiprocessing
+import runpy
+from typing import Any
+
+import pytest
+import torch
+
+from cli_runs import PRELOADED, TIMEOUT
+from dschat.errors import UserError
+from dschat.models.scalar import ScalarModel
+from dschat.run import stop
+from dschat.run.stop import Stopped
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.scoring.source import ResponseTexts, Scores
+from dschat.scoring.weighted import Weighted, WeightedScores
+from factories import make_classifier, make_prompt, make_rollout, ragged_rows
+from launches import free_port, launch_environment
+
+ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
+TEXTS = ResponseTexts(["p"] * 3, ["a", "bb", "ccc"], [make_prompt([], "p", i, {"n": i}).row for i in range(3)])
+NAN = float("nan")
+
+
+def source(*numbers, on_error="stop"):
+    return FunctionScores(lambda *_: list(numbers), "--reward_function", on_error)
+
+
+def score(*sources, skips=False):
+    return WeightedScores([Weighted(*one) for one in sources], skips)(make_rollout(ROWS), TEXTS)
+
+
+def test_a_sum_by_hand():
+    """1·(1, 2, 3) + ½·(10, −20, 0) = (6, −8, 3)."""
+    found = score(("f", 1.0, source(1, 2, 3)), ("g", 0.5, source(10, -20, 0)))
+    assert found.values.tolist() == [6, -8, 3] and found.values.dtype == torch.float32
+    assert {name: x.tolist() for name, x in found.parts.items()} == {"f": [1, 2, 3], "g": [10, -20, 0]}
+    assert found.missing is None
+
+
+def test_what_sources_measure_and_miss_is_kept():
+    class Programs:
+        model = None
+
+        def __call__(self, rollout, texts):
+            return Scores(torch.ones(3), torch.tensor([False, True, False]), {"programs/passed": (2.0, 3.0)})
+
+    found = score(("f", 2.0, source(1, 2, 3)), ("programs", 1.0, Programs()))
+    assert found.missing.tolist() == [False, True, False] and found.measured == {"programs/passed": (2.0, 3.0)}
+    assert found.values.tolist() == [3, 5, 7]
+
+
+def test_the_reward_model_is_the_one_that_the_self_check_looks_at():
+    model = RewardModelScores(ScalarModel(make_classifier()), 2)
+    assert WeightedScores([Weighted("f", 1.0, source(1)), Weighted("m", 1.0, model)]).model is model.model
+    assert WeightedScores([Weighted("f", 1.0, source(1))]).model is None
+
+
+def test_rows_without_a_number_are_missing_and_leave_means_as_they_are():
+    """f misses the second, g the third: the first is left, with 1 + 2·4 = 9."""
+    found = score(("f", 1.0, source(1, None, 3)), ("g", 2.0, source(4, 5, float("inf"))), skips=True)
+    assert found.missing.tolist() == [False, True, True]
+    assert found.values.tolist() == [9, 9, 9]
+    parts = {name: x.tolist() for name, x in found.parts.items()}
+    assert parts == {"f": [1, 1, 1], "g": [4, 4, 4], "unscored": [0, 1, 1]}
+
+
+def test_where_no_row_has_a_number_the_scores_are_not_finite():
+    found = score(("", 1.0, source(None, None, None)), skips=True)
+    assert found.missing.all() and torch.isnan(found.values).all()
+    assert found.parts.keys() == {"unscored"}, "a source without a name is not logged beside the score"
+
+
+class Flaky:
+    """Fails as often as it is told to, and then scores by length; a response named `bad` always fails."""
+
+    def __init__(self, failures, bad=None):
+        self.failures, self.bad, self.calls = failures, bad, []
+
+    def __call__(self, prompts, responses, rows):
+        assert len(prompts) == len(responses) == len(rows)
+        self.calls.append(list(responses))
+        if len(self.calls) <= len(self.failures):
+            failure = self.failures[len(self.calls) - 1]
+            if isinstance(failure, Exception):
+                raise failure
+            return failure
+        if self.bad in responses:
+            raise ValueError("cannot read it")
+        return [float(len(text)) for text in responses]
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Seconds that a source waited, none of which pass."""
+    waited = []
+    monkeypatch.setattr("dschat.scoring.function.pause", waited.append)
+    return waited
+
+
+def test_a_failing_function_is_called_three_times_more(waits, caplog):
+    flaky = Flaky([ValueError("down"), [1.0], [1.0, NAN, 2.0]])
+    scores = FunctionScores(flaky, "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
+    assert scores.tolist() == [1, 2, 3] and len(flaky.calls) == 4 and waits == [1, 2, 4]
+    for words in ("ValueError: down", "returned shape (1,) for 3", "not finite", "called again in 4 s"):
+        assert words in caplog.text
+
+
+def test_after_three_times_more_the_run_stops(waits):
+    with pytest.raises(UserError, match="--reward_function: function failed in .*ValueError: down"):
+        FunctionScores(Flaky([ValueError("down")] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
+    assert waits == [1, 2, 4]
+    scores = FunctionScores(Flaky([[1.0, NAN, 2.0]] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
+    assert not torch.isfinite(scores[1])  # the trainer stops at it, see trainers/checks.py
+
+
+def test_a_signal_ends_the_wait(monkeypatch):
+    monkeypatch.setattr(stop, "_noted", 15)
+    with pytest.raises(Stopped):
+        FunctionScores(Flaky([ValueError("down")] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
+
+
+def test_rows_at_which_a_function_fails_are_found(caplog):
+    flaky = Flaky([], bad="bb")
+    found = score(("f", 1.0, FunctionScores(flaky, "--reward_function", "skip")), skips=True)
+    assert flaky.calls == [["a", "bb", "ccc"], ["a"], ["bb"], ["ccc"]]
+    assert found.missing.tolist() == [False, True, False] and found.values.tolist() == [1, 2, 3]  # (1 + 3) / 2
+    assert "cannot read it" in caplog.text and "fails at 1 of 3" in caplog.text
+
+
+TWO = """
+import json, os, torch
+os.environ.update({variables!r})
+import torch.distributed as dist
+dist.init_process_group("gloo")
+from dschat.run.distributed import make_host_groups
+make_host_groups(60.0)
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.source import ResponseTexts
+from dschat.scoring.weighted import Weighted, WeightedScores
+from factories import make_prompt, make_rollout, ragged_rows
+texts = ResponseTexts(["p"] * 2, ["a", "bb"], [make_prompt([], "p", i).row for i in range(2)])
+rank = dist.get_rank()
+def f(prompts, responses, rows):
+    if rank == 1:
+        raise ValueError("rank 1 fails")
+    return [1.0, 4.0]
+sources = [Weighted("f", 2.0, FunctionScores(f, "--reward_function", {action!r}))]
+found = WeightedScores(sources, True)(make_rollout(ragged_rows([1, 1], [2, 2])), texts)
+json.dump([found.values.tolist(), found.missing.tolist(), found.parts["f"].tolist()], open({out!r}, "w"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launcher")
+def test_one_of_two_processes_without_scores(tmp_path):
+    """Rank 0 has 2·(1, 4); rank 1 has none, and takes their mean, 5."""
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    group, processes = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}, []
+    for rank in ("0", "1"):
+        script, out = tmp_path / f"rank{rank}.py", str(tmp_path / f"{rank}.json")
+        variables = launch_environment(**group, RANK=rank, LOCAL_RANK=rank)
+        script.write_text(TWO.format(variables=variables, action="skip", out=out))
+        processes.append(context.Process(target=runpy.run_path, args=(str(script),)))
+        processes[-1].start()
+    for process in processes:
+        process.join(TIMEOUT)
+        if process.is_alive():
+            process.kill()
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in "01")
+    assert first == [[2, 8], [False, False], [1, 4]]
+    assert second == [[5, 5], [True, True], [2.5, 2.5]]
