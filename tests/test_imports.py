@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "conditions": {"common", "config", "rl"},
     # loops receive their engines; builders make them
     "trainers": {"common", "config", "data", "models", "rl", "run", "rollouts", "scoring", "conditions"},
-    "builders": {"common", "config", "engine", "models", "rollouts", "run", "scoring", "trainers"},
+    "builders": {"common", "config", "data", "engine", "models", "rollouts", "run", "scoring", "trainers"},
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
     "inference": {"common", "data", "evaluation", "models", "rl", "rollouts", "scoring"},

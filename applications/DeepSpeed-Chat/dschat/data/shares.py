@@ -34,19 +34,28 @@ class Share:
     files: tuple[Path, ...]
 
 
-def load_share(flags: ShareFlags) -> Share:
+def keys_of(flags: ShareFlags) -> DataKeys:
+    """The column names that the flags give."""
+    return DataKeys(flags.prompt_key, flags.chosen_key, flags.rejected_key, flags.response_key, flags.messages_key)
+
+
+def load_share(flags: ShareFlags, show: bool = False) -> Share:
     """Reads every source and takes the step's slice of its training and evaluation rows (``--data_split``).
+
+    Args:
+        flags: of the step.
+        show: whether to show progress.
 
     Raises:
         UserError: see :func:`dschat.data.sources.load_source`; or ``--data_split`` has no part for this step.
     """
-    keys = DataKeys(flags.prompt_key, flags.chosen_key, flags.rejected_key, flags.response_key, flags.messages_key)
+    keys = keys_of(flags)
     train: list[Row] = []
     held_out: list[Row] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
     for path in flags.data_path:
-        source = load_source(path, keys, flags.seed)
+        source = load_source(path, keys, flags.seed, show)
         own, own_eval = (
             split_part(rows, flags.data_split, flags.step - 1, flags.seed) for rows in (source.train, source.eval)
         )

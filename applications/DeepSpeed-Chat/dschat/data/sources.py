@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dschat.common.progress import progress
 from dschat.data.formats.files import FILE_SUFFIXES, TRAIN_PREFIX, suffix_of
 from dschat.data.formats.formats import parse_row
 from dschat.data.formats.hub import open_hub
@@ -35,7 +36,18 @@ class Source:
     hub: dict[str, Any] | None = None
 
 
-def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234) -> Source:
+def open_source(path: str | Path, keys: DataKeys | None = None) -> RawSource:
+    """One source before its rows are read: which files it has, or what it is on the hub.
+
+    Raises:
+        UserError: there is nothing to read.
+    """
+    known = find_known(str(path))
+    copy = local_copy(known) if known and not _is_here(path) else None
+    return _open(path, known, copy, keys or DataKeys())
+
+
+def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234, show: bool = False) -> Source:
     """Reads one source. Nothing of a data set is executed.
 
     Args:
@@ -49,6 +61,7 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
             - owner/name of another data set on the hub.
         keys: column names; the defaults of `DataKeys` if None.
         seed: seed of the split, 95 to 5, of a source without evaluation rows.
+        show: whether to show progress.
 
     Returns:
         The source, with rows in the order of the files, or of the split where there is one.
@@ -59,8 +72,8 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
     keys, known = keys or DataKeys(), find_known(str(path))
     copy = local_copy(known) if known and not _is_here(path) else None
     raw = _open(path, known, copy, keys)
-    train, skipped = _parse(raw.train, keys, raw.name)
-    held_out, skipped_eval = _parse(raw.eval, keys, raw.name) if raw.eval is not None else (None, 0)
+    train, skipped = _parse(raw.train, keys, raw.name, show)
+    held_out, skipped_eval = _parse(raw.eval, keys, raw.name, show) if raw.eval is not None else (None, 0)
     counts = len(train) + skipped, None if held_out is None else len(held_out) + skipped_eval
     if known and copy and counts != known.counts:  # no error: people cut their copies on purpose
         logger.warning(
@@ -105,9 +118,10 @@ def _open(path: str | Path, known: KnownSet | None, copy: Path | None, keys: Dat
     )
 
 
-def _parse(raws: Iterable[tuple[str, Any]], keys: DataKeys, name: str) -> tuple[list[Row], int]:
+def _parse(raws: Iterable[tuple[str, Any]], keys: DataKeys, name: str, show: bool) -> tuple[list[Row], int]:
     """Rows, and the number of those that were skipped."""
-    parsed = [parse_row(raw, keys, origin) for origin, raw in raws]
+    shown = progress(desc=f"reading {name}", unit="row", disable=not show, iterable=raws)
+    parsed = [parse_row(raw, keys, origin) for origin, raw in shown]
     rows = [row for row in parsed if row is not None]
     if not rows:
         raise UserError(f"--data_path: no usable row in {name}: every row has {NO_TEXT}; give data with texts.")

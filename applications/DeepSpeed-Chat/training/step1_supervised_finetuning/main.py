@@ -2,6 +2,7 @@
 """Step 1: supervised fine-tuning. `python main.py --help` lists the flags."""
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dschat.config.sft import SFTConfig
@@ -13,15 +14,14 @@ if TYPE_CHECKING:
 
 def train(config: SFTConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
+    from dschat.builders.data import load_step_data
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
     from dschat.data.dialogues import warn_of_turn_end
-    from dschat.data.examples import sft_examples
-    from dschat.data.shares import load_share
+    from dschat.data.examples import SFTExample, sft_examples
     from dschat.models.load import warn_without_classifier
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.checkpoint import Checkpoints
-    from dschat.run.distributed import is_main
     from dschat.run.identity import identity_of
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.supervised.sft import SFTTask
@@ -30,19 +30,22 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     base = config.model_name_or_path
     check_lengths(config)
     tokenizer = load_tokenizer(base, "--model_name_or_path", may_add_pad=True)
-    share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
-    if is_main():
-        warn_of_turn_end(tokenizer, share.train, end_id)
-    limits, all_turns = (config.max_seq_len, end_id), config.train_on == "all"
-    examples, dropped = sft_examples(share.train, tokenizer, *limits, all_turns=all_turns)
-    held_out, dropped_eval = sft_examples(share.eval, tokenizer, *limits, held_out=True, all_turns=all_turns)
-    run.describe_data(share, train=dropped, eval=dropped_eval)
-    updates = total_updates(len(examples), config, run.plan)
-    run.announce(updates, len(examples))
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    make = partial(
+        sft_examples,
+        tokenizer=tokenizer,
+        max_seq_len=config.max_seq_len,
+        eos_id=end_id,
+        all_turns=config.train_on == "all",
+    )
+    data = load_step_data(config, SFTExample, make, partial(warn_of_turn_end, tokenizer, end_id=end_id))
+    run.describe_data(data, **data.dropped)
+    updates = total_updates(len(data.train), config, run.plan)
+    run.announce(updates, len(data.train))
     warn_without_classifier(base)
     engine = build_policy(config, run.plan, tokenizer, updates)
     folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
-    task = SFTTask(examples, held_out, tokenizer.pad_token_id, config.sft_on_prompt, config.label_smoothing)
+    task = SFTTask(data.train, data.eval, tokenizer.pad_token_id, config.sft_on_prompt, config.label_smoothing)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
     checkpoints = Checkpoints({"policy": engine}, config, run, identity)
     SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()

@@ -2,6 +2,7 @@
 """Step 2 as direct preference optimisation, without a reward model. `python main.py --help` lists the flags."""
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dschat.config.dpo import DPOConfig
@@ -13,14 +14,13 @@ if TYPE_CHECKING:
 
 def train(config: DPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
+    from dschat.builders.data import load_step_data
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
     from dschat.data.dialogues import warn_of_turn_end
-    from dschat.data.preferences import preference_examples
-    from dschat.data.shares import load_share
+    from dschat.data.preferences import PreferenceExample, preference_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.checkpoint import Checkpoints
-    from dschat.run.distributed import is_main
     from dschat.run.identity import identity_of, model_hash
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.run.records import warn_unless_made_by
@@ -31,17 +31,15 @@ def train(config: DPOConfig, run: "RunOutput") -> None:
     check_lengths(config)
     tokenizer = load_tokenizer(base, "--model_name_or_path")
     warn_unless_made_by("sft", base, "--model_name_or_path")
-    share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
-    if is_main():
-        warn_of_turn_end(tokenizer, share.train, end_id)
-    examples, dropped = preference_examples(share.train, tokenizer, config.max_seq_len, end_id)
-    held_out, dropped_eval = preference_examples(share.eval, tokenizer, config.max_seq_len, end_id, held_out=True)
-    run.describe_data(share, train=dropped, eval=dropped_eval)
-    updates = total_updates(len(examples), config, run.plan)
-    run.announce(updates, len(examples))
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id)
+    data = load_step_data(config, PreferenceExample, make, partial(warn_of_turn_end, tokenizer, end_id=end_id))
+    run.describe_data(data, **data.dropped)
+    updates = total_updates(len(data.train), config, run.plan)
+    run.announce(updates, len(data.train))
     engine = build_policy(config, run.plan, tokenizer, updates)
     folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
-    task = DPOTask(examples, held_out, tokenizer.pad_token_id, config, run, model_hash(base))
+    task = DPOTask(data.train, data.eval, tokenizer.pad_token_id, config, run, model_hash(base))
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
     checkpoints = Checkpoints({"policy": engine}, config, run, identity)
     SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()

@@ -2,6 +2,7 @@
 """Step 2: the reward model. `python main.py --help` lists the flags."""
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dschat.config.reward import RewardConfig
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
 
 def train(config: RewardConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
+    from dschat.builders.data import load_step_data
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_reward_model
-    from dschat.data.examples import pair_examples
-    from dschat.data.shares import load_share
+    from dschat.data.examples import PairExample, pair_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.checkpoint import Checkpoints
     from dschat.run.identity import identity_of
@@ -29,17 +30,18 @@ def train(config: RewardConfig, run: "RunOutput") -> None:
     check_lengths(config)
     tokenizer = load_tokenizer(base, "--model_name_or_path")
     warn_unless_made_by("sft", base, "--model_name_or_path")
-    share, end_id = load_share(config), end_token_id(tokenizer, config.end_of_conversation_token)
-    limits, key = (tokenizer, config.max_seq_len, end_id), config.margin_key
-    examples, dropped = pair_examples(share.train, *limits, margin_key=key)
-    held_out, dropped_eval = pair_examples(share.eval, *limits, held_out=True, margin_key=key)
-    run.describe_data(share, train=dropped, eval=dropped_eval)
-    updates = total_updates(len(examples), config, run.plan)
-    run.announce(updates, len(examples))
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    make = partial(
+        pair_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id, margin_key=config.margin_key
+    )
+    data = load_step_data(config, PairExample, make)
+    run.describe_data(data, **data.dropped)
+    updates = total_updates(len(data.train), config, run.plan)
+    run.announce(updates, len(data.train))
     engine = build_reward_model(config, run.plan, tokenizer, updates)
     folders = ModelFolders([SavedModel(engine, "reward model", base)], tokenizer, config, run)
     centering = config.center_rewards_coefficient
-    task = RewardTask(examples, held_out, tokenizer.pad_token_id, config.reward_loss, centering)
+    task = RewardTask(data.train, data.eval, tokenizer.pad_token_id, config.reward_loss, centering)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
     checkpoints = Checkpoints({"reward": engine}, config, run, identity)
     SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()

@@ -2,7 +2,7 @@
 """Step 3: PPO with macro actions. `python main.py --help` lists the flags."""
 
 import sys
-from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dschat.config.ppo import PPOConfig
@@ -14,20 +14,19 @@ if TYPE_CHECKING:
 
 def train(config: PPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
+    from dschat.builders.data import load_step_data
     from dschat.builders.lengths import check_lengths
     from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
     from dschat.builders.scores import build_program_pool
     from dschat.conditions.termination import TerminationCondition
     from dschat.data.dialogues import warn_of_turn_end
-    from dschat.data.examples import prompt_examples
-    from dschat.data.shares import load_share
+    from dschat.data.examples import PromptExample, prompt_examples
     from dschat.models.tokenizer import end_token_id
     from dschat.run.checkpoint import Checkpoints
-    from dschat.run.distributed import is_main
     from dschat.run.identity import identity_of
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.ppo.moving_average import MovingAverage
-    from dschat.trainers.ppo.problems import rows_with_tests
+    from dschat.trainers.ppo.problems import load_problems
     from dschat.trainers.ppo.trainer import PPOTrainer
     from dschat.trainers.ppo.update import total_updates
 
@@ -37,20 +36,16 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     condition = TerminationCondition(config, tokenizer, end_id, config.seed)
     run.record.parser = condition.parser
     programs = build_program_pool(config) if config.reward_source == "programs" else None
-    share = load_share(config)
-    if is_main():
-        warn_of_turn_end(tokenizer, share.train, end_id)
-    rows, left_out = share.train, Counter[str]()
-    held_out_rows, left_out_eval = share.eval, Counter[str]()
+    make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.max_prompt_seq_len)
     if programs is not None:
         run.record.sandbox = programs.level
-        rows, left_out = rows_with_tests(rows, programs, config.drop_unsolvable)
-        held_out_rows, left_out_eval = rows_with_tests(held_out_rows, programs, config.drop_unsolvable)
-    prompts, dropped = prompt_examples(rows, tokenizer, config.max_prompt_seq_len)
-    held_out, dropped_eval = prompt_examples(held_out_rows, tokenizer, config.max_prompt_seq_len, held_out=True)
-    run.describe_data(share, train=left_out + dropped, eval=left_out_eval + dropped_eval)
-    updates = total_updates(len(prompts), config, run.plan)
-    run.announce(updates, len(prompts))
+        data = load_problems(config, make, programs, config.drop_unsolvable)
+    else:
+        look = partial(warn_of_turn_end, tokenizer, end_id=end_id)
+        data = load_step_data(config, PromptExample, make, look)
+    run.describe_data(data, **data.dropped)
+    updates = total_updates(len(data.train), config, run.plan)
+    run.announce(updates, len(data.train))
     models = build_ppo_models(config, run.plan, tokenizer, updates, programs)
     average = MovingAverage(models.actor) if config.enable_ema else None
 
@@ -65,7 +60,7 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     folders = ModelFolders(saved, tokenizer, config, run)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
     checkpoints = Checkpoints(models.trained, config, run, identity, average.parts if average is not None else None)
-    PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, folders, checkpoints, average).fit()
+    PPOTrainer(models, data.train, data.eval, tokenizer, condition, config, run, folders, checkpoints, average).fit()
 
 
 if __name__ == "__main__":

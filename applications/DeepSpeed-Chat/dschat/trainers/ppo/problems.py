@@ -5,15 +5,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
+from dschat.data.examples import PromptExample
 from dschat.data.formats.rows import Row
-from dschat.run.distributed import gather_objects, rank, world_size
+from dschat.data.loading import StepData
+from dschat.data.shares import ShareFlags, load_share
+from dschat.run.distributed import gather_objects, is_main, rank, world_size
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.scoring.programs.solutions import has_tests, run_solutions
 
 # Why a row is left out.
 NO_TESTS = "no tests"
 UNSOLVED = "its own solution fails its tests"
+
+
+def load_problems(
+    flags: ShareFlags,
+    make: partial[tuple[list[PromptExample], Counter[str]]],
+    pool: ProgramPool,
+    drop_unsolvable: bool,
+) -> StepData[PromptExample]:
+    """The problems of a step's share, encoded in this process; see `rows_with_tests`."""
+    share = load_share(flags, show=is_main())
+    rows, left_out = rows_with_tests(share.train, pool, drop_unsolvable)
+    held_out_rows, left_out_eval = rows_with_tests(share.eval, pool, drop_unsolvable)
+    prompts, dropped = make(rows)
+    held_out, dropped_eval = make(held_out_rows, held_out=True)
+    counts = {"train": left_out + dropped, "eval": left_out_eval + dropped_eval}
+    return StepData(prompts, held_out, share.sources, share.files, counts)
 
 
 def rows_with_tests(

@@ -17,6 +17,7 @@ from dschat.conditions.termination import TerminationCondition
 from dschat.config.ppo import PPOConfig
 from dschat.data.collate import update_batches
 from dschat.data.examples import PromptExample
+from dschat.data.stored import lengths_of
 from dschat.errors import UserError
 from dschat.models.tokenizer import end_ids_of
 from dschat.rl.macro_actions import segment
@@ -182,7 +183,7 @@ class PPOTrainer:
         self._evaluate_if_due(total)
         for epoch in range(self.iteration // per_epoch, config.num_train_epochs):
             rollouts = update_batches(
-                [len(prompt) for prompt in self.prompts],
+                lengths_of(self.prompts),
                 self.run.plan.global_rollout,
                 config.per_device_generation_batch_size,
                 config.seed,

@@ -24,6 +24,7 @@ from torch import Tensor
 from dschat.common.progress import progress
 from dschat.data.collate import eval_batches
 from dschat.data.preferences import PreferenceExample, collate_preferences
+from dschat.data.stored import lengths_of
 from dschat.errors import UserError
 from dschat.models.engines import PolicyForward, TrainedPolicy
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
@@ -145,7 +146,7 @@ def _compute(
     engine: TrainedPolicy, examples: Sequence[PreferenceExample], pad_id: int, batch_size: int, temperature: float
 ) -> Tensor:
     engine.eval()
-    batches = eval_batches([len(example) for example in examples], batch_size, rank=rank(), world_size=world_size())
+    batches = eval_batches(lengths_of(examples), batch_size, rank=rank(), world_size=world_size())
     own: dict[int, tuple[float, float]] = {}
     for rows in progress(desc="reference", disable=not is_main(), unit="batch", iterable=batches):
         raise_if_stopped()

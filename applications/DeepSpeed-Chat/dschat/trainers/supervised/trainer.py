@@ -14,6 +14,7 @@ from dschat.common.progress import progress
 from dschat.config.batches import BatchPlan
 from dschat.config.supervised import SupervisedConfig
 from dschat.data.collate import eval_batches, update_batches
+from dschat.data.stored import lengths_of
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.run.checkpoint import Checkpoints
@@ -86,7 +87,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
         """
         self.engine, self.task, self.config, self.run, self.folders = engine, task, config, run, folders
         self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run)
-        self.lengths = [len(example) for example in task.train]
+        self.lengths = lengths_of(task.train)
         self.update = 0
         self.evaluated = -1  # after how many updates the last evaluation was
 
@@ -189,7 +190,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
         self.engine.eval()
         size, most = self.config.per_device_eval_batch_size, self.config.num_eval_examples(world_size())
         held_out = self.task.eval[: most or None]
-        batches = eval_batches([len(example) for example in held_out], size, rank=rank(), world_size=world_size())
+        batches = eval_batches(lengths_of(held_out), size, rank=rank(), world_size=world_size())
         means = Means()
         for rows in batches:
             raise_if_stopped()

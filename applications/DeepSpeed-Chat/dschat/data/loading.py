@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of a training step: read and encoded, or taken from the cache.
+
+Small data are read anew every time. Large ones are encoded once, by worker processes, and kept (`dschat.data.cache`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
+from dschat.data.cache import cache_folder, key_of, new_entry, open_entry
+from dschat.data.formats.rows import RawSource, Row
+from dschat.data.parallel import Encoder, encode_rows, num_workers
+from dschat.data.shares import Share, ShareFlags, keys_of, load_share
+from dschat.data.sources import open_source
+from dschat.data.stored import NotStorable, StoredExamples, schema_of
+
+if TYPE_CHECKING:
+    from dschat.data.cache import EntryWriter
+
+logger = logging.getLogger(__name__)
+
+LARGE = 16_000_000  # bytes of text, from which on data are kept; a fast tokenizer takes some 7 seconds for them
+COMPRESSED = 4  # times as much text as bytes in a file of another suffix than these
+PLAIN_SUFFIXES = (".jsonl", ".json", ".csv")
+SLOWER = 10  # times as long takes a slow tokenizer
+
+E = TypeVar("E")
+Look = Callable[[Sequence[Row]], None]
+
+
+@dataclass(frozen=True)
+class StepData(Generic[E]):
+    """The examples of a step, and what run.json says of them.
+
+    Attributes:
+        train, eval: examples.
+        sources: per source: name, train and eval rows of the share, dropped, hub (if from there).
+        files: local files, in order.
+        dropped: by split, reason → number of rows that encoding left out.
+    """
+
+    train: Sequence[E] = field(repr=False)
+    eval: Sequence[E] = field(repr=False)
+    sources: list[dict[str, Any]]
+    files: tuple[Path, ...]
+    dropped: dict[str, Counter[str]]
+
+
+class ExampleLoader(Generic[E]):
+    """Makes the examples of a step, or finds those that were made before."""
+
+    def __init__(
+        self,
+        flags: ShareFlags,
+        kind: type[E],
+        make: partial[tuple[list[E], Counter[str]]],
+        look: Look | None = None,
+    ) -> None:
+        """Looks which files there are; reads none.
+
+        Args:
+            flags: which rows the step reads.
+            kind: of the examples.
+            make: one of `dschat.data.examples` with everything but the rows and `held_out`, by name: the tokenizer
+                as `tokenizer`, and settings that are numbers or texts.
+            look: sees the training rows, to warn of what is odd in them.
+
+        Raises:
+            UserError: there is nothing to read.
+        """
+        self._flags, self._kind, self._make, self._look = flags, kind, make, look
+        self._sources = [open_source(path, keys_of(flags)) for path in flags.data_path]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether encoding takes about as long as starting processes does."""
+        tokenizer = self._make.keywords["tokenizer"]
+        limit = LARGE if tokenizer.is_fast else LARGE // SLOWER
+        return not any(source.hub for source in self._sources) and sum(map(_text_size, self._sources)) < limit
+
+    @cached_property
+    def key(self) -> str:
+        """The name of these examples in the cache: reads every file."""
+        flags, settings = self._flags, dict(self._make.keywords)
+        tokenizer = settings.pop("tokenizer")
+        return key_of(
+            {
+                "sources": [[[str(f), file_hash(f)] for f in source.files] + [source.hub] for source in self._sources],
+                "share": [flags.data_path, flags.data_split, flags.step, flags.seed, asdict(keys_of(flags))],
+                "examples": [self._kind.__name__, self._make.func.__qualname__, settings],
+                "tokenizer": [tokenizer_fingerprint(tokenizer), tokenizer.chat_template],
+            }
+        )
+
+    def read(self, show: bool = False) -> StepData[E]:
+        """Reads and encodes everything in this process; lists of examples.
+
+        Raises:
+            UserError: see `dschat.data.shares.load_share` and the function that makes examples.
+        """
+        share = load_share(self._flags, show)
+        if show and self._look is not None:
+            self._look(share.train)
+        train, dropped = self._make(share.train)
+        held_out, dropped_eval = self._make(share.eval, held_out=True)
+        return StepData(train, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
+
+    def find(self, key: str, show: bool = False) -> StepData[E] | None:
+        """The examples of an earlier run; None if there are none.
+
+        Args:
+            key: of these data, see `key`.
+            show: whether to say where they lie.
+        """
+        found = open_entry(key)
+        if found is None:
+            return None
+        tables, note = found
+        if show:
+            logger.info("tokenised data of an earlier run are used: %s", cache_folder() / key)
+            for message in note["warnings"]:
+                logger.warning("%s", message)
+        train, held_out = (StoredExamples(self._kind, tables[name]) for name in ("train", "eval"))
+        dropped = {name: Counter(counts) for name, counts in note["dropped"].items()}
+        return StepData(train, held_out, note["sources"], tuple(map(Path, note["files"])), dropped)
+
+    def make(self, show: bool = False) -> StepData[E]:
+        """Reads and encodes everything in worker processes and keeps it.
+
+        Where it cannot be kept, a warning says so, and the examples are in memory.
+
+        Raises:
+            UserError: as `read`.
+        """
+        try:
+            with _warnings() as warnings:
+                share = load_share(self._flags, show)
+                if self._look is not None:
+                    self._look(share.train)
+            with new_entry(self.key, schema_of(self._kind)) as entry:
+                dropped = {
+                    name: self._encode(name, rows, entry, show)
+                    for name, rows in (("train", share.train), ("eval", share.eval))
+                }
+                self._refuse_none_left(share, dropped["train"])
+                files = [str(file) for file in share.files]
+                note = {"sources": share.sources, "files": files, "dropped": dropped, "warnings": warnings}
+                entry.finish(note)
+        except NotStorable as error:
+            logger.info("%s holds values that JSON has not: the tokenised data are not kept for the next run", error)
+            return self.read(show)
+        except OSError as error:
+            logger.warning("%s: tokenised data cannot be kept for the next run: %s", cache_folder(), error)
+            return self.read(show)
+        found = self.find(self.key)
+        if found is None:
+            return self.read(show)
+        if show:
+            logger.info("tokenised data are kept for the next run: %s", cache_folder() / self.key)
+        return found
+
+    def _encode(self, name: str, rows: Sequence[Row], entry: EntryWriter, show: bool) -> Counter[str]:
+        total: Counter[str] = Counter()
+        entry.write(name)
+        title = f"tokenising {name}"
+        for batch, dropped in encode_rows(Encoder(self._kind, self._make), rows, title, num_workers(), show):
+            entry.write(name, batch)
+            total += dropped
+        return total
+
+    def _refuse_none_left(self, share: Share, dropped: Mapping[str, int]) -> None:
+        if share.train and sum(dropped.values()) == len(share.train):
+            self._make(share.train)  # raises, and says why
+
+
+def _text_size(source: RawSource) -> int:
+    """Bytes of text, about."""
+    return sum(
+        file.stat().st_size * (1 if file.suffix in PLAIN_SUFFIXES else COMPRESSED)
+        for file in source.files
+        if file.exists()
+    )
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What this package warns of inside, so that it can be said again."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    package = logging.getLogger("dschat.data")
+    package.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        package.removeHandler(handler)

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples through worker processes and the cache are those of one process, whatever happens to either."""
+
+import datetime
+import json
+import logging
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dschat.common.fingerprints import tokenizer_fingerprint
+from dschat.config.reward import RewardConfig
+from dschat.data import loading, parallel
+from dschat.data.cache import ENTRY, cache_folder
+from dschat.data.examples import (
+    PairExample,
+    PromptExample,
+    SFTExample,
+    pair_examples,
+    prompt_examples,
+    refuse_none_left,
+    sft_examples,
+)
+from dschat.data.formats.rows import DataKeys, Row
+from dschat.data.loading import ExampleLoader
+from dschat.data.parallel import BATCH, Encoder, encode_rows, num_workers
+from dschat.data.preferences import PreferenceExample, preference_examples
+from dschat.data.stored import NotStorable, StoredExamples, lengths_of, row_of, row_text, table_of, to_batch
+from dschat.errors import UserError
+from factories import make_tokenizer
+
+TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
+
+
+@dataclass
+class Flags:
+    """What decides which rows a step reads."""
+
+    data_path: list[str]
+    data_split: str = "1,1,1"
+    seed: int = 3
+    step: int = 1
+    prompt_key: str = DataKeys.prompt
+    chosen_key: str = DataKeys.chosen
+    rejected_key: str = DataKeys.rejected
+    response_key: str = DataKeys.response
+    messages_key: str = DataKeys.messages
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
+
+
+def write(folder: Path, count: int = 60, **more: Any) -> Path:
+    """A folder of rows, one of which is dropped as a pair."""
+    folder.mkdir(exist_ok=True)
+    rows = [
+        {
+            "prompt": f"{TEXTS[i % 5]} {i}",
+            "chosen": TEXTS[(i + 1) % 5],
+            "rejected": TEXTS[(i + (1 if i == 7 else 2)) % 5],
+            "note": {"i": i, "x": 0.1 * i, "none": None},
+            **more,
+        }
+        for i in range(count)
+    ]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def loader_of(kind: type, folder: Path, tokenizer: Any = None, **changes: Any) -> ExampleLoader[Any]:
+    """A loader of one kind of example."""
+    tokenizer = tokenizer or make_tokenizer()
+    limits = {"max_seq_len": changes.pop("limit", 40), "eos_id": tokenizer.eos_token_id}
+    makes = {
+        SFTExample: partial(sft_examples, tokenizer=tokenizer, **limits),
+        PairExample: partial(pair_examples, tokenizer=tokenizer, **limits),
+        PreferenceExample: partial(preference_examples, tokenizer=tokenizer, **limits),
+        PromptExample: partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=limits["max_seq_len"]),
+    }
+    return ExampleLoader(Flags([str(folder)], **changes), kind, makes[kind])
+
+
+@pytest.mark.parametrize("kind", [SFTExample, PairExample, PreferenceExample, PromptExample])
+def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(parallel, "BATCH", 7)
+    monkeypatch.setattr(loading, "num_workers", lambda: 1)
+    folder = write(tmp_path / "data")
+    step = {"data_split": "0,1,0", "step": 2} if kind in (PairExample, PreferenceExample) else {"data_split": "1,0,0"}
+    read = loader_of(kind, folder, **step).read()
+    made = loader_of(kind, folder, **step).make()
+    later = loader_of(kind, folder, **step)
+    found = later.find(later.key)
+    assert found is not None and isinstance(found.train, StoredExamples)
+    assert len(read.train) + read.dropped["train"].total() == 57 and len(read.eval) == 3
+    for data in (made, found):
+        assert list(data.train) == read.train and list(data.eval) == read.eval
+        assert (data.sources, data.files, data.dropped) == (read.sources, read.files, read.dropped)
+        assert lengths_of(data.train) == list(map(len, read.train)) == lengths_of(read.train)
+        assert list(data.train[5:9]) == read.train[5:9] and list(data.train[::20]) == read.train[::20]
+        assert data.train[-1] == read.train[-1]
+
+
+def test_workers_keep_the_order(tmp_path) -> None:
+    """Two real processes, more batches than they hold at a time."""
+    rows = [Row(f"{TEXTS[i % 5]} {i}", None, None, None, {"i": i}, f"rows:{i}") for i in range(6 * BATCH + 1)]
+    make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=12)
+    parts = list(encode_rows(Encoder(PromptExample, make), rows, workers=2))
+    found = StoredExamples(PromptExample, table_of(PromptExample, [batch for batch, _ in parts]))
+    expected, dropped = make(rows)
+    assert list(found) == expected and len(parts) == 7
+    assert sum((counts for _, counts in parts), start=type(dropped)()) == dropped and dropped.total() > 0
+
+
+def refuse_in_worker(rows, tokenizer, held_out=False):
+    raise UserError(f"{rows[0].origin}: bad")
+
+
+def end_in_worker(rows, tokenizer, home, held_out=False):
+    if os.getpid() != home:
+        os._exit(9)
+    return [SFTExample([1], [2]) for _ in rows], type(refuse_none_left)
+
+
+def test_a_bad_row_in_a_worker(tmp_path) -> None:
+    rows = [Row("a", None, "b", None, {}, f"rows:{i}") for i in range(2 * BATCH)]
+    with pytest.raises(UserError, match="rows:0: bad"):
+        list(encode_rows(Encoder(SFTExample, partial(refuse_in_worker, tokenizer=None)), rows, workers=2))
+
+
+def test_what_cannot_be_sent_is_done_here(tmp_path) -> None:
+    make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=12)
+    encoder = Encoder(PromptExample, lambda rows, held_out: make(rows, held_out=held_out))
+    rows = [Row("a", None, None, None, {}, f"rows:{i}") for i in range(2 * BATCH)]
+    assert sum(batch.num_rows for batch, _ in encode_rows(encoder, rows, workers=2)) == len(rows)
+
+
+def test_workers_share_the_cores(monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert num_workers() == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert num_workers() == 1
+
+
+def test_the_key_is_of_all_that_matters(tmp_path) -> None:
+    folder = write(tmp_path / "data")
+    base = loader_of(SFTExample, folder).key
+    assert loader_of(SFTExample, folder).key == base
+    other = make_tokenizer()
+    other.bos_token = "a"
+    changed = [
+        loader_of(SFTExample, folder, limit=39),
+        loader_of(SFTExample, folder, seed=4),
+        loader_of(SFTExample, folder, step=3),
+        loader_of(SFTExample, folder, data_split="1,1"),
+        loader_of(SFTExample, folder, chosen_key="rejected"),
+        loader_of(SFTExample, folder, tokenizer=other),
+        loader_of(PromptExample, folder),
+    ]
+    keys = [loader.key for loader in changed]
+    (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text().replace("cat", "bat"))
+    keys.append(loader_of(SFTExample, folder).key)
+    assert len({base, *keys}) == 9
+
+
+def test_damaged_entries_are_made_anew(tmp_path, caplog) -> None:
+    folder = write(tmp_path / "data")
+    made = loader_of(SFTExample, folder).make()
+    expected = list(made.train)
+    (entry,) = cache_folder().iterdir()
+    for file, damage in (
+        ("train.arrow", lambda content: content[:-20]),
+        ("train.arrow", lambda content: content[:400] + bytes([content[400] ^ 1]) + content[401:]),
+        (ENTRY, lambda content: b"{"),
+        (ENTRY, lambda content: b"[]"),
+    ):
+        (entry / file).write_bytes(damage((entry / file).read_bytes()))
+        loader = loader_of(SFTExample, folder)
+        assert loader.find(loader.key) is None and "damaged" in caplog.text
+        assert not entry.exists() and list(made.train) == expected  # the open file lives on
+        assert list(loader.make().train) == expected
+        caplog.clear()
+
+
+def test_a_second_process_may_be_first(tmp_path, monkeypatch) -> None:
+    """Both write, one is in place first; nothing is left of the other."""
+    folder = write(tmp_path / "data")
+    loader, inner = loader_of(SFTExample, folder), loader_of(SFTExample, folder)
+    encode = loader._encode
+
+    def encode_while_another_finishes(*arguments: Any) -> Any:
+        inner.make() if not cache_folder().glob("[!.]*") else None
+        return encode(*arguments)
+
+    monkeypatch.setattr(loader, "_encode", encode_while_another_finishes)
+    assert list(loader.make().train) == inner.read().train
+    assert [entry.name for entry in cache_folder().iterdir()] == [loader.key]
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, caplog) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "file"))
+    loader = loader_of(SFTExample, write(tmp_path / "data"))
+    assert loader.make().train == loader.read().train
+    assert "cannot be kept" in caplog.text
+
+
+def test_rows_that_json_would_change_are_not_kept(tmp_path, caplog) -> None:
+    for value in (datetime.date(2024, 1, 2), (1, 2), {1: 2}, b"x"):
+        with pytest.raises(NotStorable):
+            row_text(Row("a", None, None, None, {"value": [{"deep": value}]}, "rows:1"))
+    row = Row(
+        None, [{"role": "user", "content": "é\u2028"}], "b", None, {"x": [0.1, 1e300, -0.0, None, "\ud800"]}, "r"
+    )
+    assert row_of(row_text(row)) == row
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    folder = tmp_path / "data"
+    folder.mkdir()
+    table = pa.table({"prompt": ["the cat", "a dog"] * 20, "day": [datetime.date(2024, 1, 2)] * 40})
+    parquet.write_table(table, folder / "train.parquet")
+    loader = loader_of(PromptExample, folder, data_split="1,1,1", step=3)
+    with caplog.at_level(logging.INFO):
+        data = loader.make()
+    assert data.train[0].row.extra["day"] == datetime.date(2024, 1, 2)
+    assert "not kept" in caplog.text and not list(cache_folder().glob("*"))
+
+
+def test_nothing_left_is_refused_as_ever(tmp_path) -> None:
+    loader = loader_of(SFTExample, write(tmp_path / "data"), limit=1)
+    with pytest.raises(UserError) as read:
+        loader.read()
+    with pytest.raises(UserError) as made:
+        loader.make()
+    assert str(made.value) == str(read.value) and "none of the" in str(read.value)
+    assert not list(cache_folder().glob("*"))
+
+
+def test_warnings_are_said_again(tmp_path, caplog) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    summaries = [{"text": " a"}, {"text": " b"}]
+    rows = [{"info": {"post": f"p {i}"}, "summaries": summaries, "choice": 0} for i in range(30)]
+    rows.append({"info": {}, "summaries": summaries, "choice": 0})
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loader = loader_of(PromptExample, folder, step=3)
+    loader.make()
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        loader.find(loader.key, show=True)
+    assert "skipped 1 rows (neither post nor article)" in caplog.text
+    assert f"tokenised data of an earlier run are used: {cache_folder() / loader.key}" in caplog.text
+
+
+def test_what_is_small(tmp_path, monkeypatch) -> None:
+    folder = write(tmp_path / "data")
+    size = (folder / "train.jsonl").stat().st_size
+    monkeypatch.setattr(loading, "LARGE", size + 1)
+    assert loader_of(SFTExample, folder).is_small
+    monkeypatch.setattr(loading, "LARGE", size)
+    assert not loader_of(SFTExample, folder).is_small
+
+
+def test_the_step_takes_large_data_from_the_cache(tmp_path, monkeypatch, caplog) -> None:
+    from dschat.builders.data import load_step_data
+
+    folder = write(tmp_path / "data")
+    flags = Flags([str(folder)], "1,0,0")
+    tokenizer = make_tokenizer()
+    make = partial(sft_examples, tokenizer=tokenizer, max_seq_len=40, eos_id=2)
+    small = load_step_data(flags, SFTExample, make)
+    assert isinstance(small.train, list) and not cache_folder().exists()
+    monkeypatch.setattr(loading, "LARGE", 10)
+    with caplog.at_level(logging.INFO):
+        first = load_step_data(flags, SFTExample, make)
+        assert "are kept for the next run" in caplog.text and "earlier run" not in caplog.text
+        second = load_step_data(flags, SFTExample, make)
+    assert "of an earlier run are used" in caplog.text
+    assert list(first.train) == list(second.train) == small.train
+
+
+def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> None:
+    tokenizer, other = make_tokenizer(), make_tokenizer()
+    before = tokenizer_fingerprint(tokenizer)
+    tokenizer(["the cat", "a"], padding=True, truncation=True, max_length=3)
+    assert tokenizer_fingerprint(tokenizer) == before
+    other.add_special_tokens({"pad_token": "<filler>"})
+    other.pad_token = "<filler>"
+    without = make_tokenizer()
+    without.pad_token = None
+    without.pad_token = "<filler>" if "<filler>" in without.get_vocab() else "<pad>"
+    assert tokenizer_fingerprint(without) == before
+    other.add_tokens(["newword"])
+    assert tokenizer_fingerprint(other) != before
+
+
+def test_an_example_with_an_unknown_field() -> None:
+    examples = [PreferenceExample([1], [2], [3], ref_logprobs=None)]
+    batch = to_batch(PreferenceExample, examples)
+    assert batch.schema.names == ["tokens", "prompt_ids", "chosen_ids", "rejected_ids"]
+    assert list(StoredExamples(PreferenceExample, table_of(PreferenceExample, [batch]))) == examples
+    assert replace(examples[0], ref_logprobs=(1.0, 2.0)).ref_logprobs == (1.0, 2.0)
+
+
+def test_the_flags_of_a_step_will_do() -> None:
+    assert {field for field in Flags.__dataclass_fields__} - {"step"} <= set(RewardConfig.__dataclass_fields__)
