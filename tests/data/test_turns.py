@@ -15,7 +15,7 @@ from dschat.data.inspect.preview import preview_report
 from dschat.data.inspect.steps import Settings
 from dschat.data.turns import encode_turns
 from dschat.errors import UserError
-from factories import PAD, make_causal_lm
+from factories import PAD, engine_of, make_causal_lm
 
 EOS = 2
 TALK = dialogue("Who?", "me.", "And why?", "so it is.", "bye", "see you.")
@@ -141,9 +141,8 @@ def test_the_mask_of_a_batch():
     assert batch["input_ids"].tolist() == [[PAD, 5, 6, 7, 8], [5, 6, 7, PAD, PAD]]
 
 
-def test_the_loss_is_the_cross_entropy_over_these_tokens():
+def test_the_loss_is_the_cross_entropy_over_these_tokens(group):
     """Against cross_entropy with labels of -100 on each conversation alone, without padding."""
-    from dschat.models.policy import PolicyModel
     from dschat.trainers.supervised.sft import SFTTask
 
     tokenizer = chat_tokenizer()
@@ -161,7 +160,7 @@ def test_the_loss_is_the_cross_entropy_over_these_tokens():
         count += int((labels != -100).sum())
     task = SFTTask(examples, [], PAD)
     assert task.count(examples) == count
-    loss, _ = task.loss(PolicyModel(model), examples, count)
+    loss, _ = task.loss(engine_of(model, 3), examples, count)
     assert loss.item() == pytest.approx(total / count, rel=1e-5)
 
 
