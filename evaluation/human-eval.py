@@ -26,7 +26,7 @@ class Flags:
     model_name_a: Path = flag("responses of the first model (.jsonl)", also="model_a")
     model_name_b: Path = flag("responses of the second model (.jsonl)", also="model_b")
     output: Path = flag("file of the votes (.jsonl); votes in it are kept")
-    dataset: str = flag("summarize, hh-rlhf or webgpt: its guidelines are shown", "")
+    dataset: str = flag("summarize, hh-rlhf or webgpt: its guidelines are shown; or your own name", "")
     rater: str | None = flag("name of the person who votes (default: the login name; --web asks)", None)
     seed: int = flag("of the shuffling of sides (default %(default)s)", 42)
     web: bool = flag("vote in a browser on this machine (needs the extra ui)", False)
@@ -40,7 +40,7 @@ def run() -> str:
     flags = Flags(**vars(parser.parse_args()))
     pairs = read_pairs(flags.model_name_a, "--model_name_a", flags.model_name_b, "--model_name_b")
     first, second = model_names([flags.model_name_a, flags.model_name_b])
-    dataset = compared_set(flags.dataset) if flags.dataset else ""
+    dataset = compared_set(flags.dataset, own=True) if flags.dataset else ""
     study = Study(pairs, VoteFile(flags.output), (first, second), dataset, flags.seed)
     if flags.web:
         return rate_in_browser(study, flags.rater or "", flags.port)

@@ -23,14 +23,14 @@ def run() -> str:
     parser.add_argument("--output", type=Path, required=True, help="folder for report.json and report.png")
     margin = "rewards that differ by no more are a tie (%(default)s)"
     parser.add_argument("--reward-margin", "--reward_margin", type=float, default=0.0, help=margin)
-    dataset = "summarize, hh-rlhf or webgpt: data set of the files that name none"
+    dataset = "summarize, hh-rlhf, webgpt or your own name: data set of the files that name none"
     parser.add_argument("--dataset", default="", help=dataset)
     numbers = "of sweeps: numbers of responses to choose from (4 8 16 32 as far as so many were drawn, and all)"
     parser.add_argument("--best-of", "--best_of", type=int, nargs="+", help=numbers)
     flags = parser.parse_args()
     if flags.best_of is not None and min(flags.best_of) < 1:
         raise UserError(f"--best-of {min(flags.best_of)}: must be at least 1.")
-    dataset = compared_set(flags.dataset) if flags.dataset else ""
+    dataset = compared_set(flags.dataset, own=True) if flags.dataset else ""
     from dschat.common.jsonl import iterate_rows
     from dschat.evaluation.best_of.read import holds_sweep
     from dschat.evaluation.best_of.report import best_of_report

@@ -17,7 +17,9 @@ class Flags:
 
     data_path: Path = flag("responses", also="data_file")
     save_path: Path = flag("where they go", also="save_file")
-    dataset: str = flag("summarize (by subreddit), hh-rlhf or webgpt; default: %(default)s", "summarize")
+    dataset: str = flag(
+        "summarize (by subreddit), hh-rlhf, webgpt or your own name; default: %(default)s", "summarize"
+    )
     num: int = flag("rows to draw; default: %(default)s", 50)
     seed: int = flag("default: %(default)s", 42)
 
@@ -27,7 +29,8 @@ def run() -> str:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add_flags(parser, Flags)
     flags = Flags(**vars(parser.parse_args()))
-    return sample_file(flags.data_path, flags.save_path, compared_set(flags.dataset), flags.num, flags.seed)
+    dataset = compared_set(flags.dataset, own=True)
+    return sample_file(flags.data_path, flags.save_path, dataset, flags.num, flags.seed)
 
 
 if __name__ == "__main__":

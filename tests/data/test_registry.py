@@ -279,3 +279,15 @@ def test_names_under_which_responses_are_compared(given, expected):
 def test_sets_whose_responses_nobody_compares(given):
     with pytest.raises(UserError, match=f"--dataset {given}: unknown; give summarize, hh-rlhf, webgpt"):
         compared_set(given)
+
+
+def test_names_for_data_of_ones_own(caplog):
+    with caplog.at_level("INFO", logger="dschat"):
+        assert [compared_set(name, own=True) for name in ("hh", "apps", "my-set.2")] == ["hh-rlhf", "apps", "my-set.2"]
+    assert caplog.messages[-1] == (
+        "--dataset my-set.2: a data set of your own (published ones: summarize, hh-rlhf, webgpt)"
+    )
+    assert len(caplog.messages) == 2
+    for name in ("", "..", "a/b", ".hidden", "a b"):
+        with pytest.raises(UserError, match="a name of your own must be letters"):
+            compared_set(name, own=True)

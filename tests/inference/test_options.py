@@ -9,7 +9,8 @@ import torch
 from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.devices import choose_device, choose_dtype
-from dschat.inference.options import InferenceOptions, model_name, parse_flags
+from dschat.inference.options import InferenceOptions, parse_flags
+from dschat.inference.values import model_name
 
 NEEDED = ["--proj-path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward-model", "R"]
 
@@ -81,7 +82,8 @@ def test_proj_path_may_come_from_the_environment(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt"]),
+        ({"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data-path FILE"]),
+        ({"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "no path"]),
         ({"dtype": "int8"}, ["--dtype int8", "fp32, bf16, fp16"]),
         ({"model": None}, ["--model", "--ref-scores"]),
         ({"temperature": "warm"}, ["--temperature warm", "0 (greedy)"]),
@@ -152,6 +154,12 @@ def test_a_models_name_from_inside_its_folder(tmp_path, monkeypatch):
     (tmp_path / "tldr-gemma-2b" / "ppo" / "actor").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "tldr-gemma-2b" / "ppo")
     assert model_name(".") == model_name("actor") == "tldr-gemma-2b-ppo"
+
+
+def test_data_of_ones_own_have_any_name():
+    own = make(dataset="mine", data_path="D")
+    assert own.result_path == Path("P/results/mine/temperature=0.8/M.jsonl") and own.samples == 2000
+    assert make(dataset="tldr").dataset == make(dataset="summarize", data_path="D").dataset == "summarize"
 
 
 @pytest.mark.parametrize("temperature", ["0.8", "0", "1.0", "0.80"])

@@ -198,3 +198,12 @@ def test_a_mistyped_model_leaves_nothing_that_stands_in_the_way(options, project
     with pytest.raises(UserError, match=r"--reward-model .*broken"):
         run_inference(options(num_samples=2, reward_model=str(broken)))
     run_inference(options(num_samples=2))
+
+
+def test_data_of_ones_own(run, project, tmp_path):
+    """A CSV file of prompts under a name of its own: 5 % of its rows are held out."""
+    file = tmp_path / "own.csv"
+    file.write_text("question,answer\n" + "".join(f"Question {i}?,yes {i}\n" for i in range(40)))
+    path = run(dataset="mine", data_path=str(file), prompt_key="question", response_key="answer")
+    assert path == tmp_path / "results" / "mine" / "temperature=0.8" / "run.jsonl"
+    assert len(read_jsonl(path)) == 2 and read_jsonl(path)[0]["prompt"].startswith("Question ")

@@ -91,6 +91,7 @@ def test_guidelines_are_of_the_data_set():
     }.items():
         assert all(word in words(dataset) for word in criteria)
         assert len(words(dataset)) > len(words(""))
+    assert words("a-name-of-ones-own") == words("")
 
 
 def test_the_terminal_needs_no_gradio_and_no_torch():

@@ -156,6 +156,17 @@ def test_the_documented_command(tmp_path):
     message_of(missing, "--num must be at least 1")
 
 
+def test_data_of_ones_own_are_drawn_from_uniformly(tmp_path):
+    write_jsonl(tmp_path / "A.jsonl", rows({f"sub{i}": 7 for i in range(20)}))
+    command = [sys.executable, SCRIPT, "--data-path", "A.jsonl", "--save-path", "mine.jsonl", "--dataset"]
+    result = run_command([*command, "mine"], cwd=tmp_path).expect(0)
+    assert result.stdout == "50 rows of 140; mine.jsonl\n"
+    assert "--dataset mine: a data set of your own (published ones: summarize" in result.stderr
+    drawn = (tmp_path / "mine.jsonl").read_bytes()
+    run_command([*command, "webgpt"], cwd=tmp_path).expect(0)
+    assert (tmp_path / "mine.jsonl").read_bytes() == drawn
+
+
 def test_bad_input(tmp_path):
     content = [{"prompt": "p", "response": "r"}, {"prompt": "p"}]
     with pytest.raises(UserError, match=r"bad\.jsonl:2: no column 'response'"):

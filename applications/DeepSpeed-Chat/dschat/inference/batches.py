@@ -15,8 +15,9 @@ from dschat.common.progress import progress
 from dschat.data.examples import PromptExample
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from dschat.inference.options import BestOfOptions, ProgramOptions, ScoredOptions, TemperatureOptions, flag_of
+from dschat.inference.options import BestOfOptions, ProgramOptions, ScoredOptions, TemperatureOptions
 from dschat.inference.prompts import Selection
+from dschat.inference.values import flag_of
 
 # Flags that the rows depend on and that the journal records as they were given; `settings_of` adds the others.
 RECORDED = (

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from dschat.common.script import add_flags, flag
-from dschat.data.formats.registry import COMPARED_SETS
+from dschat.data.formats.registry import COMPARED_SETS, compared_set
 from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
 from dschat.evaluation.best_of.estimator import PUBLISHED
+from dschat.inference.values import check_known, check_positive, check_temperature, flag_of, model_name
 from dschat.scoring.programs.sandbox import LEVELS, Level
 
 ENGINES = ("compacting", "generate")
@@ -44,7 +45,10 @@ class PolicyOptions:
     max_new_tokens: int = flag("longest response in tokens (%(default)s)", 512)
     max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included (no limit)", None)
     seed: int = flag("of the draws (%(default)s); the choice of prompts does not depend on it", 1234)
-    data_path: str | None = flag("where to read the data set: file, folder or hub id (its own place)", None)
+    data_path: str | None = flag(
+        "where to read the data set: file, folder or hub id (its own place); your own may have any --dataset name",
+        None,
+    )
     prompt_key: str = flag("column of the prompt (%(default)s)", DataKeys.prompt)
     chosen_key: str = flag("column of the preferred response (%(default)s)", DataKeys.chosen)
     rejected_key: str = flag("column of the other response (%(default)s)", DataKeys.rejected)
@@ -119,14 +123,17 @@ class TemperatureOptions(PolicyOptions):
 class ScoredOptions(PolicyOptions):
     """Flags of every run with a reward model."""
 
-    dataset: str = flag(f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}")
+    dataset: str = flag(
+        f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data-path"
+    )
     reward_model: str = flag("folder or hub id of a sequence classifier with one label")
     rm_template: bool = flag("put prompt and response through the reward model's chat template", False)
     num_samples: int | None = flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
 
     def __post_init__(self) -> None:
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
-        check_known("dataset", self.dataset, COMPARED_SETS)
+        remedy = "for data of your own any name, with --data-path FILE"
+        object.__setattr__(self, "dataset", compared_set(self.dataset, self.data_path is not None, remedy))
         super().__post_init__()
 
     @property
@@ -257,42 +264,3 @@ def parse_flags(options: type[Options], words: Sequence[str], description: str) 
     project = os.environ.get("PROJ_PATH")
     add_flags(parser, options, **({"proj_path": project} if project else {}))
     return options(**vars(parser.parse_args(words)))
-
-
-def check_known(name: str, value: str | None, known: Sequence[str | None]) -> None:
-    """Raises UserError unless a flag has one of the values that are known."""
-    if value not in known:
-        raise UserError(f"{flag_of(name)} {value}: must be one of {', '.join(filter(None, known))}.")
-
-
-def check_positive(name: str, value: int | None) -> None:
-    """Raises UserError where a flag is given and below 1."""
-    if value is not None and value < 1:
-        raise UserError(f"{flag_of(name)} {value}: must be at least 1.")
-
-
-def check_temperature(name: str, value: float, typed: str | None = None) -> None:
-    """Raises UserError unless a flag's temperature, which the user typed so, is 0 or a positive number."""
-    if not (math.isfinite(value) and value >= 0):
-        shown = typed or f"{value:g}"
-        raise UserError(f"{flag_of(name)} {shown}: must be 0 (greedy) or a positive number, such as 0.8.")
-
-
-def flag_of(field: str) -> str:
-    """`num_return` → `--num-return`."""
-    return "--" + field.replace("_", "-")
-
-
-def model_name(path: str) -> str:
-    """Name of a model, a folder or hub id, in result paths: the folder's, or that above `actor`.
-
-    The training scripts' presets write into PRESET/sft, PRESET/reward, PRESET/dpo, PRESET/ppo and PRESET/ppo-VARIANT.
-    There the folder alone does not tell models apart, and the one above joins it: `tldr-gemma-2b-ppo`.
-    """
-    folder = Path(os.path.abspath(path))
-    if folder.name == "actor":
-        folder = folder.parent
-    known = ("sft", "reward", "dpo", "ppo", "refuel")
-    if folder.parent.name and (folder.name in known or folder.name.startswith("ppo-")):
-        return f"{folder.parent.name}-{folder.name}"
-    return folder.name

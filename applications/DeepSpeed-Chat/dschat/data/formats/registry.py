@@ -5,7 +5,9 @@ Three of the four repositories hold a loading script, which `datasets` 4 and lat
 What is loaded instead are data files: those that the hub made of them (branch refs/convert/parquet), or the originals.
 """
 
+import logging
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dschat.errors import UserError
+
+OWN_NAME = re.compile(r"\w[\w.-]*")
+
+logger = logging.getLogger(__name__)
 
 DATA_VARIABLE = "MA_RLHF_DATA"  # folder with local copies, one folder or file per short name
 PARQUET_BRANCH = "refs/convert/parquet"
@@ -121,16 +127,29 @@ def find_known(path: str) -> KnownSet | None:
     return next((known for known in KNOWN_SETS if path.lower() in known.names()), None)
 
 
-def compared_set(text: str) -> str:
-    """What results call the set that a `--dataset` names, by hub id or any short name: one of COMPARED_SETS.
+def compared_set(text: str, own: bool = False, remedy: str = "leave the flag out") -> str:
+    """What results call the set that a `--dataset` names.
+
+    Args:
+        text: hub id or any short name of a published set; or a name for data of one's own.
+        own: data of one's own may be meant.
+        remedy: how they are given where they are not, for messages.
+
+    Returns:
+        One of COMPARED_SETS; or the name of one's own set, which is then said.
 
     Raises:
-        UserError: there is no such set, or its responses are not compared.
+        UserError: there is no such set, its responses are not compared, or the name of one's own is no folder's.
     """
     known = find_known(text)
-    if known is None or not known.compared_as:
-        raise UserError(f"--dataset {text}: unknown; give {', '.join(COMPARED_SETS)}, or leave the flag out.")
-    return known.compared_as
+    if known is not None and known.compared_as:
+        return known.compared_as
+    if not own:
+        raise UserError(f"--dataset {text}: unknown; give {', '.join(COMPARED_SETS)}, or {remedy}.")
+    if not OWN_NAME.fullmatch(text):
+        raise UserError(f"--dataset {text}: a name of your own must be letters, digits, ., - and _, no path.")
+    logger.info("--dataset %s: a data set of your own (published ones: %s)", text, ", ".join(COMPARED_SETS))
+    return text
 
 
 def data_folder() -> Path | None:

@@ -38,9 +38,9 @@ ANSWERS: Point = (
         "usefulness: the person who asked would be helped, and could act on it.",
     ),
 )
-BY_DATASET: dict[str, list[Point]] = {"summarize": [SUMMARIES], "hh-rlhf": [REPLIES], "webgpt": [ANSWERS], "": []}
+BY_DATASET: dict[str, list[Point]] = {"summarize": [SUMMARIES], "hh-rlhf": [REPLIES], "webgpt": [ANSWERS]}
 
 
 def guidelines(dataset: str) -> list[Point]:
-    """The guidelines in reading order; without a data set what holds for any."""
-    return [OPENING, *BY_DATASET[dataset], *GENERAL]
+    """The guidelines in reading order; without a data set, or with one of the user's own, what holds for any."""
+    return [OPENING, *BY_DATASET.get(dataset, []), *GENERAL]

@@ -68,7 +68,7 @@ class Study:
     pairs: Sequence[Pair]
     votes: VoteFile
     models: tuple[str, str]  # names of the first and the second
-    dataset: str = ""  # summarize, hh-rlhf, webgpt, or empty
+    dataset: str = ""  # summarize, hh-rlhf, webgpt, a name of the user's own, or empty
     seed: int = 42  # of the shuffling of sides
 
     def __post_init__(self) -> None:

@@ -83,12 +83,17 @@ class AskingOptions:
 class JudgeOptions(AskingOptions):
     """What a run on responses to the prompts of a data set is told."""
 
-    dataset: str = flag("rubric: summarize, hh-rlhf (hh) or webgpt; default: %(default)s", "summarize")
+    dataset: str = flag(
+        "rubric: summarize, hh-rlhf (hh) or webgpt; with --rubric a name for the results; default: %(default)s",
+        "summarize",
+    )
+    rubric: Path | None = flag("file of your own rubric (.toml or .json), see docs/evaluation.md", None)
 
     def __post_init__(self) -> None:
         """Refuses values that mean nothing. Raises UserError, which names the flag."""
         super().__post_init__()
-        self.dataset = compared_set(self.dataset)
+        remedy = "for data of your own any name, with --rubric FILE, which says how they are compared"
+        self.dataset = compared_set(self.dataset, self.rubric is not None, remedy)
 
 
 class _DiscreetParser(argparse.ArgumentParser):

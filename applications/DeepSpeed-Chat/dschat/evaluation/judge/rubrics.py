@@ -22,6 +22,7 @@ class Rubric:
     output_tokens: int  # of a usual answer, for estimates
     criteria: Mapping[str, str] = field(default_factory=dict)  # name → question; empty where the task says all
     separate: bool = False  # every criterion has a verdict of its own, before the overall one
+    digest: str = ""  # of a rubric of the user's own: changes with what it says
 
 
 SUMMARIES = Rubric(

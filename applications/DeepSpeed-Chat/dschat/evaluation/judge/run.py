@@ -17,6 +17,7 @@ from dschat.evaluation.judge.costs import Spending, estimated_tokens
 from dschat.evaluation.judge.flags import AskingOptions, JudgeOptions, parse_flags
 from dschat.evaluation.judge.pairwise import Setup, control_question, judge_pairs, questions_of
 from dschat.evaluation.judge.question import Form
+from dschat.evaluation.judge.rubric_file import read_rubric
 from dschat.evaluation.judge.rubrics import RUBRICS
 from dschat.evaluation.pairs.responses import Pair, model_names, read_pairs
 
@@ -35,11 +36,13 @@ def run_judge(words: Sequence[str], description: str, dataset: str | None = None
         dataset: the rubric to use whatever --dataset says; None to follow --dataset.
     """
     options = parse_flags(JudgeOptions, words, description)
+    if dataset is not None and options.rubric is not None:
+        raise UserError(f"--rubric: this script always judges by the {dataset} rubric; give yours to gpt4-eval.py.")
     if dataset not in (None, options.dataset):
         logger.info("--dataset %s: judged by the %s rubric, and recorded as %s", options.dataset, dataset, dataset)
     pairs = read_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
     first, second = model_names([options.model_name_a, options.model_name_b])
-    rubric = RUBRICS[dataset or options.dataset]
+    rubric = read_rubric(options.rubric, options.dataset) if options.rubric else RUBRICS[dataset or options.dataset]
     setup = Setup(rubric, options.judge_model, (first, second), options.single_order, options.seed)
     return estimate(pairs, setup, options) if options.dry_run else judge(pairs, setup, options)[1]
 
@@ -110,6 +113,7 @@ def _judge(
         "seed": setup.seed if setup.single_order else None,
         "model_name_a": setup.models[0],
         "model_name_b": setup.models[1],
+        **({"rubric": setup.rubric.digest} if setup.rubric.digest else {}),
     }
     bar = progress(len({pair.id for pair in pairs}), "judged", unit="pair")
     with closing(Journal(options.output, settings, options.overwrite)) as journal, bar:

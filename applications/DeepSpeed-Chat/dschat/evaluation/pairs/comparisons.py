@@ -34,7 +34,7 @@ class Comparison:
     rater: str  # name of the judge model, the person or the reward model
     model_a: str
     model_b: str
-    dataset: str  # summarize, hh-rlhf, webgpt, or empty
+    dataset: str  # summarize, hh-rlhf, webgpt, a name of the user's own, or empty
     details: Details
 
     def to_row(self) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dschat.common.script import flag
 from dschat.errors import UserError
-from dschat.inference.options import DTYPES, ENGINES, check_known, flag_of
+from dschat.inference.options import DTYPES, ENGINES
+from dschat.inference.values import check_known, flag_of
 
 ULTRAINTERACT = "openbmb/UltraInteract_pair"
 LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
