@@ -3,6 +3,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -13,8 +14,8 @@ from dschat.config.ppo import PPOConfig
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.save import save_model
-from dschat.run.distributed import is_main, world_size
-from factories import make_causal_lm, make_classifier, make_prompt, ppo_trainer_of, random_ids, save_folder
+from dschat.run.distributed import is_main, rank, world_size
+from factories import make_causal_lm, make_prompt, ppo_trainer_of, random_ids, save_folder
 
 RANK = 2
 FLAGS = {
@@ -71,24 +72,20 @@ def trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -> Any:
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config)
 
 
-def separate_trainer_of(monkeypatch: Any, folder: Path, base: str, tokenizer: Any, **flags: Any) -> Any:
+def separate_trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -> Any:
     """The same, where transformers opens the base once more for every model."""
 
     def opened(actor: Any, flag: str) -> Any:
         return load_scalar(base, flag, actor.dtype, tokenizer, for_this_run=True)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(shared_base, "classifier_beside", opened)
+    with mock.patch.object(shared_base, "classifier_beside", opened):
         return trainer_of(folder, base, tokenizer, **flags)
 
 
 def two_updates(trainer: Any) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Trained weights by name after two updates, and the metrics of their rollout without timings."""
+    """Whole trained weights by name after two updates, and the metrics of their rollout without timings."""
     share = 8 // world_size()
-    from dschat.run.distributed import rank
-
-    numbers = list(range(8))[rank() * share : (rank() + 1) * share]
-    metrics = trainer.iterate([numbers], 0)
+    metrics = trainer.iterate([list(range(8))[rank() * share : (rank() + 1) * share]], 0)
     weights = {}
     for name, engine in trainer.models.trained.items():
         trained = {n for n, p in engine.module.named_parameters() if p.requires_grad}
@@ -103,6 +100,3 @@ def storages(module: torch.nn.Module) -> dict[str, int]:
     return {
         name: p.data_ptr() for name, p in module.named_parameters() if ".lora_" not in name and "score" not in name
     }
-
-
-__all__ = ["config_of", "make_classifier", "separate_trainer_of", "storages", "trainer_of", "two_updates"]

@@ -60,6 +60,21 @@ def chunks(folder: Path, keep: Callable[..., None]) -> None:
     keep(folder, "untied", {"held": held}, untied)
 
 
+def shared_base(folder: Path, keep: Callable[..., None]) -> None:
+    """Two updates of models on one base, at several ZeRO stages."""
+    from factories import make_tokenizer
+    from shared_base_runs import trainer_of, two_updates, write_adapter, write_base
+
+    tokenizer, place = make_tokenizer(), folder / "shared-base"
+    if is_main():
+        write_adapter(place / "reward", write_base(place, tokenizer), tokenizer)
+    barrier()
+    base, models = str(place / "base"), {"critic_model_name_or_path": str(place / "reward")}
+    for stage in (0, 2, 3):
+        weights, metrics = two_updates(trainer_of(place / str(stage), base, tokenizer, zero_stage=stage, **models))
+        keep(folder, f"shared-base-zero{stage}", metrics, weights)
+
+
 def resume(folder: Path, keep: Callable[..., None]) -> None:
     """Runs that are stopped inside a rollout, or between micro-batches, and taken up again."""
     keep(folder, "resume", _resumed(folder, {"ppo": (SHARDED_3, 1000, 31), "sft": (SHARDED_2, 1000, 3)}))
@@ -135,6 +150,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "resume": resume,
     "resume-everywhere": resume_everywhere,
     "vllm": vllm,
+    "shared_base": shared_base,
 }
 
 

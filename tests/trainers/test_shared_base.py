@@ -1,13 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """One base in memory for all models of step 3 (--share_base)."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from factories import largest_difference
-from shared_base_runs import separate_trainer_of, storages, trainer_of, two_updates, write_adapter, write_base
+from dschat.builders.lengths import check_lengths
+from dschat.errors import UserError
+from dschat.models.shared_base import WEIGHTS, adapter_settings, find_adapter, load_adapter
+from dschat.run.distributed import device
+from dschat.run.identity import model_hash
+from factories import (
+    hf_logprobs,
+    hf_score,
+    largest_difference,
+    make_classifier,
+    ragged_rows,
+    save_engines,
+    save_folder,
+)
+from resume_runs import Made, check_every_stop
+from shared_base_runs import (
+    config_of,
+    separate_trainer_of,
+    storages,
+    trainer_of,
+    two_updates,
+    write_adapter,
+    write_base,
+)
 
 STAGES = [{}, {"zero_stage": 1}, {"zero_stage": 2}, {"actor_zero_stage": 2, "critic_zero_stage": 0}]
+STAGES += [{"zero_stage": 3}, {"zero_stage": 3, "ppo_epochs": 1, "critic_gradient_checkpointing": True}]
 FORMS = [
     {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True},
     {"ppo_epochs": 1},
@@ -22,19 +51,24 @@ def paths(folder, tokenizer, kind="gemma"):
     return base, {"critic_model_name_or_path": adapter, "reward_model_name_or_path": adapter}
 
 
-def both(monkeypatch, tmp_path, tokenizer, base, flags):
+def both(tmp_path, tokenizer, base, flags):
     flags = {name: value for name, value in flags.items() if value is not None}
     shared = trainer_of(tmp_path / "shared", base, tokenizer, **flags)
-    other = separate_trainer_of(monkeypatch, tmp_path / "separate", base, tokenizer, **flags)
+    other = separate_trainer_of(tmp_path / "separate", base, tokenizer, **flags)
     return shared, other
 
 
 @pytest.mark.parametrize("flags", [*STAGES, *FORMS], ids=str)
-def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path, monkeypatch):
+def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path):
     base, models = paths(tmp_path, tokenizer)
     if "advantage_estimator" in flags:
         models["critic_model_name_or_path"] = None
-    shared, other = both(monkeypatch, tmp_path, tokenizer, base, models | flags)
+    shared, other = both(tmp_path, tokenizer, base, models | flags)
+    if flags.get("zero_stage") == 3:
+        found, expected = two_updates(shared), two_updates(other)
+        assert found[1] == pytest.approx(expected[1], rel=1e-5, abs=1e-5)
+        assert largest_difference(found[0], expected[0]) < 1e-5
+        return
     kept = storages(shared.models.actor.module.inner)
     before = {name: p.detach().clone() for name, p in shared.models.actor.module.inner.named_parameters()}
     for model in (shared.models.critic, shared.models.reward.model):
@@ -50,3 +84,128 @@ def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path,
     assert largest_difference(found[0], expected[0]) < 1e-5
     moved = {name: not torch.equal(p, before[name]) for name, p in shared.models.actor.module.inner.named_parameters()}
     assert all(".lora_" in name for name, changed in moved.items() if changed) and any(moved.values())
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_stops_anywhere_and_goes_on(every, stage, group, tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+
+    def make(folder, **flags):
+        more = {"zero_stage": stage, "enable_ema": True, "normalize_scores": True}
+        trainer = trainer_of(folder, base, tokenizer, **models, **more, **flags)
+        return Made(trainer, trainer.models.trained)
+
+    check_every_stop(make, tmp_path, every, first=5 * stage if every > 1 else 0)
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2", "gemma2", "llama"])
+def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
+    """transformers opens the merged models, and gives the engines' numbers; an adapter stands on the base."""
+    base, models = paths(tmp_path, tokenizer, kind)
+    trainer = trainer_of(tmp_path / "out", base, tokenizer, **models)
+    two_updates(trainer)
+    actor, critic = trainer.models.actor, trainer.models.critic
+    save_engines(tmp_path / "saved", tokenizer, actor=actor, critic=critic)
+    prompt, response = ragged_rows([4], [5], seed=3)[0]
+    ids = torch.tensor([prompt + response])
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "actor")
+    own, _ = actor(ids.to(device()), None, len(response))
+    assert torch.allclose(own[0].detach().cpu(), hf_logprobs(opened, (prompt, response))[0], atol=1e-5)
+    score = critic(ids.to(device()), None)[0, -1].item()
+    opened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved" / "critic")
+    assert hf_score(opened, prompt + response) == pytest.approx(score, abs=1e-5)
+    again = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    adapter = PeftModel.from_pretrained(again, tmp_path / "saved" / "critic" / "adapter")
+    again.score.weight.data.copy_(critic.module.inner.score.weight.detach().cpu())
+    assert hf_score(adapter, prompt + response) == pytest.approx(score, abs=1e-5)
+    reference, _ = trainer.models.reference(ids.to(device()), None, len(response))
+    expected = hf_logprobs(AutoModelForCausalLM.from_pretrained(base), (prompt, response))[0]
+    assert torch.allclose(reference[0].cpu(), expected, atol=1e-5)
+
+
+def test_in_half_precision_adapters_train_and_the_base_stays(group, tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+    shared = trainer_of(tmp_path / "shared", base, tokenizer, **models | {"dtype": "bf16"})
+    other = separate_trainer_of(tmp_path / "separate", base, tokenizer, **models | {"dtype": "bf16"})
+    inner = shared.models.actor.module.inner
+    before = {name: p.detach().clone() for name, p in inner.named_parameters() if ".lora_" not in name}
+    assert {p.dtype for p in before.values()} == {torch.bfloat16}
+    found, expected = two_updates(shared), two_updates(other)
+    assert largest_difference(found[0], expected[0]) < 1e-5
+    after = dict(inner.named_parameters())
+    assert all(torch.equal(after[name], p) for name, p in before.items())
+    assert storages(shared.models.critic.module.inner).items() <= storages(inner).items()
+
+
+def test_a_reward_model_of_its_own_and_a_critic_that_starts_from_the_base(group, tokenizer, tmp_path, caplog):
+    """The critic's first values are 0, and the whole reward model's scores are its own."""
+    base, _ = paths(tmp_path, tokenizer)
+    whole = save_folder(tmp_path / "whole", make_classifier(seed=5), tokenizer)
+    trainer = trainer_of(tmp_path / "out", base, tokenizer, reward_model_name_or_path=whole)
+    kept = storages(trainer.models.actor.module.inner)
+    assert storages(trainer.models.critic.module.inner).items() <= kept.items()
+    assert not storages(trainer.models.reward.model.module.inner).items() & kept.items()
+    batch = trainer.collect([list(range(8))], 0).batch
+    assert not batch.trajectory.values.any()
+    ids = batch.rollout.input_ids[0][batch.rollout.attention_mask[0]].tolist()
+    assert float(batch.trajectory.scores[0]) == pytest.approx(hf_score(make_classifier(seed=5), ids), abs=1e-5)
+
+
+def refused(tmp_path, base, **flags):
+    with pytest.raises(UserError) as caught:
+        check_lengths(config_of(tmp_path / "out", base, share_base=True, **flags))
+    return str(caught.value)
+
+
+def test_what_cannot_share_is_refused_by_name(tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+    path = models["critic_model_name_or_path"]
+    whole = save_folder(tmp_path / "whole", make_classifier(), tokenizer)
+    assert "whole holds no LoRA adapter" in refused(tmp_path, base, critic_model_name_or_path=whole)
+    assert "has rank 2. Give --critic_lora_dim 2" in refused(tmp_path, base, **models, critic_lora_dim=4)
+    offload = refused(tmp_path, base, **models, offload_reference_model=True)
+    assert offload.startswith("--offload_reference_model: with --share_base")
+    other = write_base(tmp_path / "other", tokenizer, "gpt2")
+    assert f"was trained on another base, {base}" in refused(tmp_path, other, **models)
+    alone = refused(tmp_path, other, reward_model_name_or_path=path)
+    assert "is an adapter alone" in alone and f"trained on another base, {base}" in alone
+    assert "give --lora_dim" in refused(tmp_path, base, **models, lora_dim=0)
+    assert "give --lora_dim" in refused(tmp_path, base, **models, lora_dim=0, actor_lora_dim=2)
+    assert "ZeRO 3 for one of" in refused(tmp_path, base, **models, actor_zero_stage=3)
+    check_lengths(config_of(tmp_path / "out", base, share_base=True, **models))
+
+
+def test_a_base_that_was_moved_is_known_by_its_weights(tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+    shutil.copytree(base, tmp_path / "copy")
+    check_lengths(config_of(tmp_path / "out", str(tmp_path / "copy"), share_base=True, **models))
+
+
+def test_damaged_adapters_are_refused(tokenizer, tmp_path):
+    base, models = paths(tmp_path, tokenizer)
+    folder = find_adapter(models["critic_model_name_or_path"])
+    weights = load_file(folder / WEIGHTS)
+    model = make_classifier()
+    save_file({name: x for name, x in weights.items() if "score" not in name}, folder / WEIGHTS)
+    with pytest.raises(UserError, match=r"not the adapter and score head of a reward model .*score.weight"):
+        load_adapter(model, folder, "--critic_model_name_or_path", base)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(UserError, match="the adapter cannot be read"):
+        load_adapter(make_classifier(), folder, "--critic_model_name_or_path", base)
+    (folder / "adapter_config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        adapter_settings(folder)
+
+
+def test_the_identity_of_an_adapter_is_its_weights(tokenizer, tmp_path):
+    """A folder that holds an adapter alone, in itself or in adapter/."""
+    base, models = paths(tmp_path, tokenizer)
+    path = models["critic_model_name_or_path"]
+    before = model_hash(path)
+    assert before == model_hash(f"{path}/adapter")
+    write_adapter(tmp_path / "merged", base, tokenizer, merge=True)
+    assert model_hash(str(tmp_path / "merged")) != before
+    weights = load_file(Path(path) / "adapter" / WEIGHTS)
+    save_file({name: x + 1 for name, x in weights.items()}, Path(path) / "adapter" / WEIGHTS)
+    assert model_hash(path) != before
