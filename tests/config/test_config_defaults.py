@@ -82,6 +82,7 @@ def test_defaults_of_step_1():
         "weight_decay": 0.01,
         "sft_on_prompt": False,
         "label_smoothing": 0.0,
+        "packing": False,
     }
 
 

@@ -87,6 +87,7 @@ SUPERVISED_VALUES = {
 SFT_VALUES = {
     "sft_on_prompt": ([], True),
     "label_smoothing": (["0.1"], 0.1),
+    "packing": ([], True),
 }
 REWARD_VALUES = {
     "reward_loss": (["per_sample"], "per_sample"),

@@ -7,6 +7,7 @@ from typing import ClassVar
 from dschat.config import rules
 from dschat.config.rules import flag
 from dschat.config.supervised import SupervisedConfig
+from dschat.errors import UserError
 
 
 @dataclass(kw_only=True)
@@ -21,8 +22,21 @@ class SFTConfig(SupervisedConfig):
     sft_on_prompt: bool = flag("train on the prompt tokens too", False)
     label_smoothing: float = flag("weight of all tokens alike in the targets of training, from 0 to below 1", 0.0)
 
+    packing: bool = flag(
+        "put several examples into a row of max_seq_len tokens; they do not see each other, and batch sizes go on to"
+        " count examples",
+        False,
+    )
+
+    @property
+    def spreads_lengths(self) -> bool:
+        """Whether a micro-batch holds examples of all lengths: packed, they leave no room."""
+        return self.packing
+
     def validate(self) -> None:
         """Check the shared rules, then those of step 1. Raises UserError."""
         super().validate()
         below_1 = (lambda number: 0 <= number < 1, "a number of at least 0 and below 1")
         rules.check_numbers(self, ["label_smoothing"], below_1)
+        if self.packing and self.attn_implementation == "flash_attention_2":
+            raise UserError("--packing works with --attn_implementation sdpa and eager: give one of them.")
