@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The four losses of step 2 on the quickstart's comparisons: how often each ranks held-out pairs right.
 
-Runs the same mains as any training, as processes of their own: step 1 once, then step 2 with each loss and with pairs in
-the order of each seed. The models start from the same weights and see the same pairs.
+Runs the same mains as any training, as processes of their own: step 1 once, then step 2 with each seed and loss. With
+one seed, all losses see the same pairs in the same order.
 """
 
 import argparse
@@ -32,7 +32,9 @@ def main() -> int:
     parser.add_argument(
         "--output_dir", type=Path, default=Path("runs/reward-losses"), help="folder of all that is made"
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1234, 1235, 1236], help="of step 2; the first of all")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1234, 1235, 1236], help="of step 2; the first also of the rest"
+    )
     parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
     args = parser.parse_args()
     try:
@@ -56,8 +58,8 @@ def compare(folder: Path, seeds: Sequence[int], scale: Scale) -> tuple[Figures, 
     run_step("step1_supervised_finetuning", [*flags, *common], ONE)
     figures: Figures = {loss: [] for loss in LOSSES}
     pairs = 0
-    for loss in LOSSES:
-        for seed in seeds:
+    for seed in seeds:
+        for loss in LOSSES:
             output = folder / f"{loss}-{seed}"
             flags = supervised_flags(data / "comparisons", split, sft, output, scale.reward_epochs, scale, ONE)
             own = ["--reward_loss", loss, "--seed", str(seed), "--eval_iters", "0"]
