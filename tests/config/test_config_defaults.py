@@ -85,6 +85,7 @@ def test_defaults_of_step_1():
         "sft_on_prompt": False,
         "label_smoothing": 0.0,
         "train_on": "last",
+        "packing": False,
     }
 
 

@@ -90,6 +90,7 @@ SFT_VALUES = {
     "train_on": (["all"], "all"),
     "sft_on_prompt": ([], True),
     "label_smoothing": (["0.1"], 0.1),
+    "packing": ([], True),
 }
 REWARD_VALUES = {
     "reward_loss": (["per_sample"], "per_sample"),

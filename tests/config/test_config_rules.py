@@ -130,6 +130,11 @@ def test_refusals_of_steps_1_and_2(flags, words):
         assert all(word in message for word in words), message
 
 
+def test_packing_needs_attention_that_keeps_examples_apart():
+    message = _refusal(SFTConfig, [*SFT, "--packing", "--attn_implementation", "flash_attention_2"])
+    assert "--packing works with --attn_implementation sdpa and eager" in message
+
+
 @pytest.mark.parametrize("smoothing", ["-0.1", "1", "nan"])
 def test_refusals_of_step_1(smoothing):
     message = _refusal(SFTConfig, [*SFT, "--label_smoothing", smoothing])

@@ -25,6 +25,17 @@ class SFTConfig(SupervisedConfig):
     label_smoothing: float = flag("weight of all tokens alike in the targets of training, from 0 to below 1", 0.0)
     train_on: TrainOn = flag("turns of the assistant in a conversation that are trained on: all, or the last", "last")
 
+    packing: bool = flag(
+        "put several examples into a row of max_seq_len tokens; they do not see each other, and batch sizes go on to"
+        " count examples",
+        False,
+    )
+
+    @property
+    def spreads_lengths(self) -> bool:
+        """Whether a micro-batch holds examples of all lengths: packed, they leave no room."""
+        return self.packing
+
     def validate(self) -> None:
         """Check the shared rules, then those of step 1. Raises UserError."""
         super().validate()
@@ -32,3 +43,5 @@ class SFTConfig(SupervisedConfig):
         rules.check_numbers(self, ["label_smoothing"], below_1)
         if self.sft_on_prompt and self.train_on == "all":
             raise UserError("--train_on all: --sft_on_prompt trains on every token anyway; leave one of the two out.")
+        if self.packing and self.attn_implementation == "flash_attention_2":
+            raise UserError("--packing works with --attn_implementation sdpa and eager: give one of them.")

@@ -57,6 +57,11 @@ class SupervisedConfig(CommonConfig):
         """What the model is loaded from."""
         return [self.model_name_or_path]
 
+    @property
+    def spreads_lengths(self) -> bool:
+        """Whether a micro-batch holds examples of all lengths, not similar ones."""
+        return False
+
     def total_updates(self, per_epoch: int, global_batch: int) -> int:
         """Optimiser updates of the whole run, of so many in an epoch and examples in each."""
         return per_epoch * self.num_train_epochs

@@ -61,12 +61,13 @@ def update_batches(
     epoch: int,
     rank: int = 0,
     world_size: int = 1,
+    spread: bool = False,
 ) -> list[list[list[int]]]:
     """One epoch of updates, each a list of micro-batches, each a list of example numbers.
 
     Which rows an update holds depends on the seed and the epoch alone, never on `micro_size` or `world_size`. Inside
-    an update, rows of similar length share a micro-batch. The examples that do not fill an update wait for another
-    epoch.
+    an update, rows of similar length share a micro-batch, or with `spread` rows of all lengths. The examples that do
+    not fill an update wait for another epoch.
 
     Args:
         lengths: n example lengths, in tokens.
@@ -76,6 +77,7 @@ def update_batches(
         epoch: number of the epoch, which changes the order.
         rank: this process.
         world_size: number of processes; each gets an equal share of every update, without overlap.
+        spread: give all micro-batches of an update about the same number of tokens, for examples that are packed.
 
     Raises:
         UserError: fewer examples than one update needs.
@@ -93,7 +95,9 @@ def update_batches(
     updates = []
     for start in range(0, len(order) - update_size + 1, update_size):
         rows = sorted(order[start : start + update_size].tolist(), key=lambda row: lengths[row])
-        updates.append(_chunks(rows[rank::world_size], micro_size))
+        own = rows[rank::world_size]
+        count = -(-len(own) // micro_size)
+        updates.append([own[number::count] for number in range(count)] if spread else _chunks(own, micro_size))
     return updates
 
 

@@ -106,6 +106,7 @@ class TrainedPolicy(Policy, Trained, Protocol):
         temperature: float = 1.0,
         with_entropy: bool = True,
         smoothing: float = 0.0,
+        position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
     @property

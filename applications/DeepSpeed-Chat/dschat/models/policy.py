@@ -43,6 +43,7 @@ class PolicyModel(nn.Module):
         temperature: float = 1.0,
         with_entropy: bool = True,
         smoothing: float = 0.0,
+        position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of some tokens.
 
@@ -55,12 +56,13 @@ class PolicyModel(nn.Module):
             temperature: divides the logits.
             with_entropy: compute the entropy, too.
             smoothing: of the targets, see `dschat.rl.logprobs.Head`.
+            position_ids: (B, T) long, 0 where a text begins, where rows hold several; without an attention_mask.
 
         Returns:
             logprobs, and entropy without gradient: (N,) or (B, R), float32. Meaningless where nothing is attended.
             Without the entropy, its tensor is empty.
         """
-        states = last_hidden_state(self.inner, input_ids, attention_mask)
+        states = last_hidden_state(self.inner, input_ids, attention_mask, position_ids)
         shape: tuple[int, ...] = (-1,)
         if isinstance(targets, int):
             shape = (len(input_ids), targets)

@@ -2,18 +2,23 @@
 """Checks before the first update: a few forward passes that catch what would otherwise train silently wrong."""
 
 import inspect
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dschat.data.examples import SFTExample
+from dschat.data.packing import collate_packed
 from dschat.errors import UserError
-from dschat.models.engines import Policy, Scalar
+from dschat.models.engines import Policy, Scalar, TrainedPolicy
+from dschat.models.packing import reads_positions
 from dschat.models.positions import position_ids
 from dschat.models.scalar import last_scores
 from dschat.rl.masked import last_true
 from dschat.rl.types import Trajectory, select_rows
 from dschat.rollouts.sampling import Sampling
+from dschat.run.distributed import device
 
 # Largest difference that rounding explains, by the precision of the forward pass; in units of the largest number that
 # goes into what is compared, and of 1 at least.
@@ -60,6 +65,42 @@ def check_policy(
     padded_mask = F.pad(attention_mask, (3, 2), value=False)
     padded, _ = engine(padded_ids, padded_mask, num_response + 2, temperature)
     _require_close("log-probs with padding", "those without", padded[:, :num_response], logprobs, mask, policy, size)
+
+
+@torch.no_grad()
+def check_packing(engine: TrainedPolicy, examples: Sequence[SFTExample], pad_id: int) -> None:
+    """Log-probs of examples that share a row are those of each alone.
+
+    Args:
+        engine: of a PolicyModel.
+        examples: one or more.
+        pad_id: the tokenizer's.
+
+    Raises:
+        UserError: they are not, or the model cannot be told where an example begins.
+    """
+    family = engine.module.inner.config.model_type
+    remedy = f"{family} models cannot keep packed examples apart. Leave --packing out."
+    if not reads_positions(engine.module.inner):
+        raise UserError(f"--packing: {remedy}")
+    ordered = sorted(examples, key=len, reverse=True)
+    packed = _on_device(collate_packed(ordered, pad_id, sum(map(len, ordered)), sft_on_prompt=True))
+    positions = packed["position_ids"]
+    together, _ = engine(packed["input_ids"], None, packed["targets"], with_entropy=False, position_ids=positions)
+    parts = []
+    for example in ordered:
+        batch = _on_device(collate_packed([example], pad_id, len(example), sft_on_prompt=True))
+        parts.append(engine(batch["input_ids"], None, batch["targets"], with_entropy=False)[0])
+    alone = torch.cat(parts)
+    difference, size = float((together - alone).abs().max()), float(alone.abs().max())
+    if not difference <= TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, size):
+        raise UserError(
+            f"--packing: log-probs differ by up to {difference:.3g} from those of an example alone. {remedy}"
+        )
+
+
+def _on_device(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.to(device()) for name, x in batch.items()}
 
 
 @torch.no_grad()

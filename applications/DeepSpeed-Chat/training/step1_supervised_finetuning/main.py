@@ -45,7 +45,9 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     warn_without_classifier(base)
     engine = build_policy(config, run.plan, tokenizer, updates)
     folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
-    task = SFTTask(data.train, data.eval, tokenizer.pad_token_id, config.sft_on_prompt, config.label_smoothing)
+    width = config.max_seq_len if config.packing else None
+    options = (config.sft_on_prompt, config.label_smoothing, width)
+    task = SFTTask(data.train, data.eval, tokenizer.pad_token_id, *options)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
     checkpoints = Checkpoints({"policy": engine}, config, run, identity)
     SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()

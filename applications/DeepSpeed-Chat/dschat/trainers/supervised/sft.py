@@ -4,14 +4,16 @@
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from dschat.data.collate import collate_sft
 from dschat.data.examples import SFTExample
+from dschat.data.packing import collate_packed
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import sft_loss
 from dschat.run.distributed import device
-from dschat.trainers.selfcheck import check_policy
+from dschat.trainers.selfcheck import check_packing, check_policy
 
 
 class SFTTask:
@@ -26,6 +28,7 @@ class SFTTask:
         pad_id: int,
         sft_on_prompt: bool = False,
         label_smoothing: float = 0.0,
+        packed_width: int | None = None,
     ) -> None:
         """Takes the demonstrations.
 
@@ -34,12 +37,17 @@ class SFTTask:
             pad_id: of the tokenizer.
             sft_on_prompt: learn the prompts, too.
             label_smoothing: ε of the targets in training; evaluation is without, so that exp(loss) is the perplexity.
+            packed_width: tokens of a row that examples are packed into; each has a row of its own when None.
         """
         self.train, self.eval = train, eval
         self._pad_id, self._on_prompt, self._smoothing = pad_id, sft_on_prompt, label_smoothing
+        self._width = packed_width
 
     def prepare(self, engine: TrainedPolicy) -> None:
-        pass
+        """Raises UserError where packed examples of this model would see each other."""
+        if self._width is not None:
+            engine.eval()
+            check_packing(engine, self.train[:2], self._pad_id)
 
     def count(self, examples: Sequence[SFTExample]) -> int:
         if self._on_prompt:
@@ -50,14 +58,19 @@ class SFTTask:
         self, engine: TrainedPolicy, examples: Sequence[SFTExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self.collate(examples)
-        mask = batch["response_mask"]
         smoothing = self._smoothing if engine.module.training else 0.0
+        if self._width is not None:
+            positions, targets = batch["position_ids"], batch["targets"]
+            options = {"with_entropy": False, "smoothing": smoothing, "position_ids": positions}
+            logprobs, _ = engine(batch["input_ids"], None, targets, **options)
+            return sft_loss(logprobs, torch.ones_like(targets, dtype=torch.bool), count)
+        mask = batch["response_mask"]
         tokens = batch["input_ids"], batch["attention_mask"], mask.shape[1]
         logprobs, _ = engine(*tokens, with_entropy=False, smoothing=smoothing)
         return sft_loss(logprobs, mask, count)
 
     def self_check(self, engine: TrainedPolicy, examples: Sequence[SFTExample]) -> None:
-        batch = self.collate(examples)
+        batch = self._unpacked(examples)
         tokens = (batch["input_ids"], batch["attention_mask"])
         check_policy(engine, tokens, batch["response_mask"].shape[1], 1.0, self._pad_id)
 
@@ -65,5 +78,11 @@ class SFTTask:
         return {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0))}
 
     def collate(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
+        if self._width is None:
+            return self._unpacked(examples)
+        batch = collate_packed(examples, self._pad_id, self._width, self._on_prompt)
+        return {name: x.to(device()) for name, x in batch.items()}
+
+    def _unpacked(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
         batch = collate_sft(examples, self._pad_id, self._on_prompt)
         return {name: x.to(device()) for name, x in batch.items()}

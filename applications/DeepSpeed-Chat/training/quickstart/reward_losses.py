@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The four losses of step 2 on the quickstart's comparisons: how often each ranks held-out pairs right.
+
+Runs the same mains as any training, as processes of their own: step 1 once, then step 2 with each seed and loss. With
+one seed, all losses see the same pairs in the same order.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from dschat.common.launch import Processes, run_step
+from dschat.config.reward import RewardLoss
+from dschat.errors import UserError
+from inputs import COMMON, FULL, SMALL, Scale, make_inputs, supervised_flags
+
+ONE = Processes()
+END, OWN, LOSS = "eval/end_accuracy", "eval/accuracy", "eval/loss"
+LOSSES: tuple[RewardLoss, ...] = get_args(RewardLoss)
+Figures = dict[str, list[dict[str, float]]]  # loss → the last evaluation of each seed
+
+
+def main() -> int:
+    """Parses the flags, runs everything and prints the table; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("runs/reward-losses"), help="folder of all that is made"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1234, 1235, 1236], help="of step 2; the first also of the rest"
+    )
+    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    args = parser.parse_args()
+    try:
+        start = time.perf_counter()
+        figures, pairs = compare(args.output_dir, args.seeds, SMALL if args.small else FULL)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    text = table(figures)
+    (args.output_dir / "reward-losses.md").write_text(text + "\n", encoding="utf-8")
+    print(f"\n{pairs} held-out pairs, {time.perf_counter() - start:.0f} s in all\n\n{text}")
+    return 0
+
+
+def compare(folder: Path, seeds: Sequence[int], scale: Scale) -> tuple[Figures, int]:
+    """Trains a reward model with each loss and seed; their last evaluations, and the pairs of each."""
+    data, model = make_inputs(folder, seeds[0], scale)
+    sft, split = folder / "sft", f"0,{scale.pairs},{scale.prompts}"
+    common = [*COMMON, "--seed", str(seeds[0])]
+    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, scale, ONE)
+    run_step("step1_supervised_finetuning", [*flags, *common], ONE)
+    figures: Figures = {loss: [] for loss in LOSSES}
+    pairs = 0
+    for seed in seeds:
+        for loss in LOSSES:
+            output = folder / f"{loss}-{seed}"
+            flags = supervised_flags(data / "comparisons", split, sft, output, scale.reward_epochs, scale, ONE)
+            own = ["--reward_loss", loss, "--seed", str(seed), "--eval_iters", "0"]
+            run_step("step2_reward_model_finetuning", [*flags, *COMMON, *own], ONE)
+            record = json.loads((output / "run.json").read_text(encoding="utf-8"))
+            figures[loss].append(record["metrics"])
+            pairs = sum(source["eval"] for source in record["data"]["sources"])
+    return figures, pairs
+
+
+def table(figures: Figures) -> str:
+    """Means over the seeds ± their standard errors, as Markdown."""
+    lines = [
+        "| `--reward_loss` | accuracy of its own score | accuracy at the last token, which step 3 reads |",
+        "|---|---|---|",
+    ]
+    for loss, runs in figures.items():
+        end = [run.get(END, run[OWN]) for run in runs]
+        lines.append(f"| `{loss}` | {_mean([run[OWN] for run in runs])} | {_mean(end)} |")
+    return "\n".join(lines)
+
+
+def _mean(numbers: Sequence[float]) -> str:
+    """In per cent, with the standard error where there is one."""
+    mean = f"{100 * statistics.fmean(numbers):.1f}"
+    if len(numbers) < 2:
+        return f"{mean} %"
+    return f"{mean} ± {100 * statistics.stdev(numbers) / math.sqrt(len(numbers)):.1f} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
