@@ -69,6 +69,10 @@ def collate_packed(
     }
 
 
-def trained_places(example: SFTExample, sft_on_prompt: bool) -> range:
-    """The places in an example of the tokens that are trained on: the response, or all but the first."""
-    return range(1 if sft_on_prompt else len(example.prompt_ids), len(example))
+def trained_places(example: SFTExample, sft_on_prompt: bool) -> list[int]:
+    """The places in an example of the tokens that are trained on: those of the response, or all but the first."""
+    if sft_on_prompt:
+        return list(range(1, len(example)))
+    first = len(example.prompt_ids)
+    targets = example.targets or [True] * len(example.response_ids)
+    return [first + place for place, is_target in enumerate(targets) if is_target]
