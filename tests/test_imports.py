@@ -39,6 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inference": {"common", "data", "evaluation", "models", "rl", "rollouts", "scoring"},
     "macro_view": {"common", "conditions", "config", "data", "evaluation", "models", "rl", "trainers"},
     "run_report": {"common", "macro_view"},
+    "demo": {"common", "conditions", "config", "data", "inference", "macro_view", "models", "rl", "rollouts"}
+    | {"scoring", "trainers"},
 }
 ANYBODY = {"errors"}
 ENTRANCES = {"main", "show_macro_actions"}

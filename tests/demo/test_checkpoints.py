@@ -50,13 +50,13 @@ def test_a_model_by_itself_and_a_run_of_step_1_are_their_own_model(model, tmp_pa
     assert [one.path for one in find_checkpoints("owner/name")] == ["owner/name"]
 
 
-def test_folders_without_a_policy_say_what_they_are(tmp_path):
-    as_run(tmp_path / "begun")
+def test_folders_without_a_policy_say_what_they_are(run, model, tmp_path):
+    as_run(tmp_path / "begun", model_name_or_path=model)
     as_run(tmp_path / "saved")
     (tmp_path / "saved" / "checkpoints" / "step-3").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    save_reward(tmp_path / "reward")
+    save_reward(as_run(tmp_path / "reward", model_name_or_path=model))
     for place, words in [
         ("begun", "saved no model yet"),
         ("saved", "training checkpoints alone"),
@@ -64,6 +64,7 @@ def test_folders_without_a_policy_say_what_they_are(tmp_path):
         ("file", "no such folder"),
         ("away", "no such folder"),
         ("reward", "reward model or critic"),
+        (run / "critic", "reward model or critic"),
     ]:
         with pytest.raises(UserError, match=words):
             find_checkpoints(str(tmp_path / place))

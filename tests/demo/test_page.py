@@ -4,6 +4,7 @@
 import importlib.util
 import shutil
 import signal
+import sys
 import time
 
 import pytest
@@ -187,8 +188,6 @@ def test_summaries(chromium, tmp_path):
 
 
 def test_a_model_or_an_address_that_cannot_be_used_is_named(tmp_path):
-    import sys
-
     words = [sys.executable, "-m", "dschat.demo", "chat"]
     message_of(run_command([*words, "--model", tmp_path / "away"]), "away: no such folder")
     message_of(run_command([*words, "--port", "70000"]), "--port 70000: cannot", "another one")

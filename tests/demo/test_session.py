@@ -117,6 +117,12 @@ def test_flags_that_make_no_sense_are_named(words, message):
         parse_options(words)
 
 
+def test_a_word_that_is_no_choice_is_refused_before_a_model_is_opened(capsys):
+    with pytest.raises(SystemExit):
+        parse_options(["chat", "--ppl_mode", "no"])
+    assert "--ppl_mode: invalid choice: 'no'" in capsys.readouterr().err
+
+
 def test_the_flags_of_macro_actions_are_those_of_step_3():
     task, options, termination = parse_options(
         ["chat", "--model", "m", "--termination-condition", "ppl", "--ppl_mode", "token", "--isolate_last_token"]

@@ -102,7 +102,7 @@ def test_one_who_waits_for_another_answer_can_be_stopped(models):
     first.close()
 
 
-def test_draws_follow_from_the_seed_and_differ_from_answer_to_answer(models):
+def test_draws_follow_from_the_seed(models):
     choice = Choice(temperature=1.5, top_k=0, max_new_tokens=20)
     state = torch.random.get_rng_state()
     first, second = (
@@ -161,5 +161,5 @@ def test_an_answer_ends_where_the_model_cannot_read_further(models):
         ("ab\ufffd", True, "ab\ufffd", False),
     ],
 )
-def test_what_may_be_the_beginning_of_a_marker_or_character_is_held_back(text, ended, shown, marked):
+def test_what_may_begin_a_marker_is_held_back(text, ended, shown, marked):
     assert shown_text(text, (MARKER,), ended) == (shown, marked)

@@ -9,7 +9,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from dschat.common.script import run_script
-from dschat.common.web_page import HOST, gradio
+from dschat.common.web_page import HOST, check_address, gradio
+from dschat.demo.checkpoints import find_checkpoints
 from dschat.demo.options import DemoOptions, parse_options
 
 if TYPE_CHECKING:
@@ -19,10 +20,16 @@ logger = logging.getLogger("dschat.demo")
 
 
 def run() -> str:
-    """Loads what is named, then serves the page or chats; returns what is left to say."""
+    """Loads what is named, then serves the page or chats; returns what is left to say.
+
+    What cannot work is refused before anything slow is imported.
+    """
     task, options, termination = parse_options(sys.argv[1:])
+    for place in filter(None, (options.model, options.other)):
+        find_checkpoints(place)
     if not options.terminal:
-        gradio(f"python -m dschat.demo {task}")  # before models are opened
+        check_address(options.host, options.port)
+        gradio(f"python -m dschat.demo {task}")
 
     from transformers.utils.logging import disable_progress_bar
 

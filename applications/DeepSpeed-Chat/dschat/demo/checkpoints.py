@@ -18,6 +18,7 @@ ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"  # 
 START = ("actor_model_name_or_path", "model_name_or_path")  # the flags that name what a run starts from
 POLICIES = ("", "actor", "actor_ema")  # folders of policies below a run's and below those of models/
 DEEPEST = 3  # levels from a run's folder down to a model: models/step-N/actor
+SCORES_ONLY = "a reward model or critic, which gives scores and writes no text. Give a policy's folder."
 STEP = re.compile(r"step-(\d+)")
 
 Json: TypeAlias = dict[str, object]
@@ -48,6 +49,8 @@ def find_checkpoints(place: str) -> list[Checkpoint]:
         if not HUB_NAME.fullmatch(place) or folder.exists():
             raise UserError(f"{visible(place)}: no such folder. Give a run's output folder, or a model's.")
         return [Checkpoint(place, place)]
+    if is_classifier(read_json(folder / "config.json")):
+        raise UserError(f"{visible(place)}: {SCORES_ONLY}")
     run = run_of(folder) or folder
     steps = [entry for entry in (run / "models").glob("step-*") if STEP.fullmatch(entry.name)]
     steps.sort(key=lambda entry: -int(entry.name.removeprefix("step-")))
@@ -58,11 +61,11 @@ def find_checkpoints(place: str) -> list[Checkpoint]:
         if is_policy(base / name)
     ]
     found = [Checkpoint("final model", one.path) if one.name == "." else one for one in found]
+    if not found:
+        raise UserError(f"{visible(place)}: {_why_none(run)}")
     start = start_of(run)
     if start is not None:
         found.append(Checkpoint(f"start model: {start}", start))
-    if not found:
-        raise UserError(f"{visible(place)}: {_why_none(run)}")
     return found
 
 
@@ -154,8 +157,9 @@ def _numbers(values: Json) -> dict[str, float]:
 
 
 def _why_none(run: Path) -> str:
-    if is_classifier(read_json(run / "config.json")):
-        return "a reward model or critic, which gives scores and writes no text. Give a policy's folder."
+    adapter = adapter_of(run)
+    if adapter is not None and has_head(adapter):
+        return SCORES_ONLY
     if (run / "checkpoints").is_dir():
         return "it has training checkpoints alone, to resume from; models are saved at the end, or with --save_models."
     if (run / "run.json").is_file() or (run / FLAGS_FILE).is_file():

@@ -5,6 +5,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from dschat.common.script import add_flags, flag
 from dschat.common.web_page import HOST
@@ -84,21 +85,18 @@ def parse_options(words: Sequence[str]) -> tuple[str, DemoOptions, TerminationFl
 def _add_termination_flags(parser: argparse.ArgumentParser) -> None:
     """Where macro actions end: the flags of step 3."""
     group = parser.add_argument_group("macro actions")
-    plain = TerminationFlags()
+    plain, hints = TerminationFlags(), get_type_hints(TerminationFlags)
     for field in dataclasses.fields(TerminationFlags):
-        names, default = (
-            [field.name, *(alias.lstrip("-") for alias in field.metadata["aliases"])],
-            getattr(plain, field.name),
-        )
+        default, help = getattr(plain, field.name), field.metadata["help"]
+        names = [field.name, *(alias.lstrip("-") for alias in field.metadata["aliases"])]
         spellings = dict.fromkeys(f"--{word}" for name in names for word in (name.replace("_", "-"), name))
-        help = field.metadata["help"]
         if isinstance(default, bool):
             group.add_argument(*spellings, action="store_true", help=help)
             continue
         kind: Callable[[str], object] = CONVERT.get(field.name, str if default is None else type(default))
         nargs = "+" if isinstance(default, list) else None
-        metavar = getattr(kind, "__name__", "text").upper() if kind is not parse_ngram else "INT"
-        choices = field.metadata.get("choices")
-        group.add_argument(
-            *spellings, type=kind, nargs=nargs, default=default, metavar=metavar, choices=choices, help=help
-        )
+        if get_origin(hints[field.name]) is Literal:
+            group.add_argument(*spellings, choices=get_args(hints[field.name]), default=default, help=help)
+        else:
+            metavar = "STR" if kind is str else "INT"
+            group.add_argument(*spellings, type=kind, nargs=nargs, default=default, metavar=metavar, help=help)

@@ -6,7 +6,7 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
-from dschat.common.web_page import Component, check_address, gradio, launch
+from dschat.common.web_page import Component, gradio, launch
 from dschat.demo.actions import Actions, Update
 from dschat.demo.chats import Conversation
 from dschat.demo.checkpoints import find_checkpoints
@@ -29,7 +29,6 @@ def serve(session: Session) -> tuple[Component, str]:
         UserError: Gradio is not installed, or the address cannot be listened on.
     """
     options = session.options
-    check_address(options.host, options.port)
     page = build(session)
     style = (resources.files("dschat.demo") / "demo.css").read_text(encoding="utf-8")
     return page, launch(page, f"{STYLE}\n{style}", port=options.port, host=options.host)
