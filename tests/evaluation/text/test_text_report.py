@@ -56,11 +56,11 @@ def test_rouge_is_a_mean_over_texts():
 
 
 def test_reward_loss_and_accuracy_by_hand():
-    """Margins 0, 2, −2: losses log 2, log(1 + e⁻²), log(1 + e²); a tie is ranked wrong, as in training."""
-    pairs = [(1.0, 1.0), (3.0, 1.0), (0.0, 2.0)]
+    """Margins 0, 3, −2: losses log 2, log(1 + e⁻³), log(1 + e²); a tie is ranked wrong, as in training."""
+    pairs = [(1.0, 1.0), (4.0, 1.0), (0.0, 2.0)]
     rows = [{"model": "r", "update": None, "chosen_score": c, "rejected_score": r} for c, r in pairs]
     result = reward_result(rows)
-    expected = (math.log(2) + math.log(1 + math.exp(-2)) + math.log(1 + math.exp(2))) / 3
+    expected = (math.log(2) + math.log(1 + math.exp(-3)) + math.log(1 + math.exp(2))) / 3
     assert result.loss.value == pytest.approx(expected)
     assert result.accuracy.value == pytest.approx(1 / 3)
     far = reward_result([rows[0] | {"chosen_score": 0.0, "rejected_score": 1e4}])
