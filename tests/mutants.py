@@ -58,6 +58,8 @@ def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
         yield Mutant(name, file, old, new, tuple(tests.split()))
 
 
+TRACKERS = "run/test_trackers.py::test_"
+TEXTS = "evaluation/text/test_text_report.py::test_"
 TURNS = "evaluation/turns/test_turns.py::test_win_rates_by_hand"
 SHOWN_AT_A_TURN = "evaluation/turns/test_turns.py::test_what_is_compared_at_a_turn"
 BEST_OF = "evaluation/best_of/test_best_of.py::test_the_"
@@ -1003,6 +1005,52 @@ MUTANTS: tuple[Mutant, ...] = (
          "demo/test_stream.py::test_an_answer_ends_before_the_marker_of_the_next_turn_which_is_never_seen"),
         ("the demo: the draw of one token decides all", "self._uniform[:, input_ids.shape[1] - self._width]",
          "self._uniform[:, 0]", "demo/test_stream.py::test_draws_follow_from_the_seed"),
+    ),
+    *changes("run/trackers.py",
+        ("a run that goes on begins another one at W&B", "self.run_id, self._goes_on = run_id, True",
+         "self._goes_on = True", f"{TRACKERS}a_run_that_goes_on_keeps_its_id"),
+        ("W&B is told twice what it knows", "for row in [] if self._goes_on else kept:", "for row in kept:",
+         f"{TRACKERS}a_run_that_goes_on_keeps_its_id"),
+        ("TensorBoard keeps what came after the checkpoint", "purge_step=update)", "purge_step=None)",
+         f"{TRACKERS}a_run_that_goes_on_keeps_its_id"),
+        ("a tracker that failed is asked again", "self._trackers.remove(tracker)", "pass",
+         f"{TRACKERS}a_tracker_that_fails_is_left_out_after_one_warning"),
+    ),
+    *changes("run/hub.py",
+        ("repositories are public", "private=not public", "private=public", "run/test_hub.py::test_the_command"),
+        ("a public repository gets what is private", "if not public and not api", "if public and not api",
+         "run/test_hub.py::test_what_the_hub_refuses"),
+    ),
+    *changes("run/terminal.py",
+        ("an evaluation's change has the wrong sign", "metrics[name] - before[name]", "before[name] - metrics[name]",
+         "run/test_terminal.py::test_an_evaluation_is_a_line"),
+    ),
+    *changes("engine/quiet.py",
+        ("DeepSpeed prints its memory", "bf16_optimizer.see_memory_usage = lambda", "unused = lambda",
+         "engine/test_quiet.py::test_an_engine_in_bf16_prints_nothing"),
+    ),
+    *changes("evaluation/text/results.py",
+        ("perplexity: every text counts alike", '(float(row["loss_sum"]), int(row["loss_tokens"]))',
+         '(float(row["loss_sum"]) / int(row["loss_tokens"]), 1)', f"{TEXTS}perplexity_is_of_tokens_not_of_texts"),
+        ("a tie of the reward model is right", "sum(margin > 0", "sum(margin >= 0",
+         f"{TEXTS}reward_loss_and_accuracy_by_hand"),
+        ("the reward loss rewards the rejected", "_softplus(-margin)", "_softplus(margin)",
+         f"{TEXTS}reward_loss_and_accuracy_by_hand"),
+    ),
+    *changes("evaluation/text/rouge.py",
+        ("ROUGE is recall", "score.fmeasure", "score.recall", f"{TEXTS}rouge_of_unequal_lengths_and_order"),
+        ("ROUGE: words are stemmed", "use_stemmer=False", "use_stemmer=True",
+         f"{TEXTS}rouge_of_unequal_lengths_and_order"),
+    ),
+    *changes("inference/text_work.py",
+        ("text metrics: padding is read", 'batch["attention_mask"], mask', "None, mask",
+         "inference/test_text.py::test_batches_of_one_and_of_sixteen_say_the_same"),
+        ("text metrics: padding is counted", "torch.where(mask, logprobs, 0.0)", "logprobs",
+         "inference/test_text.py::test_batches_of_one_and_of_sixteen_say_the_same"),
+    ),
+    *changes("inference/text.py",
+        ("text metrics: responses are drawn, not the likeliest", "options, 0.0, device", "options, 1.0, device",
+         "inference/test_text.py::test_responses_are_greedy_and_compared_with_the_data"),
     ),
 )
 # fmt: on

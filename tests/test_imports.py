@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # what a run will take, from its flags and configs alone
     "plan": {"common", "config", "data", "models", "rl"},
     # what a run knows of itself, and what moves its weights
-    "run": {"config", "models", "plan"},
+    "run": {"common", "config", "models", "plan"},
     "engine": {"config", "models", "run"},
     # prompts → rollout → scores → ends
     "rollouts": {"common", "config", "data", "models", "rl", "run"},
@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"scoring", "trainers"},
 }
 ANYBODY = {"errors"}
-ENTRANCES = {"main", "show_macro_actions"}
+ENTRANCES = {"main", "push", "show_macro_actions"}
 # The core knows torch and a little of the standard library.
 CORE_MAY_IMPORT = {"__future__", "collections.abc", "dataclasses", "dschat", "math", "torch", "typing"}
 

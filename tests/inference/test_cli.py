@@ -11,7 +11,7 @@ from cli_runs import ROOT, TIMEOUT, environment, message_of, run_command
 SCRIPT = "inference/inference_with_rewards.py"
 
 
-def test_killed_half_way_and_started_again_gives_the_same_file(project, run, capsys):
+def test_killed_half_way_and_started_again_gives_the_same_file(project, run, capsys, monkeypatch):
     """On a machine without a GPU, where --gpu 0 means the CPU; the data sets lie in PROJ_PATH/data.
 
     What is started again is the same run in this process, which has imported everything.
@@ -41,6 +41,7 @@ def test_killed_half_way_and_started_again_gives_the_same_file(project, run, cap
     kept = partial.read_bytes()
     assert 3 < kept.count(b"\n") < 24
     capsys.readouterr()
+    monkeypatch.setattr("dschat.common.progress.LINE_SECONDS", 0.0)
     assert run(proj_path=project, device=None, gpu=0, **flags).read_bytes() == uninterrupted
     assert "24/24" in capsys.readouterr().err  # the progress bar
     assert not partial.exists()

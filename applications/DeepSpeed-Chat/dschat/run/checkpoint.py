@@ -8,7 +8,7 @@
     output_dir/samples/              responses of step 3's evaluations, by trainers/ppo/evaluation.py
     output_dir/reference/            DPO's and REFUEL's log-probs before training, by trainers/supervised/pairs.py
     output_dir/nonfinite/            batches with numbers that are not finite, by trainers/checks.py
-    output_dir/tensorboard/          with --enable_tensorboard, by run/metrics.py
+    output_dir/tensorboard/, wandb/  with --report_to, by run/trackers.py
 
 A checkpoint holds, and `Checkpoints.save` writes:
 

@@ -39,7 +39,7 @@ def _draw(ax: Axes, title: str, y: str, models: Sequence[tuple[str, int | None]]
     for number, (label, estimates) in enumerate(lines):
         interval_line(ax, places, estimates, label, COLOURS[number], MARKERS[number])
         if not along:  # models in no order: points, no line
-            ax.lines[-1].set_linestyle("none")
+            ax.containers[-1][0].set_linestyle("none")
     plain_axes(ax, title, "optimiser updates" if along else "", f"{y}, 95 % interval over texts")
     if not along:
         ax.set_xticks(places, [short(name) for name, _ in models], rotation=20, ha="right", parse_math=False)

@@ -14,6 +14,7 @@ from dschat.evaluation.text.results import PolicyResult, RewardResult
 
 NAME = "report"
 INTERVALS = "[ ] holds 95 %, over texts."
+Result = PolicyResult | RewardResult
 
 
 def write_text_report(policies: Sequence[PolicyResult], rewards: Sequence[RewardResult], folder: Path) -> str:
@@ -43,12 +44,12 @@ def write_text_report(policies: Sequence[PolicyResult], rewards: Sequence[Reward
 
 def _policy_table(results: Sequence[PolicyResult]) -> str:
     drawn = any(each.rouge for each in results)
-    head = ["policy", "updates", "texts", "tokens", "loss", "perplexity"]
+    head = ["policy", *_updates(results), "texts", "tokens", "loss", "perplexity"]
     head += ["ROUGE-1", "ROUGE-2", "ROUGE-L", "length"] if drawn else []
     rows = []
     for each in results:
-        cells = [each.model, _number(each.update), str(each.rows), str(each.tokens), _interval(each.loss, 4)]
-        cells.append(_interval(each.perplexity, 2))
+        cells = _first_cells(each, results) + [str(each.rows), str(each.tokens)]
+        cells += [_interval(each.loss, 4), _interval(each.perplexity, 2)]
         if drawn:
             cells += [*(score.text() for score in each.rouge.values()), f"{each.length:.1f}"]
         rows.append(cells)
@@ -57,9 +58,18 @@ def _policy_table(results: Sequence[PolicyResult]) -> str:
 
 def _reward_table(results: Sequence[RewardResult]) -> str:
     rows = [
-        [each.model, _number(each.update), str(each.rows), each.loss.text(4), each.accuracy.text()] for each in results
+        _first_cells(each, results) + [str(each.rows), each.loss.text(4), each.accuracy.text()] for each in results
     ]
-    return markdown_table(["reward model", "updates", "pairs", "loss", "accuracy, %"], rows)
+    return markdown_table(["reward model", *_updates(results), "pairs", "loss", "accuracy, %"], rows)
+
+
+def _updates(results: Sequence[Result]) -> list[str]:
+    """The head of the column of updates, where they are known of a model."""
+    return ["updates"] if any(each.update is not None for each in results) else []
+
+
+def _first_cells(each: Result, results: Sequence[Result]) -> list[str]:
+    return [each.model, *(["–" if each.update is None else str(each.update)] if _updates(results) else [])]
 
 
 def _interval(rate: Rate, digits: int) -> str:
@@ -67,7 +77,3 @@ def _interval(rate: Rate, digits: int) -> str:
     if rate.low is None or rate.high is None:
         return value
     return f"{value} [{rate.low:.{digits}f}, {rate.high:.{digits}f}]"
-
-
-def _number(update: int | None) -> str:
-    return "" if update is None else str(update)
