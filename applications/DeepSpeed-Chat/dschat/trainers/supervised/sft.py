@@ -60,9 +60,10 @@ class SFTTask:
         batch = self.collate(examples)
         smoothing = self._smoothing if engine.module.training else 0.0
         if self._width is not None:
-            positions, targets = batch["position_ids"], batch["targets"]
-            options = {"with_entropy": False, "smoothing": smoothing, "position_ids": positions}
-            logprobs, _ = engine(batch["input_ids"], None, targets, **options)
+            targets, positions = batch["targets"], batch["position_ids"]
+            logprobs, _ = engine(
+                batch["input_ids"], None, targets, with_entropy=False, smoothing=smoothing, position_ids=positions
+            )
             return sft_loss(logprobs, torch.ones_like(targets, dtype=torch.bool), count)
         mask = batch["response_mask"]
         tokens = batch["input_ids"], batch["attention_mask"], mask.shape[1]
