@@ -92,6 +92,7 @@ DPO = "trainers/test_dpo.py::test_loss_and_gradient_are_those_of_plain_torch[0.0
 DPO_SMOOTHED = "trainers/test_dpo.py::test_loss_and_gradient_are_those_of_plain_torch[0.2-False-gemma]"
 SFT_LOSS = "rl/test_losses.py::test_sft_loss_is_the_mean_negative_logprob"
 PAIRS = "rl/test_reward_losses.py::test_"
+PACKED = "data/test_packing.py::test_a_batch_by_hand"
 SMOOTHED = "rl/test_logprobs.py::test_smoothed_targets_are_those_of_torchs_cross_entropy"
 REWARD_LOSSES = f"{PAIRS}the_losses_are_those_of_plain_python"
 REWARD_SPLIT = " ".join(
@@ -605,6 +606,27 @@ MUTANTS: tuple[Mutant, ...] = (
         ("smoothing: the mean is left out", "head.smoothing * block.mean(-1)", "0 * block.mean(-1)", SMOOTHED),
         ("smoothing: its gradient is left out", "softmax.add_(grad, alpha=head.smoothing / softmax.shape[1])", "pass",
          SMOOTHED),
+    ),
+    *changes("data/packing.py",
+        ("packing: positions go on over examples", "places += range(len(example))",
+         "places += range(len(places), len(places) + len(example))", PACKED),
+        ("packing: targets of a row's first example", "start = len(ids) * longest + len(tokens)",
+         "start = len(ids) * longest", PACKED),
+        ("packing: rows overflow", "if lengths[number] <= left)", "if left > 0)",
+         "data/test_packing.py::test_every_example_is_in_one_row_and_no_row_overflows"),
+    ),
+    *changes("models/packing.py",
+        ("packing: the texts of a row see each other", "text[:, :, None] == text[:, None, :]",
+         "text[:, :, None] >= text[:, None, :]",
+         "trainers/test_packing.py::test_loss_and_gradients_are_those_of_a_row_each[opt-False]"),
+    ),
+    *changes("models/lora.py",
+        ("LoRA: the given alpha is passed over", "ALPHA_PER_RANK * rank if alpha is None else alpha",
+         "ALPHA_PER_RANK * rank", "models/test_finetuning.py::test_adapters_of_several_targets_with_their_own_scale"),
+    ),
+    *changes("models/finetuning.py",
+        ("a last layer: everything trains", "model.requires_grad_(False)", "pass",
+         "models/test_finetuning.py::test_a_last_layer_is_the_head_alone[llama]"),
     ),
     *changes("models/gain.py",
         ("the gain does nothing", "super().forward(x) * self.gain.float()", "super().forward(x)",

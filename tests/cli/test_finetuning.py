@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the steps learn from and what of a model they train, through the mains: packing, losses, modes, adapters."""
+
+import json
+import re
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from cli_runs import evaluation_rows, training_rows
+
+LAST = {"finetune_mode": "last_layer"}
+
+
+def weights_in(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def changed(before, after):
+    """Names of the weights that differ between two folders, in sets of the same names."""
+    first, second = weights_in(before), weights_in(after)
+    assert first.keys() == second.keys()
+    return {name for name in first if not torch.equal(first[name], second[name])}
+
+
+def test_packing_changes_nothing_of_step_1(sft, run, sft_flags, tmp_path):
+    changes = {"packing": True, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "eval_interval": 2}
+    run("sft", sft_flags | changes).expect(0)
+    for rows in (training_rows, evaluation_rows):
+        for row, plain in zip(rows(tmp_path / "out"), rows(sft), strict=True):
+            assert row["samples"] == plain["samples"]
+            for name in {"loss/sft", "grad_norm", "eval/loss"} & plain.keys():
+                assert row[name] == pytest.approx(plain[name], rel=1e-4), name
+
+
+def test_label_smoothing(sft, run, sft_flags, tmp_path):
+    run("sft", sft_flags | {"label_smoothing": 0.2}).expect(0)
+    first, plain = training_rows(tmp_path / "out")[0], training_rows(sft)[0]
+    assert abs(first["loss/sft"] - plain["loss/sft"]) > 1e-4
+    before = [evaluation_rows(folder)[0]["eval/loss"] for folder in (tmp_path / "out", sft)]
+    assert before[0] == pytest.approx(before[1])
+
+
+def test_a_last_layer_of_step_1_is_the_tied_embedding(inputs, run, sft_flags, tmp_path):
+    run("sft", sft_flags | LAST).expect(0)
+    assert changed(inputs / "model", tmp_path / "out") == {"model.embed_tokens.weight"}
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_last_layer_of_step_2_is_the_score(stage, sft, run, reward_flags, tmp_path):
+    run("reward", reward_flags | LAST | {"zero_stage": stage, "reward_gain": True}).expect(0)
+    first, second = weights_in(sft), weights_in(tmp_path / "out")
+    assert all(torch.equal(first[name], second[name]) for name in first.keys() & second.keys())
+    assert second["score.weight"].any() and not any("gain" in name for name in second)
+    _, loading = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+
+
+@pytest.mark.parametrize("loss", ["last_token", "per_sample", "average"])
+def test_reward_losses(loss, run, reward_flags, tmp_path):
+    result = run("reward", reward_flags | {"reward_loss": loss, "center_rewards_coefficient": 0.01})
+    result.expect(0)
+    before_end = loss != "per_sample"
+    assert ("eval/end_accuracy" in evaluation_rows(tmp_path / "out")[-1]) == before_end
+    assert (f"--reward_loss {loss} does not train the number at the last token" in result.stderr) == before_end
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["reward_loss"] == loss
+
+
+def test_a_margin_that_is_missing_names_the_row(run, reward_flags):
+    message = run("reward", reward_flags | {"margin_key": "gap"}).expect(2).stderr.strip().splitlines()[-1]
+    assert re.search(r"train\.jsonl:\d+: --margin_key gap: the column is missing; .* a number of at least 0", message)
+
+
+def test_adapters_alone_are_opened_by_peft(run, sft_flags, tmp_path):
+    flags = {"finetune_mode": "lora", "lora_module_name": ["q_proj", "v_proj"], "lora_alpha": 4, "lora_dropout": 0.1}
+    run("sft", sft_flags | flags).expect(0)
+    opened = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out" / "adapter", dtype=torch.float32).eval()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    ids = torch.tensor([[3, 9, 4, 17]])
+    with torch.no_grad():
+        torch.testing.assert_close(opened(input_ids=ids).logits, merged(input_ids=ids).logits, rtol=0, atol=1e-4)
+    config = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (8, 4, 0.1)
+    assert {name.split(".")[-1] for name in config["target_modules"]} == {"q_proj", "v_proj"}
+
+
+def test_last_layers_of_step_3(sft, reward, run, ppo_flags, tmp_path):
+    run("ppo", ppo_flags | LAST).expect(0)
+    assert changed(sft, tmp_path / "out" / "actor") == {"model.embed_tokens.weight"}
+    assert changed(reward, tmp_path / "out" / "critic") <= {"score.weight"}
