@@ -98,24 +98,22 @@ def test_a_tokenizer_without_eos(step, flag, request, run, tmp_path):
     message_of(run(step, flags | {flag: folder}), f"--{flag} {folder}", "no eos token")
 
 
-@pytest.mark.parametrize(("step", "flag"), MODEL_FLAGS[1:])
 @pytest.mark.parametrize("pad", ["<eos>", None], ids=["pad is eos", "no pad"])
-def test_pad_and_eos(step, flag, pad, request, run, tmp_path):
-    flags = request.getfixturevalue(f"{step}_flags")
-    model = flags.get(flag) or flags["critic_model_name_or_path"]
-    folder = copy_model(model, tmp_path / "model", pad_token=pad)
-    message_of(run(step, flags | {flag: folder}), f"--{flag} {folder}", "pad")
+def test_pad_and_eos(pad, run, reward_flags, sft, tmp_path):
+    """Steps 1 and 3 choose a token to pad with."""
+    folder = copy_model(sft, tmp_path / "model", pad_token=pad)
+    message_of(run("reward", reward_flags | {"model_name_or_path": folder}), f"--model_name_or_path {folder}", "pad")
 
 
-@pytest.mark.parametrize("flag", ["critic_model_name_or_path", "reward_model_name_or_path"])
-def test_other_tokenizers(flag, run, ppo_flags, reward, inputs, tmp_path):
+def test_other_tokenizers(run, ppo_flags, reward, inputs, tmp_path):
+    """A reward model may have one: see test_rewards.py."""
     from dschat.models.tiny import train_tokenizer
 
     shutil.copytree(reward, tmp_path / "other")
     rows = read_jsonl(inputs / "data" / "comparisons" / "train.jsonl")
     train_tokenizer([row["summaries"][0]["text"] for row in rows], 400).save_pretrained(tmp_path / "other")
-    result = run("ppo", ppo_flags | {flag: tmp_path / "other"})
-    message_of(result, "--actor_model_name_or_path", f"--{flag}", "different tokenizers")
+    result = run("ppo", ppo_flags | {"critic_model_name_or_path": tmp_path / "other"})
+    message_of(result, "--actor_model_name_or_path", "--critic_model_name_or_path", "different tokenizers")
 
 
 def test_a_model_without_a_score_head(run, reward_flags, sft, tmp_path):

@@ -175,8 +175,8 @@ def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(gr
     trainer = make_trainer(tmp_path, tokenizer, spread=0.2, temperature=0.7)
     drawn, text = trainer.sample(prompts_of(8), SeedKind.TRAINING, 0)
     rollout = drawn.rollout
-    trajectory, metric, _ = trainer.score(drawn, text)
-    assert metric is None
+    trajectory, beside, _ = trainer.score(drawn, text)
+    assert beside == {}
     assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra for row in text.rows] == [
         {"n": i} for i in range(8)
     ]

@@ -28,6 +28,7 @@ from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
 from dschat.scoring.reward_reader import ReaderFlags, RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ScoreSource
+from dschat.scoring.url import UrlScores, UrlSettings
 from dschat.scoring.weighted import Weighted, WeightedScores
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,9 @@ def reward_source(
         sources.append(on_base)
     elif config.reward_model_name_or_path is not None:
         sources.append(_model_scores(config, config.reward_model_name_or_path, plan, tokenizer))
+    if config.reward_url is not None:
+        asked = (config.reward_url, config.reward_batch, config.reward_timeout, config.reward_patience)
+        sources.append(UrlScores(UrlSettings(*asked, skips)))
     if programs is not None:
         sources.append(ProgramScores(programs, config.program_reward))
     if len(sources) == 1 and config.reward_weights is None and not skips:

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves a reward model to --reward_url: `python -m dschat.scoring.serve --model FOLDER`. See docs/rewards.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, TypeVar
+
+from dschat.common.script import add_flags, flag, run_script
+from dschat.errors import UserError
+
+if TYPE_CHECKING:
+    from dschat.scoring.reward_reader import RewardReader
+
+logger = logging.getLogger("dschat.scoring.serve")  # also where the module is __main__
+
+T = TypeVar("T")
+LARGEST_REQUEST = 256 << 20  # bytes
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The flags."""
+
+    model: str = flag("reward model: folder or hub id of a sequence classifier with one label")
+    host: str = flag(
+        "address to listen on; 0.0.0.0 lets anybody who reaches this machine ask (%(default)s)", "127.0.0.1"
+    )
+    port: int = flag("port to listen on; 0 takes a free one and says which (%(default)s)", 8500)
+    batch_size: int = flag("responses read at once (%(default)s)", 16)
+    device: str | None = flag("cpu, cuda or cuda:N (the first GPU where there is one)", None)
+    dtype: str | None = flag("fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
+    rm_template: bool = flag("put prompt and response through the model's chat template", False)
+
+    def __post_init__(self) -> None:
+        """Raises UserError, which names the flag and what to change."""
+        if self.batch_size < 1:
+            raise UserError(f"--batch-size {self.batch_size}: must be at least 1.")
+        if not 0 <= self.port < 2**16:
+            raise UserError(f"--port {self.port}: must be between 0 and 65535.")
+        if self.dtype not in (None, *DTYPES):
+            raise UserError(f"--dtype {self.dtype}: must be one of {', '.join(DTYPES)}.")
+
+
+class BadRequest(Exception):
+    """A request cannot be read; says why."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: N prompts and responses, whether each response is complete, and conversations."""
+
+    prompts: list[str]
+    responses: list[str]
+    finished: list[bool]
+    messages: list[list[dict[str, object]] | None]
+
+    @classmethod
+    def read(cls, body: bytes) -> Request:
+        """Of the JSON of a request. Raises BadRequest."""
+        try:
+            content = json.loads(body)
+        except ValueError as error:
+            raise BadRequest(f"the request is no JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise BadRequest("the request must be an object with prompts and responses")
+        responses = _list_of(content, "responses", str)
+        count = len(responses)
+        prompts = _list_of(content, "prompts", str, count)
+        finished = _list_of(content, "finished", bool, count) if "finished" in content else [True] * count
+        messages = content.get("messages") or [None] * count
+        if not isinstance(messages, list) or len(messages) != count or not all(map(_is_conversation, messages)):
+            raise BadRequest(f"messages must be {count} lists of role and content, or null in their place")
+        return cls(prompts, responses, finished, messages)
+
+
+def _list_of(content: Mapping[str, object], name: str, kind: type[T], count: int | None = None) -> list[T]:
+    values = content.get(name)
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise BadRequest(f"{name} must be a list of {kind.__name__}")
+    if count is not None and len(values) != count:
+        raise BadRequest(f"there are {len(values)} {name} for {count} responses")
+    return values
+
+
+def _is_conversation(messages: object) -> bool:
+    if messages is None:
+        return True
+    if not isinstance(messages, list) or not messages:
+        return False
+    names = ("role", "content")
+    return all(isinstance(turn, dict) and all(isinstance(turn.get(n), str) for n in names) for turn in messages)
+
+
+class Scorer:
+    """A model that one request at a time may use."""
+
+    def __init__(self, reader: RewardReader) -> None:
+        self._reader, self._lock = reader, threading.Lock()
+
+    def __call__(self, request: Request) -> list[float | None]:
+        """A number for each response, None where it is not finite; raises BadRequest where a text is too long."""
+        from dschat.data.formats.rows import Row
+        from dschat.scoring.reward_model import readable_rows
+        from dschat.scoring.source import ResponseTexts
+
+        rows = [
+            Row(None if messages else prompt, messages, None, None, {}, f"response {n}")
+            for n, (prompt, messages) in enumerate(zip(request.prompts, request.messages, strict=True))
+        ]
+        texts = ResponseTexts(request.prompts, request.responses, rows)
+        try:
+            with self._lock:
+                readable = readable_rows(self._reader.tokenizer, texts)
+                scores, too_long = self._reader.read(readable, request.responses, request.finished)
+        except UserError as error:
+            raise BadRequest(str(error)) from error
+        if too_long:
+            raise BadRequest(next(iter(too_long.values())))
+        return [score if math.isfinite(score) else None for score in scores.tolist()]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """POST with texts, at any path, answers scores; GET at any path says that the server is well."""
+
+    timeout = 60  # seconds that a connection may say nothing
+    server: ScoreServer
+
+    def do_GET(self) -> None:
+        """Says which model answers."""
+        self._send(HTTPStatus.OK, {"status": "ok", "model": self.server.model})
+
+    def do_POST(self) -> None:
+        """Scores texts."""
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+        except ValueError:
+            length = -1
+        if not 0 <= length <= LARGEST_REQUEST:
+            self.close_connection = True
+            self._send(HTTPStatus.BAD_REQUEST, {"error": "the length of the request is missing or too large"})
+            return
+        try:
+            self._send(HTTPStatus.OK, {"scores": self.server.scorer(Request.read(self.rfile.read(length)))})
+        except BadRequest as error:
+            self._send(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+        except OSError:
+            self.close_connection = True  # the client has gone
+        except (RuntimeError, ValueError, IndexError) as error:  # of the model: memory, ids that it does not know
+            logger.exception("a request failed")
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"})
+
+    def _send(self, status: HTTPStatus, content: Mapping[str, object]) -> None:
+        body = json.dumps(content).encode()
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True  # the client has gone
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not a line for each request; what goes wrong is logged."""
+
+
+class ScoreServer(ThreadingHTTPServer):
+    """Threads take requests; the model answers one after the other. At its end it waits for those under way."""
+
+    daemon_threads = False
+
+    def __init__(self, address: tuple[str, int], scorer: Scorer, model: str) -> None:
+        """Takes where to listen and what answers; raises UserError where the port is taken."""
+        self.scorer, self.model = scorer, model
+        try:
+            super().__init__(address, Handler)
+        except OSError as error:
+            raise UserError(f"--host {address[0]} --port {address[1]}: {error.strerror}. Give another.") from error
+
+
+def serve(options: ServeOptions) -> str:
+    """Opens the model and answers until SIGTERM or Ctrl-C. Raises UserError."""
+    import torch
+
+    from dschat.scoring.reward_reader import ReaderFlags, load_reward_model, load_reward_tokenizer
+
+    flags = ReaderFlags("--model", "--rm-template", "Send shorter texts")
+    tokenizer = load_reward_tokenizer(options.model, options.rm_template, flags)
+    try:
+        device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise UserError(f"--device {options.device}: must be cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"--device {options.device}: PyTorch finds no GPU here. Give --device cpu.")
+    dtypes = dict(zip(DTYPES, (torch.float32, torch.bfloat16, torch.float16), strict=True))
+    dtype = dtypes[options.dtype or ("bf16" if device.type == "cuda" else "fp32")]
+    reader = load_reward_model(options.model, tokenizer, options.rm_template, device, dtype, options.batch_size, flags)
+    with ScoreServer((options.host, options.port), Scorer(reader), options.model) as server:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+        host, port = server.server_address[:2]
+        logger.info(
+            "scores of %s on %s (%s): --reward_url http://%s:%s/score", options.model, device, dtype, host, port
+        )
+        server.serve_forever(poll_interval=0.1)
+    return "stopped"
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m dschat.scoring.serve", description=__doc__)
+    add_flags(parser, ServeOptions)
+    return run_script(lambda: serve(ServeOptions(**vars(parser.parse_args()))), print)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores from a server elsewhere. docs/rewards.md describes the request and its answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from dataclasses import dataclass
+
+import httpx2
+import torch
+from torch import Tensor
+
+from dschat.errors import UserError
+from dschat.rl.types import Rollout
+from dschat.run.stop import stopping_together
+from dschat.scoring.source import ResponseTexts
+from dschat.scoring.waiting import pause, wait_for
+
+logger = logging.getLogger(__name__)
+
+FLAG = "--reward_url"
+TRIES = 3  # of a request that is answered wrongly
+FIRST_WAIT, LONGEST_WAIT = 0.5, 10.0  # seconds before a request is repeated: doubled each time, up to the longest
+TEMPORARY = (408, 425, 429)  # and all statuses from 500 on
+
+
+class Unanswered(Exception):
+    """There is no answer now; there may be one later."""
+
+
+class WrongAnswer(Exception):
+    """The answer does not hold a number for each response."""
+
+
+@dataclass(frozen=True)
+class UrlSettings:
+    """How a server is asked."""
+
+    url: str
+    batch: int  # responses of a request
+    timeout: float  # seconds to wait for an answer
+    patience: float  # seconds to go on asking while there is none
+    skips: bool  # responses that get no number are left out; else the run stops
+
+
+class UrlScores:
+    """What a server says of this rank's own rows; it need not be there all the time."""
+
+    model: None = None  # no model, so that the self-check has nothing to compare
+
+    def __init__(self, settings: UrlSettings) -> None:
+        self._settings, self._client = settings, httpx2.Client(timeout=settings.timeout)
+
+    def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
+        """One number for each response, (B,) float32. Every rank must call it; each may ask equally or not.
+
+        Raises:
+            UserError: the server refuses, answers wrongly or not at all, to the last.
+            Stopped: soon after a signal.
+        """
+        numbers: list[float] = []
+        finished, size, given_up = rollout.finished.tolist(), self._settings.batch, False
+        with stopping_together():
+            for first in range(0, len(texts.responses), size):
+                rows = range(first, min(first + size, len(texts.responses)))
+                try:
+                    numbers += self._asked(_body(texts, finished, rows), len(rows), 0 if given_up else None)
+                except UserError as error:
+                    if not self._settings.skips:
+                        raise
+                    logger.warning("%s %d responses have no score.", error, len(rows))
+                    numbers += [math.nan] * len(rows)
+                    given_up = True  # the next requests are sent once, rather than waited for as long again
+        return torch.tensor(numbers, device=rollout.input_ids.device)
+
+    def _asked(self, body: str, count: int, patience: float | None) -> list[float]:
+        """Asks until there is an answer, or no hope of one."""
+        url, begun = self._settings.url, time.monotonic()
+        patience = self._settings.patience if patience is None else patience
+        tries, wait = 0, FIRST_WAIT
+        while True:
+            tries += 1
+            try:
+                return _numbers(self._answer(body), count, self._settings.skips)
+            except Unanswered as error:
+                problem, is_last = str(error), time.monotonic() + wait - begun > patience
+                remedy = (
+                    "Start the server again (python -m dschat.scoring.serve) and go on with --resume_from_checkpoint, "
+                    "or raise --reward_patience."
+                )
+            except WrongAnswer as error:
+                problem, is_last = str(error), tries >= TRIES
+                remedy = 'It must answer {"scores": [one finite number for each response]}, see docs/rewards.md.'
+            if is_last:
+                raise UserError(f"{FLAG} {url}: {problem}. Asked {tries} times. {remedy}")
+            if tries == 1:
+                logger.warning("%s %s: %s. It is asked again, for up to %g s.", FLAG, url, problem, patience)
+            pause(wait)
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _answer(self, body: str) -> httpx2.Response:
+        """Raises Unanswered, or UserError where the server refuses such requests."""
+        settings = self._settings
+        headers = {"Content-Type": "application/json"}
+        try:
+            answer = wait_for(lambda: self._client.post(settings.url, content=body, headers=headers), settings.timeout)
+        except (TimeoutError, httpx2.TimeoutException) as error:
+            raise Unanswered(f"no answer within {settings.timeout:g} s (--reward_timeout)") from error
+        except httpx2.HTTPError as error:
+            raise Unanswered(f"no answer: {error}") from error
+        except httpx2.InvalidURL as error:
+            raise UserError(f"{FLAG} {settings.url} is no address: {error}.") from error
+        said = " ".join(answer.text.split())[:200]
+        if answer.status_code in TEMPORARY or answer.status_code >= 500:
+            raise Unanswered(f"it answers {answer.status_code}: {said}")
+        if answer.status_code != 200:
+            raise UserError(
+                f"{FLAG} {settings.url}: it refuses the request, {answer.status_code}: {said}. Check the address and "
+                "its path, and what its log says."
+            )
+        return answer
+
+
+def _body(texts: ResponseTexts, finished: list[bool], rows: range) -> str:
+    body: dict[str, object] = {
+        "prompts": [texts.prompts[n] for n in rows],
+        "responses": [texts.responses[n] for n in rows],
+        "finished": [finished[n] for n in rows],
+    }
+    if any(texts.rows[n].messages is not None for n in rows):
+        body["messages"] = [texts.rows[n].messages for n in rows]
+    return json.dumps(body)
+
+
+def _numbers(answer: httpx2.Response, count: int, may_lack: bool) -> list[float]:
+    """The scores of an answer; with `may_lack`, NaN where it holds null or a number that is not finite."""
+    try:
+        content = answer.json()
+    except ValueError as error:
+        raise WrongAnswer(f"its answer is no JSON: {' '.join(answer.text.split())[:200]!r}") from error
+    scores = content.get("scores") if isinstance(content, dict) else None
+    if not isinstance(scores, list):
+        raise WrongAnswer('its answer has no list "scores"')
+    if len(scores) != count:
+        raise WrongAnswer(f"it answers {len(scores)} scores for {count} responses")
+    numbers = [math.nan if score is None else score for score in scores]
+    for place, score in enumerate(numbers):
+        is_number = isinstance(score, int | float) and not isinstance(score, bool)
+        if not is_number or not (may_lack or math.isfinite(score)):
+            raise WrongAnswer(f"score {place} of its answer is {scores[place]!r}, not a finite number")
+    return [float(score) for score in numbers]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where step 3's scores come from: a server that goes away and comes back, and models that need some care."""
+
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cli_runs import copy_model, message_of, read_jsonl, result_of, start_forked, training_rows
+from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.serve import Scorer, ScoreServer
+from score_server import StandIn, by_length
+
+
+@pytest.fixture
+def other(reward, tmp_path):
+    """The reward model with a tokenizer that has a token more than the actor's."""
+    folder = copy_model(reward, tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["<|unused|>"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_served_reward_model_scores_as_one_in_the_process(run, prompt_flags, sft, other, tmp_path):
+    tokenizer = load_reward_tokenizer(str(other), False)
+    reader = load_reward_model(str(other), tokenizer, False, torch.device("cpu"), torch.float32, 4)
+    server = ScoreServer(("127.0.0.1", 0), Scorer(reader), str(other))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_address[1]}/score"
+    models = {"actor_model_name_or_path": sft, "reward_model_name_or_path": other, "reward_url": url}
+    result = run("ppo", prompt_flags | models | {"reward_batch": 5})
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    result.expect(0)
+    assert "scores through text, as prompt + response + EOS, with a tokenizer of its own" in result.stderr
+    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
+    assert len(samples) > 8 and len({sample["reward_url"] for sample in samples}) > 8
+    for sample in samples:
+        assert sample["reward_url"] == pytest.approx(sample["reward_model"], abs=1e-5)
+        assert sample["score"] == pytest.approx(2 * sample["reward_model"], abs=2e-5)
+
+
+def test_a_critic_must_share_the_actors_tokenizer(run, ppo_flags, other):
+    result = run("ppo", ppo_flags | {"critic_model_name_or_path": other})
+    message_of(result, "--critic_model_name_or_path have different tokenizers", "starts from the actor")
+
+
+def test_an_actor_without_a_pad_token(run, ppo_flags, sft, functions, tmp_path):
+    """As Llama-3's: no pad, EOS is the end of a text, and the end of a turn stands in the generation config."""
+    folder = copy_model(sft, tmp_path / "instruct", pad_token="<eos>")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (end,) = tokenizer.encode(".", add_special_tokens=False)
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, end]
+    model.save_pretrained(folder)
+    own = {"actor_model_name_or_path": folder, "critic_model_name_or_path": None}
+    run("ppo", ppo_flags | own | {"reward_function": f"{functions}:length"}).expect(0)
+    samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
+    stopped = [sample for sample in samples if sample["response"].endswith(".")]
+    assert stopped and all(sample["finished"] for sample in stopped)
+    assert all("." not in sample["response"][:-1] for sample in samples)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "actor")
+    assert saved.generation_config.eos_token_id == [tokenizer.eos_token_id, end]
+    pad = AutoTokenizer.from_pretrained(tmp_path / "out" / "actor").pad_token_id
+    assert pad not in (None, tokenizer.eos_token_id)
+
+
+class Restarted:
+    """A stand-in that closes its port when a number of requests has come, and opens it again later, if at all."""
+
+    def __init__(self, after, seconds):
+        self.count, self.after, self.seconds = 0, after, seconds
+        self.server = StandIn(self.answer)
+        self.url, self.port = self.server.url, self.server.port
+
+    def answer(self, request):
+        self.count += 1
+        if self.count == self.after:
+            threading.Thread(target=self._restart).start()
+        return by_length(request)
+
+    def _restart(self):
+        self.server.stop()
+        if self.seconds is not None:
+            time.sleep(self.seconds)
+            self.server = StandIn(self.answer, port=self.port)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_restarted_in_the_middle_of_a_run(run, prompt_flags, sft, tmp_path):
+    flags = prompt_flags | {"actor_model_name_or_path": sft, "reward_batch": 8}
+    server = Restarted(after=3, seconds=3)
+    result = run("ppo", flags | {"reward_url": server.url}).expect(0)
+    server.server.stop()
+    assert "It is asked again, for up to 300 s" in result.stderr
+    whole = run("ppo", flags | {"reward_url": (steady := StandIn()).url, "output_dir": tmp_path / "steady"}).expect(0)
+    steady.stop()
+    assert whole.status == 0
+    for one, other in zip(training_rows(tmp_path / "out"), training_rows(tmp_path / "steady"), strict=True):
+        assert one["objective/scores"] == other["objective/scores"] and one["loss/policy"] == other["loss/policy"]
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_its_server_goes_on_from_its_checkpoint(run, prompt_flags, sft, tmp_path):
+    flags = prompt_flags | {"actor_model_name_or_path": sft, "save_steps": 2}
+    server = Restarted(after=3, seconds=None)  # after the self-check, the first evaluation and a rollout
+    result = run("ppo", flags | {"reward_url": server.url, "reward_patience": 1})
+    message_of(result, f"--reward_url {server.url}: no answer", "--resume_from_checkpoint")
+    again = StandIn()
+    run("ppo", flags | {"reward_url": again.url, "resume_from_checkpoint": True}).expect(0)
+    again.stop()
+    assert [row["update"] for row in training_rows(tmp_path / "out")] == [2, 4]
+
+
+@pytest.mark.slow
+def test_sigterm_while_waiting_for_a_server(prompt_flags, sft, tmp_path):
+    server = Restarted(after=3, seconds=None)
+    flags = prompt_flags | {"actor_model_name_or_path": sft, "reward_url": server.url, "output_dir": tmp_path / "out"}
+    process = start_forked("ppo", flags, tmp_path / "printed")
+    log = tmp_path / "printed" / "stderr.txt"
+    while "It is asked again" not in (log.read_text() if log.exists() else ""):
+        assert process.is_alive()
+        time.sleep(0.1)
+    begun = time.monotonic()
+    process.terminate()
+    result = result_of(process, tmp_path / "printed")
+    assert time.monotonic() - begun < 30 and result.status == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; to go on, add --resume_from_checkpoint" in result.stderr

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of a reward model: the numbers of the model itself, and requests that it cannot read."""
+
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import httpx2
+import pytest
+import torch
+
+from cli_runs import environment
+from dialogue_cases import chat_tokenizer
+from dschat.data.formats.rows import Row
+from dschat.errors import UserError
+from dschat.models.scalar import ScalarModel
+from dschat.scoring.reward_model import RewardModelScores, TextRewardScores, readable_rows
+from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.serve import Request, Scorer, ScoreServer, ServeOptions
+from dschat.scoring.source import ResponseTexts
+from dschat.scoring.url import UrlScores, UrlSettings
+from factories import BOS, EOS, hf_score, make_classifier, make_prompt, make_rollout, save_folder
+
+PROMPTS, RESPONSES = ("a cat", "the quick brown fox"), (" sat on a mat", " jumps")
+
+
+def texts_of(prompts=PROMPTS, responses=RESPONSES):
+    return ResponseTexts(list(prompts), list(responses), [make_prompt([], p, n).row for n, p in enumerate(prompts)])
+
+
+@pytest.fixture
+def folder(bytes_tokenizer, tmp_path):
+    return save_folder(tmp_path / "rm", make_classifier(vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
+
+
+@pytest.fixture
+def serving():
+    """serving(path, rm_template): the address of a server in a thread."""
+    running = []
+
+    def start(path, rm_template=False):
+        tokenizer = load_reward_tokenizer(path, rm_template)
+        reader = load_reward_model(path, tokenizer, rm_template, torch.device("cpu"), torch.float32, 2)
+        server = ScoreServer(("127.0.0.1", 0), Scorer(reader), path)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        running.append((server, thread))
+        return f"http://127.0.0.1:{server.server_address[1]}/score"
+
+    yield start
+    for server, thread in running:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ask(url, rollout, texts):
+    return UrlScores(UrlSettings(url, 1, 30.0, 5.0, False))(rollout, texts)
+
+
+def test_served_scores_are_those_of_the_ids_and_of_plain_transformers(folder, bytes_tokenizer, serving):
+    """With a token for each byte a text has one way to be encoded. The first response has come to its end."""
+    encode = bytes_tokenizer.encode
+    rows = [([BOS, *encode(p, add_special_tokens=False)], encode(r, add_special_tokens=False))
+            for p, r in zip(PROMPTS, RESPONSES, strict=True)]  # fmt: skip
+    rows[0][1].append(EOS)
+    rollout, texts = make_rollout(rows), texts_of()
+    served = ask(serving(folder), rollout, texts)
+    model = make_classifier(vocab_size=len(bytes_tokenizer))
+    torch.testing.assert_close(served, RewardModelScores(ScalarModel(model), 2)(rollout, texts), rtol=0, atol=1e-5)
+    assert served.tolist() == pytest.approx([hf_score(model, p + r) for p, r in rows], abs=1e-5)
+    reader = load_reward_model(folder, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
+    torch.testing.assert_close(served, TextRewardScores(reader)(rollout, texts), rtol=0, atol=1e-5)
+
+
+def test_conversations_go_through_the_models_own_template(tmp_path, serving):
+    tokenizer = chat_tokenizer("chatml")
+    model = make_classifier(vocab_size=len(tokenizer))
+    url = serving(save_folder(tmp_path, model, tokenizer), rm_template=True)
+    turns = [{"role": "user", "content": "What?"}]
+    texts = ResponseTexts(["<as the actor reads it>"], ["This."], [Row(None, turns, None, None, {}, "chat.jsonl:1")])
+    (score,) = ask(url, make_rollout([([5], [6, EOS])]), texts).tolist()
+    written = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nThis.<|im_end|>\n"
+    assert score == pytest.approx(hf_score(model, tokenizer.encode(written, add_special_tokens=False)), abs=1e-5)
+
+
+def test_a_tokenizer_without_a_template_reads_conversations_as_the_actor_does(bytes_tokenizer):
+    turns = [{"role": "user", "content": "What?"}]
+    row = Row(None, turns, None, None, {}, "chat.jsonl:1")
+    texts = ResponseTexts(["[u] What? [/u]"], ["This."], [row])
+    assert readable_rows(bytes_tokenizer, texts) == [replace(row, prompt="[u] What? [/u]", messages=None)]
+    assert readable_rows(chat_tokenizer(), texts) == [row]
+
+
+def test_a_text_that_is_too_long(bytes_tokenizer, tmp_path, serving, caplog):
+    """GPT-2 has a table of 128 positions: stop, or leave that row out; a server refuses."""
+    path = save_folder(tmp_path, make_classifier("gpt2", vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
+    reader = load_reward_model(path, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
+    rollout, texts = make_rollout([([5], [6]), ([5], [6])]), texts_of(responses=(" short", " long" * 40))
+    with pytest.raises(UserError, match=r"reads at most 128 tokens, but prompt and response of prompts.jsonl:2 have"):
+        TextRewardScores(reader)(rollout, texts)
+    scores = TextRewardScores(reader, skips=True)(rollout, texts)
+    assert torch.isfinite(scores[0]) and torch.isnan(scores[1]) and "reads at most 128" in caplog.text
+    with pytest.raises(UserError, match="refuses the request, 400.*reads at most 128 tokens"):
+        ask(serving(path), rollout, texts)
+
+
+BAD = {
+    "no JSON": (b"prompts=a", "no JSON"),
+    "a list": (b"[]", "an object with prompts and responses"),
+    "no responses": (b'{"prompts": ["a"]}', "responses must be a list of str"),
+    "numbers": (b'{"prompts": ["a"], "responses": [1]}', "responses must be a list of str"),
+    "too few prompts": (b'{"prompts": [], "responses": ["a"]}', "0 prompts for 1 responses"),
+    "finished": (b'{"prompts": ["a"], "responses": ["a"], "finished": [1]}', "finished must be a list of bool"),
+    "messages": (b'{"prompts": ["a"], "responses": ["a"], "messages": [[{"role": "user"}]]}', "messages must be 1"),
+}
+
+
+def test_what_is_no_request_is_refused(folder, serving):
+    url = serving(folder)
+    for name, (body, words) in BAD.items():
+        answer = httpx2.post(url, content=body)
+        assert answer.status_code == 400 and words in answer.json()["error"], name
+    assert httpx2.get(url.replace("/score", "/health")).json() == {"status": "ok", "model": folder}
+    assert httpx2.post(url, json={"prompts": [], "responses": []}).json() == {"scores": []}
+
+
+def test_a_number_that_is_not_finite_is_null(bytes_tokenizer, tmp_path, serving):
+    model = make_classifier(vocab_size=len(bytes_tokenizer))
+    model.score.weight.data.fill_(float("inf"))
+    answer = httpx2.post(
+        serving(save_folder(tmp_path, model, bytes_tokenizer)), json=vars(Request(["a"], ["b"], [True], [None]))
+    )
+    assert answer.json() == {"scores": [None]}
+
+
+def test_wrong_flags():
+    for flags, words in (
+        ({"batch_size": 0}, "--batch-size 0"),
+        ({"port": 70000}, "--port 70000"),
+        ({"dtype": "int8"}, "--dtype int8"),
+    ):
+        with pytest.raises(UserError, match=words):
+            ServeOptions(model="m", **flags)
+
+
+def test_a_port_that_is_taken(folder, serving):
+    port = int(serving(folder).split(":")[2].split("/")[0])
+    with pytest.raises(UserError, match=f"--host 127.0.0.1 --port {port}: Address already in use"):
+        ScoreServer(("127.0.0.1", port), None, "m")
+
+
+@pytest.mark.slow
+def test_the_command_serves_and_ends_at_sigterm(folder):
+    command = [sys.executable, "-m", "dschat.scoring.serve", "--model", folder, "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
+    assert process.stderr is not None
+    alarm = threading.Timer(60, process.kill)  # it says nothing
+    alarm.start()
+    line = next(line for line in process.stderr if "--reward_url" in line)
+    alarm.cancel()
+    url = line.split("--reward_url ")[1].strip()
+    assert len(httpx2.post(url, json={"prompts": ["a"], "responses": ["b"]}).json()["scores"]) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0 and "stopped" in process.stdout.read()
+    bad = subprocess.run([*command[:3], "--model", "/no/such"], capture_output=True, text=True, env=environment())
+    assert bad.returncode == 2 and "error: --model /no/such: no such folder" in bad.stderr

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server of scores that is slow, wrong, gone or back again: recovery, or a message that names the flag."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from dschat.errors import UserError
+from dschat.run import stop
+from dschat.run.stop import Stopped
+from dschat.scoring.source import ResponseTexts
+from dschat.scoring.url import UrlScores, UrlSettings
+from factories import EOS, make_prompt, make_rollout, ragged_rows
+from score_server import StandIn, by_length
+
+ROLLOUT = make_rollout([(prompt, [*response, EOS] if n else response) for n, (prompt, response) in enumerate(
+    ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2]))])  # fmt: skip
+TEXTS = ResponseTexts(
+    [f"p{n}" for n in range(5)], ["a", "bb", "ccc", "dd", "e"], [make_prompt([], f"p{n}", n).row for n in range(5)]
+)
+LENGTHS = [1.0, 2.0, 3.0, 2.0, 1.0]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Waits of hundredths of seconds."""
+    monkeypatch.setattr("dschat.scoring.url.FIRST_WAIT", 0.01)
+    monkeypatch.setattr("dschat.scoring.url.LONGEST_WAIT", 0.05)
+
+
+@pytest.fixture
+def server():
+    """server(*answers): a stand-in, stopped at the end."""
+    started = []
+
+    def start(*answers, port=0):
+        started.append(StandIn(*answers, port=port))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+def ask(url, batch=2, timeout=5.0, patience=2.0, skips=False):
+    return UrlScores(UrlSettings(url, batch, timeout, patience, skips))(ROLLOUT, TEXTS)
+
+
+def answering(status, body):
+    return lambda request: (status, body)
+
+
+def test_requests_hold_so_many_rows_and_nothing_else(server):
+    stand_in = server()
+    scores = ask(stand_in.url)
+    assert scores.tolist() == LENGTHS and scores.dtype == torch.float32
+    assert stand_in.requests == [
+        {"prompts": ["p0", "p1"], "responses": ["a", "bb"], "finished": [False, True]},
+        {"prompts": ["p2", "p3"], "responses": ["ccc", "dd"], "finished": [True, True]},
+        {"prompts": ["p4"], "responses": ["e"], "finished": [True]},
+    ]
+
+
+def test_conversations_are_sent_beside_the_prompts(server):
+    from dataclasses import replace
+
+    turns = [{"role": "user", "content": "q"}]
+    rows = [replace(TEXTS.rows[0], prompt=None, messages=turns), *TEXTS.rows[1:]]
+    stand_in = server()
+    texts = ResponseTexts(TEXTS.prompts, TEXTS.responses, rows)
+    UrlScores(UrlSettings(stand_in.url, 2, 5.0, 2.0, False))(ROLLOUT, texts)
+    assert stand_in.requests[0]["messages"] == [turns, None] and "messages" not in stand_in.requests[1]
+
+
+WRONG = {
+    "wrong length": (b'{"scores": [1.0]}', "answers 1 scores for 2 responses"),
+    "NaN": (b'{"scores": [1.0, NaN]}', "score 1 of its answer is nan, not a finite number"),
+    "null": (b'{"scores": [null, 1]}', "score 0 of its answer is None"),
+    "text": (b'{"scores": ["a", 1]}', "score 0 of its answer is 'a'"),
+    "truth": (b'{"scores": [true, 1]}', "score 0 of its answer is True"),
+    "no JSON": (b"<html>busy</html>", "its answer is no JSON: '<html>busy</html>'"),
+    "no scores": (b"{}", 'no list "scores"'),
+    "a list": (b"[1, 2]", 'no list "scores"'),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_answer_is_asked_for_again_and_then_stops_the_run(name, server, caplog):
+    body, words = WRONG[name]
+    assert ask(server(answering(200, body), answering(200, body), by_length).url).tolist() == LENGTHS
+    assert "It is asked again" in caplog.text
+    stand_in = server(answering(200, body))
+    with pytest.raises(UserError) as caught:
+        ask(stand_in.url)
+    message = str(caught.value)
+    assert message.startswith(f"--reward_url {stand_in.url}: ") and words in message and "docs/rewards.md" in message
+    assert "Asked 3 times" in message and len(stand_in.requests) == 3
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 408])
+def test_a_server_in_trouble_is_asked_until_it_is_well(status, server):
+    trouble = answering(status, b"loading the model")
+    assert ask(server(*[trouble] * 6, by_length).url).tolist() == LENGTHS
+    stand_in = server(trouble)
+    with pytest.raises(
+        UserError, match=rf"--reward_url {stand_in.url}: it answers {status}: loading the model. Asked"
+    ):
+        ask(stand_in.url, patience=0.1)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 405])
+def test_a_refusal_stops_at_once(status, server):
+    stand_in = server(answering(status, b"no such thing"))
+    with pytest.raises(UserError, match=f"refuses the request, {status}: no such thing. Check the address"):
+        ask(stand_in.url)
+    assert len(stand_in.requests) == 1
+
+
+def test_a_server_that_is_gone_and_comes_back(server, caplog):
+    first = server()
+    port = first.port
+    source = UrlScores(UrlSettings(first.url, 2, 5.0, 10.0, False))
+    assert source(ROLLOUT, TEXTS).tolist() == LENGTHS
+    first.stop()
+    threading.Timer(0.4, lambda: server(port=port)).start()
+    assert source(ROLLOUT, TEXTS).tolist() == LENGTHS
+    assert f"--reward_url {first.url}: no answer:" in caplog.text
+
+
+def test_a_server_that_stays_away(server):
+    stand_in = server()
+    stand_in.stop()
+    with pytest.raises(UserError) as caught:
+        ask(stand_in.url, patience=0.2)
+    for words in (f"--reward_url {stand_in.url}: no answer", "--resume_from_checkpoint", "--reward_patience"):
+        assert words in str(caught.value)
+
+
+def test_a_slow_server(server):
+    def slow(request):
+        time.sleep(0.5)
+        return by_length(request)
+
+    assert ask(server(slow, by_length).url, timeout=0.2).tolist() == LENGTHS  # the second time it is not
+    with pytest.raises(UserError, match=r"no answer within 0.1 s \(--reward_timeout\)"):
+        ask(server(slow).url, timeout=0.1, patience=0.2)
+
+
+def test_rows_without_an_answer_are_left_out_if_asked_for(server, caplog):
+    """The request of rows 2 and 3 fails; a number that is not finite is that row's alone."""
+    trouble = answering(500, b"out of memory")
+    null = answering(200, b'{"scores": [null]}')
+    scores = ask(server(by_length, trouble, null).url, patience=0.0, skips=True)
+    assert scores[:2].tolist() == [1, 2] and torch.isnan(scores[2:]).all()
+    assert "500: out of memory" in caplog.text and "2 responses have no score" in caplog.text
+
+
+def test_after_a_failure_the_rest_of_a_rollout_is_not_waited_for_as_long(server):
+    stand_in = server(answering(500, b""))
+    begun = time.monotonic()
+    assert torch.isnan(ask(stand_in.url, patience=0.3, skips=True)).all()
+    assert time.monotonic() - begun < 0.75  # three batches, of which only the first is waited for
+
+
+@pytest.mark.parametrize("where", ["a request", "a pause"])
+def test_a_signal_stops_the_wait(where, server, monkeypatch):
+    def slow(request):
+        time.sleep(5)
+        return by_length(request)
+
+    url = server(slow if where == "a request" else answering(500, b"")).url
+    threading.Timer(0.3, lambda: monkeypatch.setattr(stop, "_noted", 15)).start()
+    begun = time.monotonic()
+    with pytest.raises(Stopped):
+        ask(url, timeout=60.0, patience=60.0)
+    assert time.monotonic() - begun < 2
