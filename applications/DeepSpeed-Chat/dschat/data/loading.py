@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
 from dschat.data.cache import cache_folder, key_of, new_entry, open_entry
-from dschat.data.formats.rows import RawSource, Row
+from dschat.data.formats.rows import RawSource
 from dschat.data.parallel import Encoder, encode_rows, num_workers
+from dschat.data.prepared.read import check_folder, find_prepared, from_prepared, prepared_share
 from dschat.data.shares import Share, ShareFlags, keys_of, load_share
 from dschat.data.sources import open_source
 from dschat.data.stored import NotStorable, StoredExamples, schema_of
@@ -34,6 +35,7 @@ PLAIN_SUFFIXES = (".jsonl", ".json", ".csv")
 SLOWER = 10  # times as long takes a slow tokenizer
 
 E = TypeVar("E")
+Make = partial[tuple[list[E], Counter[str]]]
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,30 @@ class StepData(Generic[E]):
 class ExampleLoader(Generic[E]):
     """Makes the examples of a step, or finds those that were made before."""
 
-    def __init__(self, flags: ShareFlags, kind: type[E], make: partial[tuple[list[E], Counter[str]]]) -> None:
-        """Looks which files there are; reads none.
+    def __init__(self, flags: ShareFlags, kind: type[E], make: Make[E], on_prompt: bool | None = None) -> None:
+        """Looks which files there are; reads the data of none.
 
         Args:
             flags: which rows the step reads.
             kind: of the examples.
             make: one of `dschat.data.examples` with everything but the rows and `held_out`, by name: the tokenizer
                 as `tokenizer`, and settings that are numbers or texts.
+            on_prompt: in step 1, whether prompts are learnt from, too.
 
         Raises:
-            UserError: there is nothing to read.
+            UserError: there is nothing to read, or a prepared folder is of another tokenizer.
         """
         self._flags, self._kind, self._make = flags, kind, make
-        self._sources = [open_source(path, keys_of(flags)) for path in flags.data_path]
+        self._prepared = find_prepared(flags.data_path)
+        for folder in self._prepared:
+            check_folder(folder, make.keywords["tokenizer"], make.keywords.get("eos_id"), on_prompt, kind)
+        if self._prepared:
+            self._make = from_prepared(make, kind)
+            self._sources = [
+                RawSource(str(folder.path), (), None, tuple(folder.files.values())) for folder in self._prepared
+            ]
+        else:
+            self._sources = [open_source(path, keys_of(flags)) for path in flags.data_path]
 
     @property
     def is_small(self) -> bool:
@@ -83,6 +95,7 @@ class ExampleLoader(Generic[E]):
     def key(self) -> str:
         """The name of these examples in the cache: reads every file."""
         flags, settings = self._flags, dict(self._make.keywords)
+        settings.pop("kind", None)
         tokenizer = settings.pop("tokenizer")
         return key_of(
             {
@@ -99,7 +112,7 @@ class ExampleLoader(Generic[E]):
         Raises:
             UserError: see `dschat.data.shares.load_share` and the function that makes examples.
         """
-        share = load_share(self._flags, show)
+        share = self._share(show)
         train, dropped = self._make(share.train)
         held_out, dropped_eval = self._make(share.eval, held_out=True)
         return StepData(train, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
@@ -133,7 +146,7 @@ class ExampleLoader(Generic[E]):
         """
         try:
             with _warnings() as warnings:
-                share = load_share(self._flags, show)
+                share = self._share(show)
             with new_entry(self.key, schema_of(self._kind)) as entry:
                 dropped = {
                     name: self._encode(name, rows, entry, show)
@@ -156,16 +169,22 @@ class ExampleLoader(Generic[E]):
             logger.info("tokenised data are kept for the next run: %s", cache_folder() / self.key)
         return found
 
-    def _encode(self, name: str, rows: Sequence[Row], entry: EntryWriter, show: bool) -> Counter[str]:
+    def _share(self, show: bool) -> Share[Any]:
+        if self._prepared:
+            return prepared_share(self._prepared, self._make.keywords["tokenizer"])
+        return load_share(self._flags, show)
+
+    def _encode(self, name: str, rows: Sequence[Any], entry: EntryWriter, show: bool) -> Counter[str]:
         total: Counter[str] = Counter()
         entry.write(name)
         title = f"tokenising {name}"
-        for batch, dropped in encode_rows(Encoder(self._kind, self._make), rows, title, num_workers(), show):
+        workers = 1 if self._prepared else num_workers()
+        for batch, dropped in encode_rows(Encoder(self._kind, self._make), rows, title, workers, show):
             entry.write(name, batch)
             total += dropped
         return total
 
-    def _refuse_none_left(self, share: Share, dropped: Mapping[str, int]) -> None:
+    def _refuse_none_left(self, share: Share[Any], dropped: Mapping[str, int]) -> None:
         if share.train and sum(dropped.values()) == len(share.train):
             self._make(share.train)  # raises, and says why
 

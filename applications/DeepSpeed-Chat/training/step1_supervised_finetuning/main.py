@@ -31,7 +31,7 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     tokenizer = load_tokenizer(base, "--model_name_or_path", may_add_pad=True)
     end_id = end_token_id(tokenizer, config.end_of_conversation_token)
     make = partial(sft_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id)
-    data = load_step_data(config, SFTExample, make)
+    data = load_step_data(config, SFTExample, make, config.sft_on_prompt)
     run.describe_data(data, **data.dropped)
     updates = total_updates(len(data.train), config, run.plan)
     run.announce(updates, len(data.train))
