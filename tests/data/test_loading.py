@@ -5,6 +5,7 @@ import datetime
 import json
 import logging
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,6 @@ from dschat.data.examples import (
     SFTExample,
     pair_examples,
     prompt_examples,
-    refuse_none_left,
     sft_examples,
 )
 from dschat.data.formats.rows import DataKeys, Row
@@ -124,7 +124,15 @@ def refuse_in_worker(rows, tokenizer, held_out=False):
 def end_in_worker(rows, tokenizer, home, held_out=False):
     if os.getpid() != home:
         os._exit(9)
-    return [SFTExample([1], [2]) for _ in rows], type(refuse_none_left)
+    return [SFTExample([len(rows)], [2]) for _ in rows], Counter({"none": 1})
+
+
+def test_a_worker_that_is_killed(caplog) -> None:
+    """This process does what the workers left."""
+    rows = [Row("a", None, "b", None, {}, f"rows:{i}") for i in range(2 * BATCH)]
+    encoder = Encoder(SFTExample, partial(end_in_worker, tokenizer=None, home=os.getpid()))
+    parts = list(encode_rows(encoder, rows, workers=2))
+    assert [batch.num_rows for batch, _ in parts] == [BATCH, BATCH] and "a worker process ended" in caplog.text
 
 
 def test_a_bad_row_in_a_worker(tmp_path) -> None:
@@ -194,9 +202,12 @@ def test_a_second_process_may_be_first(tmp_path, monkeypatch) -> None:
     loader, inner = loader_of(SFTExample, folder), loader_of(SFTExample, folder)
     encode = loader._encode
 
-    def encode_while_another_finishes(*arguments: Any) -> Any:
-        inner.make() if not cache_folder().glob("[!.]*") else None
-        return encode(*arguments)
+    def encode_while_another_finishes(name: str, *others: Any) -> Any:
+        if name == "train":
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", lambda: 1)
+                inner.make()
+        return encode(name, *others)
 
     monkeypatch.setattr(loader, "_encode", encode_while_another_finishes)
     assert list(loader.make().train) == inner.read().train
@@ -287,17 +298,18 @@ def test_the_step_takes_large_data_from_the_cache(tmp_path, monkeypatch, caplog)
 
 
 def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> None:
-    tokenizer, other = make_tokenizer(), make_tokenizer()
+    tokenizer = make_tokenizer()
     before = tokenizer_fingerprint(tokenizer)
     tokenizer(["the cat", "a"], padding=True, truncation=True, max_length=3)
     assert tokenizer_fingerprint(tokenizer) == before
-    other.add_special_tokens({"pad_token": "<filler>"})
-    other.pad_token = "<filler>"
-    without = make_tokenizer()
-    without.pad_token = None
-    without.pad_token = "<filler>" if "<filler>" in without.get_vocab() else "<pad>"
-    assert tokenizer_fingerprint(without) == before
-    other.add_tokens(["newword"])
+    tokenizer.pad_token = tokenizer.eos_token  # a reserved token becomes the pad token, or the other way round
+    assert tokenizer_fingerprint(tokenizer) == before
+    tokenizer.add_special_tokens({"pad_token": "<filler>"})  # as step 1 does
+    assert tokenizer_fingerprint(tokenizer) == before
+    tokenizer.add_tokens(["newword"])
+    assert tokenizer_fingerprint(tokenizer) != before
+    other = make_tokenizer()
+    other.eos_token = "a"
     assert tokenizer_fingerprint(other) != before
 
 

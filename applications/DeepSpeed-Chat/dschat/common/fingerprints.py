@@ -25,11 +25,13 @@ def file_hash(file: str | Path) -> str:
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """The same for two tokenizers that give the same ids to every text, before and after they were used.
 
-    The pad token does not count: step 1 adds one to a tokenizer that has none.
+    A pad token at the end of the vocabulary does not count: step 1 adds one to a tokenizer that has none.
     """
-    pad = tokenizer.pad_token if tokenizer.pad_token not in (tokenizer.eos_token, tokenizer.unk_token) else None
+    vocabulary = tokenizer.get_vocab()
+    is_last = tokenizer.pad_token_id is not None and tokenizer.pad_token_id == max(vocabulary.values())
+    pad = tokenizer.pad_token if is_last and tokenizer.pad_token_id != tokenizer.eos_token_id else None
     whole = {
-        "vocabulary": {token: number for token, number in tokenizer.get_vocab().items() if token != pad},
+        "vocabulary": {token: number for token, number in vocabulary.items() if token != pad},
         "ends": [tokenizer.bos_token_id, tokenizer.eos_token_id],
         "rules": _rules(tokenizer, pad) if tokenizer.is_fast else _slow_rules(tokenizer),
     }

@@ -37,13 +37,17 @@ def add_flags(parser: argparse.ArgumentParser, options: type, **defaults: Any) -
         default = defaults.get(option.name, option.default)
         (kind,) = set(get_args(hints[option.name]) or [hints[option.name]]) - {NoneType}  # X, X | None, Sequence[X]
         if kind is bool:
-            details["action"] = "store_true"
+            details |= {"action": "store_true", "dest": option.name, "default": default}
         else:
             details |= {"type": kind, "metavar": kind.__name__.upper(), "required": default is MISSING}
             details["default"] = None if default is MISSING else default
         words = [word for name in names for word in (name.replace("_", "-"), name)]
         spellings = [f"-{word}" if len(word) == 1 else f"--{word}" for word in words]
         parser.add_argument(*dict.fromkeys(spellings), **details)
+        if kind is bool and default:
+            opposites = [f"--no{spelling.removeprefix('-')}" for spelling in spellings]
+            opposites += [f"--no_{spelling.removeprefix('--')}" for spelling in spellings]
+            parser.add_argument(*dict.fromkeys(opposites), action="store_false", dest=option.name, help="the opposite")
 
 
 def run_script(run: Callable[[], str], say: Callable[[str], object], goes_on: bool = False) -> int:

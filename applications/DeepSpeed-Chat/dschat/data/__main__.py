@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.data check PATH` and `python -m dschat.data preview PATH`: look at data before training on it."""
+"""`python -m dschat.data check PATH` and `preview PATH` look at data before training, `prepare PATH` encodes them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dschat.common.script import add_flags, flag, run_script
 from dschat.data.formats.registry import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.formats.rows import DataKeys
 from dschat.data.inspect.steps import Settings
+from dschat.data.prepared.command import PrepareOptions, run_prepare
 from dschat.errors import UserError
 from dschat.scoring.programs.sandbox import LEVELS, Level
 
@@ -30,7 +31,7 @@ PATH_HELP = (
 
 @dataclass(frozen=True)
 class Options:
-    """The flags of both commands."""
+    """The flags of check and preview."""
 
     tokenizer: str | None = flag("folder or hub id of the model, for lengths in tokens", None)
     max_seq_len: int = flag("longest prompt and response (steps 1, 2)", Settings.max_seq_len)
@@ -64,10 +65,12 @@ class PreviewOptions(Options):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the two commands; returns the exit status. The arguments are the process's if `argv` is None."""
+    """Runs one of the commands; returns the exit status. The arguments are the process's if `argv` is None."""
     arguments = _parser().parse_args(argv)
 
     def run() -> str:
+        if arguments.command == "prepare" and len(arguments.paths) > 1:
+            raise UserError(f"prepare takes one source, not {len(arguments.paths)}: give each an --output of its own.")
         for number, path in enumerate(arguments.paths):
             print("\n" * bool(number) + _report(path, arguments), flush=True)
         return ""
@@ -82,13 +85,20 @@ def _report(path: str, arguments: argparse.Namespace) -> str:
     if not 0 <= arguments.seed < 2**32:
         raise UserError(f"--seed {arguments.seed}: give a whole number from 0 to {2**32 - 1}.")
     keys = DataKeys(**{field.name: getattr(arguments, f"{field.name}_key") for field in fields(DataKeys)})
+    if arguments.command == "prepare":
+        return _prepare(path, arguments, keys)
     tokenizer = _open_tokenizer(arguments.tokenizer) if arguments.tokenizer else None
     limits = arguments.max_seq_len, arguments.max_prompt_seq_len
     end_id, all_turns = _end_of_response(arguments, tokenizer), arguments.train_on == "all"
     settings = Settings(keys, arguments.seed, tokenizer, *limits, end_id, all_turns)
     if arguments.command == "check":
         from dschat.data.inspect.check import check_report
+        from dschat.data.inspect.prepared import prepared_report
+        from dschat.data.prepared.folder import open_prepared
 
+        folder = open_prepared(path)
+        if folder is not None:
+            return prepared_report(folder, tokenizer)
         report = check_report(path, arguments.data_split, settings)
         if arguments.run_solutions:
             report += "\n\n" + _solutions(path, arguments.run_solutions, arguments.sandbox_level, settings)
@@ -97,6 +107,20 @@ def _report(path: str, arguments: argparse.Namespace) -> str:
 
     colour = sys.stdout.isatty() if arguments.colour == "auto" else arguments.colour == "always"
     return preview_report(path, arguments.rows, arguments.step, colour, settings)
+
+
+def _prepare(path: str, arguments: argparse.Namespace, keys: DataKeys) -> str:
+    from dschat.data.prepared.read import find_prepared
+
+    if find_prepared([path]):
+        raise UserError(f"--data_path {path}: it is prepared already; give the data that it was made from.")
+    tokenizer = _open_tokenizer(arguments.tokenizer)
+    end_id = tokenizer.eos_token_id
+    if arguments.end_of_conversation_token is not None:
+        from dschat.models.tokenizer import end_token_id
+
+        end_id = end_token_id(tokenizer, arguments.end_of_conversation_token)
+    return run_prepare(path, arguments, keys, tokenizer, end_id)
 
 
 def _solutions(path: str, number: int, level: Level, settings: Settings) -> str:
@@ -148,10 +172,16 @@ def _end_of_response(arguments: argparse.Namespace, tokenizer: PreTrainedTokeniz
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m dschat.data", description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{check,preview}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{check,preview,prepare}")
     check_help = "columns, counts, what is dropped and why, shares, duplicates, lengths"
     preview_help = "the first rows as training sees them, with prompt, response and padding"
-    for name, help, options in (("check", check_help, CheckOptions), ("preview", preview_help, PreviewOptions)):
+    prepare_help = "filter, split and encode data once, into a folder that training takes"
+    described: tuple[tuple[str, str, type], ...] = (
+        ("check", check_help, CheckOptions),
+        ("preview", preview_help, PreviewOptions),
+        ("prepare", prepare_help, PrepareOptions),
+    )
+    for name, help, options in described:
         command = commands.add_parser(name, allow_abbrev=False, help=help)
         command.add_argument("paths", nargs="+", metavar="PATH", help=PATH_HELP)
         add_flags(command, options)

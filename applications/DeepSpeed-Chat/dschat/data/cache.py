@@ -43,7 +43,7 @@ def code_version() -> Json:
     """What the same rows may come out differently with: this package's code for data, and its libraries."""
     code = hashlib.sha256()
     folder = Path(__file__).parent
-    for file in sorted([*folder.glob("*.py"), *folder.glob("formats/*.py")]):
+    for file in sorted(folder.rglob("*.py")):
         code.update(file.name.encode() + file.read_bytes())
     return {"code": code.hexdigest(), **{name: importlib.metadata.version(name) for name in PACKAGES}}
 

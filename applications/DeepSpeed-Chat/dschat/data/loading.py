@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
 from dschat.data.cache import cache_folder, key_of, new_entry, open_entry
-from dschat.data.formats.rows import RawSource, Row
+from dschat.data.formats.rows import RawSource
 from dschat.data.parallel import Encoder, encode_rows, num_workers
+from dschat.data.prepared.read import check_folder, find_prepared, from_prepared, prepared_share
 from dschat.data.shares import Share, ShareFlags, keys_of, load_share
 from dschat.data.sources import open_source
 from dschat.data.stored import NotStorable, StoredExamples, schema_of
@@ -35,6 +36,7 @@ SLOWER = 10  # times as long takes a slow tokenizer
 
 E = TypeVar("E")
 Look = Callable[[Sequence[Row]], None]
+Make = partial[tuple[list[E], Counter[str]]]
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,11 @@ class ExampleLoader(Generic[E]):
         self,
         flags: ShareFlags,
         kind: type[E],
-        make: partial[tuple[list[E], Counter[str]]],
+        make: Make[E],
         look: Look | None = None,
+        on_prompt: bool | None = None,
     ) -> None:
-        """Looks which files there are; reads none.
+        """Looks which files there are; reads the data of none.
 
         Args:
             flags: which rows the step reads.
@@ -73,12 +76,22 @@ class ExampleLoader(Generic[E]):
             make: one of `dschat.data.examples` with everything but the rows and `held_out`, by name: the tokenizer
                 as `tokenizer`, and settings that are numbers or texts.
             look: sees the training rows, to warn of what is odd in them.
+            on_prompt: in step 1, whether prompts are learnt from, too.
 
         Raises:
-            UserError: there is nothing to read.
+            UserError: there is nothing to read, or a prepared folder is of another tokenizer.
         """
         self._flags, self._kind, self._make, self._look = flags, kind, make, look
-        self._sources = [open_source(path, keys_of(flags)) for path in flags.data_path]
+        self._prepared = find_prepared(flags.data_path)
+        for folder in self._prepared:
+            check_folder(folder, make.keywords["tokenizer"], make.keywords.get("eos_id"), on_prompt, kind)
+        if self._prepared:
+            self._make = from_prepared(make, kind)
+            self._sources = [
+                RawSource(str(folder.path), (), None, tuple(folder.files.values())) for folder in self._prepared
+            ]
+        else:
+            self._sources = [open_source(path, keys_of(flags)) for path in flags.data_path]
 
     @property
     def is_small(self) -> bool:
@@ -91,6 +104,7 @@ class ExampleLoader(Generic[E]):
     def key(self) -> str:
         """The name of these examples in the cache: reads every file."""
         flags, settings = self._flags, dict(self._make.keywords)
+        settings.pop("kind", None)
         tokenizer = settings.pop("tokenizer")
         return key_of(
             {
@@ -107,7 +121,7 @@ class ExampleLoader(Generic[E]):
         Raises:
             UserError: see `dschat.data.shares.load_share` and the function that makes examples.
         """
-        share = load_share(self._flags, show)
+        share = self._share(show)
         if show and self._look is not None:
             self._look(share.train)
         train, dropped = self._make(share.train)
@@ -143,7 +157,7 @@ class ExampleLoader(Generic[E]):
         """
         try:
             with _warnings() as warnings:
-                share = load_share(self._flags, show)
+                share = self._share(show)
                 if self._look is not None:
                     self._look(share.train)
             with new_entry(self.key, schema_of(self._kind)) as entry:
@@ -168,16 +182,22 @@ class ExampleLoader(Generic[E]):
             logger.info("tokenised data are kept for the next run: %s", cache_folder() / self.key)
         return found
 
-    def _encode(self, name: str, rows: Sequence[Row], entry: EntryWriter, show: bool) -> Counter[str]:
+    def _share(self, show: bool) -> Share[Any]:
+        if self._prepared:
+            return prepared_share(self._prepared, self._make.keywords["tokenizer"])
+        return load_share(self._flags, show)
+
+    def _encode(self, name: str, rows: Sequence[Any], entry: EntryWriter, show: bool) -> Counter[str]:
         total: Counter[str] = Counter()
         entry.write(name)
         title = f"tokenising {name}"
-        for batch, dropped in encode_rows(Encoder(self._kind, self._make), rows, title, num_workers(), show):
+        workers = 1 if self._prepared else num_workers()
+        for batch, dropped in encode_rows(Encoder(self._kind, self._make), rows, title, workers, show):
             entry.write(name, batch)
             total += dropped
         return total
 
-    def _refuse_none_left(self, share: Share, dropped: Mapping[str, int]) -> None:
+    def _refuse_none_left(self, share: Share[Any], dropped: Mapping[str, int]) -> None:
         if share.train and sum(dropped.values()) == len(share.train):
             self._make(share.train)  # raises, and says why
 

@@ -12,10 +12,9 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dschat.common.progress import progress
-from dschat.data.formats.rows import Row
 from dschat.data.stored import to_batch
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ Encoded = tuple["pa.RecordBatch", Counter[str]]  # examples of a batch of rows; 
 class MakeExamples(Protocol[E_co]):
     """What makes examples of rows, given all else: see `dschat.data.examples`."""
 
-    def __call__(self, rows: Sequence[Row], *, held_out: bool) -> tuple[Sequence[E_co], Counter[str]]: ...
+    def __call__(self, rows: Sequence[Any], *, held_out: bool) -> tuple[Sequence[E_co], Counter[str]]: ...
 
 
 class Encoder(Generic[E]):
@@ -43,7 +42,7 @@ class Encoder(Generic[E]):
     def __init__(self, kind: type[E], make: MakeExamples[E]) -> None:
         self.kind, self.make = kind, make
 
-    def __call__(self, rows: Sequence[Row], start: int) -> Encoded:
+    def __call__(self, rows: Sequence[Any], start: int) -> Encoded:
         """Examples of rows of which the first has the number `start`."""
         examples, dropped = self.make(rows, held_out=True)
         return to_batch(self.kind, examples, start), dropped
@@ -56,7 +55,7 @@ def num_workers() -> int:
 
 
 def encode_rows(
-    encoder: Encoder[E], rows: Sequence[Row], title: str = "", workers: int = 1, show: bool = False
+    encoder: Encoder[E], rows: Sequence[Any], title: str = "", workers: int = 1, show: bool = False
 ) -> Iterator[Encoded]:
     """Parts of a table, in the order of the rows.
 
@@ -83,7 +82,7 @@ def encode_rows(
             bar.update(min(BATCH, len(rows) - start))
 
 
-def _in_workers(encoder: Encoder[E], rows: Sequence[Row], starts: Sequence[int], workers: int) -> Iterator[Encoded]:
+def _in_workers(encoder: Encoder[E], rows: Sequence[Any], starts: Sequence[int], workers: int) -> Iterator[Encoded]:
     """As many parts as workers make; fewer than all where they cannot be started or one is killed."""
     try:
         frozen = pickle.dumps(encoder)
@@ -118,6 +117,6 @@ def _start_worker(frozen: bytes) -> None:
     _encoder = pickle.loads(frozen)
 
 
-def _encode(rows: Sequence[Row], start: int) -> Encoded:
+def _encode(rows: Sequence[Any], start: int) -> Encoded:
     assert _encoder is not None
     return _encoder(rows, start)

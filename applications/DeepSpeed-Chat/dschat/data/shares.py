@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The share of every ``--data_path`` that belongs to one training step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.sources import load_source
 from dschat.data.splits import split_part
+
+R_co = TypeVar("R_co", covariant=True)
 
 
 class ShareFlags(Protocol):
@@ -25,11 +28,11 @@ class ShareFlags(Protocol):
 
 
 @dataclass(frozen=True)
-class Share:
+class Share(Generic[R_co]):
     """Rows of one step, the sources one after another, and what run.json says of them."""
 
-    train: list[Row]
-    eval: list[Row]
+    train: Sequence[R_co]
+    eval: Sequence[R_co]
     sources: list[dict[str, Any]]  # per source: name, train and eval rows of the share, dropped, hub (if from there)
     files: tuple[Path, ...]
 
@@ -39,7 +42,7 @@ def keys_of(flags: ShareFlags) -> DataKeys:
     return DataKeys(flags.prompt_key, flags.chosen_key, flags.rejected_key, flags.response_key, flags.messages_key)
 
 
-def load_share(flags: ShareFlags, show: bool = False) -> Share:
+def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:
     """Reads every source and takes the step's slice of its training and evaluation rows (``--data_split``).
 
     Args:

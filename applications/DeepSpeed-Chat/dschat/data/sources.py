@@ -69,6 +69,20 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
     Raises:
         UserError: nothing to read, a file that cannot be read, or a bad row, named by file and line.
     """
+    raw, train, held_out, dropped = read_rows(path, keys, show)
+    if held_out is None:
+        train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
+    return Source(raw.name, train, held_out, raw.files, dropped, raw.hub)
+
+
+def read_rows(
+    path: str | Path, keys: DataKeys | None = None, show: bool = False
+) -> tuple[RawSource, list[Row], list[Row] | None, dict[str, int]]:
+    """One source in the order of its files, as `load_source` reads it, before it is split.
+
+    Returns:
+        What it is; its training and its evaluation rows, None where it has none; reason → number of rows left out.
+    """
     keys, known = keys or DataKeys(), find_known(str(path))
     copy = local_copy(known) if known and not _is_here(path) else None
     raw = _open(path, known, copy, keys)
@@ -80,12 +94,10 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
             "%s has %s, the published %s has %s: shares will differ from the published ones",
             *(copy, describe_counts(*counts), known.hub_id, describe_counts(*known.counts)),
         )
-    if held_out is None:
-        train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
     dropped = {NO_TEXT: skipped + skipped_eval} if skipped + skipped_eval else {}
     for reason, count in dropped.items():
         logger.warning("%s: skipped %d rows (%s)", path, count, reason)
-    return Source(raw.name, train, held_out, raw.files, dropped, raw.hub)
+    return raw, train, held_out, dropped
 
 
 def _is_here(path: str | Path) -> bool:

@@ -35,7 +35,7 @@ def split_indices(num_rows: int, data_split: str, part: int, seed: int) -> np.nd
     Raises:
         UserError: `data_split` is no list of fractions, or has no part number `part`.
     """
-    fractions = _parse_fractions(data_split)
+    fractions = parse_fractions(data_split)
     if not 0 <= part < len(fractions):
         needed = f"the {STEPS[part]} step" if 0 <= part < len(STEPS) else f"part {part}"
         raise UserError(
@@ -65,7 +65,8 @@ def split_bounds(num_rows: int, fractions: list[float]) -> list[int]:
     return [0] + [max(0, bound - excess) for bound in bounds[1:]]
 
 
-def _parse_fractions(data_split: str) -> list[float]:
+def parse_fractions(data_split: str) -> list[float]:
+    """The numbers of a `--data_split`; raises UserError."""
     try:
         fractions = [float(part) for part in data_split.split(",")]
     except ValueError:

@@ -87,7 +87,7 @@ def row_text(row: Row) -> str:
     Raises:
         NotStorable: it holds what JSON would change.
     """
-    if not _is_plain(row.extra) or not _is_plain(row.messages):
+    if not is_plain(row.extra) or not is_plain(row.messages):
         raise NotStorable(row.origin)
     return json.dumps(vars(row), check_circular=False)
 
@@ -97,12 +97,13 @@ def row_of(text: str) -> Row:
     return Row(**json.loads(text))
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """Whether JSON keeps a value as it is."""
     if value is None or type(value) in (str, bool, int, float):
         return True
     if type(value) is list:
-        return all(map(_is_plain, value))
-    return type(value) is dict and all(type(name) is str and _is_plain(item) for name, item in value.items())
+        return all(map(is_plain, value))
+    return type(value) is dict and all(type(name) is str and is_plain(item) for name, item in value.items())
 
 
 class StoredExamples(Sequence[E], Generic[E]):

@@ -12,6 +12,7 @@ from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.data.formats.registry import find_known
+from dschat.data.prepared.read import share_sizes
 from dschat.data.shares import load_share
 from dschat.data.splits import TRAIN_EVAL_SPLIT, split_bounds
 from dschat.errors import UserError
@@ -63,6 +64,9 @@ def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) 
 def find_rows(config: CommonConfig) -> tuple[int, int] | None:
     """Training and held-out rows of the step's share; None where the data are neither local nor published sets."""
     if all(Path(path).exists() for path in config.data_path):
+        prepared = share_sizes(config)
+        if prepared is not None:
+            return prepared
         share = load_share(config)
         return len(share.train), len(share.eval)
     known = [find_known(path) for path in config.data_path]

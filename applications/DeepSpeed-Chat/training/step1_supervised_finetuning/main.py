@@ -38,7 +38,8 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
         eos_id=end_id,
         all_turns=config.train_on == "all",
     )
-    data = load_step_data(config, SFTExample, make, partial(warn_of_turn_end, tokenizer, end_id=end_id))
+    look = partial(warn_of_turn_end, tokenizer, end_id=end_id)
+    data = load_step_data(config, SFTExample, make, look, config.sft_on_prompt)
     run.describe_data(data, **data.dropped)
     updates = total_updates(len(data.train), config, run.plan)
     run.announce(updates, len(data.train))

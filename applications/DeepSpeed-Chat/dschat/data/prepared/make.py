@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m dschat.data prepare`: a source → filtered, split and encoded rows in a folder that training takes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
+from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
+from dschat.data.examples import require_both_responses
+from dschat.data.formats.registry import find_known
+from dschat.data.formats.rows import DataKeys, RawSource, Row
+from dschat.data.parallel import Encoder, encode_rows, num_workers
+from dschat.data.prepared.filters import Filter, Limits
+from dschat.data.prepared.folder import PreparedExample, Stage
+from dschat.data.prepared.write import write_folder
+from dschat.data.sources import read_rows
+from dschat.data.splits import parse_fractions, split_bounds
+from dschat.data.stored import StoredExamples, is_plain, table_of
+from dschat.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+FEW = 5_000_000  # characters, up to which one process is as fast as several
+# Prompts to look at while training; of other data, the first one.
+EXAMPLE_PROMPTS = {
+    "hh": "\n\nHuman: How does the computer work?\n\nAssistant: ",
+    "tldr": (
+        "POST\nSubreddit: r/AskReddit\nMy neighbour plays the piano every night until two. I have asked him twice to "
+        "stop at eleven, and he agreed both times. Should I talk to the landlord, or to him once more?\nTL;DR: "
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What to make of a source.
+
+    Attributes:
+        stage: finetune reads the first part of `data_split`, preference the second.
+        limits: which rows are kept.
+        data_split: parts of the rows, as in training.
+        shuffle: draw the parts by `seed`, as training does; else they follow each other in the files.
+        seed: of the shuffle.
+        num_samples: of training and of test rows, the first so many of the part; None = all.
+        validation_percentage: part of the kept training rows, the first, that becomes the validation split.
+        mask_prompt: step 1 is to learn from the responses alone.
+        keys: column names.
+    """
+
+    stage: Stage
+    limits: Limits
+    data_split: str
+    shuffle: bool
+    seed: int
+    num_samples: int | None
+    validation_percentage: float
+    mask_prompt: bool
+    keys: DataKeys
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to write, and what."""
+
+    folder: Path
+    format: str
+    save_skipped: bool
+    overwrite: bool
+
+
+def prepare(
+    path: str, preparation: Preparation, target: Target, tokenizer: PreTrainedTokenizerBase, name: str, end_id: int
+) -> dict[str, Any]:
+    """Prepares a source; returns what `prepared.json` holds.
+
+    Args:
+        path: what `--data_path` takes.
+        preparation: what to make of it.
+        target: where to write it; it appears when it is whole.
+        tokenizer: of the model to train.
+        name: what it was called, for messages.
+        end_id: id of the token that ends a response.
+
+    Raises:
+        UserError: see `dschat.data.sources.load_source`; the folder exists; or no row is left.
+    """
+    if target.folder.exists() and not target.overwrite:
+        raise UserError(f"--output {target.folder}: it exists; give another folder, or --overwrite to replace it.")
+    raw, train, test, unusable = read_rows(path, preparation.keys, show=True)
+    rows = {"train": _part(train, preparation), "test": _part(test or [], preparation)}
+    read = {split: len(part) for split, part in rows.items()}
+    filtered = Filter(preparation.stage, preparation.limits)
+    dropped: dict[str, Counter[str]] = {"train": Counter(), "test": Counter()}
+    kept: dict[str, list[PreparedExample]] = {}
+    for split, part in rows.items():
+        examples = _encode(part, split, preparation.stage, tokenizer, end_id, dropped[split])
+        kept[split] = list(filtered.kept(examples, dropped[split]))
+    count = int(len(kept["train"]) * preparation.validation_percentage)
+    splits = {"train": kept["train"][count:], "validation": kept["train"][:count], "test": kept["test"]}
+    if not splits["train"]:
+        reasons = ", ".join(f"{reason}: {number}" for reason, number in dropped["train"].items()) or "no rows"
+        raise UserError(f"--data_path {path}: no training row is left of {read['train']} ({reasons}); loosen a limit.")
+    info = {
+        "version": 1,
+        "stage": preparation.stage,
+        "format": target.format,
+        "mask_prompt": preparation.mask_prompt,
+        "arguments": {"source": path, **asdict(preparation), "save_skipped": target.save_skipped},
+        "source": {"name": raw.name, "hub": raw.hub, "sha256": {str(file): file_hash(file) for file in raw.files}},
+        "tokenizer": {"name": name, "fingerprint": tokenizer_fingerprint(tokenizer)},
+        "end_id": end_id,
+        "read": read,
+        "unusable": unusable,
+        "left_out": {split: dict(counts) for split, counts in dropped.items()},
+        "kept": {split: len(part) for split, part in splits.items() if part},
+        "example_prompt": _example_prompt(path, raw, splits["train"][0], tokenizer),
+    }
+    write_folder(target.folder, info, splits, filtered.skipped if target.save_skipped else None)
+    return info
+
+
+def prepared_examples(
+    rows: Sequence[Row], *, tokenizer: PreTrainedTokenizerBase, stage: Stage, end_id: int, held_out: bool = False
+) -> tuple[list[PreparedExample], Counter[str]]:
+    """Rows encoded, uncut; those that have no response, and say why, are counted.
+
+    Raises:
+        UserError: a row lacks a response.
+    """
+    if stage == "preference":
+        require_both_responses(rows, "Preference data")
+    for row in rows:
+        if row.chosen is None and row.no_response is None:
+            raise UserError(
+                f"{row.origin}: the row has no response. Name its column with --chosen_key or --response_key."
+            )
+    dropped = Counter(str(row.no_response) for row in rows if row.chosen is None)
+    usable = [row for row in rows if row.chosen is not None]
+    prompts = encode_prompts(tokenizer, usable)
+    chosen = encode_responses(tokenizer, [row.chosen or "" for row in usable])
+    worse = [row.rejected or "" for row in usable] if stage == "preference" else []
+    rejected: Sequence[list[int] | None] = encode_responses(tokenizer, worse) if worse else [None] * len(usable)
+    examples = [
+        PreparedExample(
+            prompt_text(tokenizer, row),
+            row.chosen or "",
+            None if last is None else row.rejected,
+            ids,
+            [*first, end_id],
+            None if last is None else [*last, end_id],
+            row if is_plain(row.extra) else replace(row, extra={}),
+        )
+        for row, ids, first, last in zip(usable, prompts, chosen, rejected, strict=True)
+    ]
+    return examples, dropped
+
+
+def _part(rows: Sequence[Row], preparation: Preparation) -> list[Row]:
+    """The rows of the stage: its part of `data_split`, in the order of the shuffle, if any."""
+    part = 0 if preparation.stage == "finetune" else 1
+    fractions = parse_fractions(preparation.data_split)
+    if len(fractions) <= part:
+        raise UserError(f"--data_split {preparation.data_split}: give two parts, like 1,1 (finetune, preference).")
+    bounds = split_bounds(len(rows), fractions)
+    order = np.arange(len(rows), dtype=np.uint32)
+    if preparation.shuffle:
+        np.random.RandomState(preparation.seed).shuffle(order)
+    return [rows[i] for i in order[bounds[part] : bounds[part + 1]][: preparation.num_samples]]
+
+
+def _encode(
+    rows: Sequence[Row],
+    split: str,
+    stage: Stage,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    dropped: Counter[str],
+) -> Sequence[PreparedExample]:
+    odd = sum(not is_plain(row.extra) for row in rows)
+    if odd:
+        logger.warning(
+            "%s: %d rows hold dates, bytes or other values that JSON has not; they keep texts alone", split, odd
+        )
+    make = partial(prepared_examples, tokenizer=tokenizer, stage=stage, end_id=end_id)
+    size = sum(len(row.prompt or "") + len(row.chosen or "") + len(row.rejected or "") for row in rows)
+    workers = 1 if size < FEW else num_workers()
+    batches = []
+    title = f"tokenising {split}"
+    for batch, counts in encode_rows(Encoder(PreparedExample, make), rows, title, workers, show=True):
+        batches.append(batch)
+        dropped += counts
+    return StoredExamples(PreparedExample, table_of(PreparedExample, batches))
+
+
+def _example_prompt(
+    path: str, raw: RawSource, first: PreparedExample, tokenizer: PreTrainedTokenizerBase
+) -> Mapping[str, object]:
+    known = find_known(path) or find_known(raw.name)
+    prompt = EXAMPLE_PROMPTS.get(known.name if known else "", first.prompt)
+    (ids,) = encode_prompts(tokenizer, [Row(prompt, None, None, None, {}, "")])
+    return {"prompt": prompt, "input_ids": ids, "attention_mask": [1] * len(ids)}

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared folders as training reads them: their own splits, encoded already; another tokenizer's are refused."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dschat.common.fingerprints import tokenizer_fingerprint
+from dschat.data.examples import (
+    CUT_TO_NOTHING,
+    EQUAL_PAIR,
+    PROMPT_TOO_LONG,
+    PairExample,
+    PromptExample,
+    SFTExample,
+    refuse_none_left,
+)
+from dschat.data.preferences import PreferenceExample
+from dschat.data.prepared.folder import PreparedExample, PreparedFolder, open_prepared
+from dschat.data.prepared.pt import check_example_prompt, read_pt
+from dschat.data.shares import Share, ShareFlags
+from dschat.data.stored import StoredExamples
+from dschat.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+PREPARE = "`python -m dschat.data prepare SOURCE --output FOLDER --tokenizer MODEL`"
+
+
+def find_prepared(paths: Sequence[str]) -> list[PreparedFolder]:
+    """The prepared folders that a `--data_path` names; none where it names other data.
+
+    Raises:
+        UserError: it names both, or a folder is damaged.
+    """
+    found = [open_prepared(path) for path in paths]
+    folders = [folder for folder in found if folder is not None]
+    if folders and len(folders) < len(found):
+        other = next(path for path, folder in zip(paths, found, strict=True) if folder is None)
+        raise UserError(
+            f"--data_path: {folders[0].path} is a prepared folder and {other} is not; give data of one kind, or "
+            f"prepare the other as well ({PREPARE})."
+        )
+    return folders
+
+
+def check_folder(
+    folder: PreparedFolder,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int | None,
+    on_prompt: bool | None,
+    kind: type[Any] | None = None,
+) -> None:
+    """Refuses a folder whose ids mean something else to a run.
+
+    Args:
+        folder: to train on.
+        tokenizer: of the run.
+        end_id: id of the token that ends a response; None where none is read.
+        on_prompt: whether step 1 is to learn from prompts (`--sft_on_prompt`); None in other steps.
+        kind: of the examples that the step needs, if any.
+
+    Raises:
+        UserError: it was made with another tokenizer or another such token, or for the other way to train.
+    """
+    where, remedy = f"--data_path {folder.path}", "give that model, or prepare the data again with --tokenizer"
+    if kind in (PairExample, PreferenceExample) and folder.stage == "finetune":
+        raise UserError(
+            f"{where}: it was prepared with --stage finetune, and this step compares two responses; prepare the data "
+            "with --stage preference."
+        )
+    if not folder.info:
+        check_example_prompt(folder, tokenizer)
+    elif folder.info["tokenizer"]["fingerprint"] != tokenizer_fingerprint(tokenizer):
+        raise UserError(
+            f"{where}: it was prepared with the tokenizer of {folder.tokenizer_name}, and the model's, "
+            f"{tokenizer.name_or_path}, gives other ids; {remedy} {tokenizer.name_or_path}."
+        )
+    elif end_id is not None and folder.info["end_id"] != end_id:
+        ends = [repr(tokenizer.convert_ids_to_tokens(number)) for number in (folder.info["end_id"], end_id)]
+        raise UserError(
+            f"{where}: its responses end with {ends[0]}, those of this run with {ends[1]}; give the same "
+            "--end_of_conversation_token to both commands."
+        )
+    if on_prompt is not None and on_prompt == folder.mask_prompt:
+        made, other = ("--mask_prompt", "--no_mask_prompt") if on_prompt else ("--no_mask_prompt", "--mask_prompt")
+        flag = "drop --sft_on_prompt" if on_prompt else "add --sft_on_prompt"
+        raise UserError(f"{where}: it was prepared with {made}; {flag}, or prepare it with {other}.")
+
+
+def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedTokenizerBase | None = None) -> Share[Any]:
+    """The rows of prepared folders, one after another: their training rows, and validation (else test) rows.
+
+    Args:
+        folders: to read.
+        tokenizer: writes the texts of `.pt` files, which hold ids alone.
+    """
+    train: list[Sequence[PreparedExample]] = []
+    held_out: list[Sequence[PreparedExample]] = []
+    sources: list[dict[str, Any]] = []
+    for folder in folders:
+        logger.info("%s is prepared and holds its own splits: --data_split does not cut it", folder.path)
+        split = next((name for name in ("validation", "test") if name in folder.files), None)
+        own, own_eval = read_split(folder, "train", tokenizer), read_split(folder, split, tokenizer) if split else []
+        train.append(own)
+        held_out.append(own_eval)
+        sources.append({"name": str(folder.path), "train": len(own), "eval": len(own_eval), "dropped": {}})
+    files = tuple(file for folder in folders for file in folder.files.values())
+    return Share(_joined(train), _joined(held_out), sources, files)
+
+
+def share_sizes(flags: ShareFlags) -> tuple[int, int] | None:
+    """Training and held-out rows of prepared folders; None where the data are others."""
+    folders = find_prepared(flags.data_path)
+    if not folders:
+        return None
+    share = prepared_share(folders)
+    return len(share.train), len(share.eval)
+
+
+def read_split(
+    folder: PreparedFolder, split: str, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Sequence[PreparedExample]:
+    """The rows of one file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    file = folder.files[split]
+    if folder.format == "pt":
+        return read_pt(file, tokenizer)
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return StoredExamples(PreparedExample, parquet.read_table(file))
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise UserError(f"--data_path {file}: not readable ({error}); prepare the data again.") from error
+
+
+def from_prepared(make: partial[Any], kind: type[Any]) -> partial[Any]:
+    """What makes a step's examples of prepared rows, with the limit of what makes them of others."""
+    limit = next(name for name in ("max_seq_len", "max_prompt_seq_len") if name in make.keywords)
+    named = {"flag": limit, "limit": make.keywords[limit], "tokenizer": make.keywords["tokenizer"]}
+    return partial(cut_examples, kind=kind, **named)
+
+
+def cut_examples(
+    rows: Sequence[PreparedExample],
+    *,
+    kind: type[Any],
+    flag: str,
+    limit: int,
+    tokenizer: object = None,
+    held_out: bool = False,
+) -> tuple[list[Any], Counter[str]]:
+    """Prepared rows as examples of a step, cut or dropped at its own limit as rows of texts are.
+
+    Args:
+        rows: of a folder.
+        kind: SFTExample, PairExample, PreferenceExample or PromptExample.
+        flag: that gave the limit.
+        limit: longest example in tokens; of PromptExample the longest prompt.
+        tokenizer: not used.
+        held_out: an evaluation may have none.
+
+    Raises:
+        UserError: a row has no second response, or none is left.
+    """
+    examples: list[Any] = []
+    dropped: Counter[str] = Counter()
+    for index, row in enumerate(rows):
+        made = _prompt(row, index, limit) if kind is PromptExample else _whole(row, kind, limit)
+        if isinstance(made, str):
+            dropped[made] += 1
+        else:
+            examples.append(made)
+    refuse_none_left([row.row for row in rows[:1]] * len(rows), examples, dropped, f"--{flag} {limit}", held_out)
+    return examples, dropped
+
+
+def _prompt(row: PreparedExample, index: int, limit: int) -> PromptExample | str:
+    return (
+        PROMPT_TOO_LONG if len(row.prompt_ids) > limit else PromptExample(row.prompt_ids, row.prompt, row.row, index)
+    )
+
+
+def _whole(row: PreparedExample, kind: type[Any], limit: int) -> SFTExample | PairExample | PreferenceExample | str:
+    room = max(0, limit - len(row.prompt_ids))
+    chosen = row.chosen_ids[:room]
+    if not chosen:
+        return CUT_TO_NOTHING
+    if kind is SFTExample:
+        return SFTExample(row.prompt_ids, chosen)
+    if row.rejected_ids is None:
+        raise UserError(f"{row.row.origin}: there is no second response; prepare the data with --stage preference.")
+    rejected = row.rejected_ids[:room]
+    if chosen == rejected:
+        return EQUAL_PAIR
+    if kind is PairExample:
+        return PairExample(row.prompt_ids + chosen, row.prompt_ids + rejected)
+    return PreferenceExample(row.prompt_ids, chosen, rejected)
+
+
+def _joined(parts: Sequence[Sequence[PreparedExample]]) -> Sequence[PreparedExample]:
+    return parts[0] if len(parts) == 1 else [example for part in parts for example in part]

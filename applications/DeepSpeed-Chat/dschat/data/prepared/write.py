@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a prepared folder: beside its place, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dschat.common.jsonl import write_rows
+from dschat.data.prepared.folder import (
+    ARGUMENTS,
+    EXAMPLE_PROMPT,
+    INFO,
+    PLOT,
+    SKIPPED,
+    PreparedExample,
+    split_file,
+)
+from dschat.data.prepared.lengths import lengths_picture
+from dschat.data.stored import table_of, to_batch
+from dschat.errors import UserError
+
+BATCH = 1000  # rows of a part of a file
+IGNORE_INDEX = -1  # the target of a prompt's token in .pt files
+
+Splits = Mapping[str, Sequence[PreparedExample]]
+
+
+def write_folder(
+    folder: Path, info: Mapping[str, Any], splits: Splits, skipped: Sequence[tuple[PreparedExample, str]] | None
+) -> None:
+    """Writes everything; what the folder held before stays until then.
+
+    Args:
+        folder: to write.
+        info: for `prepared.json`.
+        splits: the rows; a split without any gets no file.
+        skipped: rows that were left out, and why; None = do not write them.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.writing")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        for split, examples in splits.items():
+            if examples:
+                file = split_file(beside, info["stage"], split, info["format"])
+                (_write_parquet if info["format"] == "parquet" else _write_pt)(file, examples, info)
+        if info["format"] == "pt":
+            _write_pt_extras(beside, info)
+        if skipped is not None:
+            write_rows(beside / SKIPPED, (_told(example, reason) for example, reason in skipped))
+        (beside / PLOT).write_bytes(lengths_picture(splits, info))
+        (beside / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        beside.rename(folder)
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _told(example: PreparedExample, reason: str) -> dict[str, object]:
+    row = example.row
+    texts = {"prompt": example.prompt, "chosen": example.chosen, "rejected": example.rejected}
+    return {"reason": reason, "origin": row.origin, **{name: text for name, text in texts.items() if text is not None}}
+
+
+def _write_parquet(file: Path, examples: Sequence[PreparedExample], info: Mapping[str, Any]) -> None:
+    from pyarrow import parquet
+
+    parts = [to_batch(PreparedExample, examples[i : i + BATCH]) for i in range(0, len(examples), BATCH)]
+    parquet.write_table(table_of(PreparedExample, parts), file, compression="zstd", row_group_size=BATCH)
+
+
+def _write_pt(file: Path, examples: Sequence[PreparedExample], info: Mapping[str, Any]) -> None:
+    import torch
+
+    torch.save([_pt_row(example, info["mask_prompt"]) for example in examples], file)
+
+
+def _pt_row(example: PreparedExample, mask_prompt: bool) -> dict[str, object]:
+    """A row of a .pt file: whole sequences, and the length of the prompt in them."""
+    import torch
+
+    prompt = example.prompt_ids
+    chosen = torch.tensor([*prompt, *example.chosen_ids])
+    if example.rejected_ids is not None:
+        rejected = torch.tensor([*prompt, *example.rejected_ids])
+        return {"prompt_len": len(prompt), "chosen_input_ids": chosen, "rejected_input_ids": rejected}
+    targets = chosen.clone()
+    if mask_prompt:
+        targets[: len(prompt)] = IGNORE_INDEX
+    return {"prompt_len": len(prompt), "input_ids": chosen, "targets": targets}
+
+
+def _write_pt_extras(folder: Path, info: Mapping[str, Any]) -> None:
+    import torch
+
+    limits = dict(info["arguments"])
+    limits = {**limits.pop("limits"), **limits}
+    told = {**limits, "tokenizer_name": info["tokenizer"]["name"], "ignore_index": IGNORE_INDEX}
+    (folder / ARGUMENTS).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    prompt = info["example_prompt"]
+    ids = {name: torch.tensor([prompt[name]]) for name in ("input_ids", "attention_mask")}
+    torch.save({"prompt": prompt["prompt"], **ids}, folder / EXAMPLE_PROMPT)

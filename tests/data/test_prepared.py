@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepared folders: which rows are kept, what is written, what training reads of it, and what it refuses."""
+
+import json
+import pickle
+import re
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dschat.config.sft import SFTConfig
+from dschat.data.__main__ import main
+from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
+from dschat.data.formats.rows import Row
+from dschat.data.loading import ExampleLoader
+from dschat.data.preferences import PreferenceExample, preference_examples
+from dschat.data.prepared.filters import Filter, Limits
+from dschat.data.prepared.folder import PreparedExample
+from dschat.data.shares import load_share
+from dschat.errors import UserError
+from dschat.plan.counts import find_rows
+from factories import make_tokenizer
+
+TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
+LOOSE = ["--minimum_response_length", "0", "--validation_percentage", "0", "--max_length", "100"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """The folder of a tokenizer."""
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """40 training and 10 test rows, all different."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for name, start, count in (("train", 0, 40), ("test", 100, 10)):
+        rows = [
+            {"prompt": f"{TEXTS[i % 5]} {i}", "chosen": f"{TEXTS[(i + 1) % 5]} {i}", "rejected": TEXTS[i % 5], "n": i}
+            for i in range(start, start + count)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def prepare(source: Path, model: str, output: Path, *flags: str, status: int = 0) -> dict[str, Any]:
+    """Runs the command; what prepared.json holds."""
+    command = ["prepare", str(source), "--output", str(output), "--tokenizer", model, *flags]
+    assert main(command) == status
+    return json.loads((output / "prepared.json").read_text()) if status == 0 else {}
+
+
+def config_of(folder: Path, **flags: Any) -> Any:
+    """Flags of step 1, or those of another step with the same names."""
+    return SFTConfig(data_path=[str(folder)], output_dir="out", model_name_or_path="model", **flags)
+
+
+def loader_of(
+    kind: type, folder: Path, limit: int = 100, eos_id: int = 2, tokenizer: Any = None
+) -> ExampleLoader[Any]:
+    make = {SFTExample: sft_examples, PairExample: pair_examples, PreferenceExample: preference_examples}.get(kind)
+    tokenizer = tokenizer or make_tokenizer()
+    if make is None:
+        made = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=limit)
+    else:
+        made = partial(make, tokenizer=tokenizer, max_seq_len=limit, eos_id=eos_id)
+    return ExampleLoader(config_of(folder), kind, made, False if kind is SFTExample else None)
+
+
+def example(prompt: str, chosen: str, rejected: str | None = None) -> PreparedExample:
+    """A character is a token."""
+    ids = [None if text is None else [*map(ord, text), 2] for text in (chosen, rejected)]
+    row = Row(prompt, None, chosen, rejected, {}, "rows:1")
+    return PreparedExample(prompt, chosen, rejected, list(map(ord, prompt)), ids[0], ids[1], row)
+
+
+def test_reasons_in_their_order() -> None:
+    limits = Limits(max_length=9, max_prompt_length=5, minimum_response_length=2, unit="tokens")
+    examples = [
+        example("abc", "de", "fg"),
+        example("abc", "de", "hi"),  # the same input
+        example("abcdef", "d", "d"),  # too long before too short
+        example("bcd", "e", "e"),  # too short before the same response
+        example("bcd", "ee", "f"),  # the rejected one is too short
+        example("bcd", "gg", "gg"),
+        example("abcde", "fghijk", "fghxyz"),
+        example("abcde", "fghij", "fghiz"),  # equal in their first 4 tokens, which is all there is room for
+        example("", "abc", "abd"),
+    ]
+    dropped: Counter[str] = Counter()
+    filtered = Filter("preference", limits)
+    kept = list(filtered.kept(examples, dropped))
+    assert [row.prompt + row.chosen for row in kept] == ["abcde", "abcdefghijk"]
+    assert kept[1].chosen_ids == list(map(ord, "fghi")) and kept[1].rejected_ids == list(map(ord, "fghx"))
+    reasons = ["duplicate input", "too long", "too short", "too short", "same response", "pair equal after cutting"]
+    assert [reason for _, reason in filtered.skipped] == [*reasons, "prompt without tokens"]
+    assert dropped == Counter(reason for _, reason in filtered.skipped)
+
+
+def test_a_test_row_that_stands_in_training_is_a_duplicate() -> None:
+    filtered, dropped = Filter("finetune", Limits(9, 9, 0, "tokens")), Counter[str]()
+    assert len(list(filtered.kept([example("a", "b")], dropped))) == 1
+    assert not list(filtered.kept([example("a", "b")], dropped)) and dropped == {"duplicate input": 1}
+    keeps = Filter("finetune", Limits(9, 9, 0, "tokens", remove_same_inputs=False))
+    assert len(list(keeps.kept([example("a", "b"), example("a", "b")], dropped))) == 2
+
+
+def test_lengths_in_characters() -> None:
+    """Ids count in one case, characters in the other: é is two bytes, here two tokens."""
+    row = PreparedExample("é", "éé", None, [1, 8, 9], [8, 9, 8, 9, 2], None, Row("é", None, "éé", None, {}, "r"))
+    for unit, most, least, is_kept in (
+        *(("tokens", 3, 4, True), ("tokens", 2, 4, False), ("tokens", 3, 5, False)),
+        *(("characters", 1, 2, True), ("characters", 0, 2, False), ("characters", 1, 3, False)),
+    ):
+        kept = list(Filter("finetune", Limits(99, most, least, unit)).kept([row], Counter()))
+        assert bool(kept) == is_kept, (unit, most, least)
+
+
+@pytest.mark.parametrize("kind", [SFTExample, PairExample, PreferenceExample, PromptExample])
+@pytest.mark.parametrize("form", ["parquet", "pt"])
+def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) -> None:
+    """Without filters, the rows of step 1's or 2's share, cut at the same place: index for index, id for id."""
+    stage, part = ("preference", 2) if kind in (PairExample, PreferenceExample) else ("finetune", 1)
+    folder = tmp_path / "prepared"
+    prepare(source, model, folder, "--stage", stage, "--data_split", "2,4,4", "--format", form, *LOOSE)
+    share = load_share(type("Step", (), vars(config_of(source)) | {"step": part})())
+    loader = loader_of(kind, folder, limit=14)
+    expected, dropped = loader_of(kind, source, limit=14)._make(share.train)
+    held_out, dropped_eval = loader_of(kind, source, limit=14)._make(share.eval, held_out=True)
+    read = loader.read()
+    assert (read.dropped, len(share.train)) == ({"train": dropped, "eval": dropped_eval}, 8 if part == 1 else 16)
+    if form == "pt" and kind is PromptExample:  # .pt files hold no rows
+        assert [e.prompt_ids for e in read.train] == [e.prompt_ids for e in expected]
+        assert all(b.prompt_text.startswith(a.prompt_text) for a, b in zip(read.train, expected, strict=True))
+    else:
+        assert list(read.train) == expected and list(read.eval) == held_out
+
+
+def test_the_cache_serves_folders_too(source, model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
+    prepare(source, model, tmp_path / "prepared", *LOOSE)
+    loader = loader_of(SFTExample, tmp_path / "prepared")
+    assert list(loader.make().train) == list(loader.read().train)
+    assert loader_of(SFTExample, tmp_path / "prepared").find(loader.key) is not None
+
+
+def test_what_the_folder_says(source, model, tmp_path) -> None:
+    info = prepare(
+        source, model, tmp_path / "out", "--minimum_response_length", "3", "--save_skipped", "--num_samples", "15"
+    )
+    assert info["stage"] == "finetune" and info["read"] == {"train": 15, "test": 5}
+    left_out = {split: sum(counts.values()) for split, counts in info["left_out"].items()}
+    assert info["kept"]["validation"] == int(0.1 * (15 - left_out["train"]))
+    assert info["kept"]["train"] + info["kept"]["validation"] == 15 - left_out["train"]
+    skipped = [json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()]
+    assert Counter(row["reason"] for row in skipped) == sum(map(Counter, info["left_out"].values()), Counter())
+    assert all(row["origin"] and row["prompt"] for row in skipped)
+    assert set(info["source"]["sha256"]) == {str(source / "train.jsonl"), str(source / "test.jsonl")}
+    assert info["example_prompt"]["input_ids"][0] == 1 and set(info["example_prompt"]["attention_mask"]) == {1}
+    assert (tmp_path / "out" / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    assert info["arguments"]["num_samples"] == 15 and info["arguments"]["limits"]["minimum_response_length"] == 3
+
+
+def test_the_parts_are_disjoint(source, model, tmp_path) -> None:
+    """The two stages hold different rows, together all; without shuffling, in the order of the files."""
+    rows: dict[str, list[int]] = {}
+    for stage in ("finetune", "preference"):
+        prepare(source, model, tmp_path / stage, "--stage", stage, "--no_shuffle", *LOOSE)
+        train = loader_of(PromptExample, tmp_path / stage).read().train
+        rows[stage] = [row.row.extra["n"] for row in train]
+    assert rows == {"finetune": list(range(20)), "preference": list(range(20, 40))}
+
+
+def test_pt_files_are_sheeprls(source, model, tmp_path) -> None:
+    tokenizer = make_tokenizer()
+    prepare(source, model, tmp_path / "f", "--format", "pt", "--no_shuffle", *LOOSE)
+    prepare(source, model, tmp_path / "p", "--format", "pt", "--no_shuffle", "--stage", "preference", *LOOSE)
+    row = torch.load(tmp_path / "f" / "finetune_train.pt", weights_only=True)[3]
+    prompt = [1, *tokenizer("no 3", add_special_tokens=False)["input_ids"]]
+    ids = [*prompt, *tokenizer("yes we can 3", add_special_tokens=False)["input_ids"], 2]
+    assert set(row) == {"prompt_len", "input_ids", "targets"} and row["prompt_len"] == len(prompt)
+    assert row["input_ids"].tolist() == ids
+    assert row["targets"].tolist() == [-1] * len(prompt) + ids[len(prompt) :]
+    pair = torch.load(tmp_path / "p" / "preference_train.pt", weights_only=True)[3]
+    assert set(pair) == {"prompt_len", "chosen_input_ids", "rejected_input_ids"}
+    arguments = json.loads((tmp_path / "f" / "args.json").read_text())
+    assert arguments["ignore_index"] == -1 and arguments["max_length"] == 100 and arguments["mask_prompt"] is True
+    shown = torch.load(tmp_path / "f" / "example_prompt.pt", weights_only=True)
+    assert set(shown) == {"prompt", "input_ids", "attention_mask"}
+
+
+def test_a_folder_of_sheeprls_own(source, model, tmp_path, caplog) -> None:
+    """Without prepared.json: the example prompt tells whether the tokenizer is the same."""
+    folder = tmp_path / "p"
+    prepare(source, model, folder, "--format", "pt", "--stage", "preference", *LOOSE)
+    expected = loader_of(PairExample, folder).read().train
+    (folder / "prepared.json").unlink()
+    assert list(loader_of(PairExample, folder).read().train) == list(expected)
+    with pytest.raises(UserError, match="other ids to the prompt in example_prompt.pt"):
+        loader_of(PairExample, folder, tokenizer=make_tokenizer(texts=["zebra zebra"] * 9))
+    (folder / "example_prompt.pt").unlink()
+    loader_of(PairExample, folder)
+    assert "nothing tells whether it was made with this tokenizer" in caplog.text
+    with pytest.raises(UserError, match=r"preference_train.pt row \d+: token \d+ is none of the \d+"):
+        loader_of(PairExample, folder, tokenizer=make_tokenizer(vocab_size=40)).read()
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return (print, ("executed",))
+
+
+def test_a_pt_file_is_never_executed(tmp_path, capsys) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    torch.save([Hostile()], folder / "finetune_train.pt")
+    with pytest.raises(UserError, match="finetune_train.pt: not readable as plain tensors"):
+        loader_of(SFTExample, folder).read()
+    (folder / "finetune_train.pt").write_bytes(pickle.dumps(Hostile()))
+    with pytest.raises(UserError, match="finetune_train.pt"):
+        loader_of(SFTExample, folder).read()
+    for rows in ({}, [1], [{"prompt_len": 1}], [{"prompt_len": 3, "input_ids": torch.tensor([1, 2])}]):
+        torch.save(rows, folder / "finetune_train.pt")
+        with pytest.raises(UserError, match="finetune_train.pt"):
+            loader_of(SFTExample, folder).read()
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
+    finetune, unmasked, plain = tmp_path / "f", tmp_path / "u", tmp_path / "source"
+    prepare(source, model, finetune, *LOOSE)
+    prepare(source, model, unmasked, "--no-mask-prompt", *LOOSE)
+    with pytest.raises(UserError, match=f"prepared with the tokenizer of {model}.*again with --tokenizer"):
+        loader_of(SFTExample, finetune, tokenizer=make_tokenizer(texts=["zebra zebra"] * 9))
+    with pytest.raises(UserError, match="responses end with '<eos>', those of this run.*--end_of_conversation_token"):
+        loader_of(SFTExample, finetune, eos_id=5)
+    with pytest.raises(UserError, match="prepared with --no_mask_prompt.*add --sft_on_prompt"):
+        loader_of(SFTExample, unmasked)
+    with pytest.raises(UserError, match="with --stage finetune.*two responses.*with --stage preference"):
+        loader_of(PairExample, finetune)
+    with pytest.raises(UserError, match="data of one kind"):
+        config = config_of(finetune)
+        config.data_path.append(str(plain))
+        ExampleLoader(config, SFTExample, partial(sft_examples, tokenizer=make_tokenizer(), max_seq_len=9, eos_id=2))
+    with pytest.raises(UserError, match=r"--max_seq_len 1: none of the 20 rows is left \(response cut to nothing: 20"):
+        loader_of(SFTExample, finetune, limit=1).read()
+    (finetune / "train.parquet").unlink()
+    with pytest.raises(UserError, match="train.parquet is missing"):
+        loader_of(SFTExample, finetune)
+    (finetune / "prepared.json").write_text("{")
+    with pytest.raises(UserError, match="prepared.json cannot be read"):
+        loader_of(SFTExample, finetune)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--validation_percentage", "10"], "a tenth is 0.1"),
+        (["--max_length", "1"], "--max_length 1"),
+        (["--num_samples", "0"], "--num_samples 0"),
+        (["--minimum_response_length", "90"], r"no training row is left of 20 \(too short: 20\)"),
+        (["--data_split", "1", "--stage", "preference"], "--data_split 1: give two parts"),
+        (["--end_of_conversation_token", "the cat"], "must be exactly one"),
+        (["--prompt_key", "question"], "no column 'question'"),
+    ],
+)
+def test_bad_flags(flags, message, source, model, tmp_path, caplog) -> None:
+    prepare(source, model, tmp_path / "out", *flags, status=2)
+    assert re.search(message, caplog.text), caplog.text
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+
+
+def test_an_output_is_not_replaced_unasked(source, model, tmp_path, caplog) -> None:
+    prepare(source, model, tmp_path / "out", *LOOSE)
+    prepare(source, model, tmp_path / "out", *LOOSE, status=2)
+    assert "--overwrite" in caplog.text
+    assert prepare(source, model, tmp_path / "out", "--overwrite", "--num_samples", "7", *LOOSE)["kept"]["train"] == 7
+    prepare(tmp_path / "out", model, tmp_path / "again", status=2)
+    assert "prepared already" in caplog.text
+
+
+def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
+    folder = tmp_path / "out"
+    prepare(source, model, folder, "--format", "pt", *LOOSE)
+    capsys.readouterr()
+    assert main(["check", str(folder), "--tokenizer", model]) == 0
+    told = capsys.readouterr().out
+    assert "rows       20 train, 5 test" in told and "gives the same ids" in told and "length of prompt, in" in told
+    make_tokenizer(vocab_size=90).save_pretrained(tmp_path / "other")
+    assert main(["check", str(folder), "--tokenizer", str(tmp_path / "other")]) == 0
+    assert "gives other ids" in capsys.readouterr().out
+    (folder / "prepared.json").unlink()
+    assert main(["check", str(folder)]) == 0
+    assert "rows       20 train, 5 test" in capsys.readouterr().out
+
+
+def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:
+    prepare(source, model, tmp_path / "out", *LOOSE)
+    assert find_rows(config_of(tmp_path / "out")) == (20, 5)
