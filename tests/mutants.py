@@ -76,6 +76,7 @@ REFUEL_SCHEDULE = "trainers/test_refuel_online.py::test_the_updates_that_a_sched
 REFUEL_FIT = "trainers/test_refuel_online.py::test_fit_writes_what_it_should"
 PROGRAMS = "sandbox/test_programs.py::test_rewards"
 PROGRAM_SCORES = "scoring/test_program_scores.py::test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean"
+WEIGHTED = "scoring/test_weighted.py::test_"
 UNSCORED = "trainers/test_ppo.py::test_a_response_that_could_not_be_scored_is_not_trained_on"
 RESUME = " ".join(
     f"trainers/test_resume.py::test_step_3_stops_anywhere[43-{name}]"
@@ -922,6 +923,31 @@ MUTANTS: tuple[Mutant, ...] = (
     *changes("rl/types.py",
         ("an unscored response is trained on", "response_mask=rollout.response_mask & keep",
          "response_mask=rollout.response_mask", UNSCORED),
+    ),
+    *changes("scoring/weighted.py",
+        ("weights of scores are not used", "one.weight * scores.values.float()", "scores.values.float()",
+         f"{WEIGHTED}a_sum_by_hand"),
+        ("the mean of scores counts rows without one", "(~missing).double().sum()[None]",
+         "torch.ones_like(missing).double().sum()[None]",
+         f"{WEIGHTED}rows_without_a_number_are_missing_and_leave_means_as_they_are"),
+    ),
+    *changes("scoring/reward_reader.py",
+        ("a cut response is scored as a whole one", "[self.tokenizer.eos_token_id] if is_end else []",
+         "[self.tokenizer.eos_token_id]",
+         "scoring/test_serve.py::test_served_scores_are_those_of_the_ids_and_of_plain_transformers"),
+    ),
+    *changes("scoring/url.py",
+        ("the last request lacks a row", "range(first, min(first + size, len(texts.responses)))",
+         "range(first, min(first + size, len(texts.responses) - 1))",
+         "scoring/test_url.py::test_requests_hold_so_many_rows_and_nothing_else"),
+    ),
+    *changes("builders/ppo.py",
+        ("actor and reference grow by different rows", "torch.manual_seed(config.seed)", "pass",
+         "trainers/test_start.py::test_new_rows_of_actor_and_reference_are_the_same"),
+    ),
+    *changes("rollouts/sampling.py",
+        ("padding ends a response", "set(own_ends) - {tokenizer.pad_token_id}", "set(own_ends)",
+         "trainers/test_start.py::test_a_models_own_end_tokens_end_responses_but_padding_does_not"),
     ),
     *changes("evaluation/best_of/estimator.py",
         ("the best of N with replacement", "math.comb(below, n - 1) / subsets",

@@ -40,7 +40,7 @@ def test_a_served_reward_model_scores_as_one_in_the_process(run, prompt_flags, s
     result.expect(0)
     assert "scores through text, as prompt + response + EOS, with a tokenizer of its own" in result.stderr
     samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
-    assert len(samples) > 8 and len({sample["reward_url"] for sample in samples}) > 8
+    assert len(samples) == 8 == len({sample["reward_url"] for sample in samples})
     for sample in samples:
         assert sample["reward_url"] == pytest.approx(sample["reward_model"], abs=1e-5)
         assert sample["score"] == pytest.approx(2 * sample["reward_model"], abs=2e-5)
@@ -52,21 +52,23 @@ def test_a_critic_must_share_the_actors_tokenizer(run, ppo_flags, other):
 
 
 def test_an_actor_without_a_pad_token(run, ppo_flags, sft, functions, tmp_path):
-    """As Llama-3's: no pad, EOS is the end of a text, and the end of a turn stands in the generation config."""
+    """As Llama-3's: no pad, EOS is the end of a text, and the ends of turns (letters) stand elsewhere."""
     folder = copy_model(sft, tmp_path / "instruct", pad_token="<eos>")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    (end,) = tokenizer.encode(".", add_special_tokens=False)
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, end]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    ends = sorted(tokenizer.encode(letter, add_special_tokens=False)[0] for letter in letters)
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *ends]
     model.save_pretrained(folder)
     own = {"actor_model_name_or_path": folder, "critic_model_name_or_path": None}
     run("ppo", ppo_flags | own | {"reward_function": f"{functions}:length"}).expect(0)
     samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")
-    stopped = [sample for sample in samples if sample["response"].endswith(".")]
-    assert stopped and all(sample["finished"] for sample in stopped)
-    assert all("." not in sample["response"][:-1] for sample in samples)
+    drawn = [[token["text"] for token in sample["tokens"]] for sample in samples]
+    assert not any(text in letters for texts in drawn for text in texts[:-1] if text)
+    stopped = [texts[-1] in (*letters, "<eos>") for texts in drawn]
+    assert any(stopped) and stopped == [sample["finished"] for sample in samples]
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "actor")
-    assert saved.generation_config.eos_token_id == [tokenizer.eos_token_id, end]
+    assert saved.generation_config.eos_token_id == [tokenizer.eos_token_id, *ends]
     pad = AutoTokenizer.from_pretrained(tmp_path / "out" / "actor").pad_token_id
     assert pad not in (None, tokenizer.eos_token_id)
 

@@ -4,7 +4,7 @@
 import pytest
 
 from dschat.errors import UserError
-from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer
+from dschat.models.tokenizer import end_token_id, load_tokenizer, require_same_tokenizer, same_ids
 from factories import TEXTS, make_tokenizer
 
 
@@ -73,3 +73,17 @@ def test_different_tokenizers_are_refused():
     for other in others:
         with pytest.raises(UserError, match="--a and --b have different tokenizers"):
             require_same_tokenizer(first, other, "--a", "--b")
+
+
+def test_ids_mean_the_same_whatever_pads():
+    """Whether a reward model can read the actor's ids."""
+    plain = make_tokenizer()
+    padded = make_tokenizer(pad_token="<bos>")
+    assert same_ids(plain, plain) and same_ids(plain, padded)
+    added = make_tokenizer()
+    added.add_special_tokens({"pad_token": "<fill>"})
+    assert same_ids(plain, added) and same_ids(added, plain)
+    assert not same_ids(plain, make_tokenizer(eos_token="<bos>"))
+    more = make_tokenizer()
+    more.add_tokens(["<|more|>"])
+    assert not same_ids(plain, more) and not same_ids(more, plain)

@@ -15,7 +15,7 @@ def identity(tokenizer, tmp_path):
     model = save_folder(tmp_path / "model", make_causal_lm(), tokenizer)
 
     def of(data=DATA, world_size=1, **flags):
-        config = ppo_config(tmp_path, actor_model_name_or_path=model, reward_function=None, **flags)
+        config = ppo_config(tmp_path, **({"actor_model_name_or_path": model, "reward_function": None} | flags))
         return identity_of(config, config.plan_batches(world_size), tokenizer, data)
 
     return of
@@ -54,3 +54,19 @@ def test_a_flag_that_came_later_had_its_default(identity, tmp_path):
     other = identity(gamma=0.5)
     found = differences(with_later_flags(before, other, config), other, other_size=False)
     assert found == ["--gamma was 1.0, is 0.5"]
+
+
+def test_functions_and_addresses_of_scores(identity, tmp_path):
+    """One function is written as before there could be several; a server may move, but not come or go."""
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    for file in files:
+        file.write_text("f = g = len")
+    one, two = f"{files[0]}:f", [f"{files[0]}:f", f"{files[1]}:g"]
+    assert identity(reward_function=[one])["--reward_function"] == f'"{one}"'
+    before = identity(reward_function=two)
+    assert differences(before, identity(reward_function=two), other_size=False) == []
+    files[1].write_text("g = sum")
+    assert differences(before, identity(reward_function=two), False) == ["the file of --reward_function has changed"]
+    here, there = (identity(reward_url=url, critic_model_name_or_path=None) for url in ("http://a", "http://b"))
+    assert differences(here, there, other_size=False) == []
+    assert differences(here, identity(), other_size=False) == ['--reward_url was "given", is null']

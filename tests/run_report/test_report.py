@@ -140,6 +140,10 @@ def test_runs_without_a_metric_function_compare_scores(tmp_path):
     outcome = outcome_of({"a": folder})
     assert table_of(outcome, "results").headers[1:3] == ["reward-function score", "KL to SFT (nats)"]
     assert outcome.findings == ["a: reward-function score from 2.000 (SFT) to 5.000, 2.50 times."]
+    (folder / "config.json").write_text('{"reward_function": ["m.py:f", "m.py:g"]}')
+    assert table_of(outcome_of({"a": folder}), "results").headers[1] == "score"
+    (folder / "config.json").write_text('{"reward_function": ["m.py:f"], "reward_url": "http://a"}')
+    assert table_of(outcome_of({"a": folder}), "results").headers[1] == "score"
 
 
 def test_runs_with_different_metric_functions_compare_scores(two_runs, caplog):

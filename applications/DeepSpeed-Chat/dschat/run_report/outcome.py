@@ -79,16 +79,29 @@ def metric_label(name: str) -> str:
 def labels_of(runs: Sequence[RunData], metric: str | None) -> dict[str, str]:
     """What runs are compared by → how it is called: the metric function that all have, if any, then the rest.
 
-    `scores` are of the reward model, unless all runs were scored by a function, or by running programs.
+    `scores` are of the reward model, unless all runs were scored by a function, a server, or by running programs. A
+    sum of several has no name but score.
     """
-    sources = {"reward_function": "reward-function score", "reward_source": "score of programs"}
+    sources = {
+        "reward_function": "reward-function score",
+        "reward_url": "score of a server",
+        "reward_source": "score of programs",
+    }
     source = next((label for flag, label in sources.items() if all(run.config.get(flag) for run in runs)), None)
+    if any(_sources_of(run) > 1 for run in runs):
+        source = "score"
     return ({metric: metric_label(metric)} if metric else {}) | {
         "scores": source or "reward-model score",
         "kl": "KL to SFT (nats)",
         "length": "length (tokens)",
         "eos_rate": "ended by EOS (%)",
     }
+
+
+def _sources_of(run: RunData) -> int:
+    """How many sources of scores a run added up."""
+    given = [run.config.get(f"reward_{name}") for name in ("function", "model_name_or_path", "url", "source")]
+    return sum(len(value) if isinstance(value, list) else 1 for value in given if value)
 
 
 def judges_of(labels: Mapping[str, str]) -> dict[str, str]:

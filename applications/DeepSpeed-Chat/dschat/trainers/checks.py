@@ -30,7 +30,7 @@ MOST_KEPT = 10  # batches that a process writes down: where updates are skipped 
 COUNTED = "skipped/nonfinite"  # the metric: updates that were left out
 PARTS = ("losses", "gradients", "gradient norms")  # of an update, see `Trained.nonfinite`
 REMEDY = "Lower the learning rates, or use --dtype bf16 or fp32 if this is fp16."
-OWN_FUNCTIONS = "A --reward_function or --metric_function must return finite numbers; see --on_reward_error."
+OWN_FUNCTIONS = "A --reward_function or --metric_function must return finite numbers."
 METRIC = "numbers of the metric function"
 
 

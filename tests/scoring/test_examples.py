@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files in examples/ as the flags load them, and the table of docs/rewards.md."""
+
+import re
+from dataclasses import fields
+
+import torch
+
+from cli_runs import ROOT
+from dschat.common.user_function import load_function
+from dschat.conditions.user_condition import UserCondition
+from dschat.rl.types import Rollout, Trajectory
+from dschat.scoring.function import FunctionScores
+from dschat.scoring.source import ResponseTexts
+from dschat.scoring.weighted import Weighted, WeightedScores
+from factories import EOS, make_prompt, make_rollout
+
+EXAMPLES = ROOT / "examples"
+
+
+def test_the_rewards_of_the_example_add_up():
+    """Lengths 200, 100 and 20: 0, -1/2 and -9/10, and half a point for a reason."""
+    responses = ["x" * 200, "because " + "x" * 92, "Because it is so, mm"]
+    texts = ResponseTexts(["p"] * 3, responses, [make_prompt([], "p", n).row for n in range(3)])
+    named = [("closeness", 1.0), ("says_why", 0.5)]
+    sources = [
+        Weighted(name, weight, FunctionScores(load_function(f"{EXAMPLES / 'reward.py'}:{name}", "--f"), "--f"))
+        for name, weight in named
+    ]
+    found = WeightedScores(sources)(make_rollout([([5], [6])] * 3), texts)
+    torch.testing.assert_close(found.values, torch.tensor([0.0, 0.0, -0.4]), rtol=0, atol=1e-6)
+    assert found.parts["says_why"].tolist() == [0, 1, 1]
+
+
+def test_the_condition_of_the_example_ends_sentences(tokenizer):
+    """Of single characters, by the tokenizer's ids: "a. b" and "c" + EOS."""
+    ids = [[tokenizer.encode(c, add_special_tokens=False)[0] for c in text] for text in ("a. b", "c")]
+    rollout = make_rollout([([5], ids[0]), ([5], [*ids[1], EOS])])
+    zeros = torch.zeros(rollout.response_mask.shape)
+    trajectory = Trajectory(rollout, zeros, zeros, None, torch.zeros(2))
+    condition = UserCondition(f"{EXAMPLES / 'termination_condition.py'}:sentences", tokenizer)
+    assert condition(trajectory).tolist() == [[False, True, False, False], [False] * 4]
+
+
+def test_the_documented_fields_are_all_there_are():
+    table = re.findall(r"^\| `([\w.]+)(?:\(\))?` \|", (ROOT / "docs" / "rewards.md").read_text("utf-8"), re.MULTILINE)
+    documented = {name for name in table if not name.startswith("--")}
+    own = {field.name for field in fields(Trajectory)} - {"rollout"} | {"response_mask"}
+    rollout = {field.name for field in fields(Rollout)} - {"response_mask"}
+    rollout |= {"prompt_width", "response_ids", "response_rows"}
+    assert documented >= own | {f"rollout.{name}" for name in rollout}
+    assert documented - own - {f"rollout.{name}" for name in rollout} <= {"stop", "retry", "skip"}
