@@ -791,7 +791,7 @@ MUTANTS: tuple[Mutant, ...] = (
          "data/test_collate.py::test_order_depends_on_seed_and_epoch_only"),
         ("order of examples ignores the seed", "RandomState([seed, epoch])", "RandomState([0, epoch])",
          "data/test_collate.py::test_order_depends_on_seed_and_epoch_only"),
-        ("ranks share rows", "rows[rank::world_size], micro_size", "rows[::world_size], micro_size",
+        ("ranks share rows", "own = rows[rank::world_size]", "own = rows[::world_size]",
          "data/test_collate.py::test_ranks_share_every_update"),
     ),
     *changes("run/seeds.py",

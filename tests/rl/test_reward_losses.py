@@ -147,12 +147,12 @@ def test_by_hand() -> None:
     pairs, numbers, _ = case([([5, 6, 7, 2], [5, 6, 8, 9, 2])], 0)
     with torch.no_grad():
         numbers[0, :4] = torch.tensor([9.0, 9.0, 3.0, 1.0])
-        numbers[1, :5] = torch.tensor([9.0, 9.0, 1.0, 2.0, 0.0])
+        numbers[1, :5] = torch.tensor([9.0, 9.0, 1.0, 2.0, -1.0])
     losses = {kind: reward_loss(kind, *numbers.detach().chunk(2), pairs)[0].item() for kind in KINDS}
-    assert losses["end"] == pytest.approx(cost(1 - 0), abs=1e-6)
+    assert losses["end"] == pytest.approx(cost(1 + 1), abs=1e-6)
     assert losses["last_token"] == pytest.approx(cost(3 - 2), abs=1e-6)
     assert losses["average"] == pytest.approx(cost(3 - 1.5), abs=1e-6)
-    assert losses["per_sample"] == pytest.approx((cost(3 - 1) + cost(1 - 2) + cost(1 - 0)) / 3, abs=1e-6)
+    assert losses["per_sample"] == pytest.approx((cost(3 - 1) + cost(1 - 2) + cost(1 + 1)) / 3, abs=1e-6)
 
 
 def test_scores_of_hopeless_pairs_give_a_linear_loss() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 from transformers import masking_utils
 
-from dschat.models import positions
 from dschat.models.packing import packed_inputs
+from dschat.models.positions import position_ids
 
 
 def last_hidden_state(
-    model: Any, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None = None
+    model: Any, input_ids: Tensor, attention_mask: Tensor | None, packed_positions: Tensor | None = None
 ) -> Tensor:
     """(B, T, H), padding included.
 
@@ -22,18 +22,18 @@ def last_hidden_state(
         input_ids: (B, T) long.
         attention_mask: (B, T) bool, True on real tokens. None where every row begins in the first column: a causal
             model never looks at padding behind a token, and without a mask attention is at its fastest.
-        position_ids: (B, T) long, 0 where a text begins, of rows that hold several; without a mask.
+        packed_positions: (B, T) long, 0 where a text begins, of rows that hold several; without a mask.
     """
     backbone = getattr(model, model.base_model_prefix)
-    if position_ids is not None:
-        inputs = packed_inputs(model, position_ids)
+    if packed_positions is not None:
+        inputs = packed_inputs(model, packed_positions)
         return backbone(input_ids=input_ids, use_cache=False, **inputs).last_hidden_state
     if attention_mask is None:
         with _rows_are_single_texts():
             return backbone(input_ids=input_ids, use_cache=False).last_hidden_state
-    counted = positions.position_ids(backbone, attention_mask)
+    positions = position_ids(backbone, attention_mask)
     return backbone(
-        input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=False, **counted
+        input_ids=input_ids, attention_mask=attention_mask.long(), use_cache=False, **positions
     ).last_hidden_state
 
 
