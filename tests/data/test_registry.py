@@ -283,11 +283,12 @@ def test_sets_whose_responses_nobody_compares(given):
 
 def test_names_for_data_of_ones_own(caplog):
     with caplog.at_level("INFO", logger="dschat"):
-        assert [compared_set(name, own=True) for name in ("hh", "apps", "my-set.2")] == ["hh-rlhf", "apps", "my-set.2"]
-    assert caplog.messages[-1] == (
+        assert [compared_set(name, own=True) for name in ("hh", "my-set.2")] == ["hh-rlhf", "my-set.2"]
+    assert caplog.messages == [
         "--dataset my-set.2: a data set of your own (published ones: summarize, hh-rlhf, webgpt)"
-    )
-    assert len(caplog.messages) == 2
+    ]
+    with pytest.raises(UserError, match="--dataset apps: unknown"):  # a published one, of which nothing is compared
+        compared_set("apps", own=True)
     for name in ("", "..", "a/b", ".hidden", "a b"):
         with pytest.raises(UserError, match="a name of your own must be letters"):
             compared_set(name, own=True)

@@ -59,13 +59,13 @@ def test_bos_twice_and_bos_of_the_text():
     rows = [text_row("a"), text_row("<bos>a", line=2), text_row("<bos><bos>a", line=3)]
     assert [encode_rows(rows, tokenizer).prompts[i][:2].count(BOS) for i in range(3)] == [1, 1, 2]
     twice, own = notes(rows, tokenizer)
-    assert twice.startswith("1 prompts begin with <bos> twice (the first is rows.jsonl:3)")
-    assert own.startswith("2 prompts bring their own <bos>") and "the first is rows.jsonl:2" in own
+    assert twice.startswith("prompts that begin with <bos> twice: 1 (the first is rows.jsonl:3)")
+    assert own.startswith("prompts whose text begins with <bos>: 2 (the first is rows.jsonl:2)")
     # a template that writes BOS, and a message that begins with it
     tokenizer = chat_tokenizer("mistral")
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
     twice, own = notes([talk_row("<bos>a")], tokenizer)[:2]
-    assert "begin with <bos> twice" in twice and "the chat template" in own
+    assert "begin with <bos> twice: 1" in twice and own.startswith("the chat template begins with <bos>")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

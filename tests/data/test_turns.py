@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--train_on all`: which tokens of a conversation are trained on, and that the loss is the one over just these."""
 
+import json
 import logging
 
 import pytest
@@ -166,12 +167,10 @@ def test_the_loss_is_the_cross_entropy_over_these_tokens(group):
 
 def test_the_preview_shows_every_turn(tmp_path):
     path = tmp_path / "rows.jsonl"
-    import json
-
     path.write_text("".join(json.dumps({"messages": TALK}) + "\n" for _ in range(20)))
     settings = Settings(tokenizer=chat_tokenizer(), all_turns=True)
     shown = preview_report(str(path), 1, 1, False, settings)
-    assert shown.count(": trained]]") == 3
+    assert shown.count(": trained]]") == 3 and "the loss is taken on every turn of the assistant" in shown
     for text in ("me.<|im_end|>", "so it is.<|im_end|>", "see you.<eos>"):
         assert f": trained]]{text}" in shown
     assert "masked]]\n<|im_start|>user\nAnd why?<|im_end|>\n<|im_start|>assistant\n\n[[" in shown

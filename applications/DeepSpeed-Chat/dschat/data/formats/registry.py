@@ -144,7 +144,7 @@ def compared_set(text: str, own: bool = False, remedy: str = "leave the flag out
     known = find_known(text)
     if known is not None and known.compared_as:
         return known.compared_as
-    if not own:
+    if known is not None or not own:
         raise UserError(f"--dataset {text}: unknown; give {', '.join(COMPARED_SETS)}, or {remedy}.")
     if not OWN_NAME.fullmatch(text):
         raise UserError(f"--dataset {text}: a name of your own must be letters, digits, ., - and _, no path.")

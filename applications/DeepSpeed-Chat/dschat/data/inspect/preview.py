@@ -13,7 +13,7 @@ from torch import Tensor
 from dschat.data.collate import collate_pairs, collate_prompts, collate_sft
 from dschat.data.encoding import decode_response, encode_prompts, special_ids
 from dschat.data.formats.rows import Row
-from dschat.data.inspect.special import encode_rows, special_inside, special_notes
+from dschat.data.inspect.special import encode_rows, ends_and_special, special_notes
 from dschat.data.inspect.steps import Settings, examples_of
 from dschat.data.sources import load_source
 from dschat.errors import UserError
@@ -27,6 +27,7 @@ NOTES = {
     2: "step 2: the score is read at the last token before the padding; padding is masked",
     3: "step 3: the response is sampled after the prompt; padding is masked",
 }
+ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; what is between them and padding are masked"
 RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # that a step reads
 PROMPT_USE, RESPONSE_USE = {1: "masked", 2: "read", 3: "read"}, {1: "trained", 2: "scored"}
 
@@ -73,7 +74,7 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
     rows = load_source(path, settings.keys, settings.seed).train[:count]
     if step is None:
         step = 2 if rows[0].rejected is not None else 1 if rows[0].chosen is not None else 3
-    lines = [f"{path}: {NOTES[step]}"]
+    lines = [f"{path}: {ALL_TURNS if step == 1 and settings.all_turns else NOTES[step]}"]
     if settings.tokenizer is None:
         lines.append("texts as they are read; --tokenizer MODEL shows tokens, padding and what is cut")
         shown = [_text_parts(row, step) for row in rows]
@@ -174,7 +175,8 @@ def _response_part(ids: Sequence[int], kind: str, is_last: bool, view: View) -> 
         is_eos = view.end_id == view.tokenizer.eos_token_id
         end = "EOS" if is_eos else view.tokenizer.convert_ids_to_tokens(view.end_id)
         note += f", cut, without {end}"
-    inside = special_inside(view.tokenizer, ids[:-1] if is_whole else ids, view.end_id)
+    special = ends_and_special(view.tokenizer, view.end_id)
+    inside = [special[number] for number in dict.fromkeys(ids[:-1] if is_whole else ids) if number in special]
     note += f", holds {', '.join(inside)} inside" if inside else ""
     return Part(kind, note, len(ids), _decode(view.tokenizer, ids, response=True))
 

@@ -34,10 +34,9 @@ def encode_rows(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Enco
     )
 
 
-def special_inside(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_id: int) -> list[str]:
-    """The special tokens among the ids of a response, and the one that ends responses, by name, each once."""
-    special = special_ids(tokenizer) | {end_id}
-    return [str(tokenizer.convert_ids_to_tokens(number)) for number in dict.fromkeys(ids) if number in special]
+def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[int, str]:
+    """Id → name of what nobody expects inside a response: special tokens, and the token that ends responses."""
+    return {number: str(tokenizer.convert_ids_to_tokens(number)) for number in special_ids(tokenizer) | {end_id}}
 
 
 def special_notes(
@@ -52,9 +51,10 @@ def special_notes(
         end_id: the token that ends a response in training.
     """
     notes = []
+    special = ends_and_special(tokenizer, end_id)
     inside, places = Counter[str](), []
     for row, *responses in zip(rows, encoded.chosen, encoded.rejected, strict=True):
-        found = [name for ids in responses for name in special_inside(tokenizer, ids, end_id)]
+        found = [special[number] for ids in responses for number in special.keys() & set(ids)]
         inside.update(found)
         places += [row.origin] if found else []
     if inside:
@@ -74,16 +74,18 @@ def _bos_notes(rows: Sequence[Row], prompts: Sequence[Sequence[int]], tokenizer:
     doubled = [row.origin for row, ids in zip(rows, prompts, strict=True) if list(ids[:2]) == [bos, bos]]
     if doubled:
         notes.append(
-            f"{len(doubled)} prompts begin with {name} twice (the first is {doubled[0]}): the chat template puts one, "
-            "or the tokenizer, and the text brings another; remove it from the texts"
+            f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template "
+            "puts one, or the tokenizer, and the text brings another; remove it from the texts"
         )
     if not puts_bos(tokenizer):
         return notes
-    texts = (prompt_text(tokenizer, row) for row in rows)
-    own = [row.origin for row, text in zip(rows, texts, strict=True) if text.startswith(name)]
+    own = [row.origin for row in rows if row.prompt is not None and row.prompt.startswith(name)]
     if own:
         notes.append(
-            f"{len(own)} prompts bring their own {name}, from the text or the chat template (the first is {own[0]}): "
-            "the tokenizer's is not put before it"
+            f"prompts whose text begins with {name}: {len(own)} (the first is {own[0]}); the tokenizer's is not put "
+            "before it"
         )
+    talk = next((row for row in rows if row.messages is not None), None)
+    if talk is not None and prompt_text(tokenizer, talk).startswith(name):
+        notes.append(f"the chat template begins with {name}; the tokenizer's is not put before it")
     return notes
