@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
 from dschat.data.cache import cache_folder, key_of, new_entry, open_entry
-from dschat.data.formats.rows import RawSource
+from dschat.data.formats.rows import RawSource, Row
 from dschat.data.parallel import Encoder, encode_rows, num_workers
 from dschat.data.prepared.read import check_folder, find_prepared, from_prepared, prepared_share
 from dschat.data.shares import Share, ShareFlags, keys_of, load_share
