@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from dschat.common.progress import progress
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.formats.formats import format_of
 from dschat.data.formats.registry import find_known
@@ -15,6 +17,7 @@ from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import summary, text_histogram
 from dschat.data.inspect.steps import Settings, examples_of
+from dschat.data.parallel import encode_rows, workers_for
 from dschat.data.sources import Source, load_source
 from dschat.data.splits import STEPS, split_part
 from dschat.errors import UserError
@@ -34,14 +37,16 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     Raises:
         UserError: see `dschat.data.sources.load_source`.
     """
-    source, tokenizer = load_source(path, settings.keys, settings.seed), settings.tokenizer
+    source, tokenizer = load_source(path, settings.keys, settings.seed, show=True), settings.tokenizer
     rows = source.train + source.eval
     shares = {
         name: [split_part(rows, data_split, part, settings.seed) for part in range(len(STEPS))]
         for name, rows in (("training", source.train), ("evaluation", source.eval))
     }
     sections = {
-        "columns (type and number)": describe_columns(row.extra for row in rows),
+        "columns (type and number)": describe_columns(
+            row.extra for row in progress(desc="columns", unit="row", iterable=rows)
+        ),
         "prompts": _describe_duplicates(source),
         f"shares of --data_split {data_split}, seed {settings.seed}": _describe_shares(shares),
     }
@@ -50,7 +55,7 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     else:
         sections |= _lengths_in_tokens(rows, tokenizer, settings)
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
-        left_out = [_left_out(step, shares, tokenizer, settings) for step in range(1, len(STEPS) + 1)]
+        left_out = [_left_out(step, shares, settings) for step in range(1, len(STEPS) + 1)]
         sections[f"left out at these lengths, of the steps' shares ({at})"] = left_out
     lines = [path, "=" * len(path), *_describe_rows(path, source, settings.keys)]
     for title, content in sections.items():
@@ -117,10 +122,8 @@ def _lengths_in_tokens(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, settings: Settings
 ) -> dict[str, list[str]]:
     """As training encodes them: with BOS and EOS."""
-    prompts = list(map(len, encode_prompts(tokenizer, rows)))
-    chosen = map(len, encode_responses(tokenizer, [row.chosen or "" for row in rows]))
-    rejected = map(len, encode_responses(tokenizer, [row.rejected or "" for row in rows]))
-    whole = [prompt + max(pair) + 1 for prompt, *pair in zip(prompts, chosen, rejected, strict=True)]
+    parts = encode_rows(partial(_lengths, tokenizer), rows, "tokenising", workers_for(rows), show=True)
+    prompts, whole = map(list, zip(*(lengths for part in parts for lengths in part), strict=True))
     return {
         "length of the prompts, in tokens, with BOS": [
             *_histogram(prompts),
@@ -139,17 +142,32 @@ def _longer(flag: str, limit: int, lengths: Sequence[int], fate: str) -> str:
     return f"longer than {flag} {limit}: {share}, {fate}"
 
 
-def _left_out(step: int, shares: Shares, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> str:
+def _left_out(step: int, shares: Shares, settings: Settings) -> str:
     """What one step drops of its share."""
     texts = []
     try:
         for name, parts in shares.items():
-            _, dropped = examples_of(step, parts[step - 1], tokenizer, settings)
+            own = parts[step - 1]
+            work, title = partial(_dropped, step, settings), f"step {step}, {name}"
+            dropped = sum(encode_rows(work, own, title, workers_for(own), show=True), start=Counter[str]())
             reasons = f" ({_counted(dropped)})" if dropped else ""
             texts.append(f"{dropped.total()} of {len(parts[step - 1])} {name} rows{reasons}")
     except UserError as error:
         return f"{_step(step)}: not possible: {error}"
     return f"{_step(step)}: {', '.join(texts)}"
+
+
+def _lengths(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], start: int) -> list[tuple[int, int]]:
+    """Tokens of the prompt, and with the longer response and EOS, of each row."""
+    prompts = map(len, encode_prompts(tokenizer, rows))
+    chosen = map(len, encode_responses(tokenizer, [row.chosen or "" for row in rows]))
+    rejected = map(len, encode_responses(tokenizer, [row.rejected or "" for row in rows]))
+    return [(prompt, prompt + max(pair) + 1) for prompt, *pair in zip(prompts, chosen, rejected, strict=True)]
+
+
+def _dropped(step: int, settings: Settings, rows: Sequence[Row], start: int) -> Counter[str]:
+    assert settings.tokenizer is not None
+    return examples_of(step, rows, settings.tokenizer, settings)[1]
 
 
 def _step(step: int) -> str:
