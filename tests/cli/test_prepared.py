@@ -17,6 +17,11 @@ def prepare(source: Path, model: Path, folder: Path, *flags: str) -> Path:
     return folder
 
 
+def run_cached(step, flags, tmp_path):
+    """What a main says whose data count as large."""
+    return run_forked(step, flags, tmp_path / "printed", cache_from_the_first_byte).expect(0).stderr
+
+
 def test_step_1(run, sft_flags, inputs, tmp_path):
     """As from the source; a tokenizer of another model is refused."""
     source, model = sft_flags["data_path"], sft_flags["model_name_or_path"]
@@ -35,10 +40,7 @@ def test_a_second_run_reads_the_cache(run, sft_flags, tmp_path, monkeypatch):
     monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
     run("sft", sft_flags | {"output_dir": tmp_path / "plain"}).expect(0)
     for name, told in (("first", "are kept for the next run"), ("second", "of an earlier run are used")):
-        result = run_forked(
-            "sft", sft_flags | {"output_dir": tmp_path / name}, tmp_path / "printed", cache_from_the_first_byte
-        ).expect(0)
-        assert told in result.stderr
+        assert told in run_cached("sft", sft_flags | {"output_dir": tmp_path / name}, tmp_path)
     losses = [[row["loss/sft"] for row in training_rows(tmp_path / name)] for name in ("plain", "first", "second")]
     assert losses[0] == losses[1] == losses[2]
 
@@ -52,9 +54,7 @@ def test_step_3(run, ppo_flags, sft, tmp_path):
     flags |= {"per_device_eval_batch_size": 4} if "per_device_eval_batch_size" in flags else {}
     run("ppo", flags | {"data_path": folder, "output_dir": tmp_path / "folder"}).expect(0)
     run("ppo", flags | {"output_dir": tmp_path / "plain"}).expect(0)
-    run_forked(
-        "ppo", flags | {"output_dir": tmp_path / "cached"}, tmp_path / "printed", cache_from_the_first_byte
-    ).expect(0)
+    run_cached("ppo", flags | {"output_dir": tmp_path / "cached"}, tmp_path)
     plain, cached = (training_rows(tmp_path / name) for name in ("plain", "cached"))
     assert [row["objective/scores"] for row in plain] == [row["objective/scores"] for row in cached]
     assert len(training_rows(tmp_path / "folder")) > 0

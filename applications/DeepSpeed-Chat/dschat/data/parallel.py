@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 BATCH = 500  # rows
 MOST_WORKERS = 32
+LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # what torchrun and DeepSpeed call the ranks of a machine
 FEW = 5_000_000  # characters, up to which one process is as fast as several
 
 E = TypeVar("E")
@@ -55,7 +56,8 @@ class Encoder(Generic[E]):
 def num_workers() -> int:
     """Processes for this one to start: its cores, shared with the other ranks of the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
+    ranks = next(filter(None, map(os.environ.get, LOCAL_SIZES)), "1")
+    return max(1, min(MOST_WORKERS, cores // int(ranks)))
 
 
 def workers_for(rows: Sequence[Row]) -> int:
