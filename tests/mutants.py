@@ -62,6 +62,10 @@ TRACKERS = "run/test_trackers.py::test_"
 TEXTS = "evaluation/text/test_text_report.py::test_"
 TURNS = "evaluation/turns/test_turns.py::test_win_rates_by_hand"
 SHOWN_AT_A_TURN = "evaluation/turns/test_turns.py::test_what_is_compared_at_a_turn"
+CACHED = "data/test_loading.py::test_the_cache_gives_what_reading_gives"
+CACHE_KEY = "data/test_loading.py::test_the_key_is_of_all_that_matters"
+REASONS = "data/test_prepared.py::test_reasons_in_their_order"
+PREPARED = "data/test_prepared.py::test_a_folder_trains_like_its_source"
 BEST_OF = "evaluation/best_of/test_best_of.py::test_the_"
 BEST_OF_N = f"{BEST_OF}estimator_by_hand {BEST_OF}estimator_is_the_mean_over_all_subsets"
 REPLY_REWARDS = "rl/test_refuel.py::test_reply_rewards_by_hand"
@@ -802,6 +806,39 @@ MUTANTS: tuple[Mutant, ...] = (
          "data/test_collate.py::test_order_depends_on_seed_and_epoch_only"),
         ("ranks share rows", "own = rows[rank::world_size]", "own = rows[::world_size]",
          "data/test_collate.py::test_ranks_share_every_update"),
+    ),
+    *changes("data/stored.py",
+        ("prompts from the cache are numbered within their batch", "values = [start + value for value in values]",
+         "values = [value for value in values]", f"{CACHED}[PromptExample]"),
+    ),
+    *changes("data/loading.py",
+        ("the cache does not know the lengths", "self._make.func.__qualname__, settings]",
+         "self._make.func.__qualname__]", CACHE_KEY),
+        ("the cache does not know the share", "flags.data_split, flags.step, flags.seed", "flags.step, flags.seed",
+         CACHE_KEY),
+        ("the cache does not know the seed", "flags.data_split, flags.step, flags.seed",
+         "flags.data_split, flags.step", CACHE_KEY),
+        ("the cache does not know the files", "[str(f), file_hash(f)]", "[str(f)]", CACHE_KEY),
+    ),
+    *changes("data/cache.py",
+        ("damage of the cache goes unseen", "_checksum(file) != checksum", "False",
+         "data/test_loading.py::test_damaged_entries_are_made_anew"),
+    ),
+    *changes("data/prepared/filters.py",
+        ("prepare counts the end of a response", "[example.chosen_ids[:-1]]", "[example.chosen_ids]", REASONS),
+        ("prepare keeps no prompt of the largest length", "lengths[0] > limits", "lengths[0] >= limits", REASONS),
+        ("prepare looks at the chosen response alone", "min(lengths[1:])", "lengths[1]", REASONS),
+        ("prepare forgets what it has seen", "self._seen.add((example.prompt, example.chosen))", "pass", REASONS),
+    ),
+    *changes("data/prepared/make.py",
+        ("prepare draws its parts by no seed", "RandomState(preparation.seed)", "RandomState(0)",
+         f"{PREPARED}[parquet-SFTExample]"),
+        ("prepare gives both stages the same rows", 'part = 0 if preparation.stage == "finetune" else 1', "part = 0",
+         "data/test_prepared.py::test_the_parts_are_disjoint"),
+    ),
+    *changes("data/prepared/write.py",
+        (".pt files have one target too many", "targets[: len(prompt)]", "targets[: len(prompt) - 1]",
+         "data/test_prepared.py::test_pt_files_are_sheeprls"),
     ),
     *changes("run/seeds.py",
         ("seeds depend on their first part alone", "SeedSequence(parts)", "SeedSequence(parts[:1])",

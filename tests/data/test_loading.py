@@ -152,7 +152,10 @@ def test_workers_share_the_cores(monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert num_workers() == 3
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setenv("LOCAL_SIZE", "6")
+    assert num_workers() == 2
+    monkeypatch.setenv("LOCAL_SIZE", "16")
     assert num_workers() == 1
 
 

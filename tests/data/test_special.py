@@ -8,10 +8,11 @@ import pytest
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.__main__ import main
 from dschat.data.dialogues import other_turn_end, warn_of_turn_end
+from dschat.data.encoding import encode_prompts
 from dschat.data.formats.rows import Row
 from dschat.data.inspect.check import check_report
 from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.special import encode_rows, special_notes
+from dschat.data.inspect.special import row_tokens, special_notes
 from dschat.data.inspect.steps import Settings
 from factories import make_tokenizer
 
@@ -27,7 +28,7 @@ def talk_row(*texts, chosen="bye"):
 
 
 def notes(rows, tokenizer, end_id=EOS):
-    return special_notes(rows, encode_rows(rows, tokenizer), tokenizer, end_id)
+    return special_notes(rows, row_tokens(tokenizer, end_id, rows), tokenizer, end_id)
 
 
 def write(path, rows):
@@ -57,7 +58,7 @@ def test_the_end_token_inside_a_response_even_if_it_is_no_special_token():
 def test_bos_twice_and_bos_of_the_text():
     tokenizer = make_tokenizer()
     rows = [text_row("a"), text_row("<bos>a", line=2), text_row("<bos><bos>a", line=3)]
-    assert [encode_rows(rows, tokenizer).prompts[i][:2].count(BOS) for i in range(3)] == [1, 1, 2]
+    assert [ids[:2].count(BOS) for ids in encode_prompts(tokenizer, rows)[:3]] == [1, 1, 2]
     twice, own = notes(rows, tokenizer)
     assert twice.startswith("prompts that begin with <bos> twice: 1 (the first is rows.jsonl:3)")
     assert own.startswith("prompts whose text begins with <bos>: 2 (the first is rows.jsonl:2)")

@@ -9,12 +9,13 @@ import os
 import pickle
 import signal
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dschat.common.progress import progress
+from dschat.data.formats.rows import Row
 from dschat.data.stored import to_batch
 
 if TYPE_CHECKING:
@@ -24,9 +25,13 @@ logger = logging.getLogger(__name__)
 
 BATCH = 500  # rows
 MOST_WORKERS = 32
+LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")  # what torchrun and DeepSpeed call the ranks of a machine
+FEW = 5_000_000  # characters, up to which one process is as fast as several
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
+T = TypeVar("T")
+BatchWork = Callable[[Sequence[Any], int], T]
 Encoded = tuple["pa.RecordBatch", Counter[str]]  # examples of a batch of rows; reason → number of the rows dropped
 
 
@@ -51,16 +56,23 @@ class Encoder(Generic[E]):
 def num_workers() -> int:
     """Processes for this one to start: its cores, shared with the other ranks of the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_WORKERS, cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
+    ranks = next(filter(None, map(os.environ.get, LOCAL_SIZES)), "1")
+    return max(1, min(MOST_WORKERS, cores // int(ranks)))
+
+
+def workers_for(rows: Sequence[Row]) -> int:
+    """Processes that shorten the encoding of rows: 1 where it is over before others have started."""
+    texts = (text for row in rows for text in (row.prompt, row.chosen, row.rejected))
+    return num_workers() if sum(len(text or "") for text in texts) >= FEW else 1
 
 
 def encode_rows(
-    encoder: Encoder[E], rows: Sequence[Any], title: str = "", workers: int = 1, show: bool = False
-) -> Iterator[Encoded]:
-    """Parts of a table, in the order of the rows.
+    encoder: BatchWork[T], rows: Sequence[Any], title: str = "", workers: int = 1, show: bool = False
+) -> Iterator[T]:
+    """What an encoder makes of batches of rows, in their order: parts of a table, or counts.
 
     Args:
-        encoder: makes each part; must be picklable for workers, else this process does the work.
+        encoder: takes a batch and the number of its first row; picklable for workers, else this process does the work.
         rows: all of them.
         title: of the progress bar.
         workers: processes; 1 = this one.
@@ -82,7 +94,7 @@ def encode_rows(
             bar.update(min(BATCH, len(rows) - start))
 
 
-def _in_workers(encoder: Encoder[E], rows: Sequence[Any], starts: Sequence[int], workers: int) -> Iterator[Encoded]:
+def _in_workers(encoder: BatchWork[T], rows: Sequence[Any], starts: Sequence[int], workers: int) -> Iterator[T]:
     """As many parts as workers make; fewer than all where they cannot be started or one is killed."""
     try:
         frozen = pickle.dumps(encoder)
@@ -92,7 +104,7 @@ def _in_workers(encoder: Encoder[E], rows: Sequence[Any], starts: Sequence[int],
     # Not forked: this process may hold a CUDA context and threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(frozen,)) as pool:
-        waiting: deque[Future[Encoded]] = deque()
+        waiting: deque[Future[Any]] = deque()
         try:
             for start in starts:
                 waiting.append(pool.submit(_encode, rows[start : start + BATCH], start))
@@ -107,7 +119,7 @@ def _in_workers(encoder: Encoder[E], rows: Sequence[Any], starts: Sequence[int],
                 future.cancel()
 
 
-_encoder: Encoder[object] | None = None  # of a worker process
+_encoder: BatchWork[object] | None = None  # of a worker process
 
 
 def _start_worker(frozen: bytes) -> None:
@@ -117,6 +129,6 @@ def _start_worker(frozen: bytes) -> None:
     _encoder = pickle.loads(frozen)
 
 
-def _encode(rows: Sequence[Any], start: int) -> Encoded:
+def _encode(rows: Sequence[Any], start: int) -> object:
     assert _encoder is not None
     return _encoder(rows, start)

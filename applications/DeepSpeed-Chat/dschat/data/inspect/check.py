@@ -6,21 +6,24 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from dschat.common.progress import progress
 from dschat.data.formats.formats import format_of
 from dschat.data.formats.registry import find_known
 from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import summary, text_histogram
-from dschat.data.inspect.special import EncodedRows, encode_rows, special_notes
+from dschat.data.inspect.special import RowTokens, row_tokens, special_notes
 from dschat.data.inspect.steps import Settings, examples_of
+from dschat.data.parallel import encode_rows, workers_for
 from dschat.data.sources import Source, load_source
 from dschat.data.splits import STEPS, split_part
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 Shares = Mapping[str, Sequence[Sequence[Row]]]  # training, evaluation → the rows of each step
 
@@ -34,25 +37,29 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     Raises:
         UserError: see `dschat.data.sources.load_source`.
     """
-    source, tokenizer = load_source(path, settings.keys, settings.seed), settings.tokenizer
+    source, tokenizer = load_source(path, settings.keys, settings.seed, show=True), settings.tokenizer
     rows = source.train + source.eval
     shares = {
         name: [split_part(rows, data_split, part, settings.seed) for part in range(len(STEPS))]
         for name, rows in (("training", source.train), ("evaluation", source.eval))
     }
     sections = {
-        "columns (type and number)": describe_columns(row.extra for row in rows),
+        "columns (type and number)": describe_columns(
+            row.extra for row in progress(desc="columns", unit="row", iterable=rows)
+        ),
         "prompts": _describe_duplicates(source),
         f"shares of --data_split {data_split}, seed {settings.seed}": _describe_shares(shares),
     }
     if tokenizer is None:
         sections |= _lengths_in_characters(rows)
     else:
-        encoded = encode_rows(rows, tokenizer)
-        sections |= _lengths_in_tokens(encoded, settings)
+        look = partial(row_tokens, tokenizer, settings.end_id)
+        parts = encode_rows(look, rows, "tokenising", workers_for(rows), show=True)
+        tokens = [row for part in parts for row in part]
+        sections |= _lengths_in_tokens(tokens, settings)
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
-        left_out = [_left_out(step, shares, tokenizer, settings) for step in range(1, len(STEPS) + 1)]
-        sections["special tokens"] = special_notes(rows, encoded, tokenizer, settings.end_id) or ["nothing to note"]
+        left_out = [_left_out(step, shares, settings) for step in range(1, len(STEPS) + 1)]
+        sections["special tokens"] = special_notes(rows, tokens, tokenizer, settings.end_id) or ["nothing to note"]
         sections[f"left out at these lengths, of the steps' shares ({at})"] = left_out
     lines = [path, "=" * len(path), *_describe_rows(path, source, settings.keys)]
     for title, content in sections.items():
@@ -115,11 +122,10 @@ def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:
     }
 
 
-def _lengths_in_tokens(encoded: EncodedRows, settings: Settings) -> dict[str, list[str]]:
+def _lengths_in_tokens(tokens: Sequence[RowTokens], settings: Settings) -> dict[str, list[str]]:
     """As training encodes them: with BOS and EOS."""
-    prompts = list(map(len, encoded.prompts))
-    both = zip(prompts, encoded.chosen, encoded.rejected, strict=True)
-    whole = [prompt + max(len(chosen), len(rejected)) + 1 for prompt, chosen, rejected in both]
+    prompts = [row.prompt for row in tokens]
+    whole = [row.prompt + row.response + 1 for row in tokens]
     return {
         "length of the prompts, in tokens, with BOS": [
             *_histogram(prompts),
@@ -138,17 +144,24 @@ def _longer(flag: str, limit: int, lengths: Sequence[int], fate: str) -> str:
     return f"longer than {flag} {limit}: {share}, {fate}"
 
 
-def _left_out(step: int, shares: Shares, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> str:
+def _left_out(step: int, shares: Shares, settings: Settings) -> str:
     """What one step drops of its share."""
     texts = []
     try:
         for name, parts in shares.items():
-            _, dropped = examples_of(step, parts[step - 1], tokenizer, settings)
+            own = parts[step - 1]
+            work, title = partial(_dropped, step, settings), f"step {step}, {name}"
+            dropped = sum(encode_rows(work, own, title, workers_for(own), show=True), start=Counter[str]())
             reasons = f" ({_counted(dropped)})" if dropped else ""
             texts.append(f"{dropped.total()} of {len(parts[step - 1])} {name} rows{reasons}")
     except UserError as error:
         return f"{_step(step)}: not possible: {error}"
     return f"{_step(step)}: {', '.join(texts)}"
+
+
+def _dropped(step: int, settings: Settings, rows: Sequence[Row], start: int) -> Counter[str]:
+    assert settings.tokenizer is not None
+    return examples_of(step, rows, settings.tokenizer, settings)[1]
 
 
 def _step(step: int) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dschat.data.collate import collate_pairs, collate_prompts, collate_sft
 from dschat.data.encoding import decode_response, encode_prompts, special_ids
 from dschat.data.formats.rows import Row
-from dschat.data.inspect.special import encode_rows, ends_and_special, special_notes
+from dschat.data.inspect.special import ends_and_special, row_tokens, special_notes
 from dschat.data.inspect.steps import Settings, examples_of
 from dschat.data.sources import load_source
 from dschat.errors import UserError
@@ -79,8 +79,8 @@ def preview_report(path: str, count: int, step: int | None, colour: bool, settin
         lines.append("texts as they are read; --tokenizer MODEL shows tokens, padding and what is cut")
         shown = [_text_parts(row, step) for row in rows]
     else:
-        encoded = encode_rows(rows, settings.tokenizer)
-        lines += [f"note: {note}" for note in special_notes(rows, encoded, settings.tokenizer, settings.end_id)]
+        tokens = row_tokens(settings.tokenizer, settings.end_id, rows)
+        lines += [f"note: {note}" for note in special_notes(rows, tokens, settings.tokenizer, settings.end_id)]
         shown = _encoded_parts(rows, View(settings.tokenizer, step, settings.end_id), settings)
     for row, parts in zip(rows, shown, strict=True):
         if isinstance(parts, str):

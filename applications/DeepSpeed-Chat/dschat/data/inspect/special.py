@@ -17,21 +17,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EncodedRows:
-    """Token ids of rows; those of a response that a row lacks are empty."""
+class RowTokens:
+    """What the token ids of a row show; a response that the row lacks is empty.
 
-    prompts: list[list[int]]
-    chosen: list[list[int]]
-    rejected: list[list[int]]
+    Attributes:
+        prompt: number of its tokens.
+        response: tokens of the longer response, without the one that ends it.
+        special: names of the special tokens inside the responses, each once a response.
+        twice_bos: the prompt begins with BOS twice.
+    """
+
+    prompt: int
+    response: int
+    special: tuple[str, ...]
+    twice_bos: bool
 
 
-def encode_rows(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> EncodedRows:
-    """As training encodes them, without the token that ends a response."""
-    return EncodedRows(
-        encode_prompts(tokenizer, rows),
-        encode_responses(tokenizer, [row.chosen or "" for row in rows]),
-        encode_responses(tokenizer, [row.rejected or "" for row in rows]),
-    )
+def row_tokens(
+    tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row], start: int = 0
+) -> list[RowTokens]:
+    """Rows as training encodes them; `start` is not used (see `dschat.data.parallel.encode_rows`)."""
+    special, bos = ends_and_special(tokenizer, end_id), tokenizer.bos_token_id
+    prompts = encode_prompts(tokenizer, rows)
+    chosen = encode_responses(tokenizer, [row.chosen or "" for row in rows])
+    rejected = encode_responses(tokenizer, [row.rejected or "" for row in rows])
+    found = []
+    for prompt, *responses in zip(prompts, chosen, rejected, strict=True):
+        inside = tuple(special[number] for ids in responses for number in special.keys() & set(ids))
+        twice = bos is not None and prompt[:2] == [bos, bos]
+        found.append(RowTokens(len(prompt), max(map(len, responses)), inside, twice))
+    return found
 
 
 def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[int, str]:
@@ -40,23 +55,21 @@ def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[in
 
 
 def special_notes(
-    rows: Sequence[Row], encoded: EncodedRows, tokenizer: PreTrainedTokenizerBase, end_id: int
+    rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase, end_id: int
 ) -> list[str]:
     """What somebody should know of the special tokens of these rows, a line each; none where all is well.
 
     Args:
         rows: of a source.
-        encoded: the same rows.
+        tokens: of the same rows.
         tokenizer: of the model.
         end_id: the token that ends a response in training.
     """
     notes = []
-    special = ends_and_special(tokenizer, end_id)
     inside, places = Counter[str](), []
-    for row, *responses in zip(rows, encoded.chosen, encoded.rejected, strict=True):
-        found = [special[number] for ids in responses for number in special.keys() & set(ids)]
-        inside.update(found)
-        places += [row.origin] if found else []
+    for row, found in zip(rows, tokens, strict=True):
+        inside.update(found.special)
+        places += [row.origin] if found.special else []
     if inside:
         counted = ", ".join(f"{name} in {count}" for name, count in inside.most_common())
         notes.append(
@@ -64,14 +77,14 @@ def special_notes(
             f"({len(places)} rows, the first is {places[0]}); remove them from the texts, or write them otherwise"
         )
     if tokenizer.bos_token_id is not None:
-        notes += _bos_notes(rows, encoded.prompts, tokenizer)
+        notes += _bos_notes(rows, tokens, tokenizer)
     other = other_turn_end(tokenizer, rows, end_id)
     return [*notes, *([other] if other else [])]
 
 
-def _bos_notes(rows: Sequence[Row], prompts: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    notes, bos, name = [], tokenizer.bos_token_id, str(tokenizer.bos_token)
-    doubled = [row.origin for row, ids in zip(rows, prompts, strict=True) if list(ids[:2]) == [bos, bos]]
+def _bos_notes(rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    notes, name = [], str(tokenizer.bos_token)
+    doubled = [row.origin for row, found in zip(rows, tokens, strict=True) if found.twice_bos]
     if doubled:
         notes.append(
             f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template "

@@ -18,7 +18,7 @@ from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.examples import require_both_responses
 from dschat.data.formats.registry import find_known
 from dschat.data.formats.rows import DataKeys, RawSource, Row
-from dschat.data.parallel import Encoder, encode_rows, num_workers
+from dschat.data.parallel import Encoder, encode_rows, workers_for
 from dschat.data.prepared.filters import Filter, Limits
 from dschat.data.prepared.folder import PreparedExample, Stage
 from dschat.data.prepared.write import write_folder
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FEW = 5_000_000  # characters, up to which one process is as fast as several
 # Prompts to look at while training; of other data, the first one.
 EXAMPLE_PROMPTS = {
     "hh": "\n\nHuman: How does the computer work?\n\nAssistant: ",
@@ -194,11 +193,9 @@ def _encode(
             "%s: %d rows hold dates, bytes or other values that JSON has not; they keep texts alone", split, odd
         )
     make = partial(prepared_examples, tokenizer=tokenizer, stage=stage, end_id=end_id)
-    size = sum(len(row.prompt or "") + len(row.chosen or "") + len(row.rejected or "") for row in rows)
-    workers = 1 if size < FEW else num_workers()
     batches = []
     title = f"tokenising {split}"
-    for batch, counts in encode_rows(Encoder(PreparedExample, make), rows, title, workers, show=True):
+    for batch, counts in encode_rows(Encoder(PreparedExample, make), rows, title, workers_for(rows), show=True):
         batches.append(batch)
         dropped += counts
     return StoredExamples(PreparedExample, table_of(PreparedExample, batches))

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mains on a prepared folder, and on data from the cache: the losses of the source itself, bit for bit."""
+
+from pathlib import Path
+
+import pytest
+
+from cached_runs import cache_from_the_first_byte
+from cli_runs import message_of, run_forked, training_rows, write_jsonl
+from dschat.data.__main__ import main
+
+KEEP_ALL = ["--minimum_response_length", "0", "--validation_percentage", "0"]
+
+
+def prepare(source: Path, model: Path, folder: Path, *flags: str) -> Path:
+    assert main(["prepare", str(source), "--output", str(folder), "--tokenizer", str(model), *KEEP_ALL, *flags]) == 0
+    return folder
+
+
+def run_cached(step, flags, tmp_path):
+    """What a main says whose data count as large."""
+    return run_forked(step, flags, tmp_path / "printed", cache_from_the_first_byte).expect(0).stderr
+
+
+def test_step_1(run, sft_flags, inputs, tmp_path):
+    """As from the source; a tokenizer of another model is refused."""
+    source, model = sft_flags["data_path"], sft_flags["model_name_or_path"]
+    run("sft", sft_flags | {"output_dir": tmp_path / "plain"}).expect(0)
+    folder = prepare(source, model, tmp_path / "prepared", "--data_split", "1,0,0")
+    result = run("sft", sft_flags | {"data_path": folder, "output_dir": tmp_path / "from_folder"}).expect(0)
+    assert "prepared and holds its own splits: --data_split does not cut it" in result.stderr
+    losses = [[row["loss/sft"] for row in training_rows(tmp_path / name)] for name in ("plain", "from_folder")]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+    write_jsonl(tmp_path / "more.jsonl", [{"prompt": "a", "chosen": "b"}])
+    both = [folder, tmp_path / "more.jsonl"]
+    message_of(run("sft", sft_flags | {"data_path": both, "output_dir": tmp_path / "both"}), "data of one kind")
+
+
+def test_a_second_run_reads_the_cache(run, sft_flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
+    run("sft", sft_flags | {"output_dir": tmp_path / "plain"}).expect(0)
+    for name, told in (("first", "are kept for the next run"), ("second", "of an earlier run are used")):
+        assert told in run_cached("sft", sft_flags | {"output_dir": tmp_path / name}, tmp_path)
+    losses = [[row["loss/sft"] for row in training_rows(tmp_path / name)] for name in ("plain", "first", "second")]
+    assert losses[0] == losses[1] == losses[2]
+
+
+@pytest.mark.slow
+def test_step_3(run, ppo_flags, sft, tmp_path):
+    """Prompts of a folder of pairs, and from the cache: the same rollouts, with the rows' columns."""
+    flags = ppo_flags | {"data_split": "0,1,1"}
+    source = flags["data_path"]
+    folder = prepare(source, sft, tmp_path / "prepared", "--stage", "preference", "--data_split", "1,1")
+    flags |= {"per_device_eval_batch_size": 4} if "per_device_eval_batch_size" in flags else {}
+    run("ppo", flags | {"data_path": folder, "output_dir": tmp_path / "folder"}).expect(0)
+    run("ppo", flags | {"output_dir": tmp_path / "plain"}).expect(0)
+    run_cached("ppo", flags | {"output_dir": tmp_path / "cached"}, tmp_path)
+    plain, cached = (training_rows(tmp_path / name) for name in ("plain", "cached"))
+    assert [row["objective/scores"] for row in plain] == [row["objective/scores"] for row in cached]
+    assert len(training_rows(tmp_path / "folder")) > 0
