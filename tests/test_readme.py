@@ -180,6 +180,7 @@ def test_flags_in_the_text(document):
     programs += ROOT.glob("applications/DeepSpeed-Chat/training/refuel/*.py")
     programs += [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("inference/*.py")]
     programs += [*ROOT.glob("evaluation/**/*.py"), ROOT / "applications/DeepSpeed-Chat/dschat/plan/__main__.py"]
+    programs.append(ROOT / "applications/DeepSpeed-Chat/dschat/scoring/serve.py")
     known: set[str] = {"--help", "--num_gpus", "--hostfile"}  # the last two are the launcher's
     for program in programs:
         text = program.read_text(encoding="utf-8")
