@@ -114,6 +114,7 @@ REWARDS = "rl/test_rewards.py::test_token_rewards_by_hand"
 ESTIMATORS = "rl/test_rewards.py::test_kl_estimators_by_hand"
 REWARD_CLIP = "rl/test_rewards.py::test_clipping_clamps_the_score_and_not_the_penalty"
 MISSING_EOS = "rl/test_rewards.py::test_a_missing_eos_costs_the_penalty"
+SHARED = "trainers/test_shared_base.py::test_updates_are_those_of_separate_models"
 WHITE_ROWS = "rl/test_masked.py::test_whitening_rows_by_hand"
 MOMENTS = "rl/test_rewards.py::test_moments_of_two_batches_by_hand"
 NORMAL = "trainers/test_normalization.py::test_"
@@ -400,6 +401,18 @@ MUTANTS: tuple[Mutant, ...] = (
         ("whitening inverted", "if config.normalized_over == \"batch\"", "if config.normalized_over != \"batch\"",
          f"{CREDIT}[plain]"),
         ("whitening of each rank alone", "sum_over_ranks(totals).unbind()", "totals.unbind()", TWO_RANKS),
+    ),
+    *changes("models/shared_base.py",
+        ("a base of one's own", "{id(tensor): tensor for tensor in shared}", "{}", SHARED),
+        ("the adapter is not loaded", "parameter.data.copy_(weights[name])", "pass",
+         "models/test_shared_base.py::test_a_saved_adapter_gives_the_same_numbers"),
+        ("the base trains", "parameter.requires_grad_(name in own)", "parameter.requires_grad_(True)", SHARED),
+        ("the head of a new classifier is random", "nn.init.zeros_(classifier.score.weight)", "pass",
+         "models/test_shared_base.py::test_the_classifier_is_that_of_transformers[llama]"),
+    ),
+    *changes("plan/states.py",
+        ("a shared base is counted again", "weights.parameters - weights.shared", "weights.parameters",
+         "plan/test_arithmetic.py::test_a_shared_base_is_counted_once"),
     ),
     *changes("trainers/ppo/update.py",
         ("no value coefficient", "settings.vf_coef * loss", "loss",

@@ -20,8 +20,8 @@ from factories import make_causal_lm, make_prompt, ppo_trainer_of, random_ids, s
 RANK = 2
 FLAGS = {
     "lora_dim": RANK,
-    "actor_learning_rate": 1e-2,
-    "critic_learning_rate": 1e-2,
+    "actor_learning_rate": 1e-3,
+    "critic_learning_rate": 1e-3,
     "lr_scheduler_type": "constant",
     "max_prompt_seq_len": 8,
     "max_answer_seq_len": 6,

@@ -71,6 +71,19 @@ def test_learner_memory() -> None:
     assert weights < dpo["peak_mb"] < gae["peak_mb"]
 
 
+@pytest.mark.slow
+def test_share_base() -> None:
+    """Four models whole, three bases with LoRA (the reference is the actor's), and one."""
+    figures = run("share_base.py", "--hidden 256 --layers 4 --vocabulary 600 --rank 4")["figures"]
+    whole, lora, shared = figures.values()
+    base = whole["parameters_mb"] / 4
+    assert lora["parameters_mb"] == pytest.approx(3 * base, rel=0.1) and lora["parameters_mb"] > 3 * base
+    assert shared["parameters_mb"] - base == pytest.approx(lora["parameters_mb"] - 3 * base, abs=0.5 + base / 10)
+    assert lora["optimizer_mb"] == shared["optimizer_mb"] < 0.1 * whole["optimizer_mb"]
+    assert shared["models"] == lora["models"] == ["policy", "critic", "reward model"]
+    assert shared["peak_mb"] < lora["peak_mb"] < whole["peak_mb"]
+
+
 def test_what_learner_memory_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A trained and a frozen model, storages once each, and the rows that every way trains on."""
     monkeypatch.syspath_prepend(str(FOLDER))

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -144,14 +143,26 @@ def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
     if not ranks[0]:  # with LoRA it is the actor with its adapters off
         roles.append(maker.frozen("reference", actor, "policy", *frozen))
     path = config.reward_model_name_or_path
-    if path is not None and config.share_base and (path == critic[1] or find_adapter(path)):
-        rank = ranks[-1] if path == critic[1] else int(adapter_settings(find_adapter(path) or Path(path))["r"])
-        made = maker.trained("reward model", actor, "scalar", stages[0], rank, False)
-        frozen_weights = replace(on_base(made, path).weights, trained=0)
-        roles.append(replace(made, source=path, weights=frozen_weights))
+    rank = _rank_on_base(config, path)
+    if path is not None and rank is not None:
+        made = on_base(maker.trained("reward model", actor, "scalar", frozen[0], rank, False), path)
+        roles.append(replace(made, weights=replace(made.weights, trained=0)))
     elif path is not None:
         roles.append(maker.frozen("reward model", ("--reward_model_name_or_path", path), "scalar", *frozen))
     return roles
+
+
+def _rank_on_base(config: PPOConfig, reward: str | None) -> int | None:
+    """The rank of a reward model that is an adapter over the actor's base; None of one that is a whole model.
+
+    The critic's is its own start, and need not be there yet.
+    """
+    if not config.share_base or reward is None:
+        return None
+    if reward == config.critic_model_name_or_path:
+        return config.critic_lora_dim
+    folder = find_adapter(reward)
+    return None if folder is None else int(adapter_settings(folder)["r"])
 
 
 def on_base(role: Role, source: str) -> Role:
