@@ -126,7 +126,7 @@ def test_a_message_is_text_and_a_reload_begins_anew(server, chromium, run):
 @pytest.mark.slow
 def test_two_models_side_by_side_with_scores_and_macro_actions(chromium, run, tmp_path):
     flags = ["--model", run, "--other", run / "models" / "step-5", "--reward-model", run / "critic", "--ngram", 4]
-    server = Server(tmp_path, "chat", *flags, "--temperature", 0, "--max-new-tokens", 40)
+    server = Server(tmp_path, "chat", *flags, "--temperature", 0, "--max-new-tokens", 90)
     try:
         with opened(chromium, server.address) as page:
             status(page, "Loaded")
@@ -134,10 +134,10 @@ def test_two_models_side_by_side_with_scores_and_macro_actions(chromium, run, tm
             say(page, "how are you?")
             first, second = captions(page, 2)
             assert first.startswith("score ") and "ended" in first
-            assert second.startswith("score ") and "40 tokens" in second and "10 macro actions" in second
+            assert second.startswith("score ") and "90 tokens" in second and "23 macro actions" in second
             texts = [page.locator(f"#demo-chat-{side} .ma-text").inner_text() for side in (0, 1)]
-            assert texts[0].startswith("<img") or texts[0].strip().startswith("<img")
-            assert page.locator("#demo-chat-1 .ma").count() == 10 and page.evaluate("window.obeyed") is None
+            assert texts[0].strip().startswith("<img")
+            assert page.locator("#demo-chat-1 .ma").count() == 23 and page.evaluate("window.obeyed") is None
             boxes = [page.locator(f"#demo-chat-{side}").bounding_box() for side in (0, 1)]
             assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"] and boxes[0]["y"] == boxes[1]["y"]
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -56,7 +56,10 @@ def test_an_answer_ends_with_eos_which_is_not_text(models):
 
 
 def test_an_answer_ends_before_the_marker_of_the_next_turn_which_is_never_seen(models):
-    replies = answers(make_session(models / "goes-on"))
+    session, computed = make_session(models / "goes-on"), []
+    session._sides[0].model.causal_lm.register_forward_hook(lambda *_: computed.append(1))
+    replies = answers(session)
+    assert len(computed) == len(text_tokenizer().encode(f" fine{MARKER}", add_special_tokens=False))
     assert replies[-1].text == " fine" and replies[-1].done == BY_MARKER
     assert {reply.text for reply in replies} <= {" fine"[:length] for length in range(6)}
     assert "".join(token.text for token in replies[-1].tokens) == " fine"
