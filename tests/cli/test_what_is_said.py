@@ -15,7 +15,11 @@ def test_a_bf16_run_says_what_matters_and_nothing_else(tmp_path, sft_flags):
     assert done.stdout == ""
     first, *evaluations, saved, last = done.stderr.splitlines()
     assert first.startswith("global batch 16")
-    assert [line.split(":")[0] for line in [*evaluations, last]] == [f"after {n} updates" for n in (0, 1, 2)]
+    assert [line.split(":")[0] for line in [*evaluations, last]] == [
+        "after 0 updates",
+        "after 1 update",
+        "after 2 updates",
+    ]
     assert "perplexity" in last and "−" in last
     assert saved == f"models saved in {tmp_path / 'out'}"
 

@@ -11,11 +11,11 @@ from dschat.run.terminal import LinesAboveBars, evaluation_line
 
 def test_an_evaluation_is_a_line():
     first = {"eval/length": 12345.6, "eval/eos_rate": 0.5, "eval/kl": 0.0, "eval/scores": -1.23456}
-    assert evaluation_line(0, first, {}) == "after 0 updates: scores -1.235, kl 0, length 12346, eos rate 0.5"
+    assert evaluation_line(0, first, {}) == "after 0 updates: scores -1.235, kl 0.000, length 12346, eos rate 0.5000"
     second = {"eval/scores": -1.0, "eval/kl": 0.5, "eval/new": 2.0}
-    line = "after 10 updates: scores -1 (+0.23), kl 0.5 (+0.5), new 2"
+    line = "after 10 updates: scores -1.000 (+0.23), kl 0.5000 (+0.5), new 2.000"
     assert evaluation_line(10, second, first) == line
-    assert evaluation_line(2, {"eval/loss": 2.0}, {"eval/loss": 2.25}) == "after 2 updates: loss 2 (−0.25)"
+    assert evaluation_line(1, {"eval/loss": 2.0}, {"eval/loss": 2.25}) == "after 1 update: loss 2.000 (−0.25)"
 
 
 def test_a_line_leaves_the_bar_below_it_whole(monkeypatch):

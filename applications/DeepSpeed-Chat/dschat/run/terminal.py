@@ -32,7 +32,7 @@ def evaluation_line(update: int, metrics: Mapping[str, float], before: Mapping[s
     for name in names:
         moved = f" ({_signed(metrics[name] - before[name])})" if name in before else ""
         parts.append(f"{name.removeprefix(PREFIX).replace('_', ' ')} {_shown(metrics[name])}{moved}")
-    return f"after {update} updates: {', '.join(parts)}"
+    return f"after {update} update{'' if update == 1 else 's'}: {', '.join(parts)}"
 
 
 def _place(name: str) -> int:
@@ -41,7 +41,7 @@ def _place(name: str) -> int:
 
 def _shown(number: float) -> str:
     """Four digits that count; none behind the point of large numbers."""
-    return f"{number:.0f}" if 1000 <= abs(number) < 1e6 else f"{number:.4g}"
+    return f"{number:.0f}" if 1000 <= abs(number) < 1e6 else f"{number:#.4g}"
 
 
 def _signed(number: float) -> str:
