@@ -282,6 +282,14 @@ def test_what_is_small(tmp_path, monkeypatch) -> None:
     assert not loader_of(SFTExample, folder).is_small
 
 
+def test_rows_of_the_hub_count_2000_bytes_each(tmp_path, monkeypatch) -> None:
+    loader = loader_of(SFTExample, write(tmp_path / "data"))
+    for rows, is_small in ((7999, True), (8000, False)):
+        hub = {"splits": {"train": {"rows": rows - 10}, "test": {"rows": 10}}}
+        loader._sources = [replace(loader._sources[0], hub=hub)]
+        assert loader.is_small == is_small
+
+
 def test_the_step_takes_large_data_from_the_cache(tmp_path, monkeypatch, caplog) -> None:
     from dschat.builders.data import load_step_data
 

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 LARGE = 16_000_000  # bytes of text, from which on data are kept; a fast tokenizer takes some 7 seconds for them
 COMPRESSED = 4  # times as much text as bytes in a file of another suffix than these
 PLAIN_SUFFIXES = (".jsonl", ".json", ".csv")
+HUB_ROW = 2000  # bytes of text in a row of the hub
 SLOWER = 10  # times as long takes a slow tokenizer
 
 E = TypeVar("E")
@@ -98,7 +99,7 @@ class ExampleLoader(Generic[E]):
         """Whether encoding takes about as long as starting processes does."""
         tokenizer = self._make.keywords["tokenizer"]
         limit = LARGE if tokenizer.is_fast else LARGE // SLOWER
-        return not any(source.hub for source in self._sources) and sum(map(_text_size, self._sources)) < limit
+        return sum(map(_text_size, self._sources)) < limit
 
     @cached_property
     def key(self) -> str:
@@ -204,6 +205,8 @@ class ExampleLoader(Generic[E]):
 
 def _text_size(source: RawSource) -> int:
     """Bytes of text, about."""
+    if source.hub:
+        return HUB_ROW * sum(split["rows"] for split in source.hub["splits"].values())
     return sum(
         file.stat().st_size * (1 if file.suffix in PLAIN_SUFFIXES else COMPRESSED)
         for file in source.files
