@@ -178,8 +178,7 @@ class PPOTrainer:
         return metrics
 
     def _train_all(self, total: int, bar: tqdm[None]) -> None:
-        config = self.config
-        per_epoch = len(self.prompts) // self.run.plan.global_rollout
+        config, per_epoch = self.config, len(self.prompts) // self.run.plan.global_rollout
         self._evaluate_if_due(total)
         for epoch in range(self.iteration // per_epoch, config.num_train_epochs):
             rollouts = update_batches(
@@ -237,7 +236,7 @@ class PPOTrainer:
         """Samples and scores; an iteration without updates so far. None if it must be left out."""
         clock = Clock()
         models, plan, samples = self.models, self.run.plan, self.run.plan.samples_per_prompt
-        learning_rates = {f"lr/{name}": engine.learning_rate for name, engine in models.trained.items()}
+        rates = {f"lr/{name}": engine.learning_rate for name, engine in models.trained.items()}
         prompts = [self.prompts[i] for rows in batches for i in rows]
         drawn, texts = self.sample(prompts, SeedKind.TRAINING, self.iteration, samples)
         clock.lap("generation")
@@ -260,7 +259,7 @@ class PPOTrainer:
             metrics |= rollout_metrics(batch, self.config.lam)
         clock.lap("scoring")
         self.moments = seen  # not before: a run that is stopped above draws this rollout again
-        return Iteration(batch, metrics | learning_rates | {"objective/kl_coef": self.kl.value} | clock.seconds)
+        return Iteration(batch, metrics | rates | {"objective/kl_coef": self.kl.value} | clock.seconds)
 
     @property
     def credit_is_late(self) -> bool:
