@@ -73,8 +73,8 @@ def compare(folder: Path, seeds: Sequence[int], scale: Scale) -> tuple[Figures, 
 def table(figures: Figures) -> str:
     """Means over the seeds ± their standard errors, as Markdown."""
     lines = [
-        "| `--reward_loss` | accuracy of the means it compares | of the score it reports | of the last token's, which step"
-        " 3 reads |",
+        "| `--reward_loss` | accuracy of the means it compares | of the score it reports"
+        " | of the number at the last token, which step 3 reads |",
         "|---|---|---|---|",
     ]
     for loss, runs in figures.items():
