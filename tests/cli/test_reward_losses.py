@@ -16,12 +16,12 @@ def test_table_by_hand():
     code = (
         "from reward_losses import table\n"
         "print(table({'end': [{'eval/accuracy': 0.5}, {'eval/accuracy': 0.7}],"
-        " 'average': [{'eval/accuracy': 0.5, 'eval/end_accuracy': 0.25}]}))"
+        " 'average': [{'eval/accuracy': 0.5, 'eval/end_accuracy': 0.25, 'eval/mean_accuracy': 0.75}]}))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[2:] == [
-        "| `end` | 60.0 ± 10.0 % | 60.0 ± 10.0 % |",
-        "| `average` | 50.0 % | 25.0 % |",
+        "| `end` |  | 60.0 ± 10.0 % | 60.0 ± 10.0 % |",
+        "| `average` | 75.0 % | 50.0 % | 25.0 % |",
     ]
 
 

@@ -113,6 +113,8 @@ def expected_of(kind, scalars, centering):
     }
     if kind in ("last_token", "average"):
         stats["end_accuracy"] = sum(s.numbers[-1] > s.others[-1] for s in kept) / n
+    if kind == "average":
+        stats["mean_accuracy"] = sum(s.mean(s.numbers) > s.mean(s.others) for s in kept) / n
     loss = sum(s.loss(kind) + centering * sum(s.scores(kind)) ** 2 for s in kept) / n
     return loss, stats
 

@@ -63,7 +63,8 @@ def reward_loss(
 
     Returns:
         The loss (0-d), and accuracy (share of pairs with s > s'; a tie is wrong), chosen, rejected, margin (means).
-        Where s is not the number at the last token: end_accuracy, the accuracy of that number.
+        Where s is not the number at the last token: end_accuracy, the accuracy of that number. With `average`:
+        mean_accuracy, that of the means.
     """
     ends, other_ends = _last(pairs.mask), _last(pairs.other_mask)
     first, differ = first_difference(pairs)
@@ -74,7 +75,8 @@ def reward_loss(
     if kind == "per_sample":
         losses = _mean_over_tokens(chosen, rejected, pairs, first)
     elif kind == "average":
-        losses = _costs(_mean_before(chosen, first, ends), _mean_before(rejected, first, other_ends), pairs.margins)
+        compared = _mean_before(chosen, first, ends), _mean_before(rejected, first, other_ends)
+        losses = _costs(*compared, pairs.margins)
     else:
         losses = _costs(*scores, pairs.margins)
     if centering:
@@ -86,6 +88,8 @@ def reward_loss(
         means = {"accuracy": margin > 0, "chosen": scores[0], "rejected": scores[1], "margin": margin}
         if kind in BEFORE_END:
             means["end_accuracy"] = at_end[0] > at_end[1]
+        if kind == "average":
+            means["mean_accuracy"] = compared[0] > compared[1]
         stats = {name: torch.where(counted, x, 0).sum() / total for name, x in means.items()}
     return torch.where(counted, losses, 0.0).sum() / total, stats
 

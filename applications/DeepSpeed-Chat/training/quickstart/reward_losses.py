@@ -21,7 +21,7 @@ from dschat.errors import UserError
 from inputs import COMMON, FULL, SMALL, Scale, make_inputs, supervised_flags
 
 ONE = Processes()
-END, OWN, LOSS = "eval/end_accuracy", "eval/accuracy", "eval/loss"
+END, OWN, MEANS = "eval/end_accuracy", "eval/accuracy", "eval/mean_accuracy"
 LOSSES: tuple[RewardLoss, ...] = get_args(RewardLoss)
 Figures = dict[str, list[dict[str, float]]]  # loss → the last evaluation of each seed
 
@@ -73,12 +73,14 @@ def compare(folder: Path, seeds: Sequence[int], scale: Scale) -> tuple[Figures, 
 def table(figures: Figures) -> str:
     """Means over the seeds ± their standard errors, as Markdown."""
     lines = [
-        "| `--reward_loss` | accuracy of its own score | accuracy at the last token, which step 3 reads |",
-        "|---|---|---|",
+        "| `--reward_loss` | accuracy of the means it compares | of the score it reports"
+        " | of the number at the last token, which step 3 reads |",
+        "|---|---|---|---|",
     ]
     for loss, runs in figures.items():
         end = [run.get(END, run[OWN]) for run in runs]
-        lines.append(f"| `{loss}` | {_mean([run[OWN] for run in runs])} | {_mean(end)} |")
+        means = _mean([run[MEANS] for run in runs]) if all(MEANS in run for run in runs) else ""
+        lines.append(f"| `{loss}` | {means} | {_mean([run[OWN] for run in runs])} | {_mean(end)} |")
     return "\n".join(lines)
 
 
