@@ -21,21 +21,8 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 OPERATORS = {"&&", "||", "|", ";"}
 PYTHONS = {"python", "python3", ".venv/bin/python"}
 # Programs that come from elsewhere; their arguments are theirs.
-OTHER_PROGRAMS = {
-    "git",
-    "export",
-    "hf",
-    "tensorboard",
-    "source",
-    "less",
-    "head",
-    "cat",
-    "xdg-open",
-    "open",
-    "mkdir",
-    "wandb",
-    "tensorboard",
-}
+OTHER_PROGRAMS = {"git", "export", "hf", "tensorboard", "wandb", "source", "less", "head", "cat", "xdg-open", "open"}
+OTHER_PROGRAMS |= {"mkdir"}
 MAKE_VARIABLE = re.compile(r"[A-Z_]+=")
 PLACEHOLDER = re.compile(r"[$*<{]")
 
