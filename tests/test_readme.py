@@ -21,7 +21,8 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 OPERATORS = {"&&", "||", "|", ";"}
 PYTHONS = {"python", "python3", ".venv/bin/python"}
 # Programs that come from elsewhere; their arguments are theirs.
-OTHER_PROGRAMS = {"git", "export", "hf", "tensorboard", "source", "less", "head", "cat", "xdg-open", "open", "mkdir"}
+OTHER_PROGRAMS = {"git", "export", "hf", "tensorboard", "wandb", "source", "less", "head", "cat", "xdg-open", "open"}
+OTHER_PROGRAMS |= {"mkdir"}
 MAKE_VARIABLE = re.compile(r"[A-Z_]+=")
 PLACEHOLDER = re.compile(r"[$*<{]")
 
@@ -180,7 +181,13 @@ def test_flags_in_the_text(document):
     programs += ROOT.glob("applications/DeepSpeed-Chat/training/refuel/*.py")
     programs += [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("inference/*.py")]
     programs += [*ROOT.glob("evaluation/**/*.py"), ROOT / "applications/DeepSpeed-Chat/dschat/plan/__main__.py"]
+<<<<<<< HEAD
     programs.append(ROOT / "applications/DeepSpeed-Chat/dschat/scoring/serve.py")
+=======
+    programs += [
+        ROOT / f"applications/DeepSpeed-Chat/dschat/{name}.py" for name in ("push", "evaluation/text/__main__")
+    ]
+>>>>>>> text
     known: set[str] = {"--help", "--num_gpus", "--hostfile"}  # the last two are the launcher's
     for program in programs:
         text = program.read_text(encoding="utf-8")
