@@ -181,13 +181,8 @@ def test_flags_in_the_text(document):
     programs += ROOT.glob("applications/DeepSpeed-Chat/training/refuel/*.py")
     programs += [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("inference/*.py")]
     programs += [*ROOT.glob("evaluation/**/*.py"), ROOT / "applications/DeepSpeed-Chat/dschat/plan/__main__.py"]
-<<<<<<< HEAD
-    programs.append(ROOT / "applications/DeepSpeed-Chat/dschat/scoring/serve.py")
-=======
-    programs += [
-        ROOT / f"applications/DeepSpeed-Chat/dschat/{name}.py" for name in ("push", "evaluation/text/__main__")
-    ]
->>>>>>> text
+    places = ("push", "evaluation/text/__main__", "scoring/serve", "data/prepared/command")
+    programs += [ROOT / f"applications/DeepSpeed-Chat/dschat/{place}.py" for place in places]
     known: set[str] = {"--help", "--num_gpus", "--hostfile"}  # the last two are the launcher's
     for program in programs:
         text = program.read_text(encoding="utf-8")

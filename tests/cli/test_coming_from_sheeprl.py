@@ -149,7 +149,8 @@ def test_every_line_of_the_right_hand_side_runs(tmp_path: Path) -> None:
             run(command, tmp_path)
         for number, command in enumerate(section.runs()):
             place = next(flag for flag in ("--output_dir", "--output") if flag in command)
-            command[command.index(place) + 1] += "-again" if ALONE in command else f"-{number}"
+            name = "again" if ALONE in command else f"{section.title.split()[0].lower()}-{number}"
+            command[command.index(place) + 1] += f"-{name}"
             if ALONE in command:
                 first = with_items(section.commands[-1], [["--save_steps", "2"]])
                 first[first.index(place) + 1] += "-again"
