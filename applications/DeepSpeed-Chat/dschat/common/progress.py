@@ -6,11 +6,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+Bar: TypeAlias = "tqdm[Any]"
 LINE_SECONDS = 60.0  # between two lines where standard error is no terminal
 LINE = "{desc}{percentage:.0f}% ({n_fmt}/{total_fmt}), {elapsed} gone, {remaining} left, {rate_fmt}{postfix}"
 LINE_WITHOUT_TOTAL = "{desc}{n_fmt} {unit}, {elapsed} gone, {rate_fmt}{postfix}"
@@ -51,7 +52,7 @@ def progress(
     disable: bool = False,
     unit: str = "it",
     iterable: Iterable[Any] | None = None,
-) -> tqdm[Any]:
+) -> Bar:
     """A progress bar on standard error.
 
     On a terminal it is tqdm's. In a file or a pipe it is a line after every minute and one at the end, and nothing at

@@ -273,8 +273,7 @@ def _make_room(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placem
 
 
 def _named(names: list[str]) -> str:
-    shown = ", ".join(names[:MOST_NAMED])
-    return f"{shown}, …" if len(names) > MOST_NAMED else shown
+    return ", ".join([*names[:MOST_NAMED], *["…"] * (len(names) > MOST_NAMED)])
 
 
 def classifier_class(config: PreTrainedConfig) -> Any:

@@ -146,7 +146,17 @@ def read_split(
 
 
 def from_prepared(make: partial[Any], kind: type[Any]) -> partial[Any]:
-    """What makes a step's examples of prepared rows, with the limit of what makes them of others."""
+    """What makes a step's examples of prepared rows, with the limit of what makes them of others.
+
+    Raises:
+        UserError: the step wants something that prepared rows do not hold.
+    """
+    if make.keywords.get("margin_key") is not None:
+        raise UserError("--margin_key: a prepared folder holds no margins; give the source itself as --data_path.")
+    if make.keywords.get("all_turns"):
+        raise UserError(
+            "--train_on all: a prepared folder holds one response per row; give the source itself as --data_path."
+        )
     limit = next(name for name in ("max_seq_len", "max_prompt_seq_len") if name in make.keywords)
     named = {"flag": limit, "limit": make.keywords[limit], "tokenizer": make.keywords["tokenizer"]}
     return partial(cut_examples, kind=kind, **named)

@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.progress import progress
+from dschat.common.progress import Bar, progress
 from dschat.conditions.termination import TerminationCondition
 from dschat.config.ppo import PPOConfig
 from dschat.data.collate import update_batches
@@ -48,9 +47,6 @@ from dschat.trainers.ppo.sampler import ActorSampler
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update, total_updates
 from dschat.trainers.selfcheck import check_rollout, check_scalar
 
-if TYPE_CHECKING:
-    from tqdm import tqdm
-
 
 class PPOTrainer:
     """Trains the actor and, where there is one, the critic; everything it needs is handed in."""
@@ -82,14 +78,12 @@ class PPOTrainer:
             checkpoints: saves what the run needs to go on, and gives it back.
             average: moving average of the actor, updated after every iteration.
         """
-        self.models, self.prompts, self.condition = models, prompts, condition
+        self.models, self.prompts, self.condition, self.tokenizer = models, prompts, condition, tokenizer
         self.config, self.run, self.folders, self.average = config, run, folders, average
         self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run)
         self.alarms = Alarms.from_config(config, run.plan)
         self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
-        self.tokenizer = tokenizer
-        own_ends = end_ids_of(models.actor.module.inner.generation_config)
-        sampling = Sampling.from_config(config, tokenizer, own_ends)
+        sampling = Sampling.from_config(config, tokenizer, end_ids_of(models.actor.module.inner.generation_config))
         self.sample = ActorSampler(models.actor, tokenizer, sampling, config.seed, models.rollouts)
         self.update = self.iteration = 0  # those of finished iterations
         self.current: Iteration | None = None  # the one that is under way, from its first update on
@@ -177,7 +171,7 @@ class PPOTrainer:
         self.nonfinite.in_evaluation(metrics, self.update, f"{REMEDY} {OWN_FUNCTIONS}")
         return metrics
 
-    def _train_all(self, total: int, bar: tqdm[None]) -> None:
+    def _train_all(self, total: int, bar: Bar) -> None:
         config, per_epoch = self.config, len(self.prompts) // self.run.plan.global_rollout
         self._evaluate_if_due(total)
         for epoch in range(self.iteration // per_epoch, config.num_train_epochs):
@@ -193,8 +187,9 @@ class PPOTrainer:
             for batches in rollouts[self.iteration % per_epoch :]:
                 before = self.update
                 metrics = self.iterate(batches, epoch)
-                shown = {name: metrics.get(f"objective/{name}", math.nan) for name in ("scores", "kl")}
-                bar.set_postfix({name: f"{number:.3f}" for name, number in shown.items()})
+                bar.set_postfix(
+                    {name: round(metrics.get(f"objective/{name}", math.nan), 3) for name in ("scores", "kl")}
+                )
                 bar.update(self.update - before)
                 why_stop = self.alarms.look(metrics, self.update, may_stop=self.update < total)
                 if why_stop or due(config.save_models, before, self.update):
@@ -274,8 +269,7 @@ class PPOTrainer:
 
     def complete(self, scored: ScoredRollout, drawn: Drawn) -> Trajectory:
         """Log-probs and values. In float32, the drawing pass has given the log-probs already; else it rounds more."""
-        exact = next(self.models.actor.module.parameters()).dtype == torch.float32
-        logprobs = drawn.logprobs if exact else None
+        logprobs = drawn.logprobs if next(self.models.actor.module.parameters()).dtype == torch.float32 else None
         return self.models.complete(scored, self.config.temperature, self.run.plan.micro_batch, logprobs)
 
     def credit(

@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.progress import progress
+from dschat.common.progress import Bar, progress
 from dschat.config.batches import BatchPlan
 from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.data.collate import update_batches
@@ -40,9 +39,6 @@ from dschat.trainers.refuel.models import RefuelModels, pair_layouts, reply_logp
 from dschat.trainers.refuel.sampler import DialogueSampler, DrawnPair, dialogue_sampling
 from dschat.trainers.refuel.selfcheck import check_drawing, check_pairs
 from dschat.trainers.refuel.update import RefuelSettings, refuel_update
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 
 class RefuelTrainer:
@@ -156,7 +152,7 @@ class RefuelTrainer:
         own = reply_logprobs(self.models.policy, rows, self.config.temperature)
         return own - reply_logprobs(self.models.reference, rows, self.config.temperature)
 
-    def _train_all(self, total: int, bar: tqdm[None]) -> None:
+    def _train_all(self, total: int, bar: Bar) -> None:
         config, plan = self.config, self.run.plan
         per_epoch = len(self.dialogues) // plan.global_rollout
         self._evaluate_if_due(total)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from dschat.common.progress import progress
+from dschat.common.progress import Bar, progress
 from dschat.config.batches import BatchPlan
 from dschat.config.supervised import SupervisedConfig
 from dschat.data.collate import eval_batches, update_batches
@@ -26,9 +26,6 @@ from dschat.run.progress import Progress
 from dschat.run.random_states import random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.checks import COUNTED, NonFinite
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 Example = TypeVar("Example", bound=Sized)
 EngineT = TypeVar("EngineT", bound=Trained)
@@ -123,7 +120,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
             self.engine.eval()
             self.task.self_check(self.engine, self.task.train[:2])
 
-    def _train_all(self, total: int, bar: tqdm[None]) -> None:
+    def _train_all(self, total: int, bar: Bar) -> None:
         config, plan = self.config, self.run.plan
         per_epoch = len(self.lengths) // plan.global_batch
         self._evaluate_if_due(total)
