@@ -187,9 +187,8 @@ class PPOTrainer:
             for batches in rollouts[self.iteration % per_epoch :]:
                 before = self.update
                 metrics = self.iterate(batches, epoch)
-                bar.set_postfix(
-                    {name: round(metrics.get(f"objective/{name}", math.nan), 3) for name in ("scores", "kl")}
-                )
+                shown = {name: metrics.get(f"objective/{name}", math.nan) for name in ("scores", "kl")}
+                bar.set_postfix({name: f"{number:.3f}" for name, number in shown.items()})
                 bar.update(self.update - before)
                 why_stop = self.alarms.look(metrics, self.update, may_stop=self.update < total)
                 if why_stop or due(config.save_models, before, self.update):
