@@ -22,7 +22,7 @@ OPERATORS = {"&&", "||", "|", ";"}
 PYTHONS = {"python", "python3", ".venv/bin/python"}
 # Programs that come from elsewhere; their arguments are theirs.
 OTHER_PROGRAMS = {"git", "export", "hf", "tensorboard", "wandb", "source", "less", "head", "cat", "xdg-open", "open"}
-OTHER_PROGRAMS |= {"mkdir"}
+OTHER_PROGRAMS |= {"mkdir", "rm", "find"}
 MAKE_VARIABLE = re.compile(r"[A-Z_]+=")
 PLACEHOLDER = re.compile(r"[$*<{]")
 
@@ -181,7 +181,7 @@ def test_flags_in_the_text(document):
     programs += ROOT.glob("applications/DeepSpeed-Chat/training/refuel/*.py")
     programs += [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("inference/*.py")]
     programs += [*ROOT.glob("evaluation/**/*.py"), ROOT / "applications/DeepSpeed-Chat/dschat/plan/__main__.py"]
-    places = ("push", "evaluation/text/__main__", "scoring/serve", "data/prepared/command")
+    places = ("push", "evaluation/text/__main__", "scoring/serve")
     programs += [ROOT / f"applications/DeepSpeed-Chat/dschat/{place}.py" for place in places]
     known: set[str] = {"--help", "--num_gpus", "--hostfile"}  # the last two are the launcher's
     for program in programs:
@@ -190,7 +190,8 @@ def test_flags_in_the_text(document):
             "ArgumentParser|run_judge|run_turns|dschat.inference|run_main", text
         ):
             known |= known_flags(program)
-    known |= known_flags(ROOT / "applications/DeepSpeed-Chat/dschat/demo/__main__.py", "chat")
+    for part, task in (("demo", "chat"), ("data", "check"), ("data", "preview"), ("data", "prepare")):
+        known |= known_flags(ROOT / f"applications/DeepSpeed-Chat/dschat/{part}/__main__.py", task)
     assert not named - known, "no program knows them"
 
 

@@ -113,5 +113,8 @@ def _respond(
                 repository.files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 repository.files[value["path"]] = large[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del repository.files[value["path"]]
         return 200, {"commitUrl": f"{address}/{name}/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
-    return 200, {"id": name, "sha": COMMIT, "private": repository.private, "siblings": [], "tags": []}
+    siblings = [{"rfilename": file} for file in repository.files]
+    return 200, {"id": name, "sha": COMMIT, "private": repository.private, "siblings": siblings, "tags": []}

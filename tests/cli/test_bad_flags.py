@@ -80,11 +80,6 @@ RULES = {
     "reward function with a syntax error": ("ppo", {"reward_function": "bad.py:f"}, ["--reward_function", "bad.py"]),
     "metric function with a syntax error": ("ppo", {"metric_function": "bad.py:f"}, ["--metric_function", "bad.py"]),
     "metric named like ours": ("ppo", {"metric_function": "good.py:kl"}, ["--metric_function"]),
-    "two rewards": (
-        "ppo",
-        {"reward_function": "good.py:f", "reward_model_name_or_path": "r"},
-        ["--reward_function", "--reward_model_name_or_path"],
-    ),
     "no reward": ("ppo", {"critic_model_name_or_path": None}, ["--critic_model_name_or_path", "--reward_function"]),
     "split of two": ("sft", {"data_split": "5,5"}, ["--data_split 5,5"]),
     "split with words": ("sft", {"data_split": "a,b,c"}, ["--data_split a,b,c"]),
@@ -134,4 +129,4 @@ def test_a_good_function_passes_the_rules(tmp_path, monkeypatch):
     (tmp_path / "good.py").write_text(GOOD_FUNCTION)
     monkeypatch.chdir(tmp_path)
     flags = BASE["ppo"] | {"critic_model_name_or_path": None, "reward_function": "good.py:f"}
-    assert parse(PPOConfig, arguments(flags)).reward_function == "good.py:f"
+    assert parse(PPOConfig, arguments(flags)).reward_function == ["good.py:f"]

@@ -135,12 +135,12 @@ def test_no_such_data(step, request, run, tmp_path):
 def test_other_paths_of_data(run, sft_flags, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("x")
-    (tmp_path / "rows.csv").write_text("prompt,response\na,b\n")
+    (tmp_path / "rows.tsv").write_text("prompt\tresponse\na\tb\n")
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 but not really")
     for path, words in (
         ("Dahoas/rm-static", ["--data_path Dahoas/rm-static", "hub", "local"]),
         (tmp_path / "folder", ["--data_path", "train*.jsonl", "notes.txt"]),
-        (tmp_path / "rows.csv", ["--data_path", ".jsonl"]),
+        (tmp_path / "rows.tsv", ["--data_path", ".jsonl"]),
         (tmp_path / "rows.parquet", ["--data_path", "rows.parquet"]),
     ):
         message_of(run("sft", sft_flags | {"data_path": path}), *words)

@@ -94,7 +94,12 @@ def test_margins_of_pairs():
     assert [example.margin for example in examples] == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("margin", [-0.5, True, "1", None, math.nan, math.inf])
+def test_a_margin_may_be_text_as_in_csv_files():
+    row = replace(make_row("a", "b", "c"), extra={"gap": "1.5"})
+    assert pair_examples([row], make_tokenizer(), 9, EOS, margin_key="gap")[0][0].margin == 1.5
+
+
+@pytest.mark.parametrize("margin", [-0.5, True, "much", "-1", "nan", None, math.nan, math.inf])
 def test_margins_that_are_none_are_refused(margin):
     row = replace(make_row("a", "b", "c", line=7), extra={"gap": margin})
     with pytest.raises(UserError, match="rows.jsonl:7: --margin_key gap: the column holds .* a number of at least 0"):

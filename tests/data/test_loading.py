@@ -334,3 +334,22 @@ def test_an_example_with_an_unknown_field() -> None:
 
 def test_the_flags_of_a_step_will_do() -> None:
     assert {field for field in Flags.__dataclass_fields__} - {"step"} <= set(RewardConfig.__dataclass_fields__)
+
+
+def test_what_is_looked_at_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -> None:
+    """The warning of turns that end otherwise depends on a flag that prompts do not."""
+
+    def look(rows: Any, end_id: int) -> None:
+        logging.getLogger("dschat.data.dialogues").warning("%d rows, end %d", len(rows), end_id)
+
+    folder = write(tmp_path / "data")
+    keys = []
+    for end_id in (2, 3):
+        loader = loader_of(PromptExample, folder)
+        loader._look = partial(look, end_id=end_id)
+        loader.make()
+        assert f"rows, end {end_id}" in caplog.text
+        caplog.clear()
+        assert loader.find(loader.key, show=True) is not None and f"rows, end {end_id}" in caplog.text
+        keys.append(loader.key)
+    assert keys[0] != keys[1]

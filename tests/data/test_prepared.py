@@ -14,6 +14,7 @@ import torch
 
 from dschat.config.sft import SFTConfig
 from dschat.data.__main__ import main
+from dschat.data.dialogues import warn_of_turn_end
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.formats.rows import Row
 from dschat.data.loading import ExampleLoader
@@ -71,7 +72,7 @@ def loader_of(
         made = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=limit)
     else:
         made = partial(make, tokenizer=tokenizer, max_seq_len=limit, eos_id=eos_id)
-    return ExampleLoader(config_of(folder), kind, made, False if kind is SFTExample else None)
+    return ExampleLoader(config_of(folder), kind, made, on_prompt=False if kind is SFTExample else None)
 
 
 def example(prompt: str, chosen: str, rejected: str | None = None) -> PreparedExample:
@@ -286,6 +287,45 @@ def test_an_output_is_not_replaced_unasked(source, model, tmp_path, caplog) -> N
     assert "prepared already" in caplog.text
 
 
+def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplog, monkeypatch) -> None:
+    """Not a folder with a thesis in it, not a prepared one with a thesis beside its files, not the source's."""
+    flags = ("--overwrite", *LOOSE)
+    home, folder = tmp_path / "home", tmp_path / "out"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years")
+    prepare(source, model, folder, *LOOSE)
+    (folder / "notes.txt").write_text("days")
+    with monkeypatch.context() as patch:
+        patch.setattr("dschat.data.prepared.make.read_rows", None)  # nothing is read before
+        for output, words in (
+            (home, "this is none; give another folder"),
+            (home / "thesis.tex", "this is none"),
+            (source, "this is none"),
+            (tmp_path, "this is none"),
+            (folder, "holds notes.txt, which `prepare` did not write"),
+        ):
+            prepare(source, model, output, *flags, status=2)
+            assert f"--output {output}: " in caplog.text and words in caplog.text, caplog.text
+            caplog.clear()
+        (folder / "notes.txt").unlink()
+        prepare(folder / "train.parquet", model, folder, *flags, status=2)
+        assert "train.parquet, lies in it and would be deleted" in caplog.text
+    assert (home / "thesis.tex").read_text() == "years" and len(list(source.iterdir())) == 2
+    (folder / "prepared.json").write_text("{")  # damaged: to be prepared again
+    assert prepare(source, model, folder, *flags)["kept"]["train"] == 20
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert main(["prepare", str(source), "--output", ".", "--tokenizer", model, *flags]) == 0
+    assert (tmp_path / "empty" / "prepared.json").is_file()
+
+
+@pytest.mark.parametrize("form", ["parquet", "pt"])
+def test_preview_sends_to_check(form, source, model, tmp_path, caplog) -> None:
+    prepare(source, model, tmp_path / "out", "--format", form, *LOOSE)
+    assert main(["preview", str(tmp_path / "out")]) == 2
+    assert f"`python -m dschat.data check {tmp_path / 'out'}` describes it" in caplog.text
+
+
 def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
     folder = tmp_path / "out"
     prepare(source, model, folder, "--format", "pt", *LOOSE)
@@ -304,3 +344,24 @@ def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
 def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
     assert find_rows(config_of(tmp_path / "out")) == (20, 5)
+
+
+def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source, model, tmp_path) -> None:
+    """Rows of a prepared folder hold no messages; the warning of turns that end otherwise passes them over."""
+    prepare(source, model, tmp_path / "prepared", *LOOSE)
+    loader = loader_of(SFTExample, tmp_path / "prepared")
+    loader._make.keywords["tokenizer"].chat_template = "{{ messages[0].content }}"
+    loader._look = partial(warn_of_turn_end, loader._make.keywords["tokenizer"], end_id=2)
+    assert len(loader.read(show=True).train) > 0
+
+
+def test_what_prepared_rows_do_not_hold_is_refused(source, model, tmp_path) -> None:
+    prepare(source, model, tmp_path / "prepared", *LOOSE, "--stage", "preference")
+    flags, tokenizer = config_of(tmp_path / "prepared"), make_tokenizer()
+    limits = {"tokenizer": tokenizer, "max_seq_len": 100, "eos_id": 2}
+    with pytest.raises(UserError, match="--margin_key: a prepared folder holds no margins"):
+        ExampleLoader(flags, PairExample, partial(pair_examples, **limits, margin_key="gap"))
+    with pytest.raises(UserError, match="--train_on all: a prepared folder holds one response per row"):
+        ExampleLoader(flags, SFTExample, partial(sft_examples, **limits, all_turns=True), on_prompt=False)
+    with pytest.raises(UserError, match="needs the rows of the source itself"):
+        load_share(flags)

@@ -10,7 +10,9 @@ import pytest
 
 from cli_runs import environment, message_of, run_command
 from demo_cases import as_run, make_session, save_endless, save_reward, save_taught
+from dschat.demo.session import Reply
 from dschat.demo.terminal import TerminalChat
+from dschat.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,22 @@ def test_mistakes_are_said_and_the_chat_goes_on(run):
     assert "error: nowhere/at/all: no such folder" in output and "There is no /what\\x1b." in output
     assert "/exit ends the chat." in output and "error: critic: no such folder" in output
     assert "fine," in output.splitlines()[-2]
+
+
+def test_after_an_answer_that_fails_half_way_the_next_one_is_written(run, monkeypatch):
+    session = make_session(run, temperature=0.0, max_new_tokens=30)
+    answer, failing = session.answer, ["half", ""]
+
+    def answer_or_fail(*arguments):
+        if not failing:
+            yield from answer(*arguments)
+            return
+        yield [Reply(failing.pop(0))]
+        raise UserError("it broke.")
+
+    monkeypatch.setattr(session, "answer", answer_or_fail)
+    lines = chat(session, ["how are you?"] * 3, run).splitlines()
+    assert lines[2:5] == ["half", "error: it broke.", "error: it broke."] and lines[5].startswith("fine,")
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(run):

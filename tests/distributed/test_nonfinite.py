@@ -47,7 +47,7 @@ def test_skipping_leaves_weights_and_schedules_of_both_alone(stage, two_interrup
 def test_steps_1_and_2(step, two_interrupted):
     for rank in (0, 1):
         said = two_interrupted.numbers(f"nonfinite-{step}", rank)["said"]
-        assert said.startswith("after 1 updates, gradients of the model on rank 1 are not finite; the batch is in ")
+        assert said.startswith("after 1 update, gradients of the model on rank 1 are not finite; the batch is in ")
 
 
 def test_a_process_without_responses_keeps_step(two_interrupted):

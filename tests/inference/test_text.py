@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import dschat.inference.text as text
 from cli_runs import read_jsonl, run_command, write_jsonl
+from dschat.data.__main__ import main
+from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.inference.text import run_text
 from dschat.inference.text_options import TextOptions
@@ -102,8 +105,6 @@ def test_scores_are_those_of_plain_transformers(place, tokenizer):
 
 
 def test_an_interrupted_run_goes_on(place, monkeypatch):
-    import dschat.inference.text as text
-
     flags = {"model": [str(place / "policy1"), str(place / "policy2")], "batch_size": 2}
     whole = measure(place, "whole", **flags)
     real, calls = text.read_and_answer, []
@@ -153,6 +154,97 @@ def test_bad_flags(tmp_path, flags, words):
         flags = {"checkpoints": Path("nowhere")}
     with pytest.raises(UserError, match=words):
         TextOptions(data="d", output=tmp_path, **flags).subjects()
+
+
+def test_held_out_rows_are_those_of_the_run(place, caplog):
+    """Data without evaluation rows: the 5 % of --seed, by default the run's own."""
+    rows = [{"prompt": f"jinx {number}", "chosen": "a cat"} for number in range(60)]
+    write_jsonl(place / "many.jsonl", rows)
+    run = place / "run"
+    run.mkdir()
+    (run / "actor").symlink_to(place / "policy1")
+    (run / "run.json").write_text(json.dumps({"step": "ppo"}))
+    (run / "train_config.json").write_text(json.dumps({"seed": 7}))
+    flags = {"data": str(place / "many.jsonl"), "no_rouge": True}
+    for name, own, seed in (
+        ("run", {"checkpoints": run}, 7),
+        ("flag", {"checkpoints": run, "seed": 8}, 8),
+        ("model", {"model": [str(place / "policy1")]}, 1234),
+    ):
+        expected = [row.prompt for row in load_source(place / "many.jsonl", None, seed).eval]
+        assert [row["prompt"] for row in measure(place, name, **flags, **own)] == expected and len(expected) == 3
+    assert "tells no seed" not in caplog.text
+    (run / "train_config.json").unlink()
+    assert TextOptions(data="d", output=place, checkpoints=run).seed == 1234
+    assert "tells no seed; 1234 is taken" in caplog.text
+    with pytest.raises(UserError, match="--seed -1: must be between 0"):
+        TextOptions(data="d", output=place, checkpoints=run, seed=-1)
+
+
+def test_another_seed_does_not_go_on(place, monkeypatch):
+    def stopping(*args):
+        raise KeyboardInterrupt
+
+    flags = {"model": [str(place / "policy1")], "batch_size": 1, "no_rouge": True}
+    with monkeypatch.context() as patch:
+        real, calls = text.read_and_answer, []
+        patch.setattr(
+            text, "read_and_answer", lambda *args: calls.append(1) or (stopping if calls[1:] else real)(*args)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            measure(place, **flags)
+    with pytest.raises(UserError, match="begun with --seed 1234, now it is 5"):
+        measure(place, **flags, seed=5)
+
+
+def test_prepared_folders(place):
+    """The validation rows' own texts, else the test rows'; ids alone and folders without either are refused."""
+
+    def prepare(name, *words):
+        command = [
+            "prepare",
+            str(place / "data"),
+            "--output",
+            str(place / name),
+            "--tokenizer",
+            str(place / "policy1"),
+        ]
+        assert main([*command, "--minimum_response_length", "0", "--stage", "preference", *words]) == 0
+        return str(place / name)
+
+    flags = {"model": [str(place / "policy1")], "reward_model": [str(place / "rm")], "no_rouge": True}
+    for name, share in (("validation", "0.5"), ("test", "0")):
+        folder = prepare(name, "--data_split", "0,1", "--validation_percentage", share)
+        expected = read_jsonl(place / "data" / ("train.jsonl" if name == "validation" else "eval.jsonl"))
+        rows = measure(place, f"out-{name}", data=folder, **flags)
+        texts = [(row["prompt"], row["chosen"], row["rejected"]) for row in rows if "chosen" in row]
+        assert len(rows) == 2 * len(texts) > 0
+        assert set(texts) <= {(row["prompt"], row["chosen"], row["rejected"]) for row in expected}
+    ids = prepare("ids", "--data_split", "0,1", "--format", "pt")
+    with pytest.raises(UserError, match="ids and no texts; give the data that it was made from"):
+        measure(place, "none", data=ids, **flags)
+    (place / "data" / "eval.jsonl").unlink()
+    alone = prepare("alone", "--data_split", "0,1", "--validation_percentage", "0")
+    with pytest.raises(UserError, match="neither validation nor test rows"):
+        measure(place, "none", data=alone, **flags)
+    assert len(measure(place, "train", data=alone, split="train", **flags)) == 2 * 2
+
+
+def test_a_loss_that_is_no_number_is_said(place, tokenizer, caplog):
+    """By name; the files hold null, which is JSON."""
+    broken, classifier = make_causal_lm("gpt2", 1), make_classifier("gemma", 3)
+    for module in (broken.transformer.ln_f, classifier.score):
+        module.weight.data.fill_(float("nan"))
+    classifier.config.reward_loss = "last_token"
+    save_folder(place / "broken", broken, tokenizer)
+    save_folder(place / "broken-rm", classifier, tokenizer)
+    rows = measure(place, model=[str(place / "broken")], reward_model=[str(place / "broken-rm")], no_rouge=True)
+    assert rows[0]["loss_sum"] is None and rows[-1]["chosen_score"] is None
+    assert "broken: the loss of 5 of 5 texts is not finite" in caplog.text
+    assert "broken-rm: a score of 5 of 5 texts is not finite" in caplog.text
+    assert "was trained with --reward_loss last_token, which leaves the number at the last token" in caplog.text
+    report = json.loads((place / "out" / "report.json").read_text(), parse_constant=pytest.fail)
+    assert report["policies"][0]["loss"]["value"] is None
 
 
 def test_what_is_left_out_is_said(place, caplog):

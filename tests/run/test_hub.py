@@ -32,7 +32,7 @@ def run(tmp_path):
 
 
 def test_the_policy_of_step_3_with_the_records_of_its_run(run):
-    expected = sorted([*PLAIN, "metrics.jsonl", "train_config.json", "curves.png"])
+    expected = sorted([*PLAIN, "metrics.jsonl", "train_config.json"])
     for folder, model in ((run, "actor"), (run / "actor", "actor"), (run / "critic", "critic")):
         files = dict(files_of(folder))
         assert sorted(files) == expected
@@ -56,6 +56,13 @@ def test_a_folder_with_an_adapter_or_nothing(tmp_path):
         ("--token hf_" + "a" * 34, "hf_aaa"),
         ("key sk-" + "b" * 24, "sk-bbb"),
         ("https://me:password@host/data", "://me:"),
+        ("https://password@host/data", "://pas"),
+        ("http://host/score?token=abcdef12", "?token"),
+        ("http://host/score?n=1&api_key=abcdef12", "&api_k"),
+        ("ghp_" + "c" * 36, "ghp_cc"),
+        ("github_pat_" + "d" * 40, "github"),
+        ("AIza" + "e" * 35, "AIzaee"),
+        ("xoxb-" + "1" * 20, "xoxb-1"),
         ("the word of the variable", "secret,"),
     ],
 )
@@ -66,6 +73,30 @@ def test_secrets_stay_here(run, monkeypatch, text, shown):
     with pytest.raises(UserError, match="run.json: holds what looks like a secret") as error:
         refuse_secrets(dict(files_of(run)))
     assert shown in str(error.value) and text not in str(error.value)
+
+
+def test_only_the_run_that_made_a_model_gives_its_records(tmp_path):
+    """A folder above that holds other metrics is none of the model's."""
+    write(tmp_path, *(f"models/mine/{name}" for name in PLAIN), "metrics.jsonl", "models/metrics.jsonl")
+    assert sorted(dict(files_of(tmp_path / "models" / "mine"))) == sorted(PLAIN)
+
+
+def test_weights_of_an_earlier_push_do_not_stay(run, reach):
+    """Of a model in one file, when the new one lies in two; other files stay."""
+    names = ("model.safetensors", "adapter/adapter_model.safetensors", "notes.md", "x.safetensors.md")
+    repositories = {"me/model": Repository(True, dict.fromkeys(names, b""))}
+    for number in (1, 2):
+        write(run, f"actor/model-0000{number}-of-00002.safetensors")
+    write(run, "actor/model.safetensors.index.json")
+    (run / "actor" / "model.safetensors").unlink()
+    with upload_server(repositories) as address:
+        reach(address)
+        push(run, "me/model")
+        with pytest.raises(UserError, match="me/model is private on the hub: drop --public"):
+            push(run, "me/model", public=True)
+    kept = set(repositories["me/model"].files)
+    assert {"notes.md", "x.safetensors.md", "model-00002-of-00002.safetensors", "model.safetensors.index.json"} <= kept
+    assert not kept & {"model.safetensors", "adapter/adapter_model.safetensors"}
 
 
 @pytest.fixture
@@ -90,7 +121,7 @@ def test_the_command(run):
     assert f"uploaded to {address}/me/model" in done.stdout
     repository = repositories["me/model"]
     assert repository.private and repository.messages == ["Upload model"]
-    assert sorted(repository.files) == sorted([*PLAIN, "metrics.jsonl", "train_config.json", "curves.png"])
+    assert sorted(repository.files) == sorted([*PLAIN, "metrics.jsonl", "train_config.json"])
     assert repository.files["model.safetensors"] == b"content of actor/model.safetensors"
 
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server of a reward model: the numbers of the model itself, and requests that it cannot read."""
 
+import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import httpx2
@@ -18,7 +21,7 @@ from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores, readable_rows
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
-from dschat.scoring.serve import Request, Scorer, ScoreServer, ServeOptions
+from dschat.scoring.serve import LARGEST_REQUEST, Request, Scorer, ScoreServer, ServeOptions
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
 from factories import BOS, EOS, hf_score, make_classifier, make_prompt, make_rollout, save_folder
@@ -109,6 +112,7 @@ def test_a_text_that_is_too_long(bytes_tokenizer, tmp_path, serving, caplog):
 
 BAD = {
     "no JSON": (b"prompts=a", "no JSON"),
+    "nested": (b"[" * 50000, "no JSON"),
     "a list": (b"[]", "an object with prompts and responses"),
     "no responses": (b'{"prompts": ["a"]}', "responses must be a list of str"),
     "numbers": (b'{"prompts": ["a"], "responses": [1]}', "responses must be a list of str"),
@@ -116,6 +120,9 @@ BAD = {
     "finished": (b'{"prompts": ["a"], "responses": ["a"], "finished": [1]}', "finished must be a list of bool"),
     "messages": (b'{"prompts": ["a"], "responses": ["a"], "messages": [[{"role": "user"}]]}', "messages must be 1"),
 }
+for value in ("{}", "0", '""', "false", "[]"):
+    no_messages = b'{"prompts": ["a"], "responses": ["a"], "messages": %s}' % value.encode()
+    BAD[f"messages {value}"] = (no_messages, "messages must be 1")
 
 
 def test_what_is_no_request_is_refused(folder, serving):
@@ -125,6 +132,65 @@ def test_what_is_no_request_is_refused(folder, serving):
         assert answer.status_code == 400 and words in answer.json()["error"], name
     assert httpx2.get(url.replace("/score", "/health")).json() == {"status": "ok", "model": folder}
     assert httpx2.post(url, json={"prompts": [], "responses": []}).json() == {"scores": []}
+
+
+def test_null_messages_are_as_good_as_none():
+    assert Request.read(b'{"prompts": ["a"], "responses": ["b"], "messages": null}').messages == [None]
+
+
+@pytest.mark.parametrize("length", [LARGEST_REQUEST + 1, -1])
+def test_a_request_of_the_wrong_length_is_refused_unread(length, folder, serving):
+    answer = said_to(port_of(serving(folder)), f"POST / HTTP/1.0\r\nContent-Length: {length}\r\n\r\n")
+    assert b" 400 " in answer and b"more than 32 MB" in answer
+
+
+def said_to(port, text):
+    """What a server says to these first bytes of a request."""
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.sendall(text.encode())
+        return connection.makefile("rb").read()
+
+
+def port_of(url):
+    return int(url.split(":")[2].split("/")[0])
+
+
+def test_the_end_waits_for_what_has_been_asked_and_for_no_silent_connection():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(request):
+        begun.set()
+        go_on.wait(30)
+        return [1.0]
+
+    server = ScoreServer(("0.0.0.0", 0), slow, "m")
+    port = server.server_address[1]
+    assert server.url == f"http://127.0.0.1:{port}/score"
+    answers = {}
+
+    def say(name, text):
+        answers[name] = said_to(port, text)
+
+    body = json.dumps({"prompts": ["a"], "responses": ["b"]})
+    head = f"POST / HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+    texts = {"silent": "", "half": head + body[:5], "whole": head + body}
+    threads = [threading.Thread(target=say, args=item) for item in texts.items()]
+    threads.append(threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}))
+    for thread in threads:
+        thread.start()
+    assert begun.wait(30)
+    while len(server._open) < 3:
+        time.sleep(0.01)
+    server.shutdown()
+    ending = threading.Thread(target=server.server_close)
+    ending.start()
+    for thread in threads[:2]:
+        thread.join(10)
+    assert answers == {"silent": b"", "half": b""} and ending.is_alive()
+    go_on.set()
+    ending.join(10)
+    threads[2].join(10)
+    assert not ending.is_alive() and answers["whole"].endswith(b'{"scores": [1.0]}')
 
 
 def test_a_number_that_is_not_finite_is_null(bytes_tokenizer, tmp_path, serving):
@@ -147,7 +213,7 @@ def test_wrong_flags():
 
 
 def test_a_port_that_is_taken(folder, serving):
-    port = int(serving(folder).split(":")[2].split("/")[0])
+    port = port_of(serving(folder))
     with pytest.raises(UserError, match=f"--host 127.0.0.1 --port {port}: Address already in use"):
         ScoreServer(("127.0.0.1", port), None, "m")
 
@@ -163,7 +229,8 @@ def test_the_command_serves_and_ends_at_sigterm(folder):
     alarm.cancel()
     url = line.split("--reward_url ")[1].strip()
     assert len(httpx2.post(url, json={"prompts": ["a"], "responses": ["b"]}).json()["scores"]) == 1
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0 and "stopped" in process.stdout.read()
+    with socket.create_connection(("127.0.0.1", port_of(url))):  # which says nothing
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0 and "stopped" in process.stdout.read()
     bad = subprocess.run([*command[:3], "--model", "/no/such"], capture_output=True, text=True, env=environment())
     assert bad.returncode == 2 and "error: --model /no/such: no such folder" in bad.stderr

@@ -78,6 +78,8 @@ WRONG = {
     "wrong length": (b'{"scores": [1.0]}', "answers 1 scores for 2 responses"),
     "NaN": (b'{"scores": [1.0, NaN]}', "score 1 of its answer is nan, not a finite number"),
     "null": (b'{"scores": [null, 1]}', "score 0 of its answer is None"),
+    "too large": (b'{"scores": [1, 1%s]}' % (b"0" * 400), "score 1 of its answer is 1000"),
+    "nested": (b"[" * 50000, "its answer is no JSON"),
     "text": (b'{"scores": ["a", 1]}', "score 0 of its answer is 'a'"),
     "truth": (b'{"scores": [true, 1]}', "score 0 of its answer is True"),
     "no JSON": (b"<html>busy</html>", "its answer is no JSON: '<html>busy</html>'"),
@@ -97,6 +99,14 @@ def test_a_wrong_answer_is_asked_for_again_and_then_stops_the_run(name, server, 
     message = str(caught.value)
     assert message.startswith(f"--reward_url {stand_in.url}: ") and words in message and "docs/rewards.md" in message
     assert "Asked 3 times" in message and len(stand_in.requests) == 3
+
+
+def test_wrong_answers_are_counted_apart_from_those_that_do_not_come(server):
+    trouble, wrong = answering(500, b""), answering(200, b"{}")
+    assert ask(server(*[trouble] * 3, wrong, trouble, wrong, by_length).url).tolist() == LENGTHS
+    stand_in = server(wrong, trouble, wrong, trouble, wrong, by_length)
+    with pytest.raises(UserError, match='no list "scores". Asked 5 times'):
+        ask(stand_in.url)
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])

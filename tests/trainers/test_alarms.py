@@ -70,7 +70,11 @@ def test_an_alarm_is_repeated_once_in_an_interval(caplog):
     watch = alarms(interval=4)
     for update in range(1, 11):
         watch.look(HEALTHY | {"response/repetition": 0.8}, update)
-    assert [line.split(",")[0] for line in lines_of(caplog)] == [f"after {n} updates" for n in (1, 5, 9)]
+    assert [line.split(",")[0] for line in lines_of(caplog)] == [
+        "after 1 update",
+        "after 5 updates",
+        "after 9 updates",
+    ]
 
 
 def test_alarms_do_not_silence_each_other(caplog):

@@ -190,7 +190,7 @@ def test_steps_1_and_2_stop(step, part, group, tmp_path):
     trainer = supervised(step, tmp_path)
     trainer.train_once([[0, 1], [2, 3]])
     spoil(trainer, part)
-    with pytest.raises(UserError, match=f"after 1 updates, {part} of the model on rank 0 are not finite"):
+    with pytest.raises(UserError, match=f"after 1 update, {part} of the model on rank 0 are not finite"):
         trainer.train_once([[0, 1], [2, 3]])
     tensors = load_file(tmp_path / "nonfinite" / "update-1-rank-0.safetensors")
     assert {"0.input_ids", "0.attention_mask", "1.input_ids", "1.attention_mask"} <= tensors.keys()

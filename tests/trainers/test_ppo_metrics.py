@@ -11,7 +11,7 @@ from dschat.data.encoding import decode_response
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.rloo_batch import rloo_batch
 from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import Trajectory
+from dschat.rl.types import Trajectory, select_rows, without_responses
 from dschat.trainers.ppo.metrics import outside_metrics, repeated_4grams, rollout_metrics, token_table, token_texts
 from factories import (
     EOS,
@@ -61,6 +61,18 @@ def test_a_rollout_without_a_critic():
     batch = rloo_batch(replace(trajectory, values=None), ends, 2, kl_coef=0.5)
     gone = {"val/explained_variance", "macro/lambda_eff"}
     expected = {name: number for name, number in with_critic.items() if name not in gone}
+    assert rollout_metrics(batch, 0.9) == pytest.approx(expected)
+
+
+def test_a_response_without_a_score_counts_in_no_mean_of_tokens():
+    """Its tokens are taken away; its score, which was filled with the others' mean, is averaged all the same."""
+    whole = trajectory_of([3, 1, 4, 2], 5, seed=1)
+    missing = torch.tensor([False, False, False, True])
+    scores = torch.where(missing, whole.scores[:3].mean(), whole.scores)
+    cut = replace(whole, rollout=without_responses(whole.rollout, missing), scores=scores)
+    batch = ppo_batch(cut, fixed_ngram_ends(cut.response_mask, 2), kl_coef=0.5, gamma=1.0, lam=0.9)
+    expected = rollout_metrics(select_rows(batch, torch.arange(3)), 0.9)
+    assert expected["response/length"] == pytest.approx(8 / 3)
     assert rollout_metrics(batch, 0.9) == pytest.approx(expected)
 
 

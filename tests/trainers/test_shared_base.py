@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One base in memory for all models of step 3 (--share_base)."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -209,3 +210,17 @@ def test_the_identity_of_an_adapter_is_its_weights(tokenizer, tmp_path):
     weights = load_file(Path(path) / "adapter" / WEIGHTS)
     save_file({name: x + 1 for name, x in weights.items()}, Path(path) / "adapter" / WEIGHTS)
     assert model_hash(path) != before
+
+
+def test_an_adapter_trained_with_dropout_has_none_in_step_3(tokenizer, tmp_path):
+    """Values of an update are compared with those of the rollout."""
+    base, flags = paths(tmp_path, tokenizer)
+    file = Path(flags["critic_model_name_or_path"])
+    file = (file if (file / "adapter_config.json").exists() else file / "adapter") / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_dropout": 0.5}))
+    critic = make_classifier()
+    load_adapter(critic, file.parent, "--critic_model_name_or_path", base)
+    assert not [m for m in critic.modules() if isinstance(m, torch.nn.Dropout) and m.p > 0]
+    config = config_of(tmp_path / "out", base, share_base=True, rm_template=True, **flags)
+    with pytest.raises(UserError, match="--rm_template: with --share_base"):
+        check_lengths(config)

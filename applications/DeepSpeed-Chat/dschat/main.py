@@ -143,3 +143,4 @@ def _quieten_libraries() -> None:
 
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for every request of --reward_url

@@ -67,6 +67,19 @@ def test_reward_loss_and_accuracy_by_hand():
     assert far.loss.value == pytest.approx(1e4), "no overflow"
 
 
+def test_numbers_that_are_not_finite(tmp_path):
+    """One of two is enough: the means are no numbers, without intervals, and null in the file."""
+    policy = policy_result([text(2.0, 1), text(math.nan, 1)])
+    pairs = [(1.0, 0.0), (math.nan, 0.0), (0.0, math.inf)]
+    reward = reward_result([{"model": "r", "update": None, "chosen_score": c, "rejected_score": r} for c, r in pairs])
+    assert reward.accuracy.value == pytest.approx(1 / 3)
+    table = write_text_report([policy], [reward], tmp_path)
+    content = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    none = {"value": None, "low": None, "high": None}
+    assert content["policies"][0]["loss"] == content["reward_models"][0]["loss"] == none
+    assert content["policies"][0]["perplexity"] == none and table.count("nan") == 3
+
+
 def test_the_files(tmp_path):
     policies = [
         policy_result([text(2.0, 1, **ROUGE) | {"model": name, "update": n}] * 2) for name, n in (("a", 1), ("b", 2))

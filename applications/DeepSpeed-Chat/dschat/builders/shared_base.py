@@ -17,7 +17,9 @@ from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.errors import UserError
+from dschat.models.load import open_config
 from dschat.models.scalar import ScalarModel
+from dschat.models.scored_at import warn_of_reward_loss
 from dschat.models.shared_base import adapter_settings, classifier_beside, find_adapter, load_adapter
 from dschat.run.identity import model_hash
 from dschat.scoring.reward_model import RewardModelScores
@@ -66,6 +68,10 @@ def check_shared_base(config: PPOConfig) -> None:
     if reward is None:
         return
     if is_on_base(config, reward):
+        if config.rm_template:
+            raise UserError(
+                f"--rm_template: with --share_base, {REWARD} {reward} reads the actor's own ids. Drop one of the two."
+            )
         if config.offload_reference_model:
             raise UserError(
                 "--offload_reference_model: with --share_base, reference and reward model are the actor's base, which "
@@ -100,6 +106,8 @@ def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedM
         assert folder is not None  # it is on the base
         reward = classifier_beside(actor, REWARD)
         load_adapter(reward, folder, REWARD, base)
+        if (folder.parent / "config.json").is_file():
+            warn_of_reward_loss(open_config(str(folder.parent), REWARD), f"{REWARD} {folder.parent}")
     return critic, reward
 
 

@@ -41,6 +41,7 @@ def launch(page: Component, css: str, js: str | None = None, port: int | None = 
         _, address, _ = page.launch(
             server_name=host,
             server_port=port,
+            share=False,  # else GRADIO_SHARE, or a notebook service, would open a public tunnel
             prevent_thread_lock=True,
             quiet=True,
             footer_links=[],

@@ -15,6 +15,7 @@ OnRewardError = Literal["stop", "retry", "skip"]
 # Names that a second score may not take: the metrics of step 3 have keys of these names.
 METRIC_NAMES = (
     *("kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate", "unscored"),
+    *("normalized_scores", "scores_running_mean", "scores_running_std"),
     *("prompt", "response", "score", "finished", "tokens"),  # columns of the sample files
 )
 # What a source that is no function is called in metrics and samples.
@@ -127,10 +128,10 @@ class RewardFlags(ProgramFlags):
                 if value != default_of(RewardFlags, name):
                     raise UserError(f"--{name} {value} does nothing on its own: add --reward_url, or drop it.")
             return
-        if not re.match(r"https?://[^/\s@]+(/\S*)?$", url):
+        if not re.match(r"https?://[^/\s@?]+(/[^\s?]*)?$", url):
             raise UserError(
                 f"--reward_url {url} is no address: give one such as http://127.0.0.1:8500/score, without a user's"
-                " name or password."
+                " name, password or query."
             )
         if self.reward_timeout + self.reward_patience >= ddp_timeout:
             raise UserError(

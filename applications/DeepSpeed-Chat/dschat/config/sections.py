@@ -35,7 +35,7 @@ class DataFlags:
     rejected_key: str = flag("column of the other response", "rejected")
     response_key: str = flag("column of the response in data without preferences", "response")
     messages_key: str = flag("column of a conversation (list of role and content)", "messages")
-    end_of_conversation_token: str | None = flag("token that ends a response, beside EOS", None)
+    end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None)
 
 
 @dataclass(kw_only=True)

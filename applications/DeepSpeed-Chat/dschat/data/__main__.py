@@ -37,7 +37,7 @@ class Options:
     max_seq_len: int = flag("longest prompt and response (steps 1, 2)", Settings.max_seq_len)
     max_prompt_seq_len: int = flag("longest prompt (step 3)", Settings.max_prompt_seq_len)
     seed: int = flag("seed of the splits", Settings.seed)
-    end_of_conversation_token: str | None = flag("token that ends a response, beside EOS", None)
+    end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None)
     train_on: str = flag("turns of the assistant that step 1 trains on", "last", choices=("all", "last"))
     prompt_key: str = flag("for 'prompt'", DataKeys.prompt)
     chosen_key: str = flag("for 'chosen'", DataKeys.chosen)
@@ -104,7 +104,13 @@ def _report(path: str, arguments: argparse.Namespace) -> str:
             report += "\n\n" + _solutions(path, arguments.run_solutions, arguments.sandbox_level, settings)
         return report
     from dschat.data.inspect.preview import preview_report
+    from dschat.data.prepared.folder import open_prepared
 
+    if open_prepared(path) is not None:
+        raise UserError(
+            f"preview {path}: a prepared folder, whose rows are encoded already; `python -m dschat.data check {path}` "
+            "describes it. Preview the data that it was made from."
+        )
     colour = sys.stdout.isatty() if arguments.colour == "auto" else arguments.colour == "always"
     return preview_report(path, arguments.rows, arguments.step, colour, settings)
 

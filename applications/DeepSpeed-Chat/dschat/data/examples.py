@@ -12,6 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -225,6 +226,9 @@ def require_both_responses(rows: Sequence[Row], who: str) -> None:
 def margin_of(row: Row, key: str) -> float:
     """The number in a row's column; raises UserError, which names the row, unless there is one of at least 0."""
     margin = row.extra.get(key)
+    if isinstance(margin, str):  # as CSV files hold numbers
+        with suppress(ValueError):
+            margin = float(margin)
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < math.inf:
         found = f"holds {margin!r}" if key in row.extra else "is missing"
         raise UserError(

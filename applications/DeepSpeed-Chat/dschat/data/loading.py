@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
 from dschat.data.cache import cache_folder, key_of, new_entry, open_entry
-from dschat.data.formats.rows import RawSource, Row
+from dschat.data.formats.rows import RawSource
 from dschat.data.parallel import Encoder, encode_rows, num_workers
 from dschat.data.prepared.read import check_folder, find_prepared, from_prepared, prepared_share
 from dschat.data.shares import Share, ShareFlags, keys_of, load_share
@@ -36,7 +36,7 @@ HUB_ROW = 2000  # bytes of text in a row of the hub
 SLOWER = 10  # times as long takes a slow tokenizer
 
 E = TypeVar("E")
-Look = Callable[[Sequence[Row]], None]
+Look = partial[None]
 Make = partial[tuple[list[E], Counter[str]]]
 
 
@@ -76,7 +76,7 @@ class ExampleLoader(Generic[E]):
             kind: of the examples.
             make: one of `dschat.data.examples` with everything but the rows and `held_out`, by name: the tokenizer
                 as `tokenizer`, and settings that are numbers or texts.
-            look: sees the training rows, to warn of what is odd in them.
+            look: sees the training rows, to warn of what is odd in them; its settings by name.
             on_prompt: in step 1, whether prompts are learnt from, too.
 
         Raises:
@@ -112,6 +112,7 @@ class ExampleLoader(Generic[E]):
                 "sources": [[[str(f), file_hash(f)] for f in source.files] + [source.hub] for source in self._sources],
                 "share": [flags.data_path, flags.data_split, flags.step, flags.seed, asdict(keys_of(flags))],
                 "examples": [self._kind.__name__, self._make.func.__qualname__, settings],
+                "looks": None if self._look is None else [str(value) for value in self._look.keywords.values()],
                 "tokenizer": [tokenizer_fingerprint(tokenizer), tokenizer.chat_template],
             }
         )
@@ -123,8 +124,8 @@ class ExampleLoader(Generic[E]):
             UserError: see `dschat.data.shares.load_share` and the function that makes examples.
         """
         share = self._share(show)
-        if show and self._look is not None:
-            self._look(share.train)
+        if show:
+            self._look_at(share)
         train, dropped = self._make(share.train)
         held_out, dropped_eval = self._make(share.eval, held_out=True)
         return StepData(train, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
@@ -159,8 +160,7 @@ class ExampleLoader(Generic[E]):
         try:
             with _warnings() as warnings:
                 share = self._share(show)
-                if self._look is not None:
-                    self._look(share.train)
+                self._look_at(share)
             with new_entry(self.key, schema_of(self._kind)) as entry:
                 dropped = {
                     name: self._encode(name, rows, entry, show)
@@ -187,6 +187,11 @@ class ExampleLoader(Generic[E]):
         if self._prepared:
             return prepared_share(self._prepared, self._make.keywords["tokenizer"])
         return load_share(self._flags, show)
+
+    def _look_at(self, share: Share[Any]) -> None:
+        """Shows the training rows to `look`; those of prepared folders hold no messages any more."""
+        if self._look is not None and not self._prepared:
+            self._look(share.train)
 
     def _encode(self, name: str, rows: Sequence[Any], entry: EntryWriter, show: bool) -> Counter[str]:
         total: Counter[str] = Counter()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.sources import load_source
 from dschat.data.splits import split_part
+from dschat.errors import UserError
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -52,6 +53,13 @@ def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:
     Raises:
         UserError: see :func:`dschat.data.sources.load_source`; or ``--data_split`` has no part for this step.
     """
+    from dschat.data.prepared.read import find_prepared
+
+    for folder in find_prepared(flags.data_path):
+        raise UserError(
+            f"--data_path {folder.path}: a prepared folder serves steps 1, 2, 3 and DPO; this run needs the rows of"
+            " the source itself: give that."
+        )
     keys = keys_of(flags)
     train: list[Row] = []
     held_out: list[Row] = []

@@ -84,12 +84,17 @@ class TerminalChat:
         """Writes the answer as it grows; where two models answer, one after the other."""
         stop = threading.Event()
         replies: list[Reply] = []
-        with _stopped_by_ctrl_c(stop):
-            growing = self._session.answer(partial(self._conversation.prompt, message), self._choice, stop)
-            for replies in growing:
-                self._write_on(replies)
+        try:
+            with _stopped_by_ctrl_c(stop):
+                growing = self._session.answer(partial(self._conversation.prompt, message), self._choice, stop)
+                for replies in growing:
+                    self._write_on(replies)
+        finally:
+            half_said = bool(self._said)  # it has failed
+            self._side, self._said = 0, None
+            if half_said:
+                self._write("\n")
         self._conversation = self._conversation.with_turn(message, replies)
-        self._side, self._said = 0, None
 
     def _write_on(self, replies: Sequence[Reply]) -> None:
         """Writes what is new of the answer that is being written, and of the next one once that is done."""

@@ -11,27 +11,30 @@ import torch
 
 from dschat.common.journal import Journal
 from dschat.data.formats.rows import Row
+from dschat.data.prepared.folder import open_prepared
+from dschat.data.prepared.read import prepared_rows
 from dschat.data.sources import load_source
 from dschat.errors import UserError
-from dschat.evaluation.text.report import write_text_report
+from dschat.evaluation.text.report import without_nan, write_text_report
 from dschat.evaluation.text.results import policy_result, reward_result
 from dschat.inference.batches import LARGER, Work, batches_of, do_batches, enough_memory, fingerprint
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.policy import load_policy, locate_policy
-from dschat.inference.prompts import PROTOCOL_SEED, shuffled
+from dschat.inference.prompts import shuffled
 from dschat.inference.text_options import Subject, TextOptions
-from dschat.inference.text_work import choose_texts, read_and_answer, score_pairs, shown
+from dschat.inference.text_work import choose_texts, read_and_answer, say_not_finite, score_pairs, shown
 from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
 from dschat.models.scalar import ScalarModel
+from dschat.models.scored_at import warn_of_reward_loss
 from dschat.models.tokenizer import load_tokenizer
 
 ROWS = "rows.jsonl"
 # Flags that the rows depend on.
 RECORDED = (
-    *("data", "split", "num_samples", "no_rouge", "all_tokens", "max_seq_len", "max_new_tokens", "max_prompt_len"),
-    *("end_of_conversation_token", "batch_size", "rollout_engine", "prompt_key", "chosen_key", "rejected_key"),
-    *("response_key", "messages_key"),
+    *("data", "split", "seed", "num_samples", "no_rouge", "all_tokens", "max_seq_len", "max_new_tokens"),
+    *("max_prompt_len", "end_of_conversation_token", "batch_size", "rollout_engine", "prompt_key", "chosen_key"),
+    *("rejected_key", "response_key", "messages_key"),
 )
 
 
@@ -56,14 +59,18 @@ def run_text(options: TextOptions) -> str:
         policies = [policy_result(written[each.name]) for each in subjects if each.kind == "policy"]
         rewards = [reward_result(written[each.name]) for each in subjects if each.kind == "reward"]
         table = write_text_report(policies, rewards, options.output)  # before the file that says: finished
-        journal.finish(row for each in subjects for row in written[each.name])
+        journal.finish(without_nan(row) for each in subjects for row in written[each.name])
     return f"{table}\n\n{path}, and beside it report.md, .json and .png"
 
 
 def _rows(options: TextOptions) -> list[Row]:
     """The rows of the split, in a fixed random order where not all are taken."""
-    source = load_source(options.data, options.keys, PROTOCOL_SEED)
-    rows = source.eval if options.split == "eval" else source.train
+    held_out, folder = options.split == "eval", open_prepared(options.data)
+    if folder is None:
+        source = load_source(options.data, options.keys, options.seed)
+        rows = source.eval if held_out else source.train
+    else:
+        rows = prepared_rows(folder, held_out)
     if not rows:
         raise UserError(f"--data {options.data}: the split {options.split} has no rows.")
     if options.num_samples is None or options.num_samples >= len(rows):
@@ -90,6 +97,7 @@ def _measure(
         with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}", LARGER):
             if subject.kind == "reward":
                 classifier = load_scalar(path, subject.flag, dtype, tokenizer, may_be_new=False)
+                warn_of_reward_loss(classifier.config, f"{subject.flag} {path}")
                 model = ScalarModel(classifier.to(device).eval())
                 return partial(score_pairs, model, texts, tokenizer.pad_token_id)
             policy = load_policy(path, tokenizer, options, 0.0, device, dtype)
@@ -100,4 +108,6 @@ def _measure(
     batches = batches_of(texts.lengths(options.max_new_tokens if answers else 0), options.batch_size)
     part = ("model", subject.name)
     entries = do_batches(journal, texts.selection, batches, prepare, shown, part, subject.name)
-    return [{"model": subject.name, "update": subject.update} | entry["row"] for entry in entries]
+    rows_of_model = [{"model": subject.name, "update": subject.update} | entry["row"] for entry in entries]
+    say_not_finite(subject, rows_of_model)
+    return rows_of_model

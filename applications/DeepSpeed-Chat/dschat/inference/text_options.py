@@ -2,6 +2,7 @@
 """The flags of text metrics, checked before anything slow is imported, and the models that they name."""
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,11 @@ from dschat.data.formats.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.options import DTYPES, ENGINES, check_known, check_positive, model_name
 
+logger = logging.getLogger(__name__)
+
 SPLITS = ("eval", "train")
+SEED = 1234  # training's default
+FLAGS_FILE = "train_config.json"  # which every run writes
 STEP = re.compile(r"step-(\d+)")
 POLICY = "actor"  # of step 3's output
 Kind = Literal["policy", "reward"]
@@ -49,13 +54,16 @@ class TextOptions:
     data: str = flag("data set: as --data_path of training")
     output: Path = flag("folder for rows.jsonl, report.md, report.json and report.png")
     split: str = flag("eval, the held-out rows, or train (%(default)s)", "eval")
+    seed: int = flag(
+        f"of the 5 %% held out where the data have no evaluation rows ({SEED}; the run's of --checkpoints)", None
+    )
     num_samples: int | None = flag("texts: so many of the split, the same for every model (all)", None)
     no_rouge: bool = flag("do not answer the prompts, which takes longest", False)
     all_tokens: bool = flag("perplexity of prompts, too, as --sft_on_prompt trains; else of responses alone", False)
     max_seq_len: int = flag("longest text in tokens; the rest is cut, as in training (%(default)s)", 1024)
     max_new_tokens: int = flag("longest response in tokens, for ROUGE (%(default)s)", 512)
     max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included (no limit)", None)
-    end_of_conversation_token: str | None = flag("token that ends a response, beside EOS, as in training", None)
+    end_of_conversation_token: str | None = flag("token that ends a response instead of EOS, as in training", None)
     batch_size: int = flag("texts computed at once (%(default)s)", 16)
     rollout_engine: str = flag("what draws responses: compacting or generate (%(default)s)", "compacting")
     gpu: int | None = flag("number of the GPU (0 where there is one)", None)
@@ -71,7 +79,6 @@ class TextOptions:
     # Greedy responses depend on none of these.
     top_k = 0
     top_p = 1.0
-    seed = 0
 
     def __post_init__(self) -> None:
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
@@ -81,6 +88,10 @@ class TextOptions:
             check_known(name, getattr(self, name), known)
         for name in ("num_samples", "max_seq_len", "max_new_tokens", "max_prompt_len", "batch_size"):
             check_positive(name, getattr(self, name))
+        if self.seed is None:
+            object.__setattr__(self, "seed", run_seed(self.checkpoints) if self.checkpoints else SEED)
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed {self.seed}: must be between 0 and {2**32 - 1}.")
 
     @property
     def keys(self) -> DataKeys:
@@ -96,6 +107,22 @@ class TextOptions:
         if count > 1:
             raise UserError(f"Two of the models are called {name}: rename a folder, or measure them one by one.")
         return found
+
+
+def run_seed(folder: Path) -> int:
+    """The seed that a run split its data by; training's default, with a warning, where that is not known."""
+    try:
+        seed = json.loads((folder / FLAGS_FILE).read_text(encoding="utf-8"))["seed"]
+    except (OSError, ValueError, KeyError, TypeError):
+        seed = None
+    if isinstance(seed, int):
+        return seed
+    logger.warning(
+        "--checkpoints %s: its %s tells no seed; %d is taken. Give the run's --seed: with another, held-out rows of"
+        " data without evaluation rows may be rows that it was trained on.",
+        *(folder, FLAGS_FILE, SEED),
+    )
+    return SEED
 
 
 def run_models(folder: Path) -> list[Subject]:

@@ -2,9 +2,10 @@
 """Rows → losses of their responses, greedy responses beside them, scores of their pairs; a batch at a time."""
 
 import logging
+import math
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -124,6 +125,22 @@ def shown(entries: list[Entry]) -> Mapping[str, str]:
     loss = sum(row["loss_sum"] for row in rows) / sum(row["loss_tokens"] for row in rows)
     means = {"loss": f"{loss:.3f}"}
     return means | ({"rougeL": f"{fmean(row['rougeL'] for row in rows):.3f}"} if "rougeL" in rows[0] else {})
+
+
+def say_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Warns of texts whose loss or scores are no finite numbers: the means are none, then."""
+    names = ("loss_sum",) if subject.kind == "policy" else ("chosen_score", "rejected_score")
+    count = sum(not all(math.isfinite(row[name]) for name in names) for row in rows)
+    if count:
+        logger.warning(
+            "%s: %s of %d of %d texts is not finite, so the mean loss is no number%s. Compute in --dtype bf16 or fp32;"
+            " if it stays so, the model is damaged.",
+            subject.name,
+            "the loss" if subject.kind == "policy" else "a score",
+            count,
+            len(rows),
+            "" if subject.kind == "policy" else ", and such pairs count as ranked wrong",
+        )
 
 
 def _say_dropped(subject: Subject, dropped: Counter[str], total: int, kept: int) -> None:

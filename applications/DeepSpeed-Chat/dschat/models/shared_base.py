@@ -91,6 +91,7 @@ def load_adapter(model: Any, folder: Path, flag: str, base: str) -> None:
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{flag} {folder}: the adapter cannot be read: {error}") from error
     config.base_model_name_or_path, config.inference_mode, config.modules_to_save = base, False, None
+    config.lora_dropout = 0.0  # log-probs and values of an update are compared with earlier ones
     try:
         inject_adapter_in_model(config, model, NAME)
     except ValueError as error:

@@ -2,7 +2,7 @@
 """A finished model on the Hugging Face hub: what is uploaded, what never is, and what can go wrong.
 
 A repository gets a model's own folder (weights, config, tokenizer, model card, run.json) and, from the folder of its
-run, metrics.jsonl, train_config.json and plots. Of step 3's output that is the policy in actor/.
+run, metrics.jsonl and train_config.json. Of step 3's output that is the policy in actor/.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ MODEL_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
     *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja", "README.md", "run.json"),
 )
-RUN_FILES = ("metrics.jsonl", "train_config.json", "*.png", "*.svg")
+RUN_FILES = ("metrics.jsonl", "train_config.json")
+WEIGHTS = re.compile(r"(?:adapter/)?[^/]+\.safetensors(?:\.index\.json)?")  # in a repository
 ADAPTER = "adapter"  # a folder below a model's
-LEVELS = 3  # from models/step-N/actor up to its run
-TEXTS = (".json", ".jsonl", ".md", ".jinja", ".txt", ".svg")
+ROLES = (POLICY, "critic", "actor_ema")  # folders of step 3's models
+TEXTS = (".json", ".jsonl", ".md", ".jinja", ".txt")
 # What a secret looks like, and the variables that hold some.
 SECRET = re.compile(
-    r"\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|://[^/\s:@\"']+:[^/\s@\"']+@"
+    r"\bhf_[A-Za-z0-9]{30,}|\bsk-[A-Za-z0-9_-]{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}"
+    r"|\bgh[opsu]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bxox[abp]-[A-Za-z0-9-]{10,}|://[^/\s@\"']+@"
+    r"|[?&](?:access_token|api_?key|key|token)=[^&\s\"']{6,}"
 )
 SECRET_VARIABLES = re.compile(r"TOKEN|API_KEY|SECRET|PASSWORD")
 SHORTEST_SECRET = 12  # characters; shorter values of such variables stand in texts by chance
@@ -42,7 +45,7 @@ def push(folder: Path, repository: str, public: bool = False, message: str = "Up
     Args:
         folder: of a model, or step 3's output.
         repository: owner/name.
-        public: make it public; else it is private, and one that is public already is refused.
+        public: the repository is new, or public already; else it is private.
         message: of the commit.
 
     Returns:
@@ -57,15 +60,21 @@ def push(folder: Path, repository: str, public: bool = False, message: str = "Up
     problem = push_problem(repository)
     if problem:
         raise UserError(problem)
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi()
     try:
         address = api.create_repo(repository, private=not public, exist_ok=True)
-        if not public and not api.model_info(repository).private:
+        found = api.model_info(repository)
+        if not public and not found.private:
             raise UserError(f"{repository} is public on the hub: give --public if the model may be, or another name.")
-        operations = [CommitOperationAdd(name, str(file)) for name, file in files.items()]
-        api.create_commit(repository, operations, commit_message=message)
+        if public and found.private:
+            raise UserError(f"{repository} is private on the hub: drop --public, or make it public there first.")
+        # Weights of another model in the same place would be read instead of these.
+        old = [file.rfilename for file in found.siblings or [] if WEIGHTS.fullmatch(file.rfilename)]
+        deletions = [CommitOperationDelete(name) for name in old if name not in files]
+        additions = [CommitOperationAdd(name, str(file)) for name, file in files.items()]
+        api.create_commit(repository, [*additions, *deletions], commit_message=message)
     except UserError:
         raise
     except Exception as error:  # the client's errors have no common class, and a network has many ways to fail
@@ -141,9 +150,12 @@ def _is_model(folder: Path) -> bool:
 
 
 def _run_of(model: Path) -> Path | None:
-    """The folder of the run that made a model: the nearest with metrics.jsonl, a few levels up at most."""
-    model = model.resolve()
-    return next((place for place in (model, *model.parents[:LEVELS]) if (place / "metrics.jsonl").is_file()), None)
+    """The folder of the run that made a model: see `dschat.run.model_folders`; None where it holds no metrics."""
+    place = model.resolve()
+    place = place.parent if place.name in ROLES else place
+    if place.parent.name == "models" and place.name.startswith("step-"):
+        place = place.parent.parent
+    return place if (place / "metrics.jsonl").is_file() else None
 
 
 def _explain(repository: str, error: Exception) -> str:

@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 
-from dschat.run.terminal import evaluation_line
+from dschat.run.terminal import after, evaluation_line
 from dschat.run.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def write_model_card(
         "",
         "## Metrics",
         "",
-        f"On held-out rows, after {record.metrics_update} updates:",
+        f"On held-out rows, {after(record.metrics_update)}:",
         "",
         *[f"- {name}: {value:.4g}" for name, value in record.metrics.items()],
         "",

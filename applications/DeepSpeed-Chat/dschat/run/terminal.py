@@ -2,6 +2,7 @@
 """What a run shows on the terminal: evaluations as one line each, and lines that leave a progress bar whole."""
 
 import logging
+import math
 from collections.abc import Mapping
 
 PREFIX = "eval/"
@@ -30,9 +31,15 @@ def evaluation_line(update: int, metrics: Mapping[str, float], before: Mapping[s
     names = sorted(metrics, key=lambda name: _place(name.removeprefix(PREFIX)))
     parts = []
     for name in names:
-        moved = f" ({_signed(metrics[name] - before[name])})" if name in before else ""
+        finite = name in before and math.isfinite(metrics[name] - before[name])
+        moved = f" ({_signed(metrics[name] - before[name])})" if finite else ""
         parts.append(f"{name.removeprefix(PREFIX).replace('_', ' ')} {_shown(metrics[name])}{moved}")
-    return f"after {update} update{'' if update == 1 else 's'}: {', '.join(parts)}"
+    return f"{after(update)}: {', '.join(parts)}"
+
+
+def after(updates: int) -> str:
+    """When something was: "after 1 update", "after 12 updates"."""
+    return f"after {updates} update{'' if updates == 1 else 's'}"
 
 
 def _place(name: str) -> int:

@@ -68,7 +68,8 @@ class FunctionScores:
             problem = str(error)
             scores = torch.cat([self._one(texts, row) for row in range(len(texts.responses))])
             failed = int(torch.isnan(scores).sum())
-            logger.warning("%s Called with each response alone, it fails at %d of %d.", problem, failed, len(scores))
+            alone = "%s. Called with each response alone, it fails at %d of %d."
+            logger.warning(alone, problem.rstrip("."), failed, len(scores))
         return scores
 
     def _one(self, texts: ResponseTexts, row: int) -> Tensor:

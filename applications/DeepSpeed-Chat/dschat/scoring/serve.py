@@ -8,13 +8,16 @@ import json
 import logging
 import math
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
 
 from dschat.common.script import add_flags, flag, run_script
 from dschat.errors import UserError
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dschat.scoring.serve")  # also where the module is __main__
 
 T = TypeVar("T")
-LARGEST_REQUEST = 256 << 20  # bytes
+LARGEST_REQUEST = 32 << 20  # bytes
 DTYPES = ("fp32", "bf16", "fp16")
 
 
@@ -71,7 +74,7 @@ class Request:
         """Of the JSON of a request. Raises BadRequest."""
         try:
             content = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter of lists in lists in lists
             raise BadRequest(f"the request is no JSON: {error}") from error
         if not isinstance(content, dict):
             raise BadRequest("the request must be an object with prompts and responses")
@@ -79,7 +82,9 @@ class Request:
         count = len(responses)
         prompts = _list_of(content, "prompts", str, count)
         finished = _list_of(content, "finished", bool, count) if "finished" in content else [True] * count
-        messages = content.get("messages") or [None] * count
+        messages = content.get("messages")
+        if messages is None:
+            messages = [None] * count
         if not isinstance(messages, list) or len(messages) != count or not all(map(_is_conversation, messages)):
             raise BadRequest(f"messages must be {count} lists of role and content, or null in their place")
         return cls(prompts, responses, finished, messages)
@@ -149,10 +154,15 @@ class Handler(BaseHTTPRequestHandler):
             length = -1
         if not 0 <= length <= LARGEST_REQUEST:
             self.close_connection = True
-            self._send(HTTPStatus.BAD_REQUEST, {"error": "the length of the request is missing or too large"})
+            problem = f"the length of the request is missing or more than {LARGEST_REQUEST >> 20} MB"
+            self._send(HTTPStatus.BAD_REQUEST, {"error": problem})
             return
         try:
-            self._send(HTTPStatus.OK, {"scores": self.server.scorer(Request.read(self.rfile.read(length)))})
+            body = self.rfile.read(length)
+            if len(body) < length:  # the client has gone, or the server ends: no answer, so that it is asked again
+                self.close_connection = True
+                return
+            self._send(HTTPStatus.OK, {"scores": self.server.scorer(Request.read(body))})
         except BadRequest as error:
             self._send(HTTPStatus.BAD_REQUEST, {"error": str(error)})
         except OSError:
@@ -184,10 +194,30 @@ class ScoreServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], scorer: Scorer, model: str) -> None:
         """Takes where to listen and what answers; raises UserError where the port is taken."""
         self.scorer, self.model = scorer, model
+        self._open: WeakSet[socket.socket] = WeakSet()  # the connections
         try:
             super().__init__(address, Handler)
         except OSError as error:
             raise UserError(f"--host {address[0]} --port {address[1]}: {error.strerror}. Give another.") from error
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches it."""
+        host = str(self.server_address[0])
+        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{self.server_port}/score"
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """The next connection, which is noted."""
+        connection, address = super().get_request()
+        self._open.add(connection)
+        return connection, address
+
+    def server_close(self) -> None:
+        """Waits for the requests that have come; from here on a connection that says nothing has ended."""
+        for connection in list(self._open):
+            with suppress(OSError):  # it has been closed meanwhile
+                connection.shutdown(socket.SHUT_RD)
+        super().server_close()
 
 
 def serve(options: ServeOptions) -> str:
@@ -210,10 +240,7 @@ def serve(options: ServeOptions) -> str:
     with ScoreServer((options.host, options.port), Scorer(reader), options.model) as server:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
-        host, port = server.server_address[:2]
-        logger.info(
-            "scores of %s on %s (%s): --reward_url http://%s:%s/score", options.model, device, dtype, host, port
-        )
+        logger.info("scores of %s on %s (%s): --reward_url %s", options.model, device, dtype, server.url)
         server.serve_forever(poll_interval=0.1)
     return "stopped"
 

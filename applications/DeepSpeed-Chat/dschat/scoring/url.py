@@ -22,7 +22,7 @@ from dschat.scoring.waiting import pause, wait_for
 logger = logging.getLogger(__name__)
 
 FLAG = "--reward_url"
-TRIES = 3  # of a request that is answered wrongly
+TRIES = 3  # wrong answers to a request; those that never came are not counted
 FIRST_WAIT, LONGEST_WAIT = 0.5, 10.0  # seconds before a request is repeated: doubled each time, up to the longest
 TEMPORARY = (408, 425, 429)  # and all statuses from 500 on
 
@@ -80,7 +80,7 @@ class UrlScores:
         """Asks until there is an answer, or no hope of one."""
         url, begun = self._settings.url, time.monotonic()
         patience = self._settings.patience if patience is None else patience
-        tries, wait = 0, FIRST_WAIT
+        tries, wrong, wait = 0, 0, FIRST_WAIT
         while True:
             tries += 1
             try:
@@ -92,10 +92,12 @@ class UrlScores:
                     "or raise --reward_patience."
                 )
             except WrongAnswer as error:
-                problem, is_last = str(error), tries >= TRIES
+                wrong += 1
+                problem, is_last = str(error), wrong >= TRIES
                 remedy = 'It must answer {"scores": [one finite number for each response]}, see docs/rewards.md.'
             if is_last:
-                raise UserError(f"{FLAG} {url}: {problem}. Asked {tries} times. {remedy}")
+                remedy = "" if self._settings.skips else f" {remedy}"
+                raise UserError(f"{FLAG} {url}: {problem}. Asked {tries} times.{remedy}")
             if tries == 1:
                 logger.warning("%s %s: %s. It is asked again, for up to %g s.", FLAG, url, problem, patience)
             pause(wait)
@@ -139,16 +141,24 @@ def _numbers(answer: httpx2.Response, count: int, may_lack: bool) -> list[float]
     """The scores of an answer; with `may_lack`, NaN where it holds null or a number that is not finite."""
     try:
         content = answer.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter of lists in lists in lists
         raise WrongAnswer(f"its answer is no JSON: {' '.join(answer.text.split())[:200]!r}") from error
     scores = content.get("scores") if isinstance(content, dict) else None
     if not isinstance(scores, list):
         raise WrongAnswer('its answer has no list "scores"')
     if len(scores) != count:
         raise WrongAnswer(f"it answers {len(scores)} scores for {count} responses")
-    numbers = [math.nan if score is None else score for score in scores]
-    for place, score in enumerate(numbers):
-        is_number = isinstance(score, int | float) and not isinstance(score, bool)
-        if not is_number or not (may_lack or math.isfinite(score)):
-            raise WrongAnswer(f"score {place} of its answer is {scores[place]!r}, not a finite number")
-    return [float(score) for score in numbers]
+    return [_number(score, place, may_lack) for place, score in enumerate(scores)]
+
+
+def _number(score: object, place: int, may_lack: bool) -> float:
+    wrong = WrongAnswer(f"score {place} of its answer is {repr(score)[:200]}, not a finite number")
+    if isinstance(score, bool) or not isinstance(score, int | float | None):
+        raise wrong
+    try:
+        number = math.nan if score is None else float(score)
+    except OverflowError as error:  # an integer of more than 308 digits
+        raise wrong from error
+    if not (may_lack or math.isfinite(number)):
+        raise wrong
+    return number

@@ -22,6 +22,7 @@ from dschat.rl.types import PPOBatch, ScoredRollout, tensors_of
 from dschat.run.distributed import barrier, broadcast_object, first_over_ranks, gather_objects, is_main, rank
 from dschat.run.output import Run
 from dschat.run.progress import Json
+from dschat.run.terminal import after
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class NonFinite:
         """Looks at means over all ranks. Raises UserError if the run stops at numbers that are not finite."""
         names = [name for name, number in metrics.items() if not math.isfinite(number)]
         if names:
-            self._stop_or_warn(f"after {update} updates, {', '.join(names)} of the evaluation is not finite.", remedy)
+            self._stop_or_warn(f"{after(update)}, {', '.join(names)} of the evaluation is not finite.", remedy)
 
     def _meet(
         self,
@@ -115,7 +116,7 @@ class NonFinite:
             return False
         name, owner = names[first[0]], first[1]
         rows = gather_objects(rows)[owner]
-        what = f"after {update} updates, {name} on rank {owner} are not finite"
+        what = f"{after(update)}, {name} on rank {owner} are not finite"
         what += f" in rows {rows[:8]} of the rollout" if rows else ""
         folder = broadcast_object(self._run.folder) / FOLDER
         stem = f"update-{update}-rank-{owner}"

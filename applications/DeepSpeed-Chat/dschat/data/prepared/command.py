@@ -42,7 +42,7 @@ class PrepareOptions:
     seed: int = flag("of the shuffle", 1234)
     save_skipped: bool = flag(f"write the rows that are left out to {SKIPPED}", False)
     format: str = flag("of the files: parquet, or pt as SheepRL's", "parquet", choices=FORMATS)
-    overwrite: bool = flag("replace the folder", False)
+    overwrite: bool = flag("replace a prepared folder", False)
     end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None)
     prompt_key: str = flag("for 'prompt'", DataKeys.prompt)
     chosen_key: str = flag("for 'chosen'", DataKeys.chosen)

@@ -126,6 +126,23 @@ def open_prepared(path: str | Path) -> PreparedFolder | None:
     return prepared
 
 
+def foreign_entry(folder: Path) -> Path | None:
+    """What a folder to be replaced holds that is no part of a prepared one; the folder itself if it is none.
+
+    A damaged prepared folder is one all the same. None where nothing would be lost: also in an empty folder.
+    """
+    if not folder.is_dir():
+        return folder
+    entries = sorted(folder.iterdir())
+    parquet = [split_file(folder, "", split, "parquet") for split in SPLITS]
+    pt = [split_file(folder, stage, split, "pt") for stage in STAGES for split in SPLITS]
+    marks = {folder / INFO, *(split_file(folder, stage, "train", "pt") for stage in STAGES)}
+    if entries and not marks & set(entries):
+        return folder
+    known = {*parquet, *pt, *(folder / name for name in (INFO, ARGUMENTS, EXAMPLE_PROMPT, PLOT, SKIPPED))}
+    return next((entry for entry in entries if entry not in known or entry.is_dir()), None)
+
+
 def split_file(folder: Path, stage: str, split: str, kind: str) -> Path:
     """The file of a split: train.parquet, or finetune_train.pt."""
     return folder / (f"{split}.parquet" if kind == "parquet" else f"{stage}_{split}.pt")

@@ -20,9 +20,9 @@ from dschat.data.formats.registry import find_known
 from dschat.data.formats.rows import DataKeys, RawSource, Row
 from dschat.data.parallel import Encoder, encode_rows, workers_for
 from dschat.data.prepared.filters import Filter, Limits
-from dschat.data.prepared.folder import PreparedExample, Stage
+from dschat.data.prepared.folder import PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
-from dschat.data.sources import read_rows
+from dschat.data.sources import open_source, read_rows
 from dschat.data.splits import parse_fractions, split_bounds
 from dschat.data.stored import StoredExamples, is_plain, table_of
 from dschat.errors import UserError
@@ -93,10 +93,10 @@ def prepare(
         end_id: id of the token that ends a response.
 
     Raises:
-        UserError: see `dschat.data.sources.load_source`; the folder exists; or no row is left.
+        UserError: see `dschat.data.sources.load_source`; the folder exists and may not be replaced; or no row is
+            left.
     """
-    if target.folder.exists() and not target.overwrite:
-        raise UserError(f"--output {target.folder}: it exists; give another folder, or --overwrite to replace it.")
+    _check_output(path, target, preparation.keys)
     raw, train, test, unusable = read_rows(path, preparation.keys, show=True)
     rows = {"train": _part(train, preparation), "test": _part(test or [], preparation)}
     read = {split: len(part) for split, part in rows.items()}
@@ -126,8 +126,34 @@ def prepare(
         "kept": {split: len(part) for split, part in splits.items() if part},
         "example_prompt": _example_prompt(path, raw, splits["train"][0], tokenizer),
     }
-    write_folder(target.folder, info, splits, filtered.skipped if target.save_skipped else None)
+    write_folder(target.folder.resolve(), info, splits, filtered.skipped if target.save_skipped else None)
     return info
+
+
+def _check_output(path: str, target: Target, keys: DataKeys) -> None:
+    """Refuses to replace what is no prepared folder, or what holds the source.
+
+    Raises:
+        UserError: so it is; or the source cannot be opened.
+    """
+    folder, where = target.folder.resolve(), f"--output {target.folder}"
+    if not target.folder.exists():
+        return
+    if not target.overwrite:
+        raise UserError(f"{where}: it exists; give another folder, or --overwrite to replace it.")
+    foreign = foreign_entry(folder)
+    if foreign == folder:
+        raise UserError(
+            f"{where}: --overwrite replaces prepared folders alone, and this is none; give another folder."
+        )
+    if foreign is not None:
+        raise UserError(
+            f"{where}: it holds {foreign.name}, which `prepare` did not write and --overwrite would delete; move it "
+            "away, or give another folder."
+        )
+    source = next((file for file in open_source(path, keys).files if folder in file.resolve().parents), None)
+    if source is not None:
+        raise UserError(f"{where}: the source, {source}, lies in it and would be deleted; give another folder.")
 
 
 def prepared_examples(

@@ -19,6 +19,7 @@ from dschat.data.examples import (
     SFTExample,
     refuse_none_left,
 )
+from dschat.data.formats.rows import Row
 from dschat.data.preferences import PreferenceExample
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder, open_prepared
 from dschat.data.prepared.pt import check_example_prompt, read_pt
@@ -107,13 +108,38 @@ def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedToken
     sources: list[dict[str, Any]] = []
     for folder in folders:
         logger.info("%s is prepared and holds its own splits: --data_split does not cut it", folder.path)
-        split = next((name for name in ("validation", "test") if name in folder.files), None)
+        split = held_out_split(folder)
         own, own_eval = read_split(folder, "train", tokenizer), read_split(folder, split, tokenizer) if split else []
         train.append(own)
         held_out.append(own_eval)
         sources.append({"name": str(folder.path), "train": len(own), "eval": len(own_eval), "dropped": {}})
     files = tuple(file for folder in folders for file in folder.files.values())
     return Share(_joined(train), _joined(held_out), sources, files)
+
+
+def held_out_split(folder: PreparedFolder) -> str | None:
+    """The split that an evaluation reads: validation, else test; None where there is neither."""
+    return next((name for name in ("validation", "test") if name in folder.files), None)
+
+
+def prepared_rows(folder: PreparedFolder, held_out: bool) -> list[Row]:
+    """The rows of the source that a folder's training or held-out split was made of, with whole texts.
+
+    Raises:
+        UserError: the folder holds no texts, or no such split.
+    """
+    if folder.format == "pt":
+        raise UserError(
+            f"--data {folder.path}: a prepared folder of .pt files, which hold ids and no texts; give the data that "
+            "it was made from, or prepare them with --format parquet."
+        )
+    split = held_out_split(folder) if held_out else "train"
+    if split is None:
+        raise UserError(
+            f"--data {folder.path}: the prepared folder has neither validation nor test rows; prepare the data with "
+            "--validation_percentage, or measure its training rows with --split train."
+        )
+    return [example.row for example in read_split(folder, split)]
 
 
 def share_sizes(flags: ShareFlags) -> tuple[int, int] | None:

@@ -2,9 +2,11 @@
 """The table, the numbers as JSON and the picture."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from dschat.common.statistics import Rate
 from dschat.common.tables import markdown_table
@@ -35,11 +37,22 @@ def write_text_report(policies: Sequence[PolicyResult], rewards: Sequence[Reward
     }
     try:
         (folder / f"{NAME}.md").write_text(text + "\n", encoding="utf-8")
-        (folder / f"{NAME}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{NAME}.json").write_text(
+            json.dumps(without_nan(content), indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )
         (folder / f"{NAME}.png").write_bytes(draw_results(policies, rewards))
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be written: {error}") from error
     return text
+
+
+def without_nan(value: Any) -> Any:
+    """What JSON can hold: numbers that are not finite are None."""
+    if isinstance(value, Mapping):
+        return {name: without_nan(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _policy_table(results: Sequence[PolicyResult]) -> str:

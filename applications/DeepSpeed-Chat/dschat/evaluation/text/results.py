@@ -21,7 +21,7 @@ class PolicyResult:
         update: optimiser updates it had; None if that is not known.
         rows: texts.
         tokens: that the loss is a mean over.
-        loss: nats per token, with a 95 % interval over texts.
+        loss: nats per token, with a 95 % interval over texts; without one where a text's loss is not finite.
         rouge: name → mean over texts, with a 95 % interval; empty where no responses were drawn.
         length: mean of the drawn responses, in tokens; None likewise.
     """
@@ -60,14 +60,15 @@ def policy_result(rows: Sequence[Row]) -> PolicyResult:
             drawn `response_tokens`, rouge1, rouge2 and rougeL.
     """
     sums = {number: (float(row["loss_sum"]), int(row["loss_tokens"])) for number, row in enumerate(rows)}
-    loss = bootstrap_ratio(sums)
+    totals, tokens = [total for total, _ in sums.values()], sum(number for _, number in sums.values())
+    loss = bootstrap_ratio(sums) if all(map(math.isfinite, totals)) else Rate(sum(totals) / tokens)
     assert loss is not None
     drawn = "rouge1" in rows[0]
     return PolicyResult(
         model=rows[0]["model"],
         update=rows[0]["update"],
         rows=len(rows),
-        tokens=sum(tokens for _, tokens in sums.values()),
+        tokens=tokens,
         loss=loss,
         rouge={name: mean_interval([row[name] for row in rows]) for name in NAMES} if drawn else {},
         length=sum(row["response_tokens"] for row in rows) / len(rows) if drawn else None,
@@ -79,7 +80,8 @@ def reward_result(rows: Sequence[Row]) -> RewardResult:
     margins = [row["chosen_score"] - row["rejected_score"] for row in rows]
     accuracy = wilson(sum(margin > 0 for margin in margins), len(margins))
     assert accuracy is not None
-    loss = mean_interval([_softplus(-margin) for margin in margins])
+    losses = [_softplus(-margin) for margin in margins]
+    loss = mean_interval(losses) if all(map(math.isfinite, losses)) else MeanInterval(sum(losses) / len(losses))
     return RewardResult(rows[0]["model"], rows[0]["update"], len(rows), loss, accuracy)
 
 

@@ -10,6 +10,7 @@ from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.run.distributed import is_main
 from dschat.run.progress import Json
+from dschat.run.terminal import after
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +106,10 @@ class Alarms:
         stops = self._stops and may_stop and found["kl"] is not None
         for name, sentence in found.items():
             if sentence is not None and not (stops and name == "kl"):
-                self._log(name, f"after {update} updates, {sentence}", update)
+                self._log(name, f"{after(update)}, {sentence}", update)
         if not stops:
             return None
-        return f"after {update} updates, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
+        return f"{after(update)}, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
 
     def state(self) -> Json:
         """What a checkpoint keeps."""

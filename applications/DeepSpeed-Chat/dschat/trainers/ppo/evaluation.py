@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 DETAILED_SAMPLES = 8  # responses of a sample file that are written token by token
 PRINTED_SAMPLES = 2
+OF_TOKENS = ("kl", "length", "eos_rate")
 
 Sample = dict[str, object]  # a row of a sample file
 
@@ -56,7 +57,10 @@ def evaluate(
     trajectory, beside, measured = score(drawn, texts)
     batch = assign_credit(trajectory)
     means = Means()
-    means.add_all(_totals(batch, beside, len(own)), len(own))
+    for name, of_rows in _numbers(batch, beside).items():
+        # A response without a score has no token left, and counts in no mean of tokens.
+        counted = batch.response_mask.any(1) if name in OF_TOKENS else torch.ones_like(batch.response_mask[:, 0])
+        means.add(name, of_rows.double()[: len(own)][counted[: len(own)]].sum(), counted[: len(own)].sum())
     for name, (total, count) in measured.items():
         means.add(name, total, count)
     detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
@@ -94,14 +98,13 @@ def _sample(batch: PPOBatch, texts: ResponseTexts, row: int, beside: Beside) -> 
     return sample | {name: float(numbers[row]) for name, numbers in beside.items()}
 
 
-def _totals(batch: PPOBatch, beside: Beside, rows: int) -> dict[str, Tensor]:
-    """Sums over the first rows."""
-    trajectory, kl = batch.trajectory, torch.where(batch.response_mask, batch.kl, 0.0)
-    numbers = {
+def _numbers(batch: PPOBatch, beside: Beside) -> dict[str, Tensor]:
+    """What is averaged, of each row."""
+    trajectory = batch.trajectory
+    return {
         "scores": trajectory.scores,
-        "kl": kl.sum(1),
+        "kl": torch.where(batch.response_mask, batch.kl, 0.0).sum(1),
         "length": batch.response_mask.sum(1),
         "eos_rate": trajectory.rollout.finished,
         **beside,
     }
-    return {name: of_rows[:rows].double().sum() for name, of_rows in numbers.items()}

@@ -46,22 +46,24 @@ def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
     """
     mask, macro, trajectory = batch.response_mask, batch.macro, batch.trajectory
     rows, tokens, macros = mask.shape[0], mask.sum(), macro.mask.sum()
+    kept = mask.any(1)  # a response without a score has no token left, and counts in no mean but that of scores
+    responses = kept.sum()
     kl, surprise = masked_sum(batch.kl, mask), masked_sum(-trajectory.logprobs, mask)
-    finished = trajectory.rollout.finished.sum()
+    finished = (trajectory.rollout.finished & kept).sum()
     means = Means()
-    means.add("objective/kl", kl, rows)
+    means.add("objective/kl", kl, responses)
     means.add("objective/kl_per_token", kl, tokens)
-    means.add("objective/entropy", surprise, rows)
+    means.add("objective/entropy", surprise, responses)
     means.add("objective/scores", trajectory.scores.sum(), rows)
-    means.add("objective/rlhf_reward", masked_sum(batch.rewards, mask), rows)
-    means.add("response/length", tokens, rows)
-    means.add("response/eos_rate", finished, rows)
+    means.add("objective/rlhf_reward", masked_sum(batch.rewards, mask), responses)
+    means.add("response/length", tokens, responses)
+    means.add("response/eos_rate", finished, responses)
     repeated, grams = repeated_4grams(trajectory.rollout)
     means.add("response/repetition", repeated, grams)
-    length, score = mask.sum(1).double(), trajectory.scores.double()
+    length, score = mask.sum(1)[kept].double(), trajectory.scores[kept].double()
     for name, products in (("l", length), ("s", score), ("l²", length**2), ("s²", score**2), ("ls", length * score)):
-        means.add(name, products.sum(), rows)
-    means.add("macro/count", macros, rows)
+        means.add(name, products.sum(), responses)
+    means.add("macro/count", macros, responses)
     means.add("macro/length", tokens, macros)
     if batch.returns is not None and trajectory.values is not None:
         # Means of x and x² over tokens, from which follow the variances that the explained variance compares.

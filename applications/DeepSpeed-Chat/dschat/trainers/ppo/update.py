@@ -230,6 +230,7 @@ def total_updates(num_prompts: int, config: PPOConfig, plan: BatchPlan) -> int:
     if rollouts == 0:
         raise UserError(
             f"--data_path: {num_prompts} prompts are fewer than one rollout of {plan.global_rollout}. Lower "
-            "--per_device_generation_batch_size or --generation_batches, or give more data."
+            "--per_device_generation_batch_size or --generation_batches, or give more data (--data_split) or, where "
+            "prompts were too long, a larger --max_prompt_seq_len."
         )
     return rollouts * plan.updates_per_rollout * config.num_train_epochs

@@ -58,7 +58,7 @@ class SFTTask:
         self, engine: TrainedPolicy, examples: Sequence[SFTExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self.collate(examples)
-        smoothing = self._smoothing if engine.module.training else 0.0
+        smoothing = self._smoothing if torch.is_grad_enabled() else 0.0
         if self._width is not None:
             ids, positions, targets = (batch[name] for name in ("input_ids", "position_ids", "targets"))
             logprobs, _ = engine(ids, None, targets, with_entropy=False, smoothing=smoothing, position_ids=positions)

@@ -215,6 +215,7 @@ def total_updates(num_examples: int, config: SupervisedConfig, plan: BatchPlan) 
     if per_epoch == 0:
         raise UserError(
             f"--data_path: {num_examples} training examples are fewer than one global batch of {plan.global_batch}. "
-            "Lower --per_device_train_batch_size or --gradient_accumulation_steps, or give more data."
+            "Lower --global_batch_size (or --per_device_train_batch_size and --gradient_accumulation_steps), or give "
+            "more data; --data_split says which part of them this step gets."
         )
     return config.total_updates(per_epoch, plan.global_batch)
