@@ -154,8 +154,8 @@ def test_a_full_disk(room, copied, whole):
     kept = copied.out / "checkpoints" / "step-6" / "metrics.jsonl"
     limit = 50_000 if room == "none for weights" else kept.stat().st_size + 20
     result = copied.run(partial(small_files_only, limit), **RESUME)
-    named = "checkpoints/step-8" if room == "none for weights" else "metrics.jsonl"
-    message_of(result, f"{copied.out}/{named} could not be written", "go on with --resume_from_checkpoint")
+    named = f"{copied.out}/checkpoints/step-8" if room == "none for weights" else f"--output_dir {copied.out}"
+    message_of(result, named, " could not be written", "go on with --resume_from_checkpoint")
     assert copied.checkpoints() == [2, 6] and not (copied.out / ".writing").exists()
     copied.run(**RESUME).expect(0)
     expect_same(whole("ppo"), outcome(copied.out))

@@ -77,6 +77,7 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
 
     def noted(*_, opening, **__):
         seen.append(opening.attention)
+        return SimpleNamespace(config=None)
 
     for name in ("load_causal_lm", "load_scalar"):
         replace_in_builders(monkeypatch, name, lambda *args, **options: noted(opening=_opening_of(args, options)))
@@ -87,6 +88,12 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
         "train_engine",
         "end_token_id",
         "RewardModelScores",
+        "choose_trained",
+        "lora_config",
+        "own_end_ids",
+        "own_reward_tokenizer",
+        "seed_new_rows",
+        "warn_of_reward_loss",
         "_rollout_engine",
     ):
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)

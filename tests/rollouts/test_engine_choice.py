@@ -17,7 +17,7 @@ def engine_of(folder: Any, causal_lm: Any, **flags: Any) -> Any:
     """The engine of a run with rollouts of 3 x 2 prompts."""
     sizes = {"per_device_generation_batch_size": 3, "generation_batches": 2, "per_device_training_batch_size": 6}
     actor: Any = SimpleNamespace(module=SimpleNamespace(inner=causal_lm))
-    return builders._rollout_engine(ppo_config(folder, **sizes, **flags), actor)
+    return builders._rollout_engine(ppo_config(folder, **sizes, **flags), actor, None)
 
 
 @pytest.mark.parametrize(("flags", "kind"), [({}, CompactingEngine), ({"rollout_engine": "generate"}, GenerateEngine)])

@@ -8,6 +8,7 @@ import pytest
 
 from dschat.builders.ppo import build_ppo_models
 from dschat.builders.supervised import build_policy, build_reward_model
+from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 from dschat.engine.engine import OptimizerSettings
 from factories import ppo_config, replace_in_builders
@@ -20,7 +21,15 @@ def optimisers(monkeypatch: pytest.MonkeyPatch) -> list[OptimizerSettings]:
     replace_in_builders(monkeypatch, "train_engine", lambda model, optimizer, settings: found.append(optimizer))
     for name in ("load_causal_lm", "load_scalar", "PolicyModel", "ScalarModel", "frozen_engine", "end_token_id"):
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
-    for name in ("function_scores", "_rollout_engine"):
+    for name in (
+        "function_scores",
+        "_rollout_engine",
+        "choose_trained",
+        "lora_config",
+        "own_end_ids",
+        "seed_new_rows",
+        "note_reward_loss",
+    ):
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     return found
 
@@ -39,10 +48,10 @@ def test_actor_and_critic_have_optimisers_of_their_own(optimisers: list[Optimize
     ]
 
 
-@pytest.mark.parametrize("build", [build_policy, build_reward_model])
-def test_steps_1_and_2(build: Any, optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
+@pytest.mark.parametrize(("build", "flags"), [(build_policy, SFTConfig), (build_reward_model, RewardConfig)])
+def test_steps_1_and_2(build: Any, flags: Any, optimisers: list[OptimizerSettings], tmp_path: Any) -> None:
     """A warm-up of 15 % of 10 updates is 2 updates."""
     names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
-    config = SFTConfig(learning_rate=3e-3, weight_decay=0.3, warmup_ratio=0.15, **(names | SHARED))
+    config = flags(learning_rate=3e-3, weight_decay=0.3, warmup_ratio=0.15, **(names | SHARED))
     build(config, config.plan_batches(1), SimpleNamespace(), 10)
     assert optimisers == [OptimizerSettings(3e-3, 0.3, 10, 2, "cosine", 0.5)]

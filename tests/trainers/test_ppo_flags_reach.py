@@ -67,5 +67,6 @@ def test_vllm_flags(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr("dschat.rollouts.vllm.VllmEngine", lambda *arguments: made.append(arguments))
     flags = {"rollout_engine": "vllm", "vllm_gpu_memory": 0.4, "max_prompt_seq_len": 6, "max_answer_seq_len": 8}
-    builders._rollout_engine(ppo_config(tmp_path, actor_model_name_or_path="model", **flags), None)
+    monkeypatch.setattr(builders, "grows", lambda *_: False)
+    builders._rollout_engine(ppo_config(tmp_path, actor_model_name_or_path="model", **flags), None, None)
     assert made == [("model", 14, 0.4)]

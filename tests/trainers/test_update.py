@@ -43,7 +43,10 @@ class StandIn:
     """An engine that says one number of every token and notes what it is asked and told."""
 
     grad_norm, skipped, nonfinite, learning_rate = 3.0, False, None, 1e-3
-    module = SimpleNamespace(inner=None, parameters=lambda: iter([torch.zeros(1)]))
+    module = SimpleNamespace(
+        inner=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None)),
+        parameters=lambda: iter([torch.zeros(1)]),
+    )
 
     def __init__(self, number: float) -> None:
         self.number, self.weight = number, 0.0

@@ -60,7 +60,7 @@ def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
     means.add("response/eos_rate", finished, responses)
     repeated, grams = repeated_4grams(trajectory.rollout)
     means.add("response/repetition", repeated, grams)
-    length, score = mask.sum(1)[kept].double(), trajectory.scores[kept].double()
+    length, score = mask.sum(1).double(), torch.where(kept, trajectory.scores, 0.0).double()
     for name, products in (("l", length), ("s", score), ("l²", length**2), ("s²", score**2), ("ls", length * score)):
         means.add(name, products.sum(), responses)
     means.add("macro/count", macros, responses)
