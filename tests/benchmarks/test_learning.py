@@ -74,12 +74,14 @@ def golds(folder: Path) -> dict[int, list[float]]:
     return {dict(run["spec"]["flags"])["ngram"]: run["curves"]["gold"] for run in runs}
 
 
+@pytest.mark.slow
 def test_macro_actions_reach_the_first_token_sooner(finished: Path) -> None:
     """30 updates, everything as published for step 3; at λ = .95 the score reaches the opener 63 tokens before it."""
     ends = {n: sum(gold[-5:]) / 5 for n, gold in golds(finished).items()}
     assert ends[5] - ends[1] >= 0.10
 
 
+@pytest.mark.slow
 def test_what_is_finished_stays(finished: Path) -> None:
     files = {file: file.stat().st_mtime_ns for file in (finished / "results").glob("*.json")}
     last = max(files)
