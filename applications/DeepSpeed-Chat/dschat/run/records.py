@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands beside a saved model: run.json (where it came from) and a model card (README.md)."""
 
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -15,6 +14,7 @@ from typing import cast
 
 import torch
 
+from dschat.common.fingerprints import file_hash
 from dschat.run.terminal import after, evaluation_line
 from dschat.run.whole_files import write_whole
 
@@ -76,11 +76,7 @@ def new_record(step: str, command: list[str], seed: int, world_size: int) -> Run
 
 def file_hashes(files: Iterable[Path]) -> dict[str, str]:
     """SHA-256 of each file, by path."""
-    hashes = {}
-    for file in files:
-        with open(file, "rb") as stream:
-            hashes[str(file)] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return hashes
+    return {str(file): file_hash(file) for file in files}
 
 
 def was_made_by(step: str, folder: str | Path) -> bool:

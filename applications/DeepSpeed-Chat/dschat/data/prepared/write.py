@@ -59,8 +59,12 @@ def write_folder(
         (beside / PLOT).write_bytes(lengths_picture(splits, info))
         (beside / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
         if folder.exists():
-            shutil.rmtree(folder)
-        beside.rename(folder)
+            old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+            folder.rename(old)
+            beside.rename(folder)
+            shutil.rmtree(old)
+        else:
+            beside.rename(folder)
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be written: {error}") from error
     finally:

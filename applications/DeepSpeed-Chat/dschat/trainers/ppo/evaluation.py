@@ -57,9 +57,10 @@ def evaluate(
     trajectory, beside, measured = score(drawn, texts)
     batch = assign_credit(trajectory)
     means = Means()
+    everybody = torch.ones_like(batch.response_mask[:, 0])
     for name, of_rows in _numbers(batch, beside).items():
         # A response without a score has no token left, and counts in no mean of tokens.
-        counted = batch.response_mask.any(1) if name in OF_TOKENS else torch.ones_like(batch.response_mask[:, 0])
+        counted = batch.response_mask.any(1) if name in OF_TOKENS else everybody
         means.add(name, of_rows.double()[: len(own)][counted[: len(own)]].sum(), counted[: len(own)].sum())
     for name, (total, count) in measured.items():
         means.add(name, total, count)
