@@ -61,7 +61,11 @@ def write_folder(
         if folder.exists():
             old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
             folder.rename(old)
-            beside.rename(folder)
+            try:
+                beside.rename(folder)
+            except OSError:
+                old.rename(folder)
+                raise
             shutil.rmtree(old)
         else:
             beside.rename(folder)
