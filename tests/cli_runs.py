@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from real_size import check_words, require_real_size
+
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING = ROOT / "applications" / "DeepSpeed-Chat" / "training"
 STEPS = {
@@ -86,6 +88,7 @@ def arguments(flags: dict[str, Any]) -> list[str]:
 
 def run_command(command: Sequence[Any], cwd: Path | None = None, **changes: str | None) -> Result:
     """Any command as a process of its own."""
+    check_words(command)
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
@@ -137,6 +140,7 @@ def start_forked(
     files = [str(scratch / name) for name in PRINTED]
     script = step if isinstance(step, Path) else STEPS[step] / "main.py"
     command = [str(script), *(flags if isinstance(flags, list) else arguments(flags))]
+    check_words(command)
     process = _forks().Process(target=_run_here, args=(command, environment(), files, first))
     process.start()
     return process
@@ -178,6 +182,8 @@ def _run_here(
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = command
+    if "deepspeed" in sys.modules:
+        require_real_size()
     if first is not None:
         first()
     runpy.run_path(command[0], run_name="__main__")

@@ -18,6 +18,7 @@ import torch
 
 from data_fixtures import make_rows
 from factories import make_tokenizer
+from real_size import require_real_size
 
 torch.set_num_threads(1)
 
@@ -89,6 +90,7 @@ def _group() -> Iterator[dict[str, str]]:
     """A process group of one; its variables are taken back, so that no subprocess of another test inherits them."""
     from dschat.engine.process_group import process_group
 
+    require_real_size()
     before = dict(os.environ)
     with process_group():
         added = {name: value for name, value in os.environ.items() if before.get(name) != value}

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from real_size import as_large_as
+
 KINDS = ("gemma", "gemma2", "llama", "gpt2")
 PAD, BOS, EOS = 0, 1, 2
 FIRST_ORDINARY = 3  # ids from here on are ordinary tokens
@@ -58,7 +60,7 @@ def make_prompt(ids: list[int], text: str, index: int, extra: dict[str, Any] | N
 
 def make_config(kind: str, vocab_size: int = 100, **overrides: Any) -> Any:
     """A config of 2 layers, 32 wide, whose random weights give logits a spread of a few nats."""
-    from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
+    from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
     ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "vocab_size": vocab_size}
     if kind == "gpt2":
@@ -77,7 +79,15 @@ def make_config(kind: str, vocab_size: int = 100, **overrides: Any) -> Any:
     if kind == "gemma2":
         size |= {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 20.0, "sliding_window": 8}
         size |= {"query_pre_attn_scalar": HIDDEN // 2}
-    config_class = {"gemma": GemmaConfig, "gemma2": Gemma2Config, "llama": LlamaConfig}[kind]
+    if kind in ("mixtral", "qwen3_moe"):  # mixtures of experts
+        size |= {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": HIDDEN}
+    config_class = {
+        "gemma": GemmaConfig,
+        "gemma2": Gemma2Config,
+        "llama": LlamaConfig,
+        "mixtral": MixtralConfig,
+        "qwen3_moe": Qwen3MoeConfig,
+    }[kind]
     return config_class(**{**ids, **size, **overrides})
 
 
@@ -204,7 +214,8 @@ def engine_of(model: Any, micro: int = 1, accumulation: int = 1, **options: Any)
     Args:
         model: Hugging Face model; it is trained in place.
         micro, accumulation: rows of a micro-batch, micro-batches of an update.
-        options: fields of OptimizerSettings and EngineSettings; learning rate 1e-3 and constant by default.
+        options: fields of OptimizerSettings and EngineSettings; learning rate 1e-3 and constant by default, and with
+            ZeRO as a model of 7 billion weights.
     """
     from dschat.engine.engine import EngineSettings, OptimizerSettings, train_engine
     from dschat.models.policy import PolicyModel
@@ -215,6 +226,8 @@ def engine_of(model: Any, micro: int = 1, accumulation: int = 1, **options: Any)
     names = {field.name for field in fields(OptimizerSettings)}
     optimizer |= {name: value for name, value in options.items() if name in names}
     settings |= {name: value for name, value in options.items() if name not in names}
+    if settings.get("zero_stage"):
+        settings.setdefault("config_file", as_large_as(7e9, model))
     wrapper = ScalarModel if hasattr(model, "score") else PolicyModel
     return train_engine(
         wrapper(model.to(settings["dtype"])), OptimizerSettings(**optimizer), EngineSettings(**settings)
@@ -247,12 +260,19 @@ def _plan(micro: int, accumulation: int) -> Any:
     return plan_batches("per_device_train_batch_size", micro, accumulation, None, world_size())
 
 
+_RUNS: dict[Path, Any] = {}  # this process's, by folder
+
+
 def run_of(step: str, config: Any) -> Any:
-    """The output folder of a run on the processes of this group."""
-    from dschat.run.distributed import world_size
+    """The output folder of a run on the processes of this group; an earlier one in it is over, as if killed."""
+    from dschat.run.distributed import is_main, world_size
     from dschat.run.output import RunOutput
 
-    return RunOutput(step, config, config.plan_batches(world_size()))
+    place = Path(config.output_dir).resolve()
+    if is_main() and place in _RUNS:
+        _RUNS.pop(place)._lock.close()
+    _RUNS[place] = RunOutput(step, config, config.plan_batches(world_size()))
+    return _RUNS[place]
 
 
 class NotedSaves:

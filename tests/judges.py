@@ -228,7 +228,9 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     from dschat.common.chat_servers import Endpoint, ReplyCache
     from dschat.evaluation.judge.client import JudgeClient
     from dschat.evaluation.judge.costs import Spending
+    from dschat.evaluation.judge.pairwise import has_verdict
 
     settings = {"model": "gpt-test", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "tries": 8, "key": KEY}
     whom = Endpoint(**(settings | endpoint))
-    return JudgeClient(whom, ReplyCache(folder / "cache"), spending or Spending(None), question("harmless"))
+    cache = ReplyCache(folder / "cache", has_verdict)
+    return JudgeClient(whom, cache, spending or Spending(None), question("harmless"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_runs import ROOT, TIMEOUT, Result, environment
+from real_size import check_words
 
 WORKERS = ROOT / "tests" / "distributed" / "workers.py"
 LAUNCHER = Path(sys.executable).parent / "deepspeed"
@@ -27,6 +28,7 @@ def free_port() -> str:
 def launch_command(script: Path, words: Sequence[Any], processes: int = 2) -> list[str]:
     """The command line, on a port that is free now."""
     options = ["--num_gpus", processes, "--master_addr", "127.0.0.1", "--master_port", free_port()]
+    check_words(words)
     return [str(word) for word in (LAUNCHER, *options, script, *words)]
 
 

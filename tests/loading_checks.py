@@ -25,7 +25,7 @@ from dschat.models.tokenizer import load_tokenizer
 from dschat.run.distributed import barrier, is_main, world_size
 from factories import TEXTS, engine_of, make_causal_lm, make_tokenizer, pad_rows, ragged_rows, save_folder
 from model_families import MODEL_FAMILIES, WITHOUT_CLASSIFIER
-from recorded import sharding_file
+from real_size import as_large_as
 
 FAMILIES = MODEL_FAMILIES | {"granite": WITHOUT_CLASSIFIER}
 ROWS = ragged_rows([2, 5], [7, 3], seed=5)
@@ -35,7 +35,7 @@ Load = Callable[[Opening], Any]
 def settings_of(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> EngineSettings:
     """ZeRO 3 with every parameter in parts."""
     return EngineSettings(
-        dtype, plan_batches("", 1, 1, None, world_size()), 3, config_file=sharding_file(folder), **options
+        dtype, plan_batches("", 1, 1, None, world_size()), 3, config_file=as_large_as(7e9, make_causal_lm()), **options
     )
 
 
@@ -137,7 +137,7 @@ def _engines(place: Path, folder: Path, tokenizer: Any) -> dict[str, Tensor]:
                 with torch.random.fork_rng():
                     torch.manual_seed(1)
                     add_lora(model, 2, None, path)
-            engine = engine_of(model, zero_stage=3, weight_decay=0.5, config_file=sharding_file(folder))
+            engine = engine_of(model, zero_stage=3, weight_decay=0.5)
             for _ in range(2):
                 engine.backward(-engine(ids, attention_mask, mask.shape[1])[0].sum() / 100)
                 engine.step()

@@ -15,7 +15,9 @@ from dschat.rollouts.compacting import CompactingEngine
 from dschat.run.distributed import rank, world_size
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.selfcheck import check_policy
 from factories import (
+    PAD,
     engine_of,
     frozen_engine_of,
     largest_difference,
@@ -23,8 +25,10 @@ from factories import (
     make_classifier,
     make_prompt,
     make_tokenizer,
+    pad_rows,
     ppo_config,
     ppo_trainer_of,
+    ragged_rows,
     random_ids,
     whole_state,
 )
@@ -220,4 +224,27 @@ def empty(folder: Path, keep: Callable[..., None]) -> None:
         keep(folder, f"empty-{stage}", [*metrics, trainer.evaluate()], weights)
 
 
-CHECKS = {"nonfinite": nonfinite, "empty": empty}
+def self_checks(folder: Path, keep: Callable[..., None]) -> None:
+    """At ZeRO 3 with gradient checkpointing: what a self-check finds, and weights after an update with one before."""
+    case, named = Case(3, 2, gradient_checkpointing=True), "inner.model.layers.1.mlp.up_proj.weight"
+    ids, attention_mask, mask = pad_rows(ragged_rows([2, 5], [7, 3]))
+    updated, said = [], ""
+    for checked in (False, True):
+        engine = engine_for(make_causal_lm(), case, folder)
+        if checked:
+            engine.eval()
+            check_policy(engine, (ids, attention_mask), mask.shape[1], 0.8, PAD)
+        supervised_update(supervised_trainer("sft", engine, case, folder / f"checked-{checked}"), 0)
+        updated.append(whole_state(engine))
+    if rank() == 1:
+        engine.parts()[named][-1] = math.nan
+    engine.eval()
+    try:
+        check_policy(engine, (ids, attention_mask), mask.shape[1], 0.8, PAD)
+    except UserError as error:
+        said = str(error)
+    moved = largest_difference(*updated) if updated[0] else 0.0
+    keep(folder, "self_checks", {"moved": moved, "said": said})
+
+
+CHECKS = {"nonfinite": nonfinite, "empty": empty, "self_checks": self_checks}

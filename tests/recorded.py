@@ -2,7 +2,6 @@
 """Recorded inputs of the three steps at a global batch of 8, and their updates on any number of processes."""
 
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,18 +95,11 @@ CHUNKED = Case(3, 2)  # with log-probs of a few positions at a time
 ALL_CASES = tuple(Case(*values) for values in itertools.product((0, 1, 2, 3), (1, 2, 4), (False, True), (False, True)))
 
 
-def sharding_file(folder: Path) -> str:
-    """A --deepspeed_config under which ZeRO-3 shards even the smallest parameter."""
-    file = folder / f"sharding-{rank()}.json"
-    file.write_text(json.dumps({"zero_optimization": {"stage3_param_persistence_threshold": 0}}))
-    return str(file)
-
-
 def engine_for(model: Any, case: Case, folder: Path, **options: Any) -> Any:
     """A training engine whose updates take the global batch, whatever the number of processes."""
     micro = GLOBAL_BATCH // (case.accumulation * world_size())
     options = {"learning_rate": LEARNING_RATE, "zero_stage": case.zero_stage, "offload": case.offload} | options
-    options |= {"gradient_checkpointing": case.gradient_checkpointing, "config_file": sharding_file(folder)}
+    options |= {"gradient_checkpointing": case.gradient_checkpointing}
     return engine_of(model, micro, case.accumulation, **options)
 
 

@@ -33,7 +33,6 @@ from factories import (
     run_of,
     whole_state,
 )
-from recorded import sharding_file
 
 GLOBAL = 8  # pairs of a round on all processes
 WORDS = ("one", "a longer question", "x", "and then another", "which", "more words")
@@ -148,7 +147,7 @@ def two_rounds(folder: Path, zero_stage: int) -> tuple[dict[str, torch.Tensor], 
     Returns:
         Whole weights on the main process ({} elsewhere), and the metrics of the last evaluation.
     """
-    engine = {"zero_stage": zero_stage, "config_file": sharding_file(folder)}
+    engine = {"zero_stage": zero_stage}
     sizes = {"per_device_train_batch_size": GLOBAL // world_size() // 2, "gradient_accumulation_steps": 2}
     trainer = trainer_of(folder, engine=engine, noptepochs=2, learning_rate=1e-4, **sizes)
     metrics = trainer.fit()

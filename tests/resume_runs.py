@@ -17,6 +17,7 @@ from dschat.data.preferences import PreferenceExample
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.lora import add_lora
 from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.engine import RolloutEngine
 from dschat.run import stop
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import broadcast_object, is_main, world_size
@@ -45,6 +46,7 @@ from factories import (
     run_of,
     whole_state,
 )
+from real_size import as_large_as
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2, 3], [7, 1, 4, 3, 9, 2, 5, 8, 4], seed=1)
 GLOBAL = 2  # rows of a micro-batch on all processes
@@ -78,7 +80,8 @@ class Setup:
 
     zero_stage: int = 0
     lora_dim: int = 0
-    config_file: str | None = None
+    dtype: torch.dtype = torch.float32
+    whole: int = 0  # elements of the largest parameter that ZeRO 3 leaves whole
 
     def engine(self, model: Any, **options: Any) -> Any:
         """A training engine of a Hugging Face model."""
@@ -86,7 +89,8 @@ class Setup:
             with torch.random.fork_rng():
                 torch.manual_seed(0)
                 add_lora(model, self.lora_dim, None, "base")
-        options |= {"zero_stage": self.zero_stage, "config_file": self.config_file}
+        options |= {"zero_stage": self.zero_stage, "dtype": self.dtype}
+        options |= {"config_file": as_large_as(7e9, model, self.whole)} if self.zero_stage else {}
         return engine_of(model, GLOBAL // world_size(), 2, **options)
 
 
@@ -129,8 +133,8 @@ def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) ->
     return Made(SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints), engines)  # type: ignore[arg-type]
 
 
-def ppo(folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
-    """Step 3: 4 rollouts of 4 updates."""
+def ppo(folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = None, **flags: Any) -> Made:
+    """Step 3: 4 rollouts of 4 updates, drawn by `rollouts`."""
     sizes = {
         "per_device_generation_batch_size": 4 // world_size(),
         "per_device_training_batch_size": GLOBAL // world_size(),
@@ -138,8 +142,9 @@ def ppo(folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
     config, tokenizer = ppo_config(folder, **(PPO | sizes | flags)), make_tokenizer()
     actor = setup.engine(make_causal_lm())
     critic = setup.engine(make_classifier()) if config.has_critic else None
-    reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm())
-    models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"), CompactingEngine(4))
+    reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
+    engine = rollouts or CompactingEngine(4)
+    models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"), engine)
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(18)]
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
     average = MovingAverage(actor) if config.enable_ema else None

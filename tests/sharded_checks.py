@@ -43,12 +43,12 @@ from factories import (
     save_engines,
     whole_state,
 )
+from real_size import as_large_as
 from recorded import (
     Case,
     engine_for,
     ppo_updates,
     recorded_batch,
-    sharding_file,
     supervised_trainer,
     supervised_update,
 )
@@ -123,7 +123,10 @@ def generation(folder: Path, keep: Callable[..., None]) -> None:
 
 def _frozen_settings(folder: Path) -> EngineSettings:
     return EngineSettings(
-        torch.float32, plan_batches("", 1, 1, None, world_size()), zero_stage=3, config_file=sharding_file(folder)
+        torch.float32,
+        plan_batches("", 1, 1, None, world_size()),
+        zero_stage=3,
+        config_file=as_large_as(7e9, make_causal_lm()),
     )
 
 

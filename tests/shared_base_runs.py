@@ -16,6 +16,7 @@ from dschat.models.lora import add_lora
 from dschat.models.save import save_model
 from dschat.run.distributed import is_main, rank, world_size
 from factories import make_causal_lm, make_prompt, ppo_trainer_of, random_ids, save_folder
+from real_size import as_large_as
 
 RANK = 2
 FLAGS = {
@@ -54,6 +55,8 @@ def config_of(folder: Path, base: str, **flags: Any) -> PPOConfig:
     sizes = {"per_device_generation_batch_size": share, "per_device_training_batch_size": share // 2}
     given = sizes | {"gradient_accumulation_steps": 2, "actor_model_name_or_path": base} | FLAGS | flags
     given |= {"data_path": "unused", "output_dir": folder}
+    if Path(base).is_dir():
+        given.setdefault("deepspeed_config", as_large_as(7e9, base))
     words = [
         word
         for name, value in given.items()

@@ -6,10 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from dschat.config.ppo import PPOConfig
+from dschat.config.rules import default_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -207,6 +211,18 @@ def test_links(document):
 def test_python_blocks_compile(document):
     for block in blocks(document.read_text(encoding="utf-8"), "python"):
         compile(block, str(document), "exec")
+
+
+def test_tables_of_a_flags_values_call_its_default_so():
+    """A table headed by a flag has a row for each value; the word default stands in one row, that of the default."""
+    checked, known = set(), {field.name for field in fields(PPOConfig)}
+    for document in DOCUMENTS:
+        tables = re.findall(r"^\| `--(\w+)` \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", document.read_text("utf-8"), re.MULTILINE)
+        for flag, rows in [table for table in tables if table[0] in known]:
+            called = re.findall(r"^\| `([^`]+)`.*\bdefault\b", rows, re.MULTILINE)
+            assert called == [default_of(PPOConfig, flag)], f"{document}: --{flag}"
+            checked.add((document.name, flag))
+    assert checked == {("README.md", "termination_condition"), ("choosing.md", "value_function")}
 
 
 STEP_1 = "applications/DeepSpeed-Chat/training/step1_supervised_finetuning"

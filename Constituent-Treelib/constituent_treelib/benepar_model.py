@@ -111,7 +111,7 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(path).benepar
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False).benepar
     except (OSError, ValueError, AttributeError) as error:
         raise TreelibError(
             f"benepar model {path}: config.json is not a published model's: {_in_one_line(error)}"
@@ -178,7 +178,7 @@ def _transformers_5() -> AbstractContextManager[Any]:
 def _load_tokenizer(*args: Any, **kwargs: Any) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(*args, **kwargs)
+    tokenizer: Any = AutoTokenizer.from_pretrained(*args, trust_remote_code=False, **kwargs)
     if not hasattr(tokenizer, "build_inputs_with_special_tokens"):
         tokenizer.build_inputs_with_special_tokens = functools.partial(_with_special_tokens, tokenizer)
     return tokenizer

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 
 from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
+from dschat.models.load import load_scalar
+from dschat.models.tokenizer import load_tokenizer
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Rollout, Trajectory
 
@@ -43,11 +46,10 @@ def trials() -> Iterator[SimpleNamespace]:
     """The benchmark's modules."""
     sys.path.insert(0, str(FOLDER))
     try:
-        from trials import conditions, estimators, figures, measures, plan, spec, tasks
+        from trials import conditions, estimators, figures, measures, plan, runner, spec, starts, tasks
 
-        yield SimpleNamespace(
-            **{m.__name__.split(".")[-1]: m for m in (conditions, estimators, figures, measures, plan, spec, tasks)}
-        )
+        modules = (conditions, estimators, figures, measures, plan, runner, spec, starts, tasks)
+        yield SimpleNamespace(**{module.__name__.split(".")[-1]: module for module in modules})
     finally:
         sys.path.remove(str(FOLDER))
 
@@ -132,6 +134,77 @@ def test_every_setting_of_the_matrix_is_accepted_by_step_3(trials: SimpleNamespa
             pytest.fail(f"{spec}: {error}")
         assert spec.estimator in trials.estimators.ESTIMATORS
         assert spec.condition in ("product", "high_entropy") or hasattr(trials.conditions, spec.condition)
+
+
+class Untrained:
+    """Stands for `Starts`: random models; critics and reward models are the SFT model with a random head."""
+
+    def __init__(self, trials: SimpleNamespace, folder: Path) -> None:
+        self._starts, self._folder = trials.starts, folder
+
+    def sft(self, task: Any, seed: int) -> Any:
+        place = self._folder / task.name
+        if not place.exists():
+            tokenizer = task.tokenizer()
+            self._starts.save(place, self._starts.make_model(task, tokenizer, seed), tokenizer)
+        return self._starts.Start(str(place), 0.0, 1.0)
+
+    def scalar(self, kind: str, task: Any, seed: int) -> str:
+        start, place = self.sft(task, seed).sft, self._folder / f"{task.name}-{kind}"
+        tokenizer = load_tokenizer(start, "sft")
+        model = load_scalar(start, "sft", torch.float32, tokenizer)
+        torch.nn.init.normal_(model.score.weight)
+        self._starts.save(place, model, tokenizer)
+        return str(place)
+
+
+def ways_of(groups: list[Any]) -> list[Any]:
+    """Of every group a run of each setting that is computed as none before it, and one run in any case."""
+    known: set[Any] = set()
+    chosen = []
+    for group in groups:
+        specs = [group.spec(setting, 0) for setting in group.settings]
+        ways = {(s.task, s.critic, s.scores, s.estimator, s.condition, ("ppo_epochs", 2) in s.flags): s for s in specs}
+        chosen += [spec for way, spec in ways.items() if way not in known] or specs[:1]
+        known |= ways.keys()
+    return chosen
+
+
+@pytest.fixture
+def update(trials: SimpleNamespace, group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Spec → curve → its only number, of one PPO iteration with 16 responses of random models."""
+    monkeypatch.setattr(trials.runner, "BATCH", 16)
+    starts = Untrained(trials, tmp_path / "starts")
+
+    def run(spec: Any) -> dict[str, float]:
+        curves = trials.runner.run(replace(spec, updates=1), starts, tmp_path / "run")["curves"]
+        assert {len(curve) for curve in curves.values()} == {1}, spec
+        return {name: curve[0] for name, curve in curves.items()}
+
+    return run
+
+
+@pytest.mark.parametrize(("part", "groups", "ways"), [("core", 3, 3), ("around", 8, 11), ("search", 1, 7)])
+def test_every_group_runs_an_update(trials: SimpleNamespace, update: Any, part: str, groups: int, ways: int) -> None:
+    """With and without late credit. The actor is the reference: a KL of 128 log-probs near 6, times float32 eps."""
+    found = [group for group in trials.plan.read_matrix() if group.part == part]
+    specs = ways_of(found)
+    assert (len(found), len(specs)) == (groups, ways)
+    for spec in specs:
+        numbers = update(spec)
+        assert all(map(math.isfinite, numbers.values())) and abs(numbers["kl"]) < 1e-4, spec
+
+
+def test_a_setting_without_late_credit_hands_the_product_everything_on(trials: SimpleNamespace, update: Any) -> None:
+    """Whitened advantages have a mean square of 1; so have normalised scores, at λ = 1 the return of every token.
+
+    Curves are written with five digits.
+    """
+    spec = trials.spec.Spec("style-32", 0, flags=(("ngram", 1), ("normalize_advantages", "batch")))
+    assert update(spec)["advantage_rms"] == pytest.approx(1, abs=1e-4)
+    flags = {"ngram": 1, "lam": 1.0, "kl_coef": 0.0, "normalize_scores": True, "normalize_advantages": "batch"}
+    normalised = update(trials.spec.Spec("style-32", 0, flags=tuple(flags.items())))
+    assert normalised["return_rms"] == pytest.approx(1, abs=1e-4)
 
 
 def test_the_document_has_a_place_for_every_group(trials: SimpleNamespace) -> None:

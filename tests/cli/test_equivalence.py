@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 
 from cli_runs import STEPS, arguments, run_process
 from launches import launch
+from real_size import as_large_as
 
 # Examples of a micro-batch, processes, ZeRO stage; the accumulation follows from the 8 examples of an update.
 WAYS = [(2, 1, 0), (4, 1, 2), (2, 1, 3), (4, 2, 0), (2, 2, 1), (1, 2, 2), (2, 2, 3)]
@@ -57,12 +58,14 @@ def check_ways(step, flags, prompts, tmp_path):
     run(step, flags | {"output_dir": tmp_path / "again"}, 1)
     model = "actor/model.safetensors" if step == "ppo" else "model.safetensors"
     assert (tmp_path / "again" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
+    whole_model = (tmp_path / "whole" / model).parent
     whole = load_file(tmp_path / "whole" / model)
     for micro, processes, stage in WAYS:
         if step == "ppo":
             flags["per_device_generation_batch_size"] = prompts // processes
         stages = {"actor_zero_stage": stage, "critic_zero_stage": stage} if step == "ppo" else {"zero_stage": stage}
         out = tmp_path / f"{micro}-{processes}-{stage}"
+        stages["deepspeed_config"] = as_large_as(7e9, whole_model)
         run(step, flags | stages | {"output_dir": out, MICRO[step]: micro}, processes)
         found = load_file(out / model)
         assert found.keys() == whole.keys()

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from cli_runs import evaluation_rows, training_rows
+from real_size import as_large_as
 
 LAST = {"finetune_mode": "last_layer"}
 
@@ -51,7 +52,8 @@ def test_a_last_layer_of_step_1_is_the_tied_embedding(inputs, run, sft_flags, tm
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_last_layer_of_step_2_is_the_score(stage, sft, run, reward_flags, tmp_path):
-    run("reward", reward_flags | LAST | {"zero_stage": stage, "reward_gain": True}).expect(0)
+    sharding = {"zero_stage": stage, "deepspeed_config": as_large_as(7e9, sft)}
+    run("reward", reward_flags | LAST | sharding | {"reward_gain": True}).expect(0)
     first, second = weights_in(sft), weights_in(tmp_path / "out")
     assert all(torch.equal(first[name], second[name]) for name in first.keys() & second.keys())
     assert second["score.weight"].any() and not any("gain" in name for name in second)

@@ -45,6 +45,7 @@ def test_messages_in_all_steps(run, sft_flags, reward_flags, ppo_flags, sft, rew
     sample = read_jsonl(tmp_path / "ppo" / "samples" / "update-000000.jsonl")[0]
     assert sample["prompt"].startswith("<user>Hi.<pad>\n<assistant>Yes?<pad>\n<user>")
     assert sample["prompt"].endswith("<pad>\n<assistant>")
+    assert [message["content"] for message in sample["prompt_messages"]][:2] == ["Hi.", "Yes?"]
     assert AutoTokenizer.from_pretrained(tmp_path / "ppo" / "actor").chat_template == TEMPLATE
 
 

@@ -15,6 +15,7 @@ from cli_runs import environment, evaluation_rows, message_of, read_jsonl, train
 from dialogue_cases import chat_tokenizer
 from factories import make_causal_lm, make_tokenizer, save_folder
 from launches import launch
+from real_size import as_large_as
 from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script, small_pairs
 
 SLOW_SCORE = """
@@ -145,6 +146,7 @@ def test_two_processes_train_to_the_same_weights(place, stage):
     flags |= {"task.cluster": None, "total_episodes": 16, "output_dir": str(place / "one")}
     script("refuel", flags, place).expect(0)
     flags |= {"output_dir": str(place / "two"), "gradient_accumulation_steps": 2, "zero_stage": stage}
+    flags |= {"deepspeed_config": as_large_as(7e9, place / "policy")}
     launch(REFUEL / "refuel.py", command("refuel", flags)[2:]).expect(0)
     one, two = (load_file(place / name / "model.safetensors") for name in ("one", "two"))
     assert one.keys() == two.keys()

@@ -60,7 +60,7 @@ def test_a_script_runs_through_the_launcher(step, project, inputs, sft, reward):
     words = shlex.split(SMALL[step]) + ["--num_train_epochs", "2", "--seed", "77", "--enable_tensorboard"]
     result = run_command(["bash", GEMMA[step], *words], cwd=project, **variables).expect(0)
     assert "Traceback" not in result.stderr + result.stdout
-    output = project / OUTPUT[step]
+    (output,) = project.glob(f"models/*/{step}")
     record = json.loads((output / "run.json").read_text())
     assert record["finished"] is True and record["seeds"] == {"seed": 77} and record["step"] == step
     assert record["batches"]["global_batch"] == 8
@@ -185,7 +185,56 @@ def test_paths_are_those_of_the_current_folder(tmp_path):
     launch = recorded(GEMMA["reward"], tmp_path, PROJ_PATH=None, MODEL="mine/sft", DATA="mine/rows.jsonl")
     place = launch.flags.index("--model_name_or_path")
     assert launch.flags[place + 1] == "mine/sft" and launch.environment["PWD"] == str(tmp_path)
-    assert f"{tmp_path}/{OUTPUT['reward']}" in launch.flags and "mine/rows.jsonl" in launch.flags
+    assert f"{tmp_path}/models/rows-mine/reward" in launch.flags and "mine/rows.jsonl" in launch.flags
+
+
+def folders(script, tmp_path, **variables):
+    """The model that a script starts from and the folder that it writes to, without tmp_path where they lie there."""
+    flags = recorded(script, tmp_path, **variables).flags
+    flag = "--actor_model_name_or_path" if "--actor_model_name_or_path" in flags else "--model_name_or_path"
+    return [flags[flags.index(name) + 1].removeprefix(f"{tmp_path}/models/") for name in (flag, "--output_dir")]
+
+
+@pytest.mark.parametrize(
+    ("step", "model", "data", "expected"),
+    [
+        ("sft", None, None, "tldr-gemma-2b"),
+        ("sft", "google/gemma-2b", "tldr", "tldr-gemma-2b"),
+        ("sft", "Qwen/Qwen2.5-0.5B", None, "tldr-Qwen2.5-0.5B"),
+        ("sft", None, "rows.jsonl.gz", "rows-gemma-2b"),
+        ("sft", "/mnt/my model/", "/mnt/mine/train.parquet", "mine-train-my-model"),
+        ("reward", "{}/models/tldr-gemma-2b/sft", None, "tldr-gemma-2b"),
+        ("reward", "{}/models/tldr-gemma-2b/sft", "data/rows", "rows-tldr-gemma-2b"),
+        ("reward", "{}/models/rows-Qwen2.5-0.5B/sft", "data/rows", "rows-Qwen2.5-0.5B"),
+        ("dpo", "google/gemma-2b-it", None, "tldr-gemma-2b-it"),
+        ("ppo", "{}/models/rows-Qwen2.5-0.5B/sft/", "rows.csv", "rows-Qwen2.5-0.5B"),
+        ("ppo", "{}/models/hh-gemma-2b/ppo/actor", None, "tldr-hh-gemma-2b-ppo-actor"),
+    ],
+)
+def test_another_model_or_data_set_has_a_folder_of_its_own(step, model, data, expected, tmp_path):
+    """Named like the published run's, data set and model; what step 1 wrote keeps its name in steps 2 and 3."""
+    model = model and model.format(tmp_path)
+    assert folders(GEMMA[step], tmp_path, MODEL=model, DATA=data)[1] == f"{expected}/{step}"
+
+
+def test_the_steps_of_one_data_set_find_each_other(tmp_path):
+    """With the same DATA and nothing else given, and so do the variants of a preset."""
+    variables = {"DATA": "rows.jsonl"}
+    assert folders(GEMMA["sft"], tmp_path, **variables) == ["google/gemma-2b", "rows-gemma-2b/sft"]
+    assert folders(GEMMA["reward"], tmp_path, **variables) == ["rows-gemma-2b/sft", "rows-gemma-2b/reward"]
+    for variant in ("vanilla", "ppl", "randomized", "rloo"):
+        preset = GEMMA["ppo"].with_name(f"tldr_gemma_2b_{variant}.sh")
+        assert folders(preset, tmp_path, **variables) == ["rows-gemma-2b/sft", f"rows-gemma-2b/ppo-{variant}"]
+        assert f"{tmp_path}/models/rows-gemma-2b/reward" in recorded(preset, tmp_path, **variables).flags
+
+
+def test_a_round_of_refuel_has_a_folder_of_its_own(tmp_path):
+    preset, later = TRAINING / "refuel" / "training_scripts" / "llama_3_8b_it.sh", f"{tmp_path}/models/llama-3-8b-it"
+    flags = [recorded(preset, tmp_path, **given).flags for given in ({}, {"MODEL": f"{later}/refuel"})]
+    assert [words[words.index("--output_dir") + 1] for words in flags] == [
+        f"{later}/refuel",
+        f"{later}-refuel/refuel",
+    ]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "two", "08"])

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from dschat.common.journal import Journal, make_writable
+from dschat.common.lock import Lock
 from dschat.errors import UserError
 
 
@@ -75,6 +76,42 @@ def test_kill_9_loses_no_row_that_was_appended(tmp_path):
         reported = [20, *map(int, process.stdout.read().split())]
     kept = [row["n"] for row in Journal(file, {}).rows]
     assert kept[: reported[-1] + 1] == list(range(reported[-1] + 1))
+
+
+def test_a_child_of_a_killed_run_does_not_keep_its_journal(tmp_path):
+    script = (
+        "import os, signal, sys; from pathlib import Path; from dschat.common.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]), {})\n"
+        "journal.append([{'n': 0}])\n"
+        "child = os.fork()\n"
+        "if child:\n    print(child, flush=True)\n"
+        "signal.alarm(60)\n"
+        "signal.pause()\n"
+    )
+    file = tmp_path / "out.jsonl"
+    with subprocess.Popen([sys.executable, "-c", script, file], stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        try:
+            with pytest.raises(UserError, match=f"{file}: another process is writing it: process {process.pid} on "):
+                Journal(file, {})
+            process.kill()
+            process.wait()
+            assert Journal(file, {}).rows == [{"n": 0}]
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_run_that_another_one_finished_just_before_does_not_do_it_again(tmp_path, monkeypatch):
+    file = tmp_path / "out.jsonl"
+
+    def lock(*_):
+        file.write_text("{}\n")
+        return Lock(*_)
+
+    monkeypatch.setattr("dschat.common.journal.Lock", lock)
+    with pytest.raises(UserError, match="exists, finished"):
+        Journal(file, {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.jsonl"]
 
 
 def begun(file, rows, overwrite, **settings):

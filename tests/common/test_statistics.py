@@ -12,6 +12,7 @@ from dschat.common.statistics import (
     Rate,
     Tally,
     bootstrap_ratio,
+    bounded_interval,
     mean_estimate,
     mean_interval,
     paired_difference,
@@ -114,6 +115,13 @@ def test_the_interval_of_a_mean_by_hand():
     assert (found.value, found.low) == pytest.approx((3, 3 - 4.3027 * math.sqrt(7 / 3)), abs=1e-3)
     assert found.high - found.value == pytest.approx(found.value - found.low)
     assert mean_interval([4.0]) == MeanInterval(4.0)
+
+
+def test_the_interval_of_a_bounded_mean_by_hand():
+    """0, 0, 3 drawn three times: the mean is k ~ Binomial(3, 1/3), 0 in 30 %, 3 in 3.7 %; Student's begins at −3.3."""
+    assert bounded_interval([(0, 1), (3, 1), (0, 1)]) == MeanInterval(1, 0, 3)
+    assert mean_interval([0, 3, 0]).low < -3
+    assert bounded_interval([(4.0, 1)]) == bounded_interval([(4.0, 1), (8.0, 2)]) == MeanInterval(4.0)
 
 
 def test_texts():

@@ -252,6 +252,21 @@ def test_values_that_follow_from_other_flags():
     assert (config.actor_lora_dim, config.critic_lora_dim) == (4, 8)
 
 
+@pytest.mark.parametrize(
+    ("flags", "actor", "critic"),
+    [
+        ("", False, False),
+        ("--gradient_checkpointing", True, True),
+        ("--actor_gradient_checkpointing", True, False),
+        ("--gradient_checkpointing --critic_gradient_checkpointing no", True, False),
+        ("--gradient_checkpointing no --critic_gradient_checkpointing", False, True),
+    ],
+)
+def test_gradient_checkpointing_is_that_of_both_models_unless_one_has_its_own(flags, actor, critic):
+    config = parse(PPOConfig, [*PPO, *flags.split()])
+    assert (config.actor_gradient_checkpointing, config.critic_gradient_checkpointing) == (actor, critic)
+
+
 def test_reward_function_needs_neither_critic_nor_reward_model():
     config = parse(PPOConfig, [*COMMON, "--actor_model_name_or_path", "a", "--reward_function", "score.py:f"])
     assert (config.critic_model_name_or_path, config.reward_model_name_or_path) == (None, None)

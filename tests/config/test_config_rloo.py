@@ -72,7 +72,8 @@ def test_flags_of_a_critic_are_warned_of_once(flag, caplog):
 @pytest.mark.parametrize(
     "flags",
     ["", "--zero_stage 2", "--lora_dim 4", "--policy_ratio macro", "--whiten_advantages", "--adaptive_kl_target 6"]
-    + ["--offload --actor_zero_stage 2", "--termination_condition ppl --policy_ratio macro", "--isolate_last_token"],
+    + ["--offload --actor_zero_stage 2", "--termination_condition ppl --policy_ratio macro", "--isolate_last_token"]
+    + ["--gradient_checkpointing"],
 )
 def test_sound_combinations_are_silent(flags, caplog):
     config = parse(PPOConfig, [*SCORED, *flags.split()])

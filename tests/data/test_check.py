@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from data_fixtures import write_set
 from dschat.data.__main__ import main
 from dschat.data.formats.rows import DataKeys
-from dschat.data.inspect.check import check_report
-from dschat.data.inspect.columns import describe_columns
+from dschat.data.inspect.check import check_report, describe_columns
 from dschat.data.inspect.histogram import bin_width, summary, text_histogram
 from dschat.data.inspect.preview import preview_report
 from dschat.data.inspect.steps import Settings
@@ -151,6 +150,17 @@ def test_check_without_a_tokenizer(folder):
     assert lengths[-1].startswith("min 1, median 3, mean 3.0,") and lengths[-1].endswith("max 7")
     # 3+1, 3+3, 7+1, 1+1, 3+1, 3+1, 1+1
     assert lines_of(report, "length of prompt and longer response, in characters")[-1].startswith("min 2, median 4,")
+
+
+def test_check_counts_empty_responses(folder):
+    """Of both splits and of either kind; the first three places."""
+    empty = [{"prompt": "f", "chosen": "", "rejected": "x"}, {"prompt": "g", "chosen": "y", "rejected": " "}]
+    write(folder / "test.jsonl", [*empty, PAIRS[0], {"prompt": "h", "chosen": "", "rejected": ""}])
+    told = f"(first: {folder}/test.jsonl:1, {folder}/test.jsonl:2, {folder}/test.jsonl:4)"
+    line = f"empty      4 responses without any text, which end at once {told}"
+    assert line in check(folder, "0,1,1").splitlines()
+    write(folder / "test.jsonl", PAIRS)
+    assert "empty  " not in check(folder, "0,1,1")
 
 
 def test_check_with_a_tokenizer(folder, words):
@@ -360,7 +370,7 @@ def test_command_with_bad_input(tmp_path, capsys, caplog, offline):
     for arguments, words in (
         (["check", bad], [f"{bad}:2", "--prompt_key"]),
         (["preview", str(tmp_path / "no.jsonl")], ["--data_path", "no.jsonl", "there is no such file"]),
-        (["check", bad, "--tokenizer", str(tmp_path / "none")], ["--tokenizer", "there is no such folder"]),
+        (["check", bad, "--tokenizer", str(tmp_path / "none")], ["--tokenizer", "no such folder"]),
         (["check", bad, "--tokenizer", "nobody/nothing-at-all"], ["--tokenizer nobody/nothing-at-all", "hf download"]),
         (["preview", bad, "-n", "0"], ["--rows 0", "at least 1"]),
         (["check", bad, "--seed", "-1"], ["--seed -1", "from 0 to 4294967295"]),

@@ -108,7 +108,14 @@ def test_bad_csv_is_named_by_line(tmp_path, content, line, wanted):
 def test_csv_that_is_no_text(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b"prompt\na\n" + "ü\n".encode("latin-1"))
-    assert f"{path}: not readable as UTF-8" in error_of(path)
+    assert error_of(path).startswith(f"{path}:3: not readable as UTF-8 (invalid start byte); save")
+    for before in (9, 9000):  # the reader takes 8 KiB at a time
+        lines = [b"prompt,chosen", *[b"caf\xc3\xa9,x"] * before, b"caf\xe9,x", b"a,b", b""]
+        path.write_bytes(b"\n".join(lines))
+        assert error_of(path).startswith(f"{path}:{before + 2}: not readable as UTF-8 (invalid continuation byte)")
+    assert error_of(pack(path)).startswith(f"{path}.gz:9002: not readable as UTF-8")
+    path.write_bytes("prompt,chosen\na,b\n".encode("utf-16"))
+    assert error_of(path).startswith(f"{path}:1: not readable as UTF-8 (invalid start byte)")
     path.write_bytes(b"prompt,chosen\n")
     assert f"{path} is empty" in error_of(path)
     path.write_bytes(b"")

@@ -5,6 +5,7 @@ import datetime
 import json
 import logging
 import os
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -330,6 +331,27 @@ def test_an_example_with_an_unknown_field() -> None:
     assert batch.schema.names == ["tokens", "prompt_ids", "chosen_ids", "rejected_ids"]
     assert list(StoredExamples(PreferenceExample, table_of(PreferenceExample, [batch]))) == examples
     assert replace(examples[0], ref_logprobs=(1.0, 2.0)).ref_logprobs == (1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"), [(SFTExample, "256"), (PairExample, "2456"), (PreferenceExample, "2456"), (PromptExample, "")]
+)
+def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
+    """Also from the cache. Lines 2, 5 and 6 have an empty response, line 4 a rejected one."""
+    texts = zip(["a", "", "b", "c", " \n", ""], ["x", "y", "z", "", "u", "v"], strict=True)
+    rows = [{"prompt": f"q {i}", "chosen": a, "rejected": b} for i, (a, b) in enumerate(texts)]
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loader = loader_of(kind, tmp_path, data_split="1,0,0")
+    for read in (lambda: loader.read(show=True), loader.make, lambda: loader.find(loader.key, show=True)):
+        read()
+        told = [message for message in caplog.messages if "without any text" in message]
+        caplog.clear()
+        assert len(told) == bool(lines)
+        if told:
+            assert told[0].startswith(f"{len(lines)} responses without any text, which end at once")
+            places = re.findall(r"train\.jsonl:(\d)", told[0])
+            assert len(places) == 3 and set(places) <= set(lines), "the first three in the order of the shuffle"
 
 
 def test_the_flags_of_a_step_will_do() -> None:

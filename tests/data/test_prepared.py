@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared folders: which rows are kept, what is written, what training reads of it, and what it refuses."""
 
+import gzip
 import json
+import os
 import pickle
 import re
 from collections import Counter
@@ -11,7 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 
+from data_fixtures import SETS, write_set
+from dschat.common.lock import Lock
 from dschat.config.sft import SFTConfig
 from dschat.data.__main__ import main
 from dschat.data.dialogues import warn_of_turn_end
@@ -20,7 +25,8 @@ from dschat.data.formats.rows import Row
 from dschat.data.loading import ExampleLoader
 from dschat.data.preferences import PreferenceExample, preference_examples
 from dschat.data.prepared.filters import Filter, Limits
-from dschat.data.prepared.folder import PreparedExample
+from dschat.data.prepared.folder import PreparedExample, open_prepared
+from dschat.data.prepared.read import find_prepared, prepared_share, read_split
 from dschat.data.shares import load_share
 from dschat.errors import UserError
 from dschat.plan.counts import find_rows
@@ -179,6 +185,109 @@ def test_the_parts_are_disjoint(source, model, tmp_path) -> None:
     assert rows == {"finetune": list(range(20)), "preference": list(range(20, 40))}
 
 
+ROWS = [{"prompt": f"q {i}", "chosen": f" yes {i}", "rejected": f" no {i}"} for i in range(60)]
+
+
+def write_form(form: str, place: Path) -> str:
+    """60 rows, or a published set with as many, in one of the forms that a source may have; what --data_path takes.
+
+    A form that ends in +eval has 20 evaluation rows of its own.
+    """
+    form, _, own = form.partition("+")
+    if form in SETS:
+        write_set(place / form, form, rows=60, eval_rows=20)
+        return form
+    parts = {"train": ROWS, "test": [{**row, "prompt": f"e {row['prompt']}"} for row in ROWS[:20]]}
+    if form == "saved":
+        saved = {name: Dataset.from_list(rows) for name, rows in parts.items()}
+        (DatasetDict(saved) if own else saved["train"]).save_to_disk(place / "saved")
+        return str(place / "saved")
+    suffix = form.removesuffix("-folder")
+    files = {name: place / f"{name}.{suffix}" for name in (parts if own else ["train"])}
+    for name, file in files.items():
+        rows = parts[name]
+        if suffix == "parquet":
+            Dataset.from_list(rows).to_parquet(file)
+            continue
+        lines = [f"{row['prompt']},{row['chosen']},{row['rejected']}" for row in rows]
+        text = {
+            "json": json.dumps(rows),
+            "csv": "\n".join(["prompt,chosen,rejected", *lines, ""]),
+            "jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        }[suffix.removesuffix(".gz")]
+        file.write_bytes(gzip.compress(text.encode()) if suffix.endswith(".gz") else text.encode())
+    return str(place if form.endswith("-folder") else files["train"])
+
+
+FILES = ("jsonl", "json", "csv", "parquet", "jsonl.gz", "json.gz", "csv.gz")
+FOLDERS = ("jsonl-folder", "csv.gz-folder+eval", "parquet-folder", "parquet-folder+eval", "saved", "saved+eval")
+
+
+SPLITS_AND_SEEDS = (("2,4,4", 1234), ("3,1,1", 7))
+
+
+@pytest.mark.parametrize(
+    ("form", "split", "seed"),
+    [(form, *SPLITS_AND_SEEDS[i % 2]) for i, form in enumerate((*FILES, *FOLDERS, *SETS))] + [("csv", "1,1,1", 7)],
+)
+def test_a_folder_holds_the_rows_of_its_step(form, split, seed, model, tmp_path, monkeypatch) -> None:
+    """Whatever the source: those that training reads, in their order, none of another step's, none held out there.
+
+    Of 60 rows without others to evaluate on, 57 train: at 2,4,4 they make 11, 23 and 23.
+    """
+    monkeypatch.setenv("MA_RLHF_DATA", str(tmp_path / "data"))
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr("dschat.data.prepared.write.lengths_picture", lambda splits, info: b"")  # takes a second
+    path = write_form(form, tmp_path / "data")
+    steps = {
+        k: load_share(type("S", (), vars(config_of(path, data_split=split, seed=seed)) | {"step": k})())
+        for k in (1, 2, 3)
+    }
+    if form in FILES and split == "2,4,4":
+        assert [len(share.train) for share in steps.values()] == [11, 23, 23]
+    for step, stage in ((1, "finetune"), (2, "preference")) if form != "apps" else ((1, "finetune"),):
+        folder = tmp_path / stage
+        command = ["prepare", path, "--output", str(folder), "--tokenizer", model, "--stage", stage, *LOOSE]
+        command += ["--data_split", split, "--seed", str(seed), "--max_length", "4000", "--max_prompt_length", "4000"]
+        assert main([*command, "--no_remove_same_inputs", "--no_remove_same_responses"]) == 0
+        for part, rows in (("train", steps[step].train), ("test", steps[step].eval)):
+            expected = [row.origin for row in rows if row.chosen is not None]
+            found = open_prepared(folder)
+            assert found is not None
+            read = [e.row.origin for e in read_split(found, part)] if part in found.files else []
+            assert read == expected, (stage, part)
+            assert not set(read) & {row.origin for k in steps if k != step for row in steps[k].train}
+
+
+def test_several_folders_are_several_sources(model, tmp_path) -> None:
+    """One folder a source: together the rows of a run on both sources, one source after another."""
+    paths, folders = [], []
+    for form in ("csv", "jsonl-folder+eval"):
+        (tmp_path / form).mkdir()
+        paths.append(write_form(form, tmp_path / form))
+        folders.append(tmp_path / f"{form}-prepared")
+        prepare(Path(paths[-1]), model, folders[-1], "--stage", "preference", "--data_split", "2,4,4", *LOOSE)
+    share = load_share(type("S", (), vars(config_of(tmp_path)) | {"data_path": paths, "step": 2})())
+    config = config_of(folders[0])
+    config.data_path.append(str(folders[1]))
+    read = prepared_share(find_prepared(config.data_path))
+    assert [e.row.origin for e in read.train] == [row.origin for row in share.train] and len(share.train) == 23 + 24
+    assert [e.row.origin for e in read.eval] == [row.origin for row in share.eval]
+
+
+def test_without_shuffling_the_last_rows_are_held_out(model, tmp_path) -> None:
+    """Of 60 rows the last 3; the two parts of the 57 follow each other, and those of the 3."""
+    rows = {}
+    for stage in ("finetune", "preference"):
+        prepare(Path(write_form("jsonl", tmp_path)), model, tmp_path / stage, "--stage", stage, "--no_shuffle", *LOOSE)
+        folder = open_prepared(tmp_path / stage)
+        assert folder is not None
+        rows[stage] = {part: [int(e.prompt[2:]) for e in read_split(folder, part)] for part in ("train", "test")}
+    # Halves of 57 are rounded to 28 each, and the row that is missing goes to the first; of 3 to 2, and it is taken.
+    assert rows["finetune"] == {"train": list(range(29)), "test": [57]}
+    assert rows["preference"] == {"train": list(range(29, 57)), "test": [58, 59]}
+
+
 def test_pt_files_are_sheeprls(source, model, tmp_path) -> None:
     tokenizer = make_tokenizer()
     prepare(source, model, tmp_path / "f", "--format", "pt", "--no_shuffle", *LOOSE)
@@ -267,7 +376,7 @@ def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
         (["--max_length", "1"], "--max_length 1"),
         (["--num_samples", "0"], "--num_samples 0"),
         (["--minimum_response_length", "90"], r"no training row is left of 20 \(too short: 20\)"),
-        (["--data_split", "1", "--stage", "preference"], "--data_split 1: give two parts"),
+        (["--data_split", "1", "--stage", "preference"], "--data_split 1 has 1 parts, none for the reward model step"),
         (["--end_of_conversation_token", "the cat"], "must be exactly one"),
         (["--prompt_key", "question"], "no column 'question'"),
     ],
@@ -287,6 +396,20 @@ def test_an_output_is_not_replaced_unasked(source, model, tmp_path, caplog) -> N
     assert "prepared already" in caplog.text
 
 
+def test_a_folder_that_another_process_prepares_is_refused(source, model, tmp_path, caplog, monkeypatch) -> None:
+    prepare(source, model, tmp_path / "out", *LOOSE)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    lock = Lock(tmp_path / ".out.lock", "another")
+    with monkeypatch.context() as patch:
+        patch.setattr("dschat.data.prepared.make.read_rows", None)  # nothing is read before
+        prepare(source, model, tmp_path / "out", "--overwrite", *LOOSE, status=2)
+    assert f"--output {tmp_path}/out: another process is writing it: process {os.getpid()} on " in caplog.text
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    lock.close()
+    prepare(source, model, tmp_path / "out", "--overwrite", *LOOSE)
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplog, monkeypatch) -> None:
     """Not a folder with a thesis in it, not a prepared one with a thesis beside its files, not the source's."""
     flags = ("--overwrite", *LOOSE)
@@ -296,7 +419,7 @@ def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplo
     prepare(source, model, folder, *LOOSE)
     (folder / "notes.txt").write_text("days")
     with monkeypatch.context() as patch:
-        patch.setattr("dschat.data.prepared.make.read_rows", None)  # nothing is read before
+        patch.setattr("dschat.data.prepared.make.read_share", None)  # nothing is read before
         for output, words in (
             (home, "this is none; give another folder"),
             (home / "thesis.tex", "this is none"),

@@ -14,7 +14,7 @@ from cli_runs import built_once
 from launches import WORKERS, launch
 from recorded import FAST_CASES, Case
 
-CHECKS = ("updates", "chunks", "generation", "saving", "evaluation", "lora", "loading", "shared_base")
+CHECKS = ("updates", "chunks", "generation", "saving", "evaluation", "lora", "loading", "shared_base", "self_checks")
 FAULTS = ("resume", "nonfinite", "empty")  # of tests that are slow
 
 

@@ -14,6 +14,7 @@ from cli_runs import GOLD, arguments, read_jsonl, run_command
 from dschat.data.synthetic import make_rows, row_texts, write_corpus
 from dschat.models.tiny import make_model
 from launches import launch_command
+from real_size import as_large_as
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,6 +43,7 @@ def test_the_three_steps_in_bf16(zero_stage: int, tmp_path: Path) -> None:
     texts = row_texts(make_rows(100, 1, "demonstrations"))
     make_model(tmp_path / "model", texts, seed=1, hidden_size=64, layers=2, vocab_size=400)
     common = {"per_device_train_batch_size": 8, "learning_rate": 1e-3, "zero_stage": zero_stage, "max_seq_len": 192}
+    common |= {"deepspeed_config": as_large_as(7e9, tmp_path / "model")}
     demonstrations = {"data_path": tmp_path / "data" / "demonstrations", "data_split": "1,0,0"}
     comparisons = {"data_path": tmp_path / "data" / "comparisons", "data_split": "0,1,1"}
     rows = run_step("sft", common | demonstrations | {"model_name_or_path": tmp_path / "model"}, tmp_path)
@@ -50,6 +52,7 @@ def test_the_three_steps_in_bf16(zero_stage: int, tmp_path: Path) -> None:
     rows = run_step("reward", common | comparisons | {"model_name_or_path": tmp_path / "sft"}, tmp_path)
     assert all(math.isfinite(row["loss/reward"]) for row in rows if "loss/reward" in row)
     ppo = comparisons | {
+        "deepspeed_config": common["deepspeed_config"],
         "actor_model_name_or_path": tmp_path / "sft",
         "critic_model_name_or_path": tmp_path / "reward",
         "reward_model_name_or_path": tmp_path / "reward",

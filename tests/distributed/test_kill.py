@@ -14,6 +14,7 @@ from cli_runs import STEPS, TIMEOUT, arguments
 from dschat.data.synthetic import make_rows, row_texts, write_corpus
 from dschat.models.tiny import make_model
 from launches import pids_of, start
+from real_size import as_large_as
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
@@ -49,6 +50,7 @@ def test_killing_a_rank_ends_the_run_and_names_it(tmp_path: Path) -> None:
         "per_device_train_batch_size": 2,
         "num_train_epochs": 10_000,
         "zero_stage": 3,
+        "deepspeed_config": as_large_as(7e9, tmp_path / "model"),
     }
     metrics = tmp_path / "out" / "metrics.jsonl"
     with start(STEPS["sft"] / "main.py", arguments(flags)) as process:

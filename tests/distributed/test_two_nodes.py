@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from launches import free_port, launch_environment
+from real_size import as_large_as
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "applications/DeepSpeed-Chat/training/step3_rlhf_finetuning"
 FLAGS = {
@@ -48,7 +49,8 @@ def test_ten_updates_on_two_nodes(tmp_path):
         "REWARD_MODEL": str(tmp_path / "reward"),
         "DATA": str(data),
     }
-    command = ["bash", str(SCRIPTS / "training_scripts" / "run_gemma_two_nodes.sh"), *map(str, sum(FLAGS.items(), ()))]
+    flags = FLAGS | {"--deepspeed_config": as_large_as(7e9, sft)}
+    command = ["bash", str(SCRIPTS / "training_scripts" / "run_gemma_two_nodes.sh"), *map(str, sum(flags.items(), ()))]
     nodes = []
     for node in range(2):
         with open(tmp_path / f"node-{node}.log", "w") as log:
@@ -57,6 +59,7 @@ def test_ten_updates_on_two_nodes(tmp_path):
     statuses = [node.wait(timeout=400) for node in nodes]
     logs = [(tmp_path / f"node-{node}.log").read_text() for node in range(2)]
     assert statuses == [0, 0], logs
-    lines = (tmp_path / "models" / "tldr-gemma-2b" / "ppo" / "metrics.jsonl").read_text().splitlines()
+    (metrics,) = tmp_path.glob("models/*/ppo/metrics.jsonl")
+    lines = metrics.read_text().splitlines()
     updates = [row["update"] for row in map(json.loads, lines) if "objective/kl" in row]
     assert updates == list(range(1, 11)) and "= 4 per process x 2 processes" in logs[0]

@@ -125,3 +125,11 @@ def test_evaluation_with_fewer_rows_than_ranks_is_that_of_one_process(group, two
     assert first == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert first == second
     assert {name.split("/")[0] for name in expected} == {"sft", "reward", "dpo", "ppo"} and len(expected) > 22
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_self_check_changes_no_update_and_both_processes_find_the_weight_that_one_holds(rank, two_processes):
+    """The NaN is in the second process's part."""
+    notes = two_processes.numbers("self_checks", rank)
+    assert notes["moved"] == 0
+    assert notes["said"].startswith("self-check: model.layers.1.mlp.up_proj.weight of "), notes["said"]

@@ -108,11 +108,10 @@ def _resumed(folder: Path, cases: dict[str, Any]) -> dict[str, int]:
 
 
 def _made(make: Callable[..., Any], setup: dict[str, Any], place: Path, **flags: Any) -> Any:
-    from recorded import sharding_file
     from resume_runs import Setup
 
     place.mkdir(parents=True, exist_ok=True)
-    return make(place, Setup(**setup, config_file=sharding_file(place)), **flags)
+    return make(place, Setup(**setup), **flags)
 
 
 def vllm(folder: Path, keep: Callable[..., None]) -> None:
@@ -122,10 +121,9 @@ def vllm(folder: Path, keep: Callable[..., None]) -> None:
     from dschat.rollouts.sampling import Sampling
     from dschat.rollouts.vllm import VllmEngine
     from factories import BOS, EOS, PAD, engine_of, random_ids
-    from recorded import sharding_file
 
     causal_lm = AutoModelForCausalLM.from_pretrained(folder / "model")
-    actor = engine_of(causal_lm, zero_stage=3, config_file=sharding_file(folder), learning_rate=0.01)
+    actor = engine_of(causal_lm, zero_stage=3, learning_rate=0.01)
     engine = VllmEngine(str(folder / "model"), 32, 0.3)
     sampling = Sampling(max_new_tokens=4 + 4 * rank(), end_ids=(EOS,), pad_id=PAD, bos_id=BOS)
     prompts = [random_ids(3 + i, i) for i in range(2 + rank())]
@@ -158,11 +156,13 @@ def main() -> None:
     """Runs the checks named on the command line."""
     from loading_checks import CHECKS as LOADING
     from nonfinite_cases import CHECKS as NONFINITE
+    from real_size import require_real_size
     from sharded_checks import CHECKS as SHARDED
 
     torch.set_num_threads(1)
     words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
     folder = Path(words[0])
+    require_real_size()
     with process_group():
         for name in words[1:]:
             start = time.perf_counter()

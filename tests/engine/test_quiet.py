@@ -7,7 +7,7 @@ import deepspeed
 import torch
 
 from cli_runs import run_command
-from dschat.engine.quiet import SHARED_MEMORY, decide_on_shared_memory
+from dschat.engine.process_group import SHARED_MEMORY, decide_on_shared_memory
 from factories import engine_of, make_causal_lm
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights that are cut as they are loaded, on one process; on two: distributed/test_loading.py."""
 
+import json
 import os
 
 import pytest
@@ -47,7 +48,10 @@ def test_a_tie_that_does_not_hold_is_not_made(settings, tmp_path, tokenizer):
 
 
 def test_weights_that_a_folder_lacks_are_named(settings, tmp_path, tokenizer):
+    """Of a reward model whose config does not say that it is one."""
     folder = save_folder(tmp_path, make_classifier("llama", tie_word_embeddings=False), tokenizer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": None}))
     opening = Opening(placement_of(settings))
     with pytest.raises(UserError, match=r"--m .*lm_head\.weight\. .*a reward model has no language-model head"):
         load_causal_lm(folder, "--m", torch.float32, tokenizer, opening=opening)

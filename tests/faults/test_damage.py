@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints that are damaged, and disks that are full: a clear message, and the checkpoint before is used."""
 
+import hashlib
 import json
 import shutil
 from functools import partial
@@ -8,6 +9,7 @@ from functools import partial
 import pytest
 
 from cli_runs import message_of
+from dschat.run.manifest import digest
 from fault_runs import RESUME, Trial, contents, expect_same, outcome, small_files_only, without_override
 
 WEIGHTS = "actor/mp_rank_00_model_states.pt"
@@ -77,6 +79,31 @@ def test_the_checkpoint_before_a_damaged_one_is_used(damage, file, said, copied,
     assert f"going on from {copied.out}/checkpoints/step-6" in result.stderr
     expect_same(whole("ppo"), outcome(copied.out))
     assert copied.checkpoints() == [2, 6, 8]
+
+
+def null_bytes(content):
+    return content[:100] + bytes(50) + content[150:]
+
+
+def without_the_second_rollout(content):
+    return b"".join(line for line in content.splitlines(keepends=True) if b'"update": 4, ' not in line)
+
+
+@pytest.mark.parametrize("spoil", [null_bytes, without_the_second_rollout])
+def test_metrics_that_were_damaged_when_they_were_saved(spoil, copied, whole):
+    """The manifest is of the damaged file."""
+    place = copied.out / "checkpoints" / "step-8"
+    content = spoil((place / "metrics.jsonl").read_bytes())
+    (place / "metrics.jsonl").write_bytes(content)
+    manifest = json.loads((place / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["files"]["metrics.jsonl"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (place / "manifest.json").write_text(json.dumps(manifest | {"sha256": digest(manifest)}))
+    result = copied.run(**RESUME).expect(0)
+    (warning,) = [line for line in result.stderr.splitlines() if "is not used" in line]
+    assert f"{place} is not used: its file metrics.jsonl is damaged: " in warning
+    assert f"going on from {copied.out}/checkpoints/step-6" in result.stderr
+    expect_same(whole("ppo"), outcome(copied.out))
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, "manifest.json"])

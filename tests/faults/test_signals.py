@@ -28,7 +28,7 @@ def test_step_3_stops_and_goes_on(sent, moment, trial, whole, monkeypatch):
     with monkeypatch.context() as hurt:
         hurt.setenv("FAULT", f"{MOMENTS[moment]}|{sent.value}")
         stopped(run.ended(run.start(), 30), sent)
-    assert not (run.out / ".writing").exists()
+    assert not (run.out / ".writing").exists() and not (run.out / ".lock").exists()
     run.run(**RESUME).expect(0)
     expect_same(whole("ppo"), outcome(run.out))
 

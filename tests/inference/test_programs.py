@@ -31,10 +31,18 @@ def test_every_problem_with_tests_is_answered_and_run(options):
     assert chosen.result_path.parts[-3:] == ("apps", "temperature=1.0", "run.jsonl")
     assert line.startswith(f"{len(rows)} problems (") and "1 of them without tests" in line
     assert {row["difficulty"] for row in rows} == {"introductory", "interview", "competition"}
+    assert {row["dataset"] for row in rows} == {"apps"}
     statuses = {sample["status"] for row in rows for sample in row["samples"]}
     assert all(len(row["samples"]) == 2 for row in rows) and statuses <= {"compile_error", "runtime_error", "wrong"}
     with pytest.raises(UserError, match="exists, finished"):
         run_programs(chosen)
+
+
+def test_rows_do_not_call_another_place_by_the_name_of_the_published_set(options, project):
+    (place,) = (project / "data").glob("apps*")
+    chosen = options(data_path=str(place), num_samples=2)
+    run_programs(chosen)
+    assert {row["dataset"] for row in read_jsonl(chosen.result_path)} == {""}
 
 
 def test_an_interrupted_run_gives_the_same_file(options, tmp_path, monkeypatch):

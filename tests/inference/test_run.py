@@ -162,7 +162,7 @@ def test_conversations_go_through_the_chat_template(run, project, tmp_path):
     file = write_jsonl(tmp_path / "rows.jsonl", [{"messages": turns}] * 20)
     models = {"model": str(tmp_path / "run"), "reward_model": str(tmp_path / "rm")}
     (row,) = read_jsonl(run(data_path=str(file), **models))
-    assert row["prompt"] == "<bos>user: Hello?\nassistant:"
+    assert row["prompt"] == "<bos>user: Hello?\nassistant:" and row["prompt_messages"] == turns[:1]
     expected = plain_reward(tmp_path / "rm", "user: Hello?\nassistant:", row["response"])
     assert row["reward"] == pytest.approx(expected, abs=TOLERANCE)
 

@@ -16,6 +16,7 @@ from dschat.errors import UserError
 from dschat.inference.text import run_text
 from dschat.inference.text_options import TextOptions
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
+from shared_base_runs import write_adapter
 
 PROMPTS = (
     "the quick ",
@@ -102,6 +103,19 @@ def test_scores_are_those_of_plain_transformers(place, tokenizer):
         parts += [tokenizer(response, add_special_tokens=False)["input_ids"] for response in responses]
         better, worse = (hf_score(classifier, [*parts[0], *part, EOS]) for part in parts[1:])
         assert (row["chosen_score"], row["rejected_score"]) == pytest.approx((better, worse), rel=1e-5)
+
+
+def test_an_adapter_alone_is_read_on_its_base(place, tokenizer):
+    """What a run of step 2 leaves with --lora_dim and --no_merge_lora; beside it the merged model."""
+    base = save_folder(place / "base", make_causal_lm("gemma"), tokenizer)
+    whole = write_adapter(place / "whole", base, tokenizer, merge=True)
+    alone = write_adapter(place / "run", base, tokenizer)
+    (place / "run" / "run.json").write_text(json.dumps({"step": "reward", "batches": {"total_updates": 12}}))
+    expected = measure(place, "first", reward_model=[whole])
+    for name, flags in (("second", {"reward_model": [alone]}), ("third", {"checkpoints": place / "run"})):
+        for row, wanted in zip(measure(place, name, **flags), expected, strict=True):
+            for score in ("chosen_score", "rejected_score"):
+                assert row[score] == pytest.approx(wanted[score], abs=1e-5)
 
 
 def test_an_interrupted_run_goes_on(place, monkeypatch):

@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
 from dschat.models.float32_linear import Float32Linear, keep_float32
@@ -55,6 +56,38 @@ def test_a_head_in_half_precision_gives_the_product_of_its_values(bias, dtype):
     assert found.dtype == torch.float32 and found.shape == (3, 7, 500)
     assert relative_error(found, expected) < TOLERANCE
     assert relative_error(plain(x), expected) > 10 * TOLERANCE
+
+
+class Made(TorchDispatchMode):
+    """Notes the shape of every tensor that an operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.shapes += [tuple(x.shape) for x in [result] if isinstance(x, Tensor)]
+        return result
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", "input"])
+def test_gradients_that_nothing_needs_are_not_computed(frozen):
+    """In the backward pass no tensor of the frozen one's shape comes up; the others' gradients stay what they were."""
+    plain, head, x = make_head(bias=True)
+    twin, twin_x = copy.deepcopy(plain).double(), x.double().requires_grad_()
+    own = {"weight": head.weight, "bias": head.bias, "input": x.requires_grad_()}
+    exact_ones = {"weight": twin.weight, "bias": twin.bias, "input": twin_x}
+    own[frozen].requires_grad_(False)
+    twin(twin_x).sin().sum().backward()
+    loss = head(x).sin().sum()
+    with Made() as made:
+        loss.backward()
+    shapes = {"weight": {(500, 64), (64, 500)}, "bias": {(500,)}, "input": {(21, 64), (3, 7, 64)}}
+    assert not shapes[frozen] & set(made.shapes) and own[frozen].grad is None
+    for name in shapes.keys() - {frozen}:
+        assert shapes[name] & set(made.shapes), name
+        assert relative_error(own[name].grad, exact_ones[name].grad) < 2 * BF16_STEP
 
 
 @pytest.mark.parametrize("bias", [False, True])

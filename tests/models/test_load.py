@@ -4,6 +4,7 @@
 import copy
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -17,16 +18,24 @@ from transformers import (
     BertGenerationConfig,
     BertModel,
     CohereConfig,
+    DbrxConfig,
     GraniteConfig,
+    MiniMaxConfig,
+    MiniMaxM2Config,
+    MixtralConfig,
+    OPTConfig,
+    PhimoeConfig,
     T5Config,
     ViTConfig,
     XLNetConfig,
 )
 
 from dschat.errors import UserError
-from dschat.models.load import load_causal_lm, load_scalar, warn_without_classifier
+from dschat.models.checkpointing import enable_gradient_checkpointing
+from dschat.models.load import load_causal_lm, load_classifier, load_scalar, warn_without_classifier
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
+from dschat.models.shared_base import classifier_beside
 from dschat.models.tokenizer import load_tokenizer
 from factories import (
     KINDS,
@@ -46,6 +55,22 @@ NO_CLASSIFIER = {
     "granite": GraniteConfig(**SIZES, **IDS, embedding_multiplier=3.0, logits_scaling=4.0),
     "cohere": CohereConfig(**SIZES, **IDS),
 }
+EXPERTS = SIZES | IDS | {"num_key_value_heads": 1, "initializer_range": 0.2, "num_experts_per_tok": 2}
+NOISE = {"num_local_experts": 4, "router_jitter_noise": 0.2, "head_dim": 16}
+DBRX_ATTENTION = {"kv_n_heads": 1, "clip_qkv": 8, "rope_theta": 10000.0, "attn_pdrop": 0.2}
+DBRX_EXPERTS = {"hidden_size": 32, "ffn_hidden_size": 32, "moe_top_k": 2, "moe_jitter_eps": 0.2}
+DBRX = {"d_model": 32, "n_heads": 2, "n_layers": 2, "attn_config": DBRX_ATTENTION, "ffn_config": DBRX_EXPERTS}
+OPT = SIZES | IDS | {"word_embed_proj_dim": 32, "ffn_dim": 32, "max_position_embeddings": 128, "init_std": 0.2}
+# Random in training mode: noise of routers, PhiMoE's draws of experts, dropout in a config inside the config, and
+# layers that are left out.
+RANDOM = {
+    "phimoe": PhimoeConfig(**EXPERTS),
+    "mixtral": MixtralConfig(**EXPERTS, **NOISE),
+    "minimax": MiniMaxConfig(**EXPERTS, **NOISE),
+    "minimax_m2": MiniMaxM2Config(**EXPERTS, **NOISE),
+    "dbrx": DbrxConfig(**IDS, **DBRX, initializer_range=0.2),
+    "opt": OPTConfig(**OPT, layerdrop=0.5),
+}
 
 
 @pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
@@ -59,6 +84,19 @@ def test_a_folder_that_does_not_exist_is_named_with_its_flag(load, name, tokeniz
 def test_a_folder_without_a_model_is_named(load, tokenizer, tmp_path):
     with pytest.raises(UserError, match="this folder holds no model"):
         load(str(tmp_path), "--m", torch.float32, tokenizer)
+
+
+@pytest.mark.parametrize("load", [load_causal_lm, load_scalar])
+def test_a_run_s_folder_is_none_of_a_model_but_holds_some(load, tokenizer, tmp_path):
+    """As step 3 leaves it."""
+    for name in ("actor", "critic", "tensorboard"):
+        (tmp_path / name).mkdir()
+    for name in ("actor", "critic"):
+        (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(UserError) as caught:
+        load(str(tmp_path), "--m", torch.float32, tokenizer)
+    assert f"--m {tmp_path}: this folder holds no " in str(caught.value)
+    assert str(caught.value).endswith(f"Did you mean {tmp_path}/actor or {tmp_path}/critic?")
 
 
 def test_a_folder_without_weights_is_named(tokenizer, tmp_path):
@@ -148,10 +186,36 @@ def test_a_causal_lm_may_lack_the_score_head_alone(tokenizer, tmp_path):
         load_scalar(folder, "--m", torch.float32, tokenizer)
 
 
-def test_a_reward_model_given_as_sft_model_is_refused(tokenizer, tmp_path):
-    folder = save_folder(tmp_path, make_classifier("llama", tie_word_embeddings=False), tokenizer)
-    with pytest.raises(UserError, match=r"--m .*lm_head\.weight\. .*a reward model has no language-model head"):
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_reward_model_given_as_sft_model_is_refused(tied, kind, tokenizer, tmp_path):
+    """Also where the embedding is the output layer, so that none of a causal LM's weights is missing."""
+    model = make_classifier(kind, tie_word_embeddings=tied)
+    folder = save_folder(tmp_path, model, tokenizer)
+    message = f"--m {folder}: a {type(model).__name__} is a reward model or critic, which gives scores"
+    with pytest.raises(UserError, match=re.escape(message)):
         load_causal_lm(folder, "--m", torch.float32, tokenizer)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_causal_lm_given_as_reward_model_is_refused(tied, tokenizer, tmp_path):
+    folder = save_folder(tmp_path, make_causal_lm("llama", tie_word_embeddings=tied), tokenizer)
+    with pytest.raises(UserError, match="--m .*: not a reward model, it has no score head. Train one from it"):
+        load_scalar(folder, "--m", torch.float32, tokenizer, may_be_new=False)
+    with pytest.raises(UserError, match="--m .*: not a reward model, it has no score head. Train one from it"):
+        load_classifier(folder, "--m", torch.float32)
+    load_scalar(folder, "--m", torch.float32, tokenizer)  # a critic may start from it
+
+
+def test_a_vocabulary_that_does_not_fit_the_tokenizer(tokenizer, tmp_path, caplog):
+    """97 rows for 100 tokens; once, although actor and reference are the same folder. 99 want a pad token alone."""
+    folders = {n: save_folder(tmp_path / str(n), make_causal_lm(vocab_size=n), tokenizer) for n in (97, 99, 128)}
+    for folder in folders.values():
+        for load in (load_causal_lm, load_causal_lm, load_scalar):
+            assert load(folder, "--m", torch.float32, tokenizer).get_input_embeddings().num_embeddings >= 100
+    (message,) = [message for message in caplog.messages if "embeddings" in message]
+    assert message.startswith(f"--m {folders[97]}: the model has embeddings of 97 tokens, its tokenizer knows 100: 3")
+    assert "give it its own" in message
 
 
 def test_weights_without_a_place_are_named(tokenizer, tmp_path, caplog):
@@ -276,3 +340,48 @@ def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
             expected = states @ model.score.weight[0]
             torch.testing.assert_close(own[mask], expected, rtol=0, atol=1e-5)
             assert hf_score(model.eval(), row[mask].tolist()) == pytest.approx(float(expected[-1]), abs=1e-5)
+
+
+def gradients_of(model, ids):
+    """Of the logits' squares, by name."""
+    model.zero_grad()
+    model(ids, use_cache=False).logits.square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", RANDOM)
+def test_an_opened_model_computes_in_training_mode_as_in_evaluation_mode(family, tokenizer, tmp_path):
+    """And in that as the saved model does, whose config is kept; its own training mode gives other numbers."""
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(RANDOM[family]).eval()
+    model = load_causal_lm(save_folder(tmp_path, plain, tokenizer), "--m", torch.float32, tokenizer)
+    ids = torch.randint(3, 100, (8, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = plain(ids).logits
+        assert float((plain.train()(ids).logits - expected).abs().max()) > 0.1, "the test has nothing to find"
+        assert torch.equal(model.eval()(ids).logits, expected)
+        assert torch.equal(model.train()(ids).logits, expected)
+    before = gradients_of(model.eval(), ids)
+    assert any("router" in name or "gate" in name for name in before) or family == "opt"
+    enable_gradient_checkpointing(model)
+    after = gradients_of(model.train(), ids)
+    assert before.keys() == after.keys()
+    for name, gradient in before.items():
+        torch.testing.assert_close(after[name], gradient, rtol=1e-5, atol=1e-7)
+    assert getattr(model.config, "router_jitter_noise", None) == getattr(plain.config, "router_jitter_noise", None)
+
+
+def test_a_router_stays_quiet_where_a_model_is_copied_and_around_adapters(tokenizer, tmp_path):
+    """The layers inside a router change their mode as others do."""
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(RANDOM["mixtral"])
+    model = load_causal_lm(save_folder(tmp_path, plain, tokenizer), "--m", torch.float32, tokenizer)
+    copied = ScalarModel(classifier_beside(model, "--critic"))
+    torch.nn.init.normal_(copied.inner.score.weight)
+    ids = torch.randint(3, 100, (4, 60), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(copied.train()(ids, None), copied.eval()(ids, None))
+        copied.train()
+        copied(ids, None)
+    modes = {name for name, module in copied.inner.named_modules() if not module.training}
+    assert modes == {f"model.layers.{layer}.mlp" for layer in (0, 1)}

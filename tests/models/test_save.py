@@ -92,7 +92,7 @@ def test_weights_that_a_family_keeps_together_are_saved_under_their_names_in_tra
     model = AutoModelForCausalLM.from_config(config).eval()
     with caplog.at_level(logging.WARNING):
         save_model(model, saved_weights(model), tokenizer, tmp_path)
-    assert "HrmTextForCausalLM is saved with the names that its weights have in transformers" in caplog.messages
+    assert "weights of HrmTextForCausalLM keep the names that they have in transformers" in caplog.messages
     opened = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert largest_difference(dict(opened.named_parameters()), dict(model.named_parameters())) == 0
 

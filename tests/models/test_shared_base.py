@@ -3,15 +3,18 @@
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForSequenceClassification
 
 from dschat.data.synthetic import make_rows, row_texts
+from dschat.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.shared_base import classifier_beside, find_adapter, load_adapter
 from dschat.models.tokenizer import load_tokenizer
-from factories import make_causal_lm, save_folder
+from factories import largest_difference, make_causal_lm, save_folder, saved_weights
 from loading_checks import FAMILIES
 
 FLAG = "--critic_model_name_or_path"
@@ -61,3 +64,67 @@ def test_a_saved_adapter_gives_the_same_numbers(tokenizer, tmp_path):
         name for name, p in trained.inner.named_parameters() if p.requires_grad
     }
     assert find_adapter(None) is None and find_adapter(base) is None
+
+
+def write_users_adapter(folder, base, **options):
+    """A reward model's adapter of random numbers, as peft saves it."""
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    layers = ["c_attn", "c_fc"] if "gpt2" in type(model).__name__.lower() else ["q_proj", "up_proj"]
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=layers, task_type="SEQ_CLS", modules_to_save=["score"], **options
+    )
+    torch.manual_seed(0)
+    with_adapter = get_peft_model(model, config)
+    for name, parameter in with_adapter.named_parameters():
+        if "lora_B" in name or "score" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    with_adapter.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["gemma", "gpt2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"use_rslora": True},
+        {"alpha_pattern": {"q_proj": 3, "c_attn": 3}},
+        {"rank_pattern": {"up_proj": 2, "c_fc": 2}, "use_rslora": True},
+    ],
+    ids=lambda options: "_".join(options) or "plain",
+)
+def test_a_users_adapter_is_merged_as_peft_merges_it(options, kind, tokenizer, tmp_path):
+    """r 4 and alpha 8 scale by 2, rslora by 4; a pattern gives one kind of layer another scaling."""
+    base = save_folder(tmp_path / "base", make_causal_lm(kind), tokenizer)
+    folder = write_users_adapter(tmp_path / "adapter", base, fan_in_fan_out=kind == "gpt2", **options)
+    plain = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    expected = PeftModel.from_pretrained(plain, folder).merge_and_unload().state_dict()
+    model = classifier_beside(load_causal_lm(base, FLAG, torch.float32, tokenizer), FLAG)
+    load_adapter(model, folder, FLAG, base)
+    save_model(model, saved_weights(model), tokenizer, tmp_path / "saved")
+    found = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved", dtype=torch.float32).state_dict()
+    # Three float32 operations on numbers below 4: products of rank 4, the scaling, the sum.
+    assert largest_difference(found, expected) < 4 * 3 * 4 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("use_dora", True), ("lora_bias", True), ("bias", "lora_only"), ("init_lora_weights", "pissa")],
+)
+def test_an_adapter_that_is_more_than_lora_is_refused_by_name(name, value, tokenizer, tmp_path):
+    base = save_folder(tmp_path / "base", make_causal_lm(), tokenizer)
+    folder = write_users_adapter(tmp_path / "adapter", base, **{name: value})
+    causal_lm = load_causal_lm(base, FLAG, torch.float32, tokenizer)
+    before = {name: x.clone() for name, x in causal_lm.state_dict().items()}
+    with pytest.raises(UserError, match=f"{FLAG} .*adapter_config.json sets {name}\\. .*--share_base"):
+        load_adapter(classifier_beside(causal_lm, FLAG), folder, FLAG, base)
+    assert largest_difference(causal_lm.state_dict(), before) == 0
+
+
+def test_a_weight_beside_a_and_b_is_not_passed_over_when_adapters_are_merged(tokenizer, tmp_path):
+    model = make_causal_lm()
+    add_lora(model, 2, ["q_proj"], "base")
+    layer = next(name for name, _ in model.named_parameters() if "lora_B" in name).partition(".lora_B")[0]
+    odd = (f"{layer}.lora_magnitude_vector.default.weight", torch.ones(32))
+    with pytest.raises(UserError, match="lora_magnitude_vector.*--no_merge_lora"):
+        save_model(model, [*saved_weights(model), odd], tokenizer, tmp_path)

@@ -11,6 +11,7 @@ from dschat.models.finetuning import Finetuning
 from dschat.plan.counts import counts, find_rows
 from dschat.plan.host import host_of
 from dschat.plan.logits import Head, kept_gradient, sampling_logits, scoring_logits, training_logits
+from dschat.plan.machine import GB, Machine
 from dschat.plan.models import roles_of
 from dschat.plan.phases import SPARE_COLUMNS
 from dschat.plan.shapes import cached_per_token, meta_model, shape_of
@@ -109,15 +110,18 @@ def test_the_moving_average_is_shared_out():
 
 def test_main_memory_of_a_node():
     """2 processes of 3 GB; of a weight that trains 22 bytes are offloaded, of a frozen one 2; both read the largest.
-    A model is smaller than two files."""
+    A model is smaller than two files. On two nodes of one process, each holds half of what is offloaded."""
     config = ppo(offload=True, offload_reference_model=True, zero_stage=3, dtype="bf16")
     roles = roles_of(config, lambda path, flag: TINY, torch.device("cuda"))
-    host = host_of(roles, 2, average=True)
+    host = host_of(roles, Machine(2, 80 * GB), average=True)
     trained, weights = 2 * PARAMETERS + 8, 4 * PARAMETERS + 16
     assert host.processes == 2 * 3 * 10**9 and host.loading == 2 * 2 * 96
     assert host.offload == 20 * trained + 2 * weights and host.saving == 2 * (PARAMETERS + 8)
     assert host.average == 4 * PARAMETERS
     assert host.total == host.processes + host.offload + host.average + host.saving
+    apart = host_of(roles, Machine(2, 80 * GB, gpus_per_node=1), average=True)
+    assert (apart.processes, apart.loading, apart.saving) == (3 * 10**9, 2 * 96, host.saving)
+    assert (2 * apart.offload, 2 * apart.average) == (host.offload, host.average)
 
 
 def test_what_zero_holds_for_a_while():

@@ -109,6 +109,53 @@ def test_a_gpu_that_is_too_small(model, capsys):
     assert main([*words, "--per_device_train_batch_size", "32"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("gpus", "flags"), [("8", []), ("128", ["--lora_dim", "8"]), ("128", ["--rollout_engine", "vllm"])]
+)
+def test_an_actor_that_no_gpu_holds_whole(gpus, flags, model, capsys, monkeypatch):
+    """Its 0.7 MB and CUDA's 2.5 GB are more than 2.5005 GB, wherever the weights lie between rollouts."""
+    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: None)  # vLLM is not installed
+    words = ["--step", "3", *ppo_flags(model), "--zero_stage", "3", "--gpus", gpus, "--prompts", "9999", *flags]
+    assert main([*words, "--gpu_memory", "2.5005"]) == 1
+    out = capsys.readouterr().out
+    (told,) = (line for line in out.splitlines() if "What helps" in line)
+    assert "a smaller actor, or GPUs with more memory. More GPUs do not, nor does LoRA" in told
+    assert "use more GPUs" not in out and ", LoRA (" not in out
+    assert main([*words, "--gpu_memory", "2.51"]) == 1  # for the lack of room for other things
+    assert "What helps: more GPUs, smaller batches" in capsys.readouterr().out
+
+
+def test_vllm_holds_the_actor_whole(model, capsys, caplog):
+    """bf16: 2 bytes of each of its weights, which must fit into vLLM's share of the GPU."""
+    words = ["--step", "3", *ppo_flags(model), "--zero_stage", "3", "--rollout_engine", "vllm", "--prompts", "9999"]
+    weights = 4000 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64)
+    for memory, held in (("80", 20 * 10**9), ("0.0006", 2 * weights)):
+        (plan,) = planned(capsys, *words, "--vllm_gpu_memory", "0.25", "--gpu_memory", memory)
+        assert {phase["name"]: phase["parts"] for phase in plan["phases"]}["generate"] == {"vLLM": held}
+    assert main([*words, "--vllm_gpu_memory", "0.000008"]) == 2
+    assert "--vllm_gpu_memory 8e-06: vLLM would have 0.0 GB of a GPU, and holds the actor whole" in caplog.text
+
+
+def test_each_remedy_once(model, capsys):
+    """At ZeRO 3 the next stage is 3 again, also beside --offload."""
+    words = ["--step", "1", "--model_name_or_path", model, "--zero_stage", "3", "--prompts", "999"]
+    (plan,) = planned(capsys, *words)
+    (plan,) = planned(capsys, *words, "--gpu_memory", str((plan["peak"] - 1000) / 1e9))
+    flags = [remedy["flags"] for remedy in plan["remedies"]]
+    assert "--zero_stage 3 --offload" in flags and len(set(flags)) == len(flags)
+
+
+def test_main_memory_is_that_of_a_node(model, capsys):
+    """16 processes of 3 GB, 8 of them on a node unless a flag says otherwise."""
+    words = ["--step", "1", "--model_name_or_path", model, "--gpus", "16", "--prompts", "9999"]
+    assert planned(capsys, *words)[0]["host"]["processes"] == 8 * 3 * 10**9
+    assert planned(capsys, *words, "--gpus_per_node", "4")[0]["host"]["processes"] == 4 * 3 * 10**9
+    assert main([*words, "--main_memory", "25"]) == 0
+    out = capsys.readouterr().out
+    assert "16 GPUs of 80 GB, 8 on a node" in out and "Main memory of a node: 24 GB" in out
+    assert main([*words, "--main_memory", "25", "--gpus_per_node", "16"]) == 1
+
+
 def test_main_memory_that_is_too_small(model, capsys):
     assert main(["--step", "1", "--model_name_or_path", model, "--main_memory", "20"]) == 1
     assert "DOES NOT FIT: it has 20 GB" in capsys.readouterr().out
@@ -163,6 +210,7 @@ def test_models_that_are_there_are_read(model, capsys, monkeypatch):
         (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),
         (["tldr_gemma_2b", "--gpus", "3"], "3 GPUs cannot share the global batch of 512 evenly"),
         (["tldr_gemma_2b", "--gpus", "0"], "--gpus 0: give a number above 0"),
+        (["tldr_gemma_2b", "--gpus_per_node", "0"], "--gpus_per_node 0: give a number above 0"),
         (["tldr_gemma_2b", "--step", "1", "--prompts", "8"], "8 training rows are fewer than the 512"),
     ],
 )

@@ -10,9 +10,11 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, GPT2Co
 
 from dschat.errors import UserError
 from dschat.models.finetuning import Finetuning
-from dschat.plan.passes import scoring_pass, training_pass
+from dschat.models.float32_linear import keep_float32
+from dschat.plan.logits import Head, training_logits
+from dschat.plan.passes import AliveBytes, scoring_pass, training_pass
 from dschat.plan.shapes import meta_model, shape_of
-from dschat.plan.tracking import AliveBytes
+from dschat.rl import logprobs
 
 ROWS, TOKENS = 3, 40
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -113,6 +115,26 @@ def test_a_last_layer_keeps_nothing_of_the_others_unless_it_is_the_embedding(kin
         assert found.held <= 2 * states + 40 * 8 and found.backward == found.held  # the states, and small things
     scores = meta_model(FAMILIES[family], "scalar", torch.float32, finetuning=Finetuning(last_layer=True))
     assert shape_of(scores).trained == 32
+
+
+@pytest.mark.parametrize("positions", [40, 400])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_heads_backward_pass_holds_what_is_planned(trained, dtype, positions, monkeypatch):
+    """In one chunk, and in four: 0.4 MB of logits, and a head of 1.6 or 3.2 MB. Beside what is planned there are the
+    states' gradients, in parts and put together, and a few numbers of each position."""
+    vocab, hidden = 1000, 800
+    monkeypatch.setattr(logprobs, "CPU_LOGITS", 100 * vocab)
+    head = nn.Linear(hidden, vocab, bias=False, dtype=dtype).requires_grad_(trained)
+    keep_float32(head)
+    states = torch.randn(positions, hidden, dtype=dtype, requires_grad=True)
+    targets = torch.arange(positions)
+    with AliveBytes([head.weight, states, targets]) as alive:
+        found, _ = logprobs.token_logprobs(states, targets, logprobs.Head(head, [head.weight], vocab))
+        alive.start_peak()
+        found.sum().backward()
+    plan = training_logits(Head(vocab, vocab * hidden, False, trained, dtype.itemsize), positions, states.device)
+    assert plan.backward <= alive.peak < plan.backward + 2 * states.nbytes + 20 * positions
 
 
 def test_bytes_alive():

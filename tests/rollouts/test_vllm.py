@@ -12,12 +12,14 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm import VllmEngine
 from dschat.run.random_states import random_states
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.selfcheck import TOLERANCE
 from factories import (
     BOS,
     EOS,
@@ -39,8 +41,11 @@ from launches import WORKERS, launch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
 
-# vLLM's attention on a CPU takes heads of 32 numbers at least.
+# vLLM's attention on a CPU takes heads of 32 numbers at least. The first engine of a process decides whether there is
+# a group for experts, so models with experts come first.
 MODELS = {
+    "mixtral": {"head_dim": 32},
+    "qwen3_moe": {"head_dim": 32},
     "gemma": {"tie_word_embeddings": True, "head_dim": 32},
     "gemma2": {"tie_word_embeddings": True, "head_dim": 32, "query_pre_attn_scalar": 32},
     "llama": {"tie_word_embeddings": False, "head_dim": 32},
@@ -185,6 +190,43 @@ def test_adapters_are_pushed_merged(group, tmp_path):
         with engine.session(actor) as draw:
             assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(12), SEEDS)) < 1e-5
         one_update(actor)
+
+
+@pytest.mark.parametrize(("name", "lora_dim"), [("qwen3_moe", None), ("llama", None), ("llama", 2), ("gpt2", None)])
+def test_weights_one_small_update_old_are_an_error(name, lora_dim, pair, monkeypatch):
+    """Log-probs do not show an update at a learning rate of 1e-6; a push that goes nowhere is noticed all the same."""
+    causal_lm, (_, engine) = causal_lm_of(name), pair(name)
+    if lora_dim:
+        add_lora(causal_lm, lora_dim, None, "base")
+    actor = engine_of(causal_lm, learning_rate=1e-6)
+    with engine.session(actor):
+        pass
+
+    def lost(method, kwargs):
+        assert method == "reload_weights" and len(list(kwargs["weights_iterator"])) > 10
+
+    one_update(actor)
+    with monkeypatch.context() as context:
+        context.setattr(engine._llm, "collective_rpc", lost)
+        context.setattr(engine, "_packed", [])  # experts that do not come anew are packed already
+        with pytest.raises(UserError, match="computes with other weights than the actor's"), engine.session(actor):
+            pass
+    drawn = engine._draw(PROMPTS, sampling_of(12), SEEDS)
+    assert largest_gap(actor, PROMPTS, drawn) < TOLERANCE[torch.float32]
+    with engine.session(actor):
+        pass
+
+
+def test_a_head_one_small_update_old_is_an_error(pair, monkeypatch):
+    """That of a tied head, of which a CPU keeps a copy of its own."""
+    _, engine = pair("gemma")
+    actor = engine_of(causal_lm_of("gemma"), learning_rate=1e-6)
+    with engine.session(actor):
+        pass
+    one_update(actor)
+    monkeypatch.setattr(engine, "_packed", [])
+    with pytest.raises(UserError, match="lm_head computes with other weights"), engine.session(actor):
+        pass
 
 
 def test_rows_whose_logits_are_not_finite_are_noted(group, tmp_path):

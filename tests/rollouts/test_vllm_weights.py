@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actor's weights under the names of the plain model."""
+"""The actor's weights under the names of published folders, and vLLM's layers beside them."""
 
+import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
+from dschat.errors import UserError
 from dschat.models.lora import add_lora
-from dschat.rollouts.vllm_weights import plain_weights
-from factories import engine_of, make_causal_lm, pad_rows, ragged_rows
+from dschat.rollouts.vllm_weights import check_layers, plain_weights
+from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows
+from model_families import MODEL_FAMILIES
 
 
 def test_they_are_the_models_own_and_copies(group):
@@ -35,3 +42,74 @@ def test_adapters_are_merged_layer_by_layer(group):
     ids, _, _ = pad_rows(ragged_rows([4, 4], [3, 3]))
     with torch.no_grad():
         torch.testing.assert_close(plain(ids).logits, causal_lm(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "zero_stage"), [("mixtral", 0), ("mixtral", 3), ("gpt_neox", 0)])
+def test_names_are_those_of_the_familys_folders(family, zero_stage, group, tmp_path):
+    """Those of the files that transformers writes: experts one by one, where its modules hold them as one."""
+    path = MODEL_FAMILIES[family].save(tmp_path, ["the quick brown fox jumps over the lazy dog"] * 20)
+    actor = engine_of(AutoModelForCausalLM.from_pretrained(path), zero_stage=zero_stage)
+    assert largest_difference(dict(plain_weights(actor)), load_file(tmp_path / "model.safetensors")) == 0
+
+
+def test_names_are_those_of_the_familys_folders_without_adapters(group, tmp_path):
+    """New adapters add nothing."""
+    causal_lm = make_causal_lm("qwen3_moe")
+    causal_lm.save_pretrained(tmp_path)
+    add_lora(causal_lm, 2, None, "base")
+    found = dict(plain_weights(engine_of(causal_lm)))
+    assert largest_difference(found, load_file(tmp_path / "model.safetensors")) == 0
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma", "mixtral"])
+def test_the_first_inputs_weights_are_noted(kind, group):
+    """Of each matrix outside experts, adapters merged in; GPT-2 keeps most of its matrices transposed."""
+    causal_lm = make_causal_lm(kind)
+    expected = {}
+    for name, layer in causal_lm.named_modules():
+        if isinstance(layer, nn.Linear | Conv1D) and name != "lm_head":
+            inputs = torch.eye(1, layer.nx if isinstance(layer, Conv1D) else layer.in_features)
+            outputs = layer(inputs) - layer(torch.zeros_like(inputs))
+            expected[f"{name}.weight"] = outputs[0].detach()
+    add_lora(causal_lm, 2, None, "base")
+    columns = {}
+    names = {name for name, _ in plain_weights(engine_of(causal_lm), columns)}
+    assert expected.keys() < columns.keys() < names
+    assert all(torch.equal(columns[name], expected[name]) for name in expected)
+    assert not any(".experts." in name for name in columns)
+
+
+class Layer(nn.Module):
+    """Stands in for a layer of vLLM that computes with a packed copy of its weight, which it leaves empty."""
+
+    def __init__(self, packed, weight=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0)) if weight is None else weight
+        self.packed, self.input_size, self.quant_method = packed, packed.shape[1], self
+
+    def apply(self, layer, x):
+        return nn.functional.linear(x, layer.packed)
+
+
+def test_a_layer_with_other_weights_is_found():
+    """One weight that is off by a rounding error is enough; rows may be moved, and a vocabulary is filled up."""
+    random = torch.Generator().manual_seed(0)
+    q, v, embedding = (torch.randn(rows, HIDDEN, generator=random) for rows in (8, 4, 10))
+    columns = {"q.weight": q[:, 0], "v.weight": v[:, 0], "embed.weight": embedding[:, 0], "other.weight": q[:, 1]}
+    model = nn.Module()
+    model.packed_modules_mapping = {"qv": ["q", "v"]}
+    model.qv = Layer(torch.cat([v, q]).flip(0))
+    model.embed = Layer(torch.cat([embedding, torch.zeros(6, HIDDEN)]), nn.Parameter(embedding))
+    model.tied = Layer(model.embed.packed.clone(), model.embed.weight)
+    model.unknown = Layer(q)
+    check_layers(model, columns)
+    for name in ("qv", "embed", "tied"):
+        row = getattr(model, name).packed[3]
+        kept = row.clone()
+        row[0] = torch.nextafter(row[0], torch.tensor(9.0))
+        with pytest.raises(UserError, match=f"^--rollout_engine vllm: {name} computes with other weights"):
+            check_layers(model, columns)
+        row[1] = float("nan")  # what is not finite is noted where it is drawn from
+        check_layers(model, columns)
+        row.copy_(kept)
+    check_layers(model, columns)

@@ -6,7 +6,8 @@ import pytest
 from dschat.run.identity import differences, identity_of, with_later_flags
 from factories import make_causal_lm, ppo_config, save_folder
 
-DATA = {"sources": [{"train": 8, "eval": 2, "hub": {"id": "a/b", "revision": "1" * 40}}], "sha256": {}}
+HUB = {"id": "a/b", "revision": "1" * 40}
+DATA = {"sources": [{"name": "a/b", "train": 8, "eval": 2, "hub": HUB}], "sha256": {}}
 
 
 @pytest.fixture
@@ -23,9 +24,29 @@ def identity(tokenizer, tmp_path):
 
 def test_another_revision_on_the_hub_is_other_data(identity):
     """Such a set has no file here whose hash could differ."""
-    later = {"sources": [DATA["sources"][0] | {"hub": {"id": "a/b", "revision": "2" * 40}}], "sha256": {}}
+    later = {"sources": [DATA["sources"][0] | {"hub": HUB | {"revision": "2" * 40}}], "sha256": {}}
     assert differences(identity(), identity(), other_size=False) == []
-    assert differences(identity(), identity(later), other_size=False) == ["the data has changed"]
+    assert differences(identity(), identity(later), other_size=False) == ["the data has changed (a/b)"]
+
+
+def test_the_files_of_data_that_changed_are_named(identity):
+    """Of two one has another content, one is gone; where files lie does not matter."""
+    source = {"name": "rows", "train": 8, "eval": 2}
+    before, now, moved = (
+        identity({"sources": [source], "sha256": files})
+        for files in (
+            {"d/a.jsonl": "1", "d/b.jsonl": "2", "d/c.jsonl": "3"},
+            {"d/a.jsonl": "1", "d/b.jsonl": "4"},
+            {"e/x.jsonl": "2", "e/y.jsonl": "3", "e/z.jsonl": "1"},
+        )
+    )
+    assert differences(before, now, other_size=False) == ["the data has changed (d/b.jsonl, d/c.jsonl)"]
+    assert differences(before, moved, other_size=False) == []
+    many = [identity({"sources": [source], "sha256": {f"{i}": f"{i}{n}" for i in range(9)}}) for n in (1, 2)]
+    assert differences(*many, other_size=False) == ["the data has changed (0, 1, 2, 3, 4, 5, 6, 7, …)"]
+    old = {name: value for name, value in before.items() if name != "the files of the data"}  # an earlier version's
+    assert differences(old, now, other_size=False) == ["the data has changed"]
+    assert differences(old, before, other_size=False) == []
 
 
 def test_a_process_s_share_may_differ_with_their_number_but_not_what_they_share(identity):

@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from dschat.run.metrics import Means, MetricsLog
+from dschat.errors import UserError
+from dschat.run.metrics import Means, MetricsLog, rows_problem
 from dschat.run.trackers import TensorBoard, Trackers
 
 
@@ -101,3 +102,72 @@ def test_rows_are_cut_back_to_those_of_a_checkpoint(tmp_path):
         rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
         assert [(row["update"], row["loss"]) for row in rows] == [(1, 2.0), (2, 1.0)]
         assert rows[1]["seconds"] >= 100.0
+
+
+@pytest.mark.parametrize("change", ["a row of another run", "null bytes", "no UTF-8", "cut"])
+def test_rows_that_somebody_changed_are_not_read_as_this_run_s(change, tmp_path):
+    log, file = MetricsLog(tmp_path), tmp_path / "metrics.jsonl"
+    log.log(1, 8, {"loss": 2.0})
+    log.log(2, 16, {"loss": 1.0})
+    assert [row["update"] for row in log.rows()] == [1, 2]
+    whole = file.read_bytes()
+    changed = {"a row of another run": whole + b'{"update": 2}\n', "null bytes": b"\0" * 9 + whole[9:]}
+    changed |= {"no UTF-8": whole.replace(b"loss", b"los\xff"), "cut": whole[:-5]}
+    file.write_bytes(changed[change])
+    for read in (log.text, log.rows):
+        with pytest.raises(UserError, match=r"metrics\.jsonl is not what this run wrote.*--resume_from_checkpoint"):
+            read()
+    log.close()
+    log = MetricsLog(tmp_path, keep=True)
+    log.cut(whole.decode(), 0.0, 2)
+    assert file.read_bytes() == whole and [row["update"] for row in log.rows()] == [1, 2]
+
+
+EVALUATED = b'{"update": 0, "eval/loss": 3.0}\n'
+
+
+def lines(*updates):
+    return EVALUATED + b"".join(b'{"update": %d, "loss": 1.0}\n' % update for update in updates)
+
+
+@pytest.mark.parametrize(
+    ("content", "update", "per_rollout"),
+    [
+        (lines(), 0, 0),
+        (lines(1, 2, 3), 3, 0),
+        (lines(1) + EVALUATED + b'{"update": 2, "loss": null}\n', 2, 0),
+        (lines(), 3, 4),  # in the first rollout
+        (lines(4, 8), 8, 4),
+        (lines(4, 8), 11, 4),  # in the third rollout
+        (b"", 0, 0),
+    ],
+)
+def test_the_rows_of_a_checkpoint_are_whole(content, update, per_rollout, tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    assert rows_problem(tmp_path / "metrics.jsonl", update, per_rollout) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "update", "per_rollout", "said"),
+    [
+        (lines(1, 2)[:-1], 2, 0, "each row until update 2 once"),
+        (lines(1, 2)[:-9], 2, 0, "each row until update 2 once"),
+        (lines(1, 3), 3, 0, "each row until update 3 once"),
+        (lines(2, 3), 3, 0, "each row until update 3 once"),
+        (lines(1, 2), 3, 0, "each row until update 3 once"),
+        (lines(1, 2, 2, 3), 3, 0, "each row until update 3 once"),
+        (lines(1, 2, 3, 4), 3, 0, "each row until update 3 once"),
+        (lines(), 1, 0, "each row until update 1 once"),
+        (lines(4, 8), 12, 4, "each row until update 12 once"),
+        (lines(4, 12), 12, 4, "each row until update 12 once"),
+        (lines(4, 4, 8), 8, 4, "each row until update 8 once"),
+        (lines(1) + b"\0" * 40 + b"\n" + lines(3), 3, 0, "no row of metrics"),
+        (lines(1) + b"\xff\n", 1, 0, "no row of metrics"),
+        (lines(1) + b"7\n", 1, 0, "no row of metrics"),
+        (lines(1) + b'{"loss": 1.0}\n', 1, 0, "no row of metrics"),
+        (lines(0, 4), 4, 4, "no row of metrics"),
+    ],
+)
+def test_what_is_wrong_with_the_rows_of_a_checkpoint(content, update, per_rollout, said, tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    assert said in rows_problem(tmp_path / "metrics.jsonl", update, per_rollout)

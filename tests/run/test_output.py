@@ -6,10 +6,13 @@ import logging
 
 import pytest
 
+from dschat.common.lock import Lock
+from dschat.errors import UserError
 from dschat.main import _report
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import RunOutput
-from factories import engine_of, make_causal_lm, ppo_config
+from dschat.run.progress import Progress
+from factories import checkpoints_of, engine_of, make_causal_lm, ppo_config, run_of
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def files(folder):
 
 def run_on(folder, **flags):
     config = ppo_config(folder, overwrite_output_dir=True, **flags)
-    return config, RunOutput("ppo", config, config.plan_batches(1))
+    return config, run_of("ppo", config)
 
 
 def test_nothing_goes_before_the_first_save(place, group, tokenizer):
@@ -40,6 +43,7 @@ def test_nothing_goes_before_the_first_save(place, group, tokenizer):
     models = [SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")]
     ModelFolders(models, tokenizer, config, run).save_after(4)
     left = files(place)
+    left.remove(".lock")  # as long as the run lasts
     assert "notes.txt" in left and "models/step-4/actor/model.safetensors" in left
     assert not any(name.startswith(("actor/", "critic/", "samples/", ".")) for name in left)
     run.metrics.log(2, 16, {"loss": 0.5})
@@ -94,3 +98,56 @@ def test_an_earlier_run_comes_back_from_a_kill_before_the_new_one_stands(place, 
     run_on(place)
     assert {name: (place / name).read_text() for name in before} == before
     assert not (place / ".given-up").exists()
+
+
+@pytest.mark.parametrize("flags", [{}, {"resume_from_checkpoint": "latest"}, {"overwrite_output_dir": True}])
+def test_a_folder_that_another_run_has_is_not_touched(flags, place, group):
+    """Whatever the flags are, also where what a killed run put aside waits to be put back."""
+    (place / ".given-up").mkdir()
+    (place / ".given-up" / "metrics.jsonl").write_text("put aside")
+    lock = Lock(place / ".lock", "another run")
+    before = {name: (place / name).read_text() for name in files(place)}
+    config = ppo_config(place, **flags)
+    with pytest.raises(UserError, match=f"--output_dir {place}: another process is writing it: process ") as refusal:
+        RunOutput("ppo", config, config.plan_batches(1))
+    assert refusal.value.on_every_rank
+    assert {name: (place / name).read_text() for name in files(place)} == before
+    lock.close()
+
+
+def test_a_run_that_ended_since_the_flags_were_checked_is_not_replaced(tmp_path, group):
+    config = ppo_config(tmp_path / "out")  # a new folder
+    run_on(tmp_path / "out")[1].finish()
+    before = {name: (tmp_path / name).read_text() for name in files(tmp_path)}
+    with pytest.raises(UserError, match="holds a run: add --resume_from_checkpoint"):
+        run_of("ppo", config)
+    del before["out/.lock"]
+    after = {name: (tmp_path / name).read_text() for name in files(tmp_path) if not name.endswith(".lock")}
+    assert after == before
+
+
+def lose_the_lock(folder):
+    (folder / ".lock").unlink()
+
+
+def lose_rows(folder):
+    (folder / "metrics.jsonl").write_bytes(bytes(10))
+
+
+@pytest.mark.parametrize(
+    ("lose", "said"), [(lose_the_lock, "was taken away"), (lose_rows, "is not what this run wrote")]
+)
+def test_a_run_that_is_not_alone_in_its_folder_saves_nothing_more(lose, said, tmp_path, group, tokenizer):
+    config = ppo_config(tmp_path)
+    run, engine = run_of("ppo", config), engine_of(make_causal_lm(), 8)
+    folders = ModelFolders([SavedModel(engine, "policy", "base", "actor")], tokenizer, config, run)
+    checkpoints = checkpoints_of(config, run, actor=engine)
+    run.metrics.log(1, 8, {"loss": 1.0})
+    folders.save_after(1)
+    checkpoints.save(Progress(1, {}, {}))
+    lose(tmp_path)
+    for save in (lambda: folders.save_after(2), folders.save_final, lambda: checkpoints.save(Progress(2, {}, {}))):
+        with pytest.raises(UserError, match=said):
+            save()
+    left = {name.split("/")[1] for name in files(tmp_path) if name.startswith(("models/", "checkpoints/", "actor/"))}
+    assert left == {"step-1"} and not (tmp_path / ".writing").exists()

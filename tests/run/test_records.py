@@ -2,13 +2,18 @@
 """run.json, the model card, and the folders that a run leaves."""
 
 import hashlib
+import importlib.metadata
 import json
 import logging
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
 from dschat.data.shares import Share
+from dschat.run import records
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import due
 from dschat.run.records import file_hashes, new_record, warn_unless_made_by, was_made_by, write_model_card
@@ -27,6 +32,49 @@ def test_run_json(tmp_path):
     record.finished = True
     record.save(tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())["finished"] is True
+
+
+def git(folder, *words):
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.com", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(folder), *identity, *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
+    """As committed; with a changed file; new files are none of git's, and nor is a folder in somebody's checkout."""
+    monkeypatch.setattr(records, "CHECKOUT", tmp_path)
+    git(tmp_path, "init", "-q")
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git(tmp_path, "add", "code.py")
+    git(tmp_path, "commit", "-qm", "first")
+    version, commit = importlib.metadata.version("ma-rlhf"), git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "new").write_text("x")
+    new_record("ppo", [], 7, 1).save(tmp_path / "runs")
+    stored = json.loads((tmp_path / "runs" / "run.json").read_text())
+    assert stored["code"] == {"version": version, "commit": commit, "changed": False}
+    (tmp_path / "code.py").write_text("a = 2\n")
+    assert new_record("ppo", [], 7, 1).code == {"version": version, "commit": commit, "changed": True}
+    assert records.commit_of(tmp_path / "runs") == {}
+
+
+def test_a_checkout_of_which_git_tells_nothing(tmp_path, monkeypatch):
+    """A broken one; then no git; then one that does not end."""
+    (tmp_path / ".git").write_text("gitdir: nowhere")
+    assert records.commit_of(tmp_path) == {}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert records.commit_of(tmp_path) == {}
+
+    def hang(*_, timeout, **__):
+        raise subprocess.TimeoutExpired("git", timeout)
+
+    monkeypatch.setattr(records.subprocess, "run", hang)
+    assert records.commit_of(tmp_path) == {}
+
+
+def test_the_checkout_is_the_repositorys_root():
+    assert Path(__file__).resolve().parents[2] == records.CHECKOUT
 
 
 def test_file_hashes(tmp_path):

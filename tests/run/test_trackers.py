@@ -13,9 +13,8 @@ from dschat.config.sft import SFTConfig
 from dschat.errors import UserError
 from dschat.run.identity import FREE_FLAGS
 from dschat.run.metrics import MetricsLog
-from dschat.run.output import RunOutput
 from dschat.run.trackers import TensorBoard, Trackers, table_of, wandb_problem
-from factories import ppo_config
+from factories import ppo_config, run_of
 from wandb_file import history_of, ids_of
 
 SAMPLES = [
@@ -34,7 +33,7 @@ def offline(monkeypatch):
 
 def run_on(folder, **flags):
     config = ppo_config(folder, report_to=["tensorboard", "wandb"], **flags)
-    return RunOutput("ppo", config, config.plan_batches(1))
+    return run_of("ppo", config)
 
 
 def numbers_of(rows):
@@ -91,7 +90,7 @@ def test_a_run_that_goes_on_keeps_its_id(tmp_path, group):
 def test_a_tracker_that_comes_later_gets_the_rows_so_far(tmp_path, group):
     pytest.importorskip("wandb")
     config = ppo_config(tmp_path)
-    run = RunOutput("ppo", config, config.plan_batches(1))
+    run = run_of("ppo", config)
     run.metrics.log(1, 8, {"loss": 3.0})
     state, text = run.state(), run.metrics.text()
     del state["record"]["wandb_id"]  # checkpoints of earlier versions

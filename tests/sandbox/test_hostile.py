@@ -8,6 +8,7 @@ name of whatever is left behind), TEMP and HOME (folders). The names of function
 """
 
 import os
+import re
 import resource
 import secrets
 import shutil
@@ -23,10 +24,12 @@ from pathlib import Path
 import pytest
 
 from dschat.scoring.programs import Limits, run_tests
-from dschat.scoring.programs.levels import weakness
+from dschat.scoring.programs.levels import try_out, weakness
+from dschat.scoring.programs.sandbox import Job, execute
 
 pytestmark = pytest.mark.xdist_group("sandbox")
 
+KERNEL = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
 LIMITS = Limits(seconds=0.5, memory=2**29)
 # What `Limits` cannot know of: starting, killing, and a machine on which much else runs.
 SLACK = 6.0
@@ -188,6 +191,44 @@ def test_what_is_hostile_costs_the_parent_little(level) -> None:
         began = time.process_time()
         run_tests(PROGRAMS[name], tests, LIMITS, level)
         assert time.process_time() - began < 0.7, name
+
+
+# Prints how many processes, and threads beside them, there are at a time: of 500 forks, 500 threads by clone, which
+# share one stack and cost no memory that a limit counts, and 500 of Python's.
+MANY = """
+import ctypes, os, signal, threading
+libc = ctypes.CDLL(None)
+stack = ctypes.create_string_buffer(2**16)
+top = ctypes.c_void_p(ctypes.addressof(stack) + 2**15)
+made = [0, 0, 0]
+try:
+    while made[0] < 500:
+        if os.fork() == 0: signal.pause()
+        made[0] += 1
+except OSError: pass
+while made[1] < 500 and libc.clone(libc.pause, top, 0x50f00, None) != -1:
+    made[1] += 1
+threading.stack_size(2**15)
+end = threading.Event()
+try:
+    while made[2] < 500:
+        threading.Thread(target=end.wait, daemon=True).start()
+        made[2] += 1
+except RuntimeError: pass
+print(sum(made), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(KERNEL < (5, 14), reason="the kernel counts threads by user alone")
+@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+def test_a_sandbox_has_its_own_limit_of_threads_and_processes(level) -> None:
+    if weak := weakness(level):
+        pytest.skip(f"{level}: {weak}")
+    execution = execute(Job(MANY), Limits(), level)
+    assert execution.status == 0, execution
+    assert 32 < int(execution.output) < 64
+    assert try_out(level) == ("", ())  # which looks for it, too
 
 
 @pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])

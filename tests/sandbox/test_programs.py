@@ -3,11 +3,12 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
 from dschat.errors import UserError
-from dschat.scoring.programs import Limits, Outcome, levels, run, run_tests
+from dschat.scoring.programs import Limits, Outcome, levels, run, run_tests, sandbox
 from dschat.scoring.programs.answers import same_text, same_value
 from dschat.scoring.programs.levels import weakness
 from dschat.scoring.programs.outcome import paper_reward, ratio_reward
@@ -320,4 +321,20 @@ def test_a_level_with_a_hole_is_none(monkeypatch) -> None:
     monkeypatch.setattr(levels, "SEARCH", 'import json\nprint(json.dumps(["the network", "x"]))')
     assert levels.weakness("namespaces") == "a program inside reaches the network and x"
     assert levels.weakness("rlimits") == ""
+    levels.try_out.cache_clear()
+
+
+@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+def test_a_level_without_a_limit_of_threads_stands_and_says_so(level, monkeypatch, caplog) -> None:
+    """As where an older kernel counts the threads of all sandboxes together, so that there is no limit."""
+    if weak := weakness(level):
+        pytest.skip(weak)
+    levels.try_out.cache_clear()
+    monkeypatch.setattr(
+        levels, "execute", lambda job, limits, level: sandbox.execute(job, replace(limits, threads=10_000), level)
+    )
+    assert levels.weakness(level) == "" and levels.try_out(level)[1] == (levels.THREADS,)
+    monkeypatch.setattr("dschat.scoring.programs.pool.strongest_level", lambda least: level)
+    ProgramPool(level)
+    assert f"at sandbox level {level} a program reaches more threads than its limit" in caplog.text
     levels.try_out.cache_clear()

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from dschat.builders.scores import reward_source
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 from dschat.scoring.programs.outcome import Outcome
@@ -13,7 +14,7 @@ from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.programs.solutions import solutions_report
 from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo.problems import rows_with_tests
-from factories import make_rollout, ragged_rows
+from factories import make_rollout, ppo_config, ragged_rows
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
 
@@ -34,9 +35,9 @@ class Pool:
         return [Outcome(tuple(program.split()), 2, "namespaces", 0.1, "no room") for program in programs]
 
 
-def scores_of(responses, reward="paper"):
+def scores_of(responses, reward="paper", skips=False):
     texts = ResponseTexts(["p"] * 4, responses, [row("{}")] * 4)
-    return ProgramScores(Pool(), reward)(make_rollout(ROWS), texts)
+    return ProgramScores(Pool(), reward, skips)(make_rollout(ROWS), texts)
 
 
 def test_scores_and_shares():
@@ -53,8 +54,25 @@ def test_a_row_without_an_outcome_has_no_score_and_leaves_the_mean():
     found = scores_of(["passed passed", "invalid", "passed wrong", "compile_error"])
     assert found.missing.tolist() == [False, True, False, False]
     assert float(found.values.mean()) == pytest.approx((1.0 + 0.35 - 1.0) / 3)
-    with pytest.raises(UserError, match="no program could be run: no room"):
+    with pytest.raises(UserError, match="no program of rank 0 could be run: no room. .*--on_reward_error skip"):
         scores_of(["invalid"] * 4)
+
+
+def test_a_process_without_any_outcome_goes_on_with_skip(tmp_path, caplog):
+    flags = {"reward_function": None, "reward_source": "programs", "on_reward_error": "skip"}
+    source = reward_source(ppo_config(tmp_path, **flags), None, None, Pool())
+    found = source(make_rollout(ROWS), ResponseTexts(["p"] * 4, ["invalid"] * 4, [row("{}")] * 4))
+    assert found.missing.all() and torch.isnan(found.values).all()
+    assert found.measured["programs/invalid"] == (4, 4) and found.parts["unscored"].tolist() == [1, 1, 1, 1]
+    assert "4 of 4 programs could not be run: no room." in caplog.text
+
+
+def test_all_processes_stop_with_the_message_of_the_first_that_has_none(monkeypatch):
+    """Ranks 1 and 2 of 3 have no outcome; rank 0, which has, is told."""
+    monkeypatch.setattr("dschat.scoring.programs.scores.gather_objects", lambda own: [own, "no room", "no memory"])
+    with pytest.raises(UserError, match="no program of rank 1 could be run: no room"):
+        scores_of(["passed passed"] * 4)
+    assert scores_of(["passed passed"] * 4, skips=True).missing is None
 
 
 def test_the_fenced_block_is_run():

@@ -13,6 +13,7 @@ from dataclasses import replace
 import httpx2
 import pytest
 import torch
+from peft import AutoPeftModelForSequenceClassification
 
 from cli_runs import environment
 from dialogue_cases import chat_tokenizer
@@ -24,7 +25,8 @@ from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenize
 from dschat.scoring.serve import LARGEST_REQUEST, Request, Scorer, ScoreServer, ServeOptions
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
-from factories import BOS, EOS, hf_score, make_classifier, make_prompt, make_rollout, save_folder
+from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, make_prompt, make_rollout, save_folder
+from shared_base_runs import write_adapter
 
 PROMPTS, RESPONSES = ("a cat", "the quick brown fox"), (" sat on a mat", " jumps")
 
@@ -59,8 +61,8 @@ def serving():
         server.server_close()
 
 
-def ask(url, rollout, texts):
-    return UrlScores(UrlSettings(url, 1, 30.0, 5.0, False))(rollout, texts)
+def ask(url, rollout, texts, batch=1, skips=False):
+    return UrlScores(UrlSettings(url, batch, 30.0, 5.0, skips))(rollout, texts)
 
 
 def test_served_scores_are_those_of_the_ids_and_of_plain_transformers(folder, bytes_tokenizer, serving):
@@ -97,8 +99,8 @@ def test_a_tokenizer_without_a_template_reads_conversations_as_the_actor_does(by
     assert readable_rows(chat_tokenizer(), texts) == [row]
 
 
-def test_a_text_that_is_too_long(bytes_tokenizer, tmp_path, serving, caplog):
-    """GPT-2 has a table of 128 positions: stop, or leave that row out; a server refuses."""
+def test_a_text_that_is_too_long(bytes_tokenizer, tmp_path, serving, caplog, monkeypatch):
+    """GPT-2 has a table of 128 positions: stop, or leave that row out; a server says which has no score, and why."""
     path = save_folder(tmp_path, make_classifier("gpt2", vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
     reader = load_reward_model(path, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
     rollout, texts = make_rollout([([5], [6]), ([5], [6])]), texts_of(responses=(" short", " long" * 40))
@@ -106,8 +108,40 @@ def test_a_text_that_is_too_long(bytes_tokenizer, tmp_path, serving, caplog):
         TextRewardScores(reader)(rollout, texts)
     scores = TextRewardScores(reader, skips=True)(rollout, texts)
     assert torch.isfinite(scores[0]) and torch.isnan(scores[1]) and "reads at most 128" in caplog.text
-    with pytest.raises(UserError, match="refuses the request, 400.*reads at most 128 tokens"):
-        ask(serving(path), rollout, texts)
+    url = serving(path)
+    monkeypatch.setattr("dschat.scoring.url.FIRST_WAIT", 0.01)
+    with pytest.raises(UserError, match=r"score 1 of its answer is None, not a finite number \(.*at most 128 tokens"):
+        ask(url, rollout, texts, batch=2)
+    caplog.clear()
+    torch.testing.assert_close(
+        ask(url, rollout, texts, batch=2, skips=True), scores, rtol=0, atol=1e-5, equal_nan=True
+    )
+    assert "1 of 2 responses have no score (--reward-model" in caplog.text and "at most 128 tokens" in caplog.text
+
+
+def test_a_conversation_that_the_template_refuses_costs_no_other(tmp_path, serving):
+    tokenizer = chat_tokenizer("chatml")
+    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + (
+        tokenizer.chat_template
+    )
+    url = serving(save_folder(tmp_path, make_classifier(vocab_size=len(tokenizer)), tokenizer), rm_template=True)
+    turns = [[{"role": role, "content": "What?"}] for role in ("user", "system", "user")]
+    body = {"prompts": ["p"] * 3, "responses": ["one", "two", "three"], "messages": turns}
+    answer = httpx2.post(url, json=body).json()
+    alone = [httpx2.post(url, json={n: x[k : k + 1] for n, x in body.items()}).json()["scores"][0] for k in (0, 2)]
+    assert answer["scores"] == [pytest.approx(alone[0], abs=1e-5), None, pytest.approx(alone[1], abs=1e-5)]
+    assert "refuses response 1: no system" in answer["error"]
+
+
+def test_an_adapter_alone_is_served_on_its_base(bytes_tokenizer, tmp_path, serving):
+    """What step 2 leaves with --lora_dim and --no_merge_lora; the numbers are peft's own."""
+    base = save_folder(tmp_path / "base", make_causal_lm(vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
+    path = write_adapter(tmp_path / "rm", base, bytes_tokenizer)
+    model = AutoPeftModelForSequenceClassification.from_pretrained(f"{path}/adapter", num_labels=1)
+    ids = [bytes_tokenizer.encode(p + r) + [EOS] for p, r in zip(PROMPTS, RESPONSES, strict=True)]
+    expected = [hf_score(model, row) for row in ids]
+    answer = httpx2.post(serving(path), json={"prompts": PROMPTS, "responses": RESPONSES}).json()
+    assert answer == {"scores": pytest.approx(expected, abs=1e-5)}
 
 
 BAD = {
@@ -161,7 +195,7 @@ def test_the_end_waits_for_what_has_been_asked_and_for_no_silent_connection():
     def slow(request):
         begun.set()
         go_on.wait(30)
-        return [1.0]
+        return {"scores": [1.0]}
 
     server = ScoreServer(("0.0.0.0", 0), slow, "m")
     port = server.server_address[1]
@@ -199,7 +233,7 @@ def test_a_number_that_is_not_finite_is_null(bytes_tokenizer, tmp_path, serving)
     answer = httpx2.post(
         serving(save_folder(tmp_path, model, bytes_tokenizer)), json=vars(Request(["a"], ["b"], [True], [None]))
     )
-    assert answer.json() == {"scores": [None]}
+    assert answer.json() == {"scores": [None], "error": "the score of response 0 is nan"}
 
 
 def test_wrong_flags():

@@ -174,6 +174,22 @@ def test_after_a_failure_the_rest_of_a_rollout_is_not_waited_for_as_long(server)
     assert time.monotonic() - begun < 0.75  # three batches, of which only the first is waited for
 
 
+@pytest.mark.parametrize("body", ["refused", "no JSON"])
+def test_after_a_request_that_was_answered_the_next_is_waited_for(body, server):
+    """One of the first rows cannot be read; then the server is away for a moment."""
+    answers = [answering(400, b"too long")] if body == "refused" else [answering(200, b"")] * 3
+    scores = ask(server(*answers, *[answering(503, b"")] * 3, by_length).url, skips=True)
+    assert torch.isnan(scores[:2]).all() and scores[2:].tolist() == LENGTHS[2:]
+
+
+def test_why_there_is_no_score_is_told(server, caplog):
+    answer = answering(200, b'{"scores": [1.0, null], "error": "row 1 is\\nempty"}')
+    assert torch.isnan(ask(server(answer, by_length).url, skips=True)[1])
+    assert "--reward_url: 1 of 2 responses have no score (row 1 is empty)." in caplog.text
+    with pytest.raises(UserError, match=r"score 1 of its answer is None, not a finite number \(row 1 is empty\)"):
+        ask(server(answer).url)
+
+
 @pytest.mark.parametrize("where", ["a request", "a pause"])
 def test_a_signal_stops_the_wait(where, server, monkeypatch):
     def slow(request):

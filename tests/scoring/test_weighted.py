@@ -139,33 +139,50 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 from dschat.run.distributed import make_host_groups
 make_host_groups(60.0)
+from dschat.errors import UserError
 from dschat.scoring.function import FunctionScores
+from dschat.scoring.programs.outcome import Outcome
+from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.weighted import Weighted, WeightedScores
 from factories import make_prompt, make_rollout, ragged_rows
-texts = ResponseTexts(["p"] * 2, ["a", "bb"], [make_prompt([], "p", i).row for i in range(2)])
+rows = [make_prompt([], "p", i, {{"input_output": "{{}}"}}).row for i in range(2)]
+texts, rollout = ResponseTexts(["p"] * 2, ["a", "bb"], rows), make_rollout(ragged_rows([1, 1], [2, 2]))
 rank = dist.get_rank()
 def f(prompts, responses, rows):
     if rank == 1:
         raise ValueError("rank 1 fails")
     return [1.0, 4.0]
-sources = [Weighted("f", 2.0, FunctionScores(f, "--reward_function", {action!r}))]
-found = WeightedScores(sources, True)(make_rollout(ragged_rows([1, 1], [2, 2])), texts)
-json.dump([found.values.tolist(), found.missing.tolist(), found.parts["f"].tolist()], open({out!r}, "w"))
+class Pool:
+    def run(self, programs, tests, origins):
+        ends = [("invalid",), ("invalid",)] if rank == 1 else [("passed", "wrong"), ("passed", "passed")]
+        return [Outcome(tests, 2, "namespaces", 0.1, "no room") for tests in ends]
+def scores(source):
+    found = WeightedScores([Weighted("f", 2.0, source)], True)(rollout, texts)
+    return [found.values.tolist(), found.missing.tolist(), found.parts["f"].tolist()]
+found = [scores(FunctionScores(f, "--reward_function", "skip")), scores(ProgramScores(Pool(), "ratio", True))]
+try:
+    ProgramScores(Pool(), "ratio")(rollout, texts)
+except UserError as error:
+    found.append(str(error))
+json.dump(found, open({out!r}, "w"))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
 def test_one_of_two_processes_without_scores(tmp_path):
-    """Rank 0 has 2·(1, 4); rank 1 has none, and takes their mean, 5."""
+    """Rank 0 has 2·(1, 4), and of programs 2·(½, 1); rank 1 has none, and takes their means, 5 and 1½.
+
+    Without --on_reward_error skip both stop where rank 1 could run no program.
+    """
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     group, processes = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}, []
     for rank in ("0", "1"):
         script, out = tmp_path / f"rank{rank}.py", str(tmp_path / f"{rank}.json")
         variables = launch_environment(**group, RANK=rank, LOCAL_RANK=rank)
-        script.write_text(TWO.format(variables=variables, action="skip", out=out))
+        script.write_text(TWO.format(variables=variables, out=out))
         processes.append(context.Process(target=runpy.run_path, args=(str(script),)))
         processes[-1].start()
     for process in processes:
@@ -173,5 +190,6 @@ def test_one_of_two_processes_without_scores(tmp_path):
         if process.is_alive():
             process.kill()
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in "01")
-    assert first == [[2, 8], [False, False], [1, 4]]
-    assert second == [[5, 5], [True, True], [2.5, 2.5]]
+    assert first[:2] == [[[2, 8], [False, False], [1, 4]], [[1, 2], [False, False], [0.5, 1]]]
+    assert second[:2] == [[[5, 5], [True, True], [2.5, 2.5]], [[1.5, 1.5], [True, True], [0.75, 0.75]]]
+    assert first[2] == second[2] and first[2].startswith("no program of rank 1 could be run: no room.")

@@ -8,6 +8,7 @@ import torch
 
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
+from dschat.rl.types import ScoredRollout
 from dschat.run.distributed import first_over_ranks
 from dschat.trainers.checks import bad_rows
 from rl_cases import trajectory_of
@@ -26,11 +27,11 @@ def spoiled(x, row, column, value=float("nan")):
     return y
 
 
-def first(batch, logits=(), metric=None):
+def first(batch, logits=(), **beside):
     """The first name and its rows; None of a healthy batch."""
     rows = len(batch.trajectory.scores)
     bad_logits = torch.tensor([row in logits for row in range(rows)])
-    found = ((name, bad.nonzero().flatten().tolist()) for name, bad in bad_rows(batch, bad_logits, metric))
+    found = ((name, bad.nonzero().flatten().tolist()) for name, bad in bad_rows(batch, bad_logits, beside))
     return next(((name, numbers) for name, numbers in found if numbers), None)
 
 
@@ -50,12 +51,18 @@ def test_scores():
     assert first(batch_of(replace(TRAJECTORY, scores=torch.tensor([0.0, 1.0, float("nan")])))) == ("scores", [2])
 
 
-def test_logits_come_first_and_the_metric_function_last():
+def test_logits_come_first_and_the_sources_of_a_sum_before_it():
     broken = batch_of(replace(TRAJECTORY, values=spoiled(TRAJECTORY.values, 1, 2)))
     metric = torch.tensor([float("inf"), 0.0, 0.0])
     assert first(broken, logits=[2], metric=metric) == ("logits", [2])
     assert first(broken, metric=metric) == ("values", [1])
-    assert first(batch_of(), metric=metric) == ("numbers of the metric function", [0])
+    assert first(batch_of(), metric=metric) == ("numbers of metric", [0])
+    scored = batch_of(replace(TRAJECTORY, scores=metric))
+    assert first(scored, length=torch.zeros(3), brevity=metric) == ("numbers of brevity", [0])
+    assert first(scored, length=torch.zeros(3)) == ("scores", [0])
+    sampled = ScoredRollout(TRAJECTORY.rollout, TRAJECTORY.ref_logprobs, metric)
+    names = [name for name, bad in bad_rows(sampled, None, {"brevity": metric}) if bad.any()]
+    assert names == ["numbers of brevity", "scores"]
 
 
 @pytest.mark.parametrize("name", ["kl", "rewards", "advantages", "returns"])
@@ -69,8 +76,8 @@ def test_advantages_that_are_broken_before_whitening_are_told_from_those_that_it
     everywhere = torch.full_like(batch.advantages, float("nan"))
     origin = replace(batch, advantages=everywhere, returns=spoiled(batch.returns, 1, 0))
     assert first(origin) == ("advantages", [1])
-    names = [name for name, bad in bad_rows(replace(batch, advantages=everywhere), torch.zeros(3), None) if bad.any()]
-    places = [name for name, _ in bad_rows(batch, torch.zeros(3), None)]
+    names = [name for name, bad in bad_rows(replace(batch, advantages=everywhere), torch.zeros(3), {}) if bad.any()]
+    places = [name for name, _ in bad_rows(batch, torch.zeros(3), {})]
     assert names == ["advantages"] and places.index("advantages") < places.index("returns") < len(places) - 1
 
 

@@ -126,12 +126,44 @@ def test_a_folder_that_cannot_be_written_does_not_change_what_happens(group, tmp
     assert "could not be written" in caplog.text
 
 
-def test_a_metric_functions_numbers_count(group, tmp_path):
-    trainer = trainer_for(tmp_path)
+SKIPPED = " --on_reward_error skip leaves such responses out. --on_nonfinite skip"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("length", f"--reward_function rewards.py:length must give finite numbers.{SKIPPED}"),
+        ("brevity", f"--reward_function rewards.py:brevity must give finite numbers.{SKIPPED}"),
+        ("reward_url", f"--reward_url http://server/ must give finite numbers.{SKIPPED}"),
+        ("rouge", "--metric_function metrics.py:rouge must give finite numbers. --on_nonfinite skip"),
+    ],
+)
+def test_of_several_sources_that_which_gave_the_number_is_named_with_its_flag(name, remedy, group, tmp_path):
+    """In a rollout as in an evaluation, which knows means by the sources' names."""
+    flags = {"metric_function": "metrics.py:rouge", "reward_url": "http://server/"}
+    trainer = trainer_for(tmp_path, reward_function=["rewards.py:length", "rewards.py:brevity"], **flags)
     batch = trainer.collect(batches(0), 0).batch
-    metric = torch.tensor([0.0] * 7 + [math.inf])
-    with pytest.raises(UserError, match=r"numbers of the metric function on rank 0 are not finite in rows \[7\]"):
-        trainer.nonfinite.in_rollout(batch, 0, metric=metric)
+    beside = {"length": torch.zeros(ROLLOUT), name: torch.tensor([0.0] * 7 + [math.inf])}
+    with pytest.raises(UserError) as caught:
+        trainer.nonfinite.in_rollout(batch, 0, beside=beside)
+    assert f"numbers of {name} on rank 0 are not finite in rows [7]" in str(caught.value)
+    assert f".safetensors. {remedy}" in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        trainer.nonfinite.in_evaluation({"eval/scores": math.nan, f"eval/{name}": math.nan, "eval/kl": 1.0}, 0)
+    assert f"eval/scores, eval/{name} of the evaluation is not finite. {remedy}" in str(caught.value)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_reward_functions_nan_is_no_matter_of_learning_rates(skips, group, tmp_path):
+    trainer = trainer_for(tmp_path, on_reward_error="skip" if skips else "stop")
+    for call in (trainer.evaluate, lambda: trainer.iterate(batches(0), 0)):
+        with spoiled(trainer, "scores", 0), pytest.raises(UserError) as caught:
+            call()
+        message = str(caught.value)
+        assert "--reward_function unused.py:reward must give finite numbers." in message
+        assert "learning rates" not in message and ("--on_reward_error skip" in message) is not skips
+    with spoiled(trainer, "values", 0), pytest.raises(UserError, match="Lower the learning rates"):
+        trainer.iterate(batches(0), 0)
 
 
 def test_a_nan_that_whitening_spreads_is_advantages(group, tmp_path):

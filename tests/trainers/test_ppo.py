@@ -20,6 +20,7 @@ from factories import (
     engine_of,
     frozen_engine_of,
     hf_logprobs,
+    hf_score,
     largest_difference,
     make_causal_lm,
     make_classifier,
@@ -196,6 +197,21 @@ def test_a_reward_model_as_reward(group, tokenizer, tmp_path):
     trainer = make_trainer(tmp_path, tokenizer, reward=RewardModelScores(frozen_engine_of(make_classifier(seed=5)), 4))
     metrics = trainer.iterate([list(range(8))], 0)
     assert metrics["objective/scores"] != 0
+
+
+def test_scores_can_be_computed_again_from_the_samples(group, tokenizer, tmp_path):
+    """Ten held-out prompts, of which eight are written token by token."""
+    model = make_classifier(seed=5)
+    trainer = make_trainer(tmp_path, tokenizer, reward=RewardModelScores(frozen_engine_of(model), 4))
+    trainer.held_out = prompts_of(10)
+    trainer.evaluate()
+    samples = read_lines(tmp_path / "samples" / "update-000000.jsonl")
+    assert ["tokens" in sample for sample in samples] == [True] * 8 + [False] * 2
+    for sample, prompt in zip(samples, prompts_of(10), strict=True):
+        assert sample["prompt_ids"] == prompt.prompt_ids and len(sample["response_ids"]) == sample["length"]
+        assert tokenizer.decode(sample["response_ids"], skip_special_tokens=True) == sample["response"]
+        again = hf_score(make_classifier(seed=5), sample["prompt_ids"] + sample["response_ids"])
+        assert sample["score"] == pytest.approx(again, abs=1e-5)
 
 
 def test_a_reward_function_with_a_graph_of_its_own(group, tokenizer, tmp_path):

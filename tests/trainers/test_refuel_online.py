@@ -360,7 +360,10 @@ def test_numbers_that_are_not_finite_stop_the_run_or_are_left_out(group, tmp_pat
     def bad(dialogues, rows):
         return [float("nan")] * len(dialogues)
 
-    with pytest.raises(UserError, match="after 0 updates, scores on rank 0 are not finite in rows"):
+    said = "--reward_function unused.py:f must give finite numbers. --on_nonfinite skip"
+    with pytest.raises(UserError, match=f"eval/scores_turn_1.* of the evaluation is not finite. {said}"):
+        trainer_of(tmp_path / "evaluated", reward=bad).evaluate()
+    with pytest.raises(UserError, match=f"after 0 updates, scores on rank 0 are not finite in rows .* {said}"):
         trainer_of(tmp_path / "stop", reward=bad).iterate(range(8))
     trainer = trainer_of(tmp_path / "skip", reward=bad, on_nonfinite="skip")
     before = weights_of(trainer.models.policy)

@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Self-checks pass on healthy models and stop each kind of broken one."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from dschat.config.dpo import DPOConfig
 from dschat.data.examples import PairExample, SFTExample
+from dschat.data.preferences import PreferenceExample
+from dschat.data.regression import RegressionExample
 from dschat.errors import UserError
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.lora import add_lora
 from dschat.rl.types import Trajectory
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
+from dschat.run.random_states import random_states
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.selfcheck import check_policy, check_rollout, check_scalar
+from dschat.trainers.selfcheck import check_modes, check_packing, check_policy, check_rollout, check_scalar
+from dschat.trainers.supervised.dpo import DPOTask
+from dschat.trainers.supervised.refuel import RefuelTask
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
 from factories import (
@@ -21,6 +31,7 @@ from factories import (
     EOS,
     KINDS,
     PAD,
+    engine_of,
     frozen_engine_of,
     make_causal_lm,
     make_classifier,
@@ -29,9 +40,11 @@ from factories import (
     pad_rows,
     ragged_rows,
     random_ids,
+    save_folder,
     score,
     to_device,
 )
+from refuel_runs import trainer_of as refuel_trainer_of
 
 ROWS = ragged_rows([2, 5, 9], [7, 3, 4])
 
@@ -199,7 +212,7 @@ def test_the_tasks_of_steps_1_and_2_check_their_models(group):
 def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer, tmp_path):
     """A reference of other weights stops the run, unless --no_self_checks."""
     from dschat.trainers.ppo.models import PPOModels
-    from factories import engine_of, ppo_config, ppo_trainer_of
+    from factories import ppo_config, ppo_trainer_of
 
     def trainer_of(name, self_checks):
         config = ppo_config(tmp_path / name, self_checks=self_checks)
@@ -226,3 +239,175 @@ def test_a_wrong_eos_record_is_found(models):
         lying = replace(rollout, finished=torch.tensor(finished))
         with pytest.raises(UserError, match="a finished response does not end with EOS"):
             check_rollout(models[0], trajectory_of(*models, lying), SAMPLING)
+
+
+# -- training mode and evaluation mode
+
+
+def randomised(engine):
+    """An engine whose model adds noise in training mode, as routers of experts do."""
+    layer = engine.module.inner.model.layers[0].mlp.up_proj
+    layer.register_forward_hook(
+        lambda module, inputs, output: output * (1 + 0.1 * torch.rand_like(output)) if module.training else output
+    )
+    return engine
+
+
+DIFFER = "in training mode differ from those in evaluation mode .* random in training mode.* config.json"
+EXAMPLES = [SFTExample(*row) for row in ROWS]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_numbers_that_training_mode_changes_are_found_and_nothing_else_is_touched(training, group):
+    (ids, mask), width = tokens_of()
+    for engine, forward, counts in (
+        (policy := engine_of(make_causal_lm()), lambda: policy(ids, mask, width)[0], mask[:, -width:]),
+        (scalar := engine_of(make_classifier()), lambda: scalar(ids, mask), mask),
+    ):
+        (engine.train if training else engine.eval)()
+        check_modes(engine, "numbers", counts, forward)
+        before, weights = random_states(), {name: p.clone() for name, p in engine.module.named_parameters()}
+        with pytest.raises(UserError, match=f"self-check: numbers {DIFFER}"):
+            check_modes(randomised(engine), "numbers", counts, forward)
+        after = random_states()
+        assert engine.module.training is training and all(torch.equal(before[name], after[name]) for name in before)
+        assert all(p.grad is None and torch.equal(p, weights[name]) for name, p in engine.module.named_parameters())
+        check_modes(randomised(frozen_engine_of(make_causal_lm())), "numbers", counts, forward)  # it is never trained
+
+
+def test_where_no_number_counts_nothing_differs(group):
+    """Of two responses that were left without a score no token is left."""
+    engine, (tokens, width) = randomised(engine_of(make_causal_lm())), tokens_of()
+    nothing = torch.zeros_like(tokens[1][:, -width:])
+    check_modes(engine, "log-probs", nothing, lambda: engine(*tokens, width)[0])
+
+
+def updated(make, kind, stage, checked):
+    """Weights after an update with gradient checkpointing, with the self-check before it or without."""
+    engine = engine_of(make(kind), zero_stage=stage, gradient_checkpointing=True)
+    (ids, mask), width = tokens_of([ROWS[0]])
+    if checked and make is make_causal_lm:
+        engine.eval()
+        check(engine, temperature=0.8)
+    elif checked:
+        check_scalar(engine, tokens_of()[0], PAD)
+        assert engine.module.training
+    engine.train()
+    numbers = engine(ids, mask, width)[0] if make is make_causal_lm else engine(ids, mask)
+    engine.backward(numbers.mean())
+    engine.step()
+    return [x.clone() for _, x in engine.whole_weights()]
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("llama", 0), ("gemma2", 2), ("llama", 3)])
+@pytest.mark.parametrize("make", [make_causal_lm, make_classifier])
+def test_training_mode_of_healthy_models_is_no_alarm(make, kind, stage, group):
+    """Gradient checkpointing acts in training mode alone; an update afterwards is as without the check."""
+    weights = [updated(make, kind, stage, checked) for checked in (False, True)]
+    assert all(torch.equal(x, y) for x, y in zip(*weights, strict=True))
+
+
+def test_dropout_of_adapters_that_was_asked_for_is_no_alarm(group):
+    model = make_causal_lm()
+    add_lora(model, 2, None, "base", dropout=0.5)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    engine = engine_of(model)
+    engine.eval()
+    check(engine)
+
+
+@pytest.mark.parametrize("step", ["sft", "dpo", "reward", "refuel", "refuel online", "actor", "critic"])
+def test_every_step_compares_both_modes(step, group, tokenizer, tmp_path):
+    engine = randomised(engine_of(make_classifier() if step in ("reward", "critic") else make_causal_lm(), 8))
+    engine.eval()
+    flags = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
+    preferences = [PreferenceExample(p, r, r[::-1][:2]) for p, r in ROWS]
+    regressions = [RegressionExample(p, r, r[::-1][:2], chosen_reward=1.0, rejected_reward=0.0) for p, r in ROWS]
+    tasks = {
+        "sft": lambda: SFTTask(EXAMPLES, [], PAD),
+        "dpo": lambda: DPOTask(preferences, [], PAD, DPOConfig(**flags), None, ""),
+        "reward": lambda: RewardTask([PairExample(p + r, p + r[:1]) for p, r in ROWS], [], PAD),
+        "refuel": lambda: RefuelTask(regressions, [], PAD, 1.0, 0.8),
+    }
+    with pytest.raises(UserError, match=DIFFER):
+        if step in tasks:
+            task = tasks[step]()
+            task.self_check(engine, task.train[:2])
+        elif step == "refuel online":
+            trainer = refuel_trainer_of(tmp_path)
+            randomised(trainer.models.policy)
+            trainer.self_check()
+        else:
+            from dschat.trainers.ppo.models import PPOModels
+            from factories import ppo_config, ppo_trainer_of
+
+            models = PPOModels(
+                engine if step == "actor" else engine_of(make_causal_lm(), 8),
+                frozen_engine_of(make_causal_lm()),
+                engine if step == "critic" else engine_of(make_classifier(), 8),
+                FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
+                CompactingEngine(8),
+            )
+            prompts = [make_prompt(random_ids(3, i), "", i) for i in range(8)]
+            ppo_trainer_of(models, prompts, [], tokenizer, ppo_config(tmp_path)).self_check()
+
+
+# -- weights that are not finite
+
+
+def spoiled_folder(folder, model, tokenizer, name):
+    """A model in several files, one of whose weights holds a NaN; that file."""
+    model.save_pretrained(folder, max_shard_size="20KB")
+    tokenizer.save_pretrained(folder)
+    for file in sorted(folder.glob("*.safetensors")):
+        weights = load_file(file)
+        if name in weights:
+            weights[name].view(-1)[-1] = torch.nan
+            save_file(weights, file, metadata={"format": "pt"})
+            return file
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_weight_that_is_not_finite_is_named_with_its_file(stage, group, tokenizer, tmp_path):
+    name = "model.layers.1.mlp.down_proj.weight"
+    file = spoiled_folder(tmp_path, make_causal_lm(), tokenizer, name)
+    said = re.escape(f"self-check: {name} of {file} holds numbers that are not finite.")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    opened = load_causal_lm(str(tmp_path), "--m", torch.float32, tokenizer)
+    policy = engine_of(opened, zero_stage=stage)
+    scalar = engine_of(load_scalar(str(tmp_path), "--m", torch.float32, tokenizer), zero_stage=stage)
+    for engine in (policy, scalar):
+        engine.eval()
+    regression = RegressionExample([5], [6], [7], (-1.0, -1.0), chosen_reward=1.0, rejected_reward=0.0)
+    task = RefuelTask([regression], [], PAD, 1.0, 1.0)
+    calls = [lambda: check(policy), lambda: check_packing(policy, EXAMPLES[:2], PAD)]
+    calls += [lambda: task.check_start(policy, [regression])]
+    calls += [lambda: check_scalar(scalar, tokens_of()[0], PAD)]
+    for call in calls:
+        with pytest.raises(UserError, match=said):
+            call()
+
+
+def test_a_weight_of_adapters_that_is_not_finite_is_named(group, tokenizer, tmp_path):
+    """A frozen weight below an adapter has the file's name, one of the adapter its own."""
+    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
+    for part, said in ((".lora_A.default.weight", folder), (".base_layer.weight", f"{folder}/model.safetensors")):
+        model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
+        add_lora(model, 2, None, folder)
+        name = next(name for name, _ in model.named_parameters() if name.endswith(part))
+        with torch.no_grad():
+            model.get_parameter(name).view(-1)[0] = torch.inf
+        engine = engine_of(model)
+        engine.eval()
+        with pytest.raises(UserError, match=re.escape(f"{name.replace('.base_layer', '')} of {said} holds numbers")):
+            check(engine)
+
+
+def test_numbers_that_are_not_finite_without_such_a_weight_are_still_found(group):
+    engine = frozen_engine_of(make_causal_lm())
+    engine.module.inner.model.norm.register_forward_hook(lambda module, inputs, output: output * torch.nan)
+    with pytest.raises(UserError, match="log-probs differ from those of the model's own logits by up to nan"):
+        check(engine)

@@ -59,7 +59,11 @@ def both(tmp_path, tokenizer, base, flags):
     return shared, other
 
 
-@pytest.mark.parametrize("flags", [*STAGES, *FORMS], ids=str)
+def name_of(flags):
+    return ",".join(f"{name}={value}" for name, value in flags.items()) or "plain"
+
+
+@pytest.mark.parametrize("flags", [*STAGES, *FORMS], ids=name_of)
 def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path):
     base, models = paths(tmp_path, tokenizer)
     if "advantage_estimator" in flags:

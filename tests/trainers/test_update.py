@@ -2,6 +2,7 @@
 """The loops with stand-ins for models: what is divided by what, and which seed, epoch and coefficient goes where."""
 
 import math
+import tempfile
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -174,7 +175,7 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
             monkeypatch.setattr(f"dschat.trainers.ppo.{module}.world_size", lambda: world_size)
         sizes = {"per_device_generation_batch_size": 2, "generation_batches": 2, "per_device_training_batch_size": 4}
         sizes |= {"num_train_epochs": 2, "per_device_eval_batch_size": 2, "ppo_epochs": 2}
-        config = ppo_config(tmp_path / "out", **(sizes | {"self_checks": False} | flags))
+        config = ppo_config(tempfile.mkdtemp(dir=tmp_path), **(sizes | {"self_checks": False} | flags))
         reward = FunctionScores(lambda p, r, rows: [float(row["n"]) for row in rows], "--reward_function")
         rollouts = SimpleNamespace(session=lambda actor: nullcontext(draw))
         models = PPOModels(StandIn(-1.0), StandIn(-1.5), StandIn(0.0), reward, rollouts)

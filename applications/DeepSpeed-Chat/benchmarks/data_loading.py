@@ -81,7 +81,7 @@ def measure(way: str, place: Path) -> dict[str, Any]:
     from dschat.data.loading import ExampleLoader
     from dschat.data.stored import lengths_of
 
-    tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer", trust_remote_code=False)
     flags: Any = SimpleNamespace(data_path=[str(place / "data")], data_split="0,1,0", seed=1, step=2)
     for key in KEYS:
         setattr(flags, f"{key}_key", key)

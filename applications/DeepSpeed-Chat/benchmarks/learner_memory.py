@@ -93,7 +93,7 @@ def write_inputs(place: Path, settings: argparse.Namespace) -> None:
     make_model(place / "model", texts, seed=1, **size)
     config = GemmaConfig.from_pretrained(place / "model", num_labels=1)
     GemmaForSequenceClassification(config).save_pretrained(place / "reward")
-    AutoTokenizer.from_pretrained(place / "model").save_pretrained(place / "reward")
+    AutoTokenizer.from_pretrained(place / "model", trust_remote_code=False).save_pretrained(place / "reward")
 
 
 def ways(place: Path, sequences: int) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -36,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         write_inputs(place, settings)
-        model = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_pretrained(place / "model", trust_remote_code=False, dtype=torch.bfloat16)
         model.save_pretrained(place / "model")
         write_adapter(place / "model", place / "adapted", settings.rank)
         figures = {}

@@ -7,3 +7,5 @@ class UserError(Exception):
 
     Command-line mains print it without a traceback and exit with status 2.
     """
+
+    on_every_rank = False  # where all raise the same one, the main process alone prints it

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from dschat.common.lock import close_all
 from dschat.config.common import CommonConfig
 from dschat.config.parse import parse
 from dschat.errors import UserError
@@ -83,6 +84,8 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
         raise
     except BaseException as error:
         return _report(error, saved)
+    finally:
+        close_all()
     return 0
 
 
@@ -111,6 +114,8 @@ def _report(error: BaseException, saved: Sequence[str]) -> int:
         kept = f"the models saved last are in {saved[-1]}" if saved else "no models were saved yet"
         print(f"interrupted; {kept}", file=sys.stderr)
         return 130
+    if isinstance(error, UserError) and error.on_every_rank and os.environ.get("RANK", "0") != "0":
+        return 2
     cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     if not isinstance(error, UserError):
         traceback.print_exception(error)
@@ -120,6 +125,7 @@ def _report(error: BaseException, saved: Sequence[str]) -> int:
 
 
 def _leave_at_once(status: int) -> None:
+    close_all()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

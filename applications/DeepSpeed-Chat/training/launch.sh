@@ -4,7 +4,8 @@
 #
 # Environment, the same for every script:
 #   PROJ_PATH     folder for data and models (default: the current folder)
-#   MODEL         model to start from: in step 1 a base model, in steps 2 and 3 what step 1 wrote
+#   MODEL         model to start from: in step 1 a base model, in steps 2 and 3 what step 1 wrote; with another one, or
+#                 other DATA, the default output folder has another name
 #   REWARD_MODEL  step 3: what step 2 wrote
 #   DATA          data file, folder, or name of a data set
 #   MA_RLHF_DATA  folder with local copies of named data sets, which come first (default: $PROJ_PATH/data)
@@ -133,6 +134,35 @@ count_slots() {
         fi
     done <"$HOSTFILE"
     ((NUM_PROCESSES > 0)) || fail "HOSTFILE=$HOSTFILE names no machine: give lines like \"name slots=8\"."
+}
+
+# choose_run NAME MODEL DATA: sets MODEL and DATA, where they are not given, and RUN, the folder of the run's steps. NAME
+# is the published run's, DATA-MODEL: another model or data set takes its place there. MODEL `sft` is what step 1 of the
+# same run wrote. A script that changes a preset of step 3 gives its own folder a suffix, MA_RLHF_VARIANT.
+choose_run() {
+    local data=${1%%-*} model=${1#*-}
+    [[ ${DATA:-$3} == "$3" ]] || data=$(short_name "$DATA")
+    if [[ ${MODEL:-$2} != "$2" ]]; then
+        model=$(short_name "$MODEL")
+        model=${model#"$data"-}
+    fi
+    RUN=$PROJ_PATH/models/${data:+$data-}$model
+    DATA=${DATA:-$3}
+    [[ $2 != sft ]] || MODEL=${MODEL:-$RUN/sft}
+    MODEL=${MODEL:-$2}
+}
+
+# short_name PATH: its last part, without the suffix of a data file; where that says little, the one before, too.
+short_name() {
+    local path=${1%/} name
+    path=${path%/sft}
+    path=${path%.gz}
+    name=${path##*/}
+    name=${name%.jsonl} name=${name%.json} name=${name%.csv} name=${name%.parquet}
+    case $name in
+        actor* | ppo* | dpo | refuel* | train* | pairs) [[ $path != */* ]] || name=$(short_name "${path%/*}")-$name ;;
+    esac
+    echo "${name//[^[:alnum:]._-]/-}"
 }
 
 # batch_flags PRESET… -- FLAGS…: sets BATCH, the batch flags for this number of processes. PRESET is the global batch

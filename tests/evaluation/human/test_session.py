@@ -2,6 +2,8 @@
 """The session of a rater and the file of votes."""
 
 import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,6 +72,16 @@ def test_raters_do_not_meet(tmp_path):
     assert ben.undo(votes(tmp_path)[2]["id"]).rater == "ben"
     assert [row["rater"] for row in votes(tmp_path)] == ["anna", "anna"]
     assert study.raters() == ["anna"]
+
+
+def test_votes_that_are_given_at_the_same_time_are_all_kept(tmp_path):
+    """By 4 raters on 6 pairs each, as a page's threads do."""
+    study = make_study(tmp_path, 6)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: vote_all(study.session(name), "121212"), ["anna", "ben", "cleo", "dan"]))
+    found = Counter(row["rater"] for row in votes(tmp_path))
+    assert found == {"anna": 6, "ben": 6, "cleo": 6, "dan": 6}
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_second_vote_on_an_item_is_ignored(tmp_path):

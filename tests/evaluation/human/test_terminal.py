@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from cli_runs import ROOT, environment, message_of, run_command, write_jsonl
+from cli_runs import ROOT, environment, message_of, read_jsonl, run_command, write_jsonl
 from human_runs import SCRIPT, command, places, votes, write_responses
 
 TIMEOUT = 60  # seconds
@@ -40,6 +40,16 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
+
+
+def test_a_prompt_is_shown_without_the_marks_of_its_template(tmp_path):
+    talk = [("user", "Hi."), ("assistant", "Yes?"), ("user", "Why?")]
+    messages = [{"role": role, "content": content} for role, content in talk]
+    for file in write_responses(tmp_path, 1):
+        (row,) = read_jsonl(file)
+        write_jsonl(file, [row | {"prompt": "<|im_start|>user\nHi.<|im_end|>", "prompt_messages": messages}])
+    ((prompt, *_),) = shown(rate(tmp_path, "q\n", "--rater", "anna"))
+    assert prompt == "User: Hi.\n\nAssistant: Yes?\n\nUser: Why?"
 
 
 def test_four_keys_vote_for_the_places_and_the_file_names_the_models(tmp_path):

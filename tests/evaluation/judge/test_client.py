@@ -176,7 +176,10 @@ def test_an_answer_is_asked_for_once(server, tmp_path):
     assert len(server.bodies) == 4
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "x"}', b"\xff"])
+WITHOUT_VERDICT = [b'{"text": "x", "refusal": "", "model": "m"}', b'{"text": "first", "refusal": "no", "model": "m"}']
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"text": "x"}', b"\xff", *WITHOUT_VERDICT])
 def test_a_spoilt_cache_file_is_asked_again(server, tmp_path, content):
     client_of(server, tmp_path).ask(question())
     (file,) = (tmp_path / "cache").rglob("*.json")

@@ -147,6 +147,18 @@ def test_responses_that_pose_as_something_else_are_judged_by_what_they_are(serve
     assert set(poses) <= seen
 
 
+def test_a_prompt_is_shown_without_the_marks_of_its_template(server, tmp_path):
+    messages = [{"role": "user", "content": "Is <b> bold?"}]
+    common = {
+        "prompt": "<|im_start|>user\nIs <b> bold?<|im_end|>\n<|im_start|>assistant\n",
+        "prompt_messages": messages,
+    }
+    a, b = (write_jsonl(tmp_path / f"{name}.jsonl", [common | {"response": name}]) for name in ("good", "bad"))
+    judged(server, a, b, tmp_path / "o.jsonl")
+    assert {shown_in(body["messages"])["prompt"] for body in server.bodies} == {"Is <b> bold?"}
+    assert [row["prompt"] for row in read_jsonl(tmp_path / "o.jsonl")] == ["Is <b> bold?"]
+
+
 def test_rewards_stand_beside_the_verdict(server, tmp_path):
     a = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "response": "good", "reward": 1.5}])
     b = write_jsonl(tmp_path / "b.jsonl", [{"prompt": "p", "response": "bad", "reward": -2}])
@@ -233,6 +245,21 @@ def test_a_run_without_a_single_verdict_fails_and_says_what_came(server, tmp_pat
         judged(server, a, b, tmp_path / "o.jsonl", "--max-tokens", 77)
     assert told in str(error.value) and str(tmp_path / "o.jsonl") in str(error.value)
     assert verdicts(tmp_path / "o.jsonl") == ["invalid"] * 4
+
+
+def test_a_repaired_server_is_asked_again(server, tmp_path):
+    """At first it makes no sense; then it is mended. What it said is in no cache, and no dry run counts on it."""
+    a, b = two_files(tmp_path)
+    server.answer = lambda messages: "load average: 93.5"
+    with pytest.raises(UserError, match="no pair of 4 got a verdict"):
+        judged(server, a, b, tmp_path / "o.jsonl")
+    assert len(server.bodies) == 16, "every question and its repair"
+    server.answer = more_good
+    assert "8 requests to" in judged(server, a, b, tmp_path / "o.jsonl", "--dry-run")
+    line = judged(server, a, b, tmp_path / "o.jsonl", "--overwrite")
+    assert "8 requests (0 more from the cache)" in line
+    assert verdicts(tmp_path / "o.jsonl") == ["A", "B", "tie", "A"]
+    assert "0 requests (8 more from the cache)" in judged(server, a, b, tmp_path / "o.jsonl", "--overwrite")
 
 
 def test_pairs_without_a_verdict_are_warned_of(server, tmp_path, caplog):

@@ -34,6 +34,39 @@ def test_rows_are_paired_by_prompt_whatever_the_order(tmp_path):
     assert len({pair.id for pair in pairs}) == 3 and all(len(pair.id) == 16 for pair in pairs)
 
 
+def say(role, content):
+    return {"role": role, "content": content}
+
+
+ASKED = say("user", "Why is\nthe sky blue?")
+TALKS = [
+    ([ASKED], "Why is\nthe sky blue?"),
+    ([say("system", "Be brief."), ASKED], "System: Be brief.\n\nUser: Why is\nthe sky blue?"),
+    ([ASKED, say("assistant", "It scatters."), say("user", "What?")], "User: Why is\nthe sky blue?\n\nAssistant: It "
+     "scatters.\n\nUser: What?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("messages", "read"), TALKS)
+def test_a_prompt_that_a_template_wrote_is_read_as_its_messages(tmp_path, messages, read):
+    """Two models with templates of their own have answered the same prompt."""
+    first, second = (
+        [{"prompt": template + str(messages), "prompt_messages": messages, "response": template}]
+        for template in ("<|im_start|>user", "<start_of_turn>user")
+    )
+    (pair,) = pairs_of(tmp_path, first, second)
+    assert pair.prompt == pair.a.prompt == pair.b.prompt == read
+    assert pair.id == pair_id(read, "<|im_start|>user", "<start_of_turn>user")
+
+
+@pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}], ["hello"], [{"role": 1, "content": "a"}]])
+def test_messages_that_are_none_are_named(tmp_path, messages):
+    file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "prompt_messages": messages, "response": "r"}])
+    with pytest.raises(UserError, match=r"a\.jsonl:1: .*'prompt_messages'") as error:
+        read_responses(file, "--model_name_a")
+    assert "--" not in str(error.value), "no flag names another column"
+
+
 def test_ids_tell_where_one_text_ends():
     assert pair_id("a", "bc", "d") != pair_id("ab", "c", "d") != pair_id("a", "b", "cd")
     assert pair_id("a", "b", "c") == pair_id("a", "b", "c")

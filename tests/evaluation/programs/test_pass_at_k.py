@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cli_runs import ROOT, write_jsonl
+from cli_runs import ROOT, read_jsonl, write_jsonl
 from dschat.errors import UserError
 from dschat.evaluation.programs.pass_at_k import pass_at_k, pass_rates
-from dschat.evaluation.programs.report import NUMBERS, PUBLISHED, pass_table
+from dschat.evaluation.programs.report import NUMBERS, PUBLISHED, pass_table, write_pass_report
 
 
 def problem(difficulty: str, *statuses: str) -> dict:
@@ -61,7 +61,23 @@ def test_rates_of_a_file(results):
     assert everything.rates[1].value == pytest.approx(0.2) and everything.rates[5].value == pytest.approx(2 / 3)
     assert everything.rates[1].low < 0.2 < everything.rates[1].high
     table = pass_table([interview, introductory, everything])
-    assert "model" in table and "20.0 [" in table and "published by the paper" in table and "9.48" in table
+    assert "model" in table and "20.0 [" in table
+
+
+def test_published_rows_stand_beside_apps_alone(results, tmp_path):
+    """Also where problems of one's own have APPS's difficulties, or where one model answered others."""
+    rows = read_jsonl(results)
+    apps = write_jsonl(tmp_path / "apps.jsonl", [{"dataset": "apps"} | row for row in rows])
+    own = write_jsonl(tmp_path / "own.jsonl", [{"dataset": ""} | row for row in rows])
+    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"dataset": "apps"} | rows[0], *rows[1:]])
+    for files in ([results], [own], [apps, own], [mixed]):
+        assert "published" not in pass_table(pass_rates(files, (1, 5)))
+    table = pass_table(pass_rates([apps], (1, 5)))
+    assert "published by the paper" in table and "9.48" in table
+    assert "published" not in write_pass_report([results], tmp_path / "report")
+    assert "9.48" in write_pass_report([results, apps], tmp_path / "report", "codeparrot/apps")
+    assert "9.48" in write_pass_report([own], tmp_path / "report", "apps"), "rows of a local copy name no set"
+    assert "published" not in write_pass_report([results, apps], tmp_path / "report", "help-desk")
 
 
 def test_programs_that_were_not_run_are_no_samples(tmp_path):

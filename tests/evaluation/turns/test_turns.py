@@ -60,8 +60,8 @@ def test_win_rates_by_hand(files, tmp_path, caplog):
     assert halves == pytest.approx([1.5 / 3, 1.0, 0.0])
     assert content["all"]["half"]["value"] == pytest.approx((3 + 0.5) / 6)
     assert content["turns"]["1"]["tally"] == {"wins": 1, "ties": 1, "losses": 1, "invalid": 0, "skipped": 0}
-    assert "| a against b, scores" in text and "1 – 1 – 1 – 0" in text and "61.24" in text
-    assert "published" in text and text.startswith((tmp_path / "out" / "a-v.s.-b.md").read_text())
+    assert "| a against b, scores" in text and "1 – 1 – 1 – 0" in text
+    assert "published" not in text and text.startswith((tmp_path / "out" / "a-v.s.-b.md").read_text())
     assert (tmp_path / "out" / "a-v.s.-b.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="exists, finished"):
         compare(*files, output, "--by-scores")
@@ -98,6 +98,18 @@ def test_intervals_over_all_turns_are_over_dialogues():
 def test_the_published_means_are_those_of_the_published_turns():
     means = [f"{sum(rates) / 5:.2f}" for rates in PUBLISHED.values()]
     assert means == ["61.24", "56.32", "56.64"]
+
+
+def test_published_rates_stand_beside_the_set_that_they_are_of_alone(files, tmp_path):
+    output = tmp_path / "o.jsonl"
+    compare(*files, output, "--by-scores")
+    for name, shown in {"": False, "help-desk": False, "openbmb/UltraInteract_pair": True}.items():
+        text = turns_report([output], tmp_path / "report", name)
+        content = json.loads((tmp_path / "report" / "report.json").read_text())
+        assert ("61.24" in text, "published" in text) == (shown, shown)
+        (published,) = [value for key, value in content.items() if key.startswith("published")]
+        assert (published == {}) != shown
+    assert (tmp_path / "report" / "report.png").read_bytes() != (tmp_path / "o.png").read_bytes()
 
 
 def test_what_is_compared_at_a_turn(tmp_path):

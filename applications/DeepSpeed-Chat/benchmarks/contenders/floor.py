@@ -60,7 +60,7 @@ def main() -> None:
 
 def _prompts(job: Job) -> Tensor:
     """(B, P), padded on the left."""
-    tokenizer = AutoTokenizer.from_pretrained(Path(job.files) / "actor")
+    tokenizer = AutoTokenizer.from_pretrained(Path(job.files) / "actor", trust_remote_code=False)
     prompts = (Path(job.files) / "prompts.txt").read_text(encoding="utf-8").splitlines()
     return tokenizer(prompts, return_tensors="pt", padding=True)["input_ids"]
 

@@ -74,7 +74,7 @@ def make_trainer(job: Job, measure: Measure) -> PPOTrainer:
     """TRL's trainer for this work."""
     files, work = Path(job.files), job.work
     options = {"dtype": DTYPES[work.dtype]}
-    tokenizer = AutoTokenizer.from_pretrained(files / "actor", padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(files / "actor", trust_remote_code=False, padding_side="left")
     prompts = (files / "prompts.txt").read_text(encoding="utf-8").splitlines()
     data = Dataset.from_dict({"input_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts]})
     actor, reference = (GemmaForCausalLM.from_pretrained(files / "actor", **options) for _ in range(2))

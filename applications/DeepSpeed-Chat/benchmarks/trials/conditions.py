@@ -11,6 +11,7 @@ from dschat.models.engines import Policy
 from dschat.rl.masked import last_true
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import ScoredRollout, Trajectory
+from trials.estimators import values_of
 
 MEAN_LENGTH = 5  # tokens of a macro action
 LONGEST = 10
@@ -19,7 +20,7 @@ ENOUGH = 0.4  # explained variance at mid-response with which macro actions are 
 
 def value_changes(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Cuts where the critic's value changes most: behind one token in `MEAN_LENGTH`."""
-    values, mask = trajectory.values, trajectory.response_mask
+    values, mask = values_of(trajectory), trajectory.response_mask
     change = torch.zeros_like(values)
     change[:, :-1] = (values[:, 1:] - values[:, :-1]).abs()
     before_last = mask & ~last_true(mask)
@@ -29,7 +30,7 @@ def value_changes(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) ->
 def shrinking(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Every n tokens, where n falls from `LONGEST` to 1 as the critic's explained variance grows to `ENOUGH`."""
     mask, rows = trajectory.response_mask, torch.arange(len(trajectory.scores))
-    middle = trajectory.values[rows, mask.sum(1) // 2]
+    middle = values_of(trajectory)[rows, mask.sum(1) // 2]
     explained = 1 - (trajectory.scores - middle).var() / trajectory.scores.var()
     share = min(max(float(explained) / ENOUGH, 0.0), 1.0)
     return fixed_ngram_ends(mask, round(LONGEST - share * (LONGEST - 1)))

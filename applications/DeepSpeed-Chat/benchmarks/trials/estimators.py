@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from dschat.config.ppo import PPOConfig
 from dschat.rl.advantages import gae
@@ -26,9 +27,15 @@ Estimator = Callable[[Trajectory, MacroActions, float, PPOConfig], PPOBatch]
 HORIZONS = (1, 5, math.inf)  # of the mixture
 
 
+def values_of(trajectory: Trajectory) -> Tensor:
+    """(B, R): the values of the critic, which every run of the benchmark has."""
+    assert trajectory.values is not None
+    return trajectory.values
+
+
 def value_only(trajectory: Trajectory, macro: MacroActions, kl_coef: float, config: PPOConfig) -> PPOBatch:
     """GAE over tokens on V'_j = V_τ(j): every token has its macro action's value."""
-    values = to_tokens(pool_values(trajectory.values, macro, config.value_function), macro)
+    values = to_tokens(pool_values(values_of(trajectory), macro, config.value_function), macro)
     batch = _tokens(replace(trajectory, values=values), kl_coef, config)
     return replace(batch, trajectory=trajectory, macro=macro)
 
@@ -41,7 +48,7 @@ def reward_only(trajectory: Trajectory, macro: MacroActions, kl_coef: float, con
         [macro.index[:, 1:] != macro.index[:, :-1], torch.ones_like(macro.index[:, :1], dtype=torch.bool)], 1
     )
     rewards = torch.where(last & batch.response_mask, sums, 0.0)
-    advantages, returns = gae(trajectory.values, rewards, batch.response_mask, config.gamma, config.lam)
+    advantages, returns = gae(values_of(trajectory), rewards, batch.response_mask, config.gamma, config.lam)
     return replace(batch, macro=macro, advantages=advantages, returns=returns)
 
 
@@ -55,7 +62,7 @@ def mixture(trajectory: Trajectory, macro: MacroActions, kl_coef: float, config:
     ends = [fixed_ngram_ends(trajectory.response_mask, ngram) for ngram in HORIZONS]
     batches = [assign_credit(trajectory, e, kl_coef, config) for e in ends]
     advantages = torch.stack([batch.advantages for batch in batches]).mean(0)
-    returns = torch.stack([batch.returns for batch in batches]).mean(0)
+    returns = torch.stack([batch.returns for batch in batches if batch.returns is not None]).mean(0)
     return replace(batches[0], macro=macro, advantages=advantages, returns=returns)
 
 
@@ -63,7 +70,7 @@ def token_lambda(trajectory: Trajectory, macro: MacroActions, kl_coef: float, co
     """GAE over tokens, where a token of a macro action of m tokens has λ^(1/m)."""
     batch = _tokens(trajectory, kl_coef, config)
     lam = config.lam ** (1 / to_tokens(macro.lengths, macro).clamp(min=1))
-    values, mask = trajectory.values, batch.response_mask
+    values, mask = values_of(trajectory), batch.response_mask
     following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
     following = torch.where(last_true(mask), 0.0, following)
     deltas = torch.where(mask, batch.rewards + config.gamma * following - values, 0.0)

@@ -44,7 +44,7 @@ def place_of(folder: Path, seed: int) -> Path:
 
 def _run(place: Path, seed: int) -> None:
     place.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, MAIN, "--output_dir", place, "--seed", str(seed)]
+    command = [sys.executable, str(MAIN), "--output_dir", str(place), "--seed", str(seed)]
     with open(place / "log.txt", "w", encoding="utf-8") as log:
         status = subprocess.run(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
     if status:

@@ -89,13 +89,13 @@ def draw(groups: Sequence[Group], results: Results) -> bytes:
         figure = Figure(figsize=(width, 7.2), layout="constrained")
         axes = figure.subplots(2, len(groups), squeeze=False, sharey="col")
         for column, group in enumerate(groups):
-            _draw_group(axes[:, column], group, results)
+            _draw_group(list(axes[:, column]), group, results)
             axes[0, column].set_title(f"{group.name} ({group.task})", fontsize=10, fontweight="bold")
-        handles = {}
+        handles: dict[str, Any] = {}
         for ax in axes.flatten():
             handles |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
         figure.legend(
-            handles.values(), handles.keys(), loc="outside lower center", ncols=int(width // 2.8), frameon=False
+            list(handles.values()), list(handles), loc="outside lower center", ncols=int(width // 2.8), frameon=False
         )
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,15 +17,18 @@ from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import prompt_examples
+from dschat.rl.macro_actions import segment
 from dschat.rl.masked import masked_moments
+from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory
 from dschat.run.metrics import MetricsLog
 from dschat.run.records import new_record
 from dschat.scoring.source import ResponseTexts, ScoreSource
+from dschat.trainers.ppo.credit import assign_credit
 from dschat.trainers.ppo.sampler import ActorSampler
 from dschat.trainers.ppo.trainer import PPOTrainer
 from trials.conditions import HighEntropy
-from trials.estimators import ESTIMATORS, Estimator
+from trials.estimators import ESTIMATORS, Estimator, values_of
 from trials.spec import BATCH, Spec
 from trials.starts import Start, Starts, explained_variance, sampling
 from trials.tasks import TASKS, Task
@@ -68,7 +72,7 @@ def run(spec: Spec, starts: Starts, folder: Path) -> dict[str, Any]:
     if spec.condition == "high_entropy":
         condition = ByReference(HighEntropy(models.reference))
     bare = BareRun(plan, folder)
-    parts = (models, prompts, [], tokenizer, condition, config, bare)
+    parts: tuple[Any, ...] = (models, prompts, [], tokenizer, condition, config, bare)
     trainer = Trainer(ESTIMATORS[spec.estimator], *parts, cast(Any, None), cast(Any, None))
     trainer.sample = ActorSampler(models.actor, tokenizer, sampling(task, tokenizer), config.seed, models.rollouts)
     curves: dict[str, list[float]] = {}
@@ -135,15 +139,15 @@ class Standardised:
         self._scores, self._start = scores, start
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
-        return (self._scores(rollout, texts) - self._start.mean) / self._start.spread
+        scores = self._scores(rollout, texts)
+        assert isinstance(scores, Tensor)  # one for every response of the benchmark's tasks
+        return (scores - self._start.mean) / self._start.spread
 
 
 class GoldByLength:
     """The gold score; notes how much more of it longer responses of the same rollout have."""
 
-    model: None = None
-
-    def __init__(self, scores: ScoreSource) -> None:
+    def __init__(self, scores: Callable[[Rollout, ResponseTexts], Tensor]) -> None:
         self._scores, self.slope = scores, 0.0
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
@@ -170,9 +174,17 @@ class Trainer(PPOTrainer):
         self._estimator = estimator
         self.seen: dict[str, float] = {}
 
-    def credit(self, trajectory: Trajectory, ends: Tensor | MacroActions, samples: int = 1) -> PPOBatch:
+    def credit(
+        self, trajectory: Trajectory, ends: Tensor | MacroActions, samples: int = 1, seen: ScoreMoments | None = None
+    ) -> PPOBatch:
         """Advantages and returns, by the estimator."""
-        batch = self._estimator(trajectory, ends, self.kl.value, self.config)
+        if self._estimator is assign_credit:
+            batch = super().credit(trajectory, ends, samples, seen)
+        else:
+            assert self.moments is None and samples == 1  # no other estimator knows of them
+            macro = ends if isinstance(ends, MacroActions) else segment(ends, trajectory.response_mask)
+            batch = self._estimator(trajectory, macro, self.kl.value, self.config)
+        assert batch.returns is not None  # of a critic
         self.seen = {
             "advantage_rms": _rms(batch.advantages, batch.response_mask),
             "return_rms": _rms(batch.returns, batch.response_mask),
@@ -191,4 +203,4 @@ def _at_middle(batch: PPOBatch) -> float:
     mask = batch.response_mask
     middle = (mask.sum(1) // 2)[:, None]
     to_come = torch.where(torch.arange(mask.shape[1]) >= middle, batch.rewards, 0.0).sum(1)
-    return explained_variance(batch.trajectory.values.gather(1, middle)[:, 0], to_come)
+    return explained_variance(values_of(batch.trajectory).gather(1, middle)[:, 0], to_come)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 from torch import Tensor, nn
-from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dschat.data import synthetic
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
@@ -180,11 +180,11 @@ def draw(
     prompts, _ = prompt_examples(task.rows(count, seed, split), tokenizer, task.max_prompt)
     seeds = [row_seed(seed, *split.encode(), prompt.index) for prompt in prompts]
     rollout = sample(model, [prompt.prompt_ids for prompt in prompts], sampling(task, tokenizer), seeds, SLOTS).rollout
-    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in rollout.response_rows()]
+    texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rollout.response_rows()]
     return rollout, torch.as_tensor(gold_scores(task)([], texts, []), dtype=torch.float32)
 
 
-def sampling(task: Task, tokenizer: PreTrainedTokenizerFast) -> Sampling:
+def sampling(task: Task, tokenizer: PreTrainedTokenizerBase) -> Sampling:
     """At temperature 1; no token ends a response of fixed length."""
     ends = (tokenizer.eos_token_id,) if task.ends else ()
     return Sampling(task.length, ends, tokenizer.pad_token_id, tokenizer.bos_token_id)

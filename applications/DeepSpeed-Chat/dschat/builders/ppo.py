@@ -67,7 +67,7 @@ def build_ppo_models(
         total_updates: for the schedules.
         programs: runs the responses, with --reward_source programs.
     """
-    settings = engine_settings(config, plan, config.actor_gradient_checkpointing, config.actor_zero_stage or 0)
+    settings = engine_settings(config, plan, bool(config.actor_gradient_checkpointing), config.actor_zero_stage or 0)
     path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
     seed_new_rows(config, tokenizer)
     opening, own = opening_of(config, settings), own_end_ids(path)
@@ -121,7 +121,7 @@ def _build_critic(
     shared: PreTrainedModel | None,
 ) -> Engine[ScalarModel]:
     """The critic: ``shared`` is it, with a base that is not its own."""
-    settings = engine_settings(config, plan, config.critic_gradient_checkpointing, config.critic_zero_stage or 0)
+    settings = engine_settings(config, plan, bool(config.critic_gradient_checkpointing), config.critic_zero_stage or 0)
     path = config.critic_model_name_or_path or config.actor_model_name_or_path
     if config.critic_model_name_or_path is None:
         logger.info("the critic starts from the actor, with a zero value head")

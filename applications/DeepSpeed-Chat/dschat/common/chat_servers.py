@@ -4,7 +4,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,23 +91,26 @@ class ReplyCache:
     """A folder with one small file per answer, named by the digest of its question.
 
     Files appear whole or not at all, so that several runs may share a folder and a kill breaks nothing. A file that
-    cannot be read counts as missing.
+    cannot be read counts as missing. So does an answer of no use: its question is asked again.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, is_usable: Callable[[Reply], bool]) -> None:
+        """Takes the folder, and what tells whether an answer is of use."""
+        self.folder, self._is_usable = folder, is_usable
 
     def get(self, digest: str) -> Reply | None:
-        """The answer to a question; None if there is none."""
+        """The usable answer to a question; None if there is none."""
         try:
             kept = json.loads(self._file(digest).read_text(encoding="utf-8"))
-            return Reply(kept["text"], kept["refusal"], kept["model"], kept.get("flaw", ""))
+            reply = Reply(kept["text"], kept["refusal"], kept["model"], kept.get("flaw", ""))
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        return reply if self._is_usable(reply) else None
 
     def put(self, digest: str, reply: Reply) -> None:
-        """Keeps an answer; raises UserError where the folder cannot be written."""
-        write_rows(self._file(digest), [asdict(reply)])
+        """Keeps an answer that is of use; raises UserError where the folder cannot be written."""
+        if self._is_usable(reply):
+            write_rows(self._file(digest), [asdict(reply)])
 
     def _file(self, digest: str) -> Path:
         return self.folder / digest[:2] / f"{digest}.json"

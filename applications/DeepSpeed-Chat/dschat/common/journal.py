@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file of results that takes long to make: rows are kept as they come, and a killed run goes on where it stood."""
 
-import fcntl
 import json
 import logging
 import os
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dschat.common.jsonl import dump_row, write_rows
+from dschat.common.lock import Lock
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -42,27 +42,22 @@ class Journal:
         """
         self.path, self.partial = path, path.with_name(path.name + ".partial")
         known: dict[str, Any] = json.loads(json.dumps(dict(settings)))
-        if path.exists() and not overwrite:
-            raise UserError(f"{path} exists, finished. Remove it or give --overwrite to make it again.")
-        make_writable(path.parent, str(self.partial))
+        self._lock = Lock(path.with_name(f".{path.name}.lock"), str(path))
         try:
+            if path.exists() and not overwrite:
+                raise UserError(f"{path} exists, finished. Remove it or give --overwrite to make it again.")
             self._file = open(self.partial, "a+b")  # noqa: SIM115
-        except OSError as error:
-            raise UserError(f"{self.partial}: cannot be written: {error}") from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise UserError(f"{self.partial}: another process is writing it; wait for that one or stop it.") from error
-        try:
             self.rows = self._recover_overwriting(known) if overwrite else self._recover(known)
+            if not self.rows:
+                self._file.truncate(0)
+                self.append([{"settings": known} | ({OVERWRITES: True} if overwrite else {})])
+        except OSError as error:
+            self._lock.close()
+            raise UserError(f"{self.partial}: cannot be written: {error}") from error
         except UserError:
-            self._file.close()
+            self._lock.close()
             raise
-        if not self.rows:
-            self._file.truncate(0)
-            self.append([{"settings": known} | ({OVERWRITES: True} if overwrite else {})])
-        else:
+        if self.rows:
             again = f"; to start anew remove {self.partial}" if overwrite else ""
             logger.info("%s: going on after %d rows of an interrupted run%s", path, len(self.rows), again)
 
@@ -79,11 +74,12 @@ class Journal:
         """Writes the file with these rows, in this order, and removes the journal."""
         write_rows(self.path, rows)
         self.partial.unlink(missing_ok=True)
-        self._file.close()
+        self.close()
 
     def close(self) -> None:
         """Leaves the journal for a later run."""
         self._file.close()
+        self._lock.close()
 
     def _recover_overwriting(self, settings: dict[str, Any]) -> list[dict[str, Any]]:
         """The rows of an interrupted run that was begun with overwrite and these settings; else none."""

@@ -60,8 +60,9 @@ def parse_json(content: bytes, origin: str) -> Any:
     try:
         return json.loads(content.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
+        what = error.msg.removesuffix(" at")  # as in "Invalid control character at"
         place = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise UserError(f"{origin}: not valid JSON ({error.msg} at {place}); correct or remove the row.") from error
+        raise UserError(f"{origin}: not valid JSON ({what} at {place}); correct or remove the row.") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{origin}: not readable as JSON in UTF-8 ({error}); correct or remove the row.") from error
 

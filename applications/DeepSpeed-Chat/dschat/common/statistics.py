@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Means with standard errors; rates with 95 % intervals, by the formulas of statsmodels and scipy."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +37,12 @@ class Rate:
     value: float
     low: float | None = None
     high: float | None = None
+
+    @property
+    def per_cent(self) -> MeanInterval:
+        """The same in per cent."""
+        low, high = (None if end is None else 100 * end for end in (self.low, self.high))
+        return MeanInterval(100 * self.value, low, high)
 
     def text(self) -> str:
         """In per cent: `62.0 [48.2, 74.1]`."""
@@ -141,8 +149,9 @@ def wilson(count: int, total: int) -> Rate | None:
 def bootstrap_ratio(parts: Mapping[Any, tuple[float, int]]) -> Rate | None:
     """Sum of the first numbers over sum of the second, with a percentile bootstrap interval over items.
 
-    None without an item; a rate without interval where there is one item, or where all items agree: resampling them
-    says nothing then.
+    The interval lies between the smallest and the largest ratio of an item (Efron & Tibshirani 1993, chapter 13): that
+    of a number that cannot be negative never reaches below 0. None without an item; a rate without interval where
+    there is one item, or where all items agree: resampling them says nothing then.
 
     Args:
         parts: item → (numerator, denominator); the denominators are positive.
@@ -191,6 +200,13 @@ def mean_interval(values: Sequence[float]) -> MeanInterval:
         return MeanInterval(mean)
     reach = float(t.ppf(0.975, len(values) - 1)) * standard_error(values)
     return MeanInterval(mean, mean - reach, mean + reach)
+
+
+def bounded_interval(parts: Sequence[tuple[float, int]]) -> MeanInterval:
+    """The mean of a number with bounds, from sum and count of each item, at least one; see `bootstrap_ratio`."""
+    rate = bootstrap_ratio(dict(enumerate(parts)))
+    assert rate is not None
+    return MeanInterval(rate.value, rate.low, rate.high)
 
 
 def paired_difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:

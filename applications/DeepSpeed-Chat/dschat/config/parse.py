@@ -20,12 +20,13 @@ from dschat.config.macro_actions import parse_ngram
 Config = TypeVar("Config", bound=CommonConfig)
 
 
-def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
+def parse(config_class: type[Config], argv: Sequence[str] | None = None, runs_here: bool = True) -> Config:
     """Read, convert and check a command line.
 
     Args:
         config_class: SFTConfig, RewardConfig, DPOConfig or PPOConfig.
         argv: the arguments; those of the process if None.
+        runs_here: the packages that the flags need must be installed.
 
     Returns:
         A configuration whose every rule holds.
@@ -48,6 +49,8 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     if unknown:
         parser.error_unknown(unknown)
     config.validate()
+    if runs_here:
+        config.check_installed()
     return config
 
 

@@ -19,6 +19,7 @@ from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
 # What a run without a critic does not read.
 CRITIC_FLAGS = (
     *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
@@ -46,8 +47,12 @@ class PPOMemoryFlags:
 
     _argument_group_name = "memory of actor, critic and reference"
 
-    actor_gradient_checkpointing: bool = flag("recompute the actor's activations in the backward pass", False)
-    critic_gradient_checkpointing: bool = flag("recompute the critic's activations in the backward pass", False)
+    actor_gradient_checkpointing: bool | None = flag(
+        "recompute the actor's activations; gradient_checkpointing if not given", None, nargs="?", const=True
+    )
+    critic_gradient_checkpointing: bool | None = flag(
+        "recompute the critic's activations; gradient_checkpointing if not given", None, nargs="?", const=True
+    )
     actor_zero_stage: ZeroStage | None = flag("ZeRO stage of the actor; zero_stage if not given", None)
     critic_zero_stage: ZeroStage | None = flag("ZeRO stage of the critic; zero_stage if not given", None)
     offload_reference_model: bool = flag("keep the reference and the reward model in CPU memory", False)
@@ -82,10 +87,9 @@ class PPOConfig(
     def __post_init__(self) -> None:
         """Fill in the values that follow from other flags."""
         super().__post_init__()
-        self.actor_zero_stage = self.zero_stage if self.actor_zero_stage is None else self.actor_zero_stage
-        self.critic_zero_stage = self.zero_stage if self.critic_zero_stage is None else self.critic_zero_stage
-        self.actor_lora_dim = self.lora_dim if self.actor_lora_dim is None else self.actor_lora_dim
-        self.critic_lora_dim = self.lora_dim if self.critic_lora_dim is None else self.critic_lora_dim
+        for name in BOTH_MODELS:
+            for own in (f"actor_{name}", f"critic_{name}"):
+                setattr(self, own, getattr(self, name if getattr(self, own) is None else own))
         if self.eval_prompts is None and self.eval_iters is None:
             self.eval_prompts = EVAL_PROMPTS
         if not self.source_names:
@@ -116,6 +120,11 @@ class PPOConfig(
                 " weight at all: add --isolate_last_token."
             )
         self._warn()
+
+    def check_installed(self) -> None:
+        """See `TrackingFlags.check_installed`."""
+        super().check_installed()
+        self.check_engine_installed()
 
     def _check_models(self) -> None:
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
@@ -166,7 +175,7 @@ class PPOConfig(
         return self.macro_reward == "mean" and not self.isolate_last_token and not single_tokens
 
     def _warn(self) -> None:
-        usual = {"critic_zero_stage": self.zero_stage, "critic_lora_dim": self.lora_dim}
+        usual = {f"critic_{name}": getattr(self, name) for name in BOTH_MODELS}
         given = [name for name in CRITIC_FLAGS if getattr(self, name) != usual.get(name, default_of(PPOConfig, name))]
         if given and not self.has_critic:
             names = ", ".join(f"--{name}" for name in given)

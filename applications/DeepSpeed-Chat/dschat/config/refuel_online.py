@@ -37,7 +37,6 @@ class RefuelModelFlags:
         None,
     )
     trained_layers: int = flag("train only so many of the topmost layers and the norm behind them; 0 = everything", 0)
-    gradient_checkpointing: bool = flag("recompute activations in the backward pass, to save memory", False)
 
 
 @dataclass(kw_only=True)

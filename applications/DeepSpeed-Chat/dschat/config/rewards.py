@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dschat.config import rules
-from dschat.config.programs import ProgramFlags
 from dschat.config.rules import default_of, flag
 from dschat.errors import UserError
 
 OnRewardError = Literal["stop", "retry", "skip"]
+SandboxLevel = Literal["bubblewrap", "namespaces", "rlimits"]
 
 # Names that a second score may not take: the metrics of step 3 have keys of these names.
 METRIC_NAMES = (
@@ -20,6 +20,38 @@ METRIC_NAMES = (
 )
 # What a source that is no function is called in metrics and samples.
 MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"
+
+
+@dataclass(kw_only=True)
+class ProgramFlags:
+    """How programs are run and scored."""
+
+    _argument_group_name = "programs"
+
+    reward_source: Literal["programs"] | None = flag(
+        "programs: run the program in each response on the tests of its row (column input_output), in a sandbox,"
+        " instead of a reward model",
+        None,
+    )
+    program_reward: Literal["paper", "ratio"] = flag(
+        "paper: -1 for a compile error, -0.6 for another error or a time-out, else -0.3 + 1.3 x share of tests passed;"
+        " ratio: that share, tests that end in an error not passed",
+        "paper",
+    )
+    sandbox_level: SandboxLevel = flag("the weakest walls that programs may run behind", "namespaces")
+    sandbox_workers: int = flag("programs that one process runs at a time", 4)
+    max_tests: int | None = flag("tests of a row that are run, the first; all if not given", None)
+    drop_unsolvable: bool = flag("leave out rows whose own reference solution fails their tests", False)
+
+    def check_programs(self) -> None:
+        """Check these flags against each other. Raises UserError."""
+        rules.check_numbers(self, ["sandbox_workers", "max_tests"], rules.AT_LEAST_1)
+        if self.reward_source is not None:
+            return
+        for name in ("program_reward", "sandbox_level", "sandbox_workers", "max_tests", "drop_unsolvable"):
+            value = getattr(self, name)
+            if value != default_of(ProgramFlags, name):
+                raise UserError(f"--{name} {value} does nothing on its own: add --reward_source programs, or drop it.")
 
 
 @dataclass(kw_only=True)
@@ -73,6 +105,18 @@ class RewardFlags(ProgramFlags):
         names += [MODEL_NAME] if self.reward_model_name_or_path is not None else []
         names += [URL_NAME] if self.reward_url is not None else []
         return names + ([PROGRAMS_NAME] if self.reward_source is not None else [])
+
+    @property
+    def score_remedies(self) -> dict[str, str]:
+        """What to do about numbers that are not finite, by name: scores where there is one source, else its own."""
+        flags = [f"--reward_function {spec}" for spec in self.reward_function or []]
+        others = ("reward_model_name_or_path", "reward_url", "reward_source")
+        flags += [f"--{name} {value}" for name in others if (value := getattr(self, name)) is not None]
+        names = self.source_names if len(flags) > 1 or self.reward_weights is not None else ["scores"]
+        skip = "" if self.on_reward_error == "skip" else " --on_reward_error skip leaves such responses out."
+        remedies = {name: f"{flag} must give finite numbers.{skip}" for name, flag in zip(names, flags, strict=True)}
+        metric = f"--metric_function {self.metric_function} must give finite numbers."
+        return remedies if self.metric_name is None else remedies | {self.metric_name: metric}
 
     def check_rewards(self, ddp_timeout: int) -> None:
         """Check these flags against each other.

@@ -69,13 +69,16 @@ class RolloutFlags:
 
     def _check_rollout_engine(self) -> None:
         if self.rollout_engine == "vllm":
-            if find_spec("vllm") is None:
-                raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
             return
         for name in ("vllm_gpu_memory", "rollout_is_clip"):
             value = getattr(self, name)
             if value != default_of(RolloutFlags, name):
                 raise UserError(f"--{name} {value} does nothing on its own: add --rollout_engine vllm, or drop it.")
+
+    def check_engine_installed(self) -> None:
+        """Check that the engine's package is there. Raises UserError."""
+        if self.rollout_engine == "vllm" and find_spec("vllm") is None:
+            raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
 
     def num_eval_prompts(self, world_size: int) -> int:
         """How many held-out prompts an evaluation answers on all processes together; 0 = all."""

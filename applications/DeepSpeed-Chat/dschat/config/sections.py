@@ -87,6 +87,7 @@ class EngineFlags:
     attn_implementation: Attention = flag(
         "attention: sdpa (eager where a family's cap on its logits needs it), eager or flash_attention_2", "sdpa"
     )
+    gradient_checkpointing: bool = flag("recompute activations in the backward pass, to save memory", False)
     zero_stage: ZeroStage = flag("ZeRO stage of DeepSpeed", 0)
     offload: bool = flag("keep optimiser states and parameters in CPU memory", False)
     self_checks: bool = flag("check log-probs, padding and special tokens before the first update", True)

@@ -26,7 +26,6 @@ class SupervisedConfig(CommonConfig):
     per_device_train_batch_size: int = flag("examples per forward pass and process in training", 16)
     per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16)
     eval_iters: int = flag("batches per process in an evaluation; 0 = all held-out rows", 100)
-    gradient_checkpointing: bool = flag("recompute activations in the backward pass, to save memory", False)
     learning_rate: float  # the default is each step's own
     weight_decay: float
 

@@ -23,16 +23,20 @@ class TrackingFlags:
     push_to_hub: str | None = flag("at the end, upload the model to this private repository, owner/name", None)
 
     def check_tracking(self) -> None:
-        """Check names and packages. Raises UserError, which says what to install."""
+        """Check names. Raises UserError."""
         for name in self.report_to:
             if name not in TRACKERS:
                 raise UserError(f"--report_to {name}: there is no such tracker; give {' or '.join(TRACKERS)}.")
+        check_repository("--push_to_hub", self.push_to_hub)
+
+    def check_installed(self) -> None:
+        """Check that the packages which the flags need are there. Raises UserError, which says what to install."""
+        for name in self.report_to:
             if find_spec(name) is None:
                 raise UserError(
                     f"--report_to {name}: the package {name} is not installed. Install it with pip install "
                     f"{TRACKERS[name]}, or drop {name} from the flag; metrics.jsonl is always written."
                 )
-        check_repository("--push_to_hub", self.push_to_hub)
 
 
 def check_repository(flag_name: str, repository: str | None) -> None:

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dschat.common.script import add_flags, flag, run_script
@@ -142,23 +141,10 @@ def _solutions(path: str, number: int, level: Level, settings: Settings) -> str:
 
 
 def _open_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, by its folder or hub id.
+    """The tokenizer of a model, by its folder or hub id. Raises UserError where there is none, or it has no EOS."""
+    from dschat.models.tokenizer import open_tokenizer
 
-    Raises:
-        UserError: there is none, or it has no EOS.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        is_path = Path(path).is_absolute() or path.startswith(".")
-        absent = is_path and not Path(path).exists()
-        reason = "there is no such folder" if absent else " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"--tokenizer {path}: cannot be opened ({reason}). Give the folder or hub id of a model; download one "
-            "with `hf download ID --local-dir DIR`."
-        ) from error
+    tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, "--tokenizer")
     if tokenizer.eos_token_id is None:
         raise UserError(f"--tokenizer {path}: the tokenizer has no eos token; give the model that is to be trained.")
     return tokenizer

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
+from dschat.data.formats.conversations import PROMPT_MESSAGES
 from dschat.data.formats.rows import Row
 from dschat.data.turns import MarkedPrompt, encode_turns
 from dschat.errors import UserError
@@ -88,6 +89,12 @@ class PromptExample:
     prompt_text: str
     row: Row = field(repr=False)
     index: int
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What rows of results say of it: the text and, where a chat template wrote that, the messages."""
+        said = [{name: message[name] for name in ("role", "content")} for message in self.row.messages or ()]
+        return {"prompt": self.prompt_text} | ({PROMPT_MESSAGES: said} if said else {})
 
     def __len__(self) -> int:
         """Tokens of the prompt."""
@@ -221,6 +228,16 @@ def require_both_responses(rows: Sequence[Row], who: str) -> None:
                 f"{row.origin}: the row has no {missing} response. {who} needs a chosen and a rejected one per row: "
                 f"name the column with --{missing}_key."
             )
+
+
+def empty_responses(rows: Sequence[Row], chosen_alone: bool = False) -> str:
+    """How many responses hold no text, and where the first of them stand; nothing where all do."""
+    told = [(row, text) for row in rows for text in ((row.chosen,) if chosen_alone else (row.chosen, row.rejected))]
+    places = [row.origin for row, text in told if text is not None and not text.strip()]
+    if not places:
+        return ""
+    first = ", ".join(dict.fromkeys(places[:3]))
+    return f"{len(places)} responses without any text, which end at once (first: {first})"
 
 
 def margin_of(row: Row, key: str) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
 from dschat.data.cache import cache_folder, key_of, new_entry, open_entry
+from dschat.data.examples import PromptExample, SFTExample, empty_responses
 from dschat.data.formats.rows import RawSource
 from dschat.data.parallel import Encoder, encode_rows, num_workers
 from dschat.data.prepared.read import check_folder, find_prepared, from_prepared, prepared_share
@@ -189,8 +190,13 @@ class ExampleLoader(Generic[E]):
         return load_share(self._flags, show)
 
     def _look_at(self, share: Share[Any]) -> None:
-        """Shows the training rows to `look`; those of prepared folders hold no messages any more."""
-        if self._look is not None and not self._prepared:
+        """Warns of empty responses, and shows the training rows to `look`; prepared folders were looked at before."""
+        if self._prepared:
+            return
+        empty = "" if self._kind is PromptExample else empty_responses(share.train, self._kind is SFTExample)
+        if empty:
+            logger.warning("%s; remove these rows if that is not meant", empty)
+        if self._look is not None:
             self._look(share.train)
 
     def _encode(self, name: str, rows: Sequence[Any], entry: EntryWriter, show: bool) -> Counter[str]:

@@ -60,16 +60,20 @@ def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:
             f"--data_path {folder.path}: a prepared folder serves steps 1, 2, 3 and DPO; this run needs the rows of"
             " the source itself: give that."
         )
-    keys = keys_of(flags)
+    return read_share(flags.data_path, keys_of(flags), flags.data_split, flags.step, flags.seed, show)
+
+
+def read_share(
+    paths: Sequence[str], keys: DataKeys, data_split: str, step: int, seed: int | None, show: bool = False
+) -> Share[Row]:
+    """The slice of a step, 1, 2 or 3, of every source; see `load_share`. Without a seed, rows stay in their order."""
     train: list[Row] = []
     held_out: list[Row] = []
     sources: list[dict[str, Any]] = []
     files: list[Path] = []
-    for path in flags.data_path:
-        source = load_source(path, keys, flags.seed, show)
-        own, own_eval = (
-            split_part(rows, flags.data_split, flags.step - 1, flags.seed) for rows in (source.train, source.eval)
-        )
+    for path in paths:
+        source = load_source(path, keys, seed, show)
+        own, own_eval = (split_part(rows, data_split, step - 1, seed) for rows in (source.train, source.eval))
         train += own
         held_out += own_eval
         described = {"name": source.name, "train": len(own), "eval": len(own_eval), "dropped": source.dropped}

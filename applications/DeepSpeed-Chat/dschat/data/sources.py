@@ -47,7 +47,7 @@ def open_source(path: str | Path, keys: DataKeys | None = None) -> RawSource:
     return _open(path, known, copy, keys or DataKeys())
 
 
-def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234, show: bool = False) -> Source:
+def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None = 1234, show: bool = False) -> Source:
     """Reads one source. Nothing of a data set is executed.
 
     Args:
@@ -60,7 +60,7 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
             - a published set by hub id: as by short name;
             - owner/name of another data set on the hub.
         keys: column names; the defaults of `DataKeys` if None.
-        seed: seed of the split, 95 to 5, of a source without evaluation rows.
+        seed: seed of the split, 95 to 5, of a source without evaluation rows; None = the last rows are held out.
         show: whether to show progress.
 
     Returns:
@@ -68,20 +68,6 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int = 1234
 
     Raises:
         UserError: nothing to read, a file that cannot be read, or a bad row, named by file and line.
-    """
-    raw, train, held_out, dropped = read_rows(path, keys, show)
-    if held_out is None:
-        train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
-    return Source(raw.name, train, held_out, raw.files, dropped, raw.hub)
-
-
-def read_rows(
-    path: str | Path, keys: DataKeys | None = None, show: bool = False
-) -> tuple[RawSource, list[Row], list[Row] | None, dict[str, int]]:
-    """One source in the order of its files, as `load_source` reads it, before it is split.
-
-    Returns:
-        What it is; its training and its evaluation rows, None where it has none; reason → number of rows left out.
     """
     keys, known = keys or DataKeys(), find_known(str(path))
     copy = local_copy(known) if known and not _is_here(path) else None
@@ -97,7 +83,9 @@ def read_rows(
     dropped = {NO_TEXT: skipped + skipped_eval} if skipped + skipped_eval else {}
     for reason, count in dropped.items():
         logger.warning("%s: skipped %d rows (%s)", path, count, reason)
-    return raw, train, held_out, dropped
+    if held_out is None:
+        train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
+    return Source(raw.name, train, held_out, raw.files, dropped, raw.hub)
 
 
 def _is_here(path: str | Path) -> bool:

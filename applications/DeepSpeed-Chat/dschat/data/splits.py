@@ -21,7 +21,7 @@ TRAIN_EVAL_SPLIT = "95,5"  # of a source without evaluation rows
 T = TypeVar("T")
 
 
-def split_indices(num_rows: int, data_split: str, part: int, seed: int) -> np.ndarray:
+def split_indices(num_rows: int, data_split: str, part: int, seed: int | None) -> np.ndarray:
     """Rows of one part of a split, in shuffled order: uint32 numbers (n,) from 0 to `num_rows` - 1.
 
     The parts of one split are disjoint and together hold every row.
@@ -30,7 +30,7 @@ def split_indices(num_rows: int, data_split: str, part: int, seed: int) -> np.nd
         num_rows: N, the rows of the source.
         data_split: comma-separated fractions, normalised to a sum of 1, for instance "2,4,4".
         part: number of the part; in training 0 = SFT, 1 = reward model, 2 = PPO.
-        seed: seed of the shuffle, 0 to 2**32 - 1.
+        seed: seed of the shuffle, 0 to 2**32 - 1; None = rows stay in their order.
 
     Raises:
         UserError: `data_split` is no list of fractions, or has no part number `part`.
@@ -43,11 +43,12 @@ def split_indices(num_rows: int, data_split: str, part: int, seed: int) -> np.nd
         )
     bounds = split_bounds(num_rows, fractions)
     order = np.arange(num_rows, dtype=np.uint32)
-    np.random.RandomState(seed).shuffle(order)
+    if seed is not None:
+        np.random.RandomState(seed).shuffle(order)
     return order[bounds[part] : bounds[part + 1]]
 
 
-def split_part(rows: Sequence[T], data_split: str, part: int, seed: int) -> list[T]:
+def split_part(rows: Sequence[T], data_split: str, part: int, seed: int | None) -> list[T]:
     """The rows of one part of a split, in shuffled order; see `split_indices`."""
     return [rows[i] for i in split_indices(len(rows), data_split, part, seed)]
 

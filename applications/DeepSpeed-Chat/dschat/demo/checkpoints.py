@@ -2,7 +2,6 @@
 """Which models a run left, by name; and how the run drew its responses."""
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -12,14 +11,13 @@ from safetensors import SafetensorError, safe_open
 from dschat.common.hidden_text import visible
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
+from dschat.inference.text_options import FLAGS_FILE, STEP
 
-FLAGS_FILE = "train_config.json"  # which every run writes
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"  # as peft calls them
 START = ("actor_model_name_or_path", "model_name_or_path")  # the flags that name what a run starts from
 POLICIES = ("", "actor", "actor_ema")  # folders of policies below a run's and below those of models/
 DEEPEST = 3  # levels from a run's folder down to a model: models/step-N/actor
 SCORES_ONLY = "a reward model or critic, which gives scores and writes no text. Give a policy's folder."
-STEP = re.compile(r"step-(\d+)")
 
 Json: TypeAlias = dict[str, object]
 

@@ -11,11 +11,12 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.data.dialogues import turn_end
-from dschat.demo.checkpoints import ADAPTER_CONFIG, adapter_of, has_head, is_classifier, read_json
+from dschat.demo.checkpoints import has_head, is_classifier, read_json
 from dschat.errors import UserError
 from dschat.inference.policy import locate_policy, own_end_ids
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
+from dschat.models.shared_base import base_of
 from dschat.models.tokenizer import end_token_id, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -67,18 +68,13 @@ def find_model(path: str, flag: str, end_token: str | None) -> Found:
     """
     path = locate_policy(path)
     folder = Path(path)
-    adapter = adapter_of(folder)
+    weights, adapter = base_of(path, flag)
     if is_classifier(read_json(folder / "config.json")) or (adapter is not None and has_head(adapter)):
         raise UserError(f"{flag} {path}: a reward model or critic, which writes no text. Give a policy's folder.")
-    weights, texts = path, path
+    texts = path
     if adapter is not None:
-        base = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
-        if not isinstance(base, str) or not base:
-            raise UserError(f"{flag} {path}: {adapter / ADAPTER_CONFIG} does not say which model it is for.")
-        weights = base
         places = [place for place in (folder, adapter.parent) if (place / "tokenizer_config.json").is_file()]
-        texts = str(places[0]) if places else base
-        logger.info("%s %s: a LoRA adapter, which is put on %s", flag, path, base)
+        texts = str(places[0]) if places else weights
     tokenizer = load_tokenizer(texts, flag, may_add_pad=True)
     ends = {tokenizer.eos_token_id, end_token_id(tokenizer, end_token), *own_end_ids(weights)}
     if tokenizer.chat_template is not None:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model under DeepSpeed, for training or frozen, with DeepSpeed's own method names."""
 
+import contextlib
+import io
 import math
+import shutil
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,17 +14,18 @@ from typing import Any, Generic, TypeVar
 
 import deepspeed
 import torch
+from deepspeed.checkpoint.ds_to_universal import main as convert
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from dschat.engine import resharding, zero3
+from dschat.engine import zero3
 from dschat.engine.compiled_ops import prepare_op
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.engine.finite import FiniteWatch, SkippingAdamW
 from dschat.models.checkpointing import enable_gradient_checkpointing
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.run.distributed import device, is_main, world_size
+from dschat.run.distributed import barrier, device, is_main, world_size
 
 ADAM_BETAS = (0.9, 0.95)
 
@@ -143,7 +148,7 @@ class Engine(Generic[M]):
             scratch: where to put shards of ZeRO 1 and 2 together first, if another number of ranks wrote them.
         """
         if scratch is not None and self._engine.zero_optimization_stage() > 0:
-            resharding.universal(folder, self._engine, scratch)
+            _put_shards_together(folder, self._engine, scratch)
             folder = scratch
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)
 
@@ -154,6 +159,32 @@ class Engine(Generic[M]):
     def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Every weight's name and whole tensor, one at a time; see `dschat.models.engines.Trained`."""
         return zero3.whole_weights(self._engine, instead or {})
+
+
+def _put_shards_together(folder: Path, engine: Any, target: Path) -> None:
+    """Puts the shards of a checkpoint together, and makes an engine read the result. Every rank must call it.
+
+    Args:
+        folder: that DeepSpeed wrote at ZeRO 1 or 2.
+        engine: DeepSpeed's, not loaded yet.
+        target: a folder for the result; what is there goes.
+    """
+    if is_main():
+        shutil.rmtree(target, ignore_errors=True)
+        arguments = Namespace(
+            input_folder=str(folder),
+            output_folder=str(target),
+            num_extract_workers=1,
+            num_merge_workers=1,
+            keep_temp_folder=False,
+            strict=True,
+            inject_missing_state=True,
+            reference_ckpt_dir=None,
+        )
+        with contextlib.redirect_stdout(io.StringIO()):
+            convert(arguments)
+    barrier()
+    engine._config.load_universal_checkpoint = True
 
 
 def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
@@ -182,6 +213,7 @@ def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSetting
     clipping = config["gradient_clipping"]
     if settings.zero_stage == 0:  # then DeepSpeed would compute the norm a second time
         config["gradient_clipping"] = 0.0
+    zero3.share_fetches(model)
     engine, *_ = deepspeed.initialize(model=model, optimizer=adam, lr_scheduler=schedule, config=config)
     zero3.hold_head(engine)
     engine.train()
@@ -194,6 +226,7 @@ def frozen_engine(model: M, settings: EngineSettings) -> Engine[M]:
     model.to(device())
     config = deepspeed_config(settings, 0.0)
     config["zero_optimization"].pop("offload_optimizer", None)
+    zero3.share_fetches(model)
     engine, *_ = deepspeed.initialize(model=model, config=config)
     zero3.hold_head(engine)
     engine.eval()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group's beginning and end, and the data type of a run."""
 
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -14,12 +15,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no GPU
 
 import deepspeed  # noqa: E402
+from deepspeed.accelerator import get_accelerator  # noqa: E402
+from deepspeed.runtime import bf16_optimizer  # noqa: E402
 
 from dschat.engine.compiled_ops import prepare_op  # noqa: E402
-from dschat.engine.quiet import SHARED_MEMORY, decide_on_shared_memory, quieten_deepspeed  # noqa: E402
 from dschat.errors import UserError  # noqa: E402
 from dschat.run.distributed import make_host_groups  # noqa: E402
 
+SHARED_MEMORY = "deepspeed_shm_comm"  # DeepSpeed's collectives between processes of one machine
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -79,3 +82,23 @@ def choose_dtype(name: str | None) -> torch.dtype:
     if name == "fp16" and not torch.cuda.is_available():
         raise UserError("--dtype fp16 needs a GPU: without one use --dtype bf16 or --dtype fp32.")
     return DTYPES[name]
+
+
+def quieten_deepspeed() -> None:
+    """Only warnings are logged, and the optimiser for bf16 prints no memory figures, for which it has no switch."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    bf16_optimizer.see_memory_usage = lambda message, force=False: None
+
+
+def decide_on_shared_memory(wanted: bool) -> None:
+    """Says whether DeepSpeed may use `SHARED_MEMORY`, where it can be compiled at all.
+
+    DeepSpeed would look up the answer among those for all ops. To have them, it compiles and links a program for each,
+    which takes seconds and lets the linker complain of libraries that nobody asked for.
+    """
+    known = vars(deepspeed.ops).setdefault("__compatible_ops__", {})
+    if not wanted:
+        known[SHARED_MEMORY] = False
+    elif SHARED_MEMORY not in known:
+        builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
+        known[SHARED_MEMORY] = builder is not None and builder.is_compatible()

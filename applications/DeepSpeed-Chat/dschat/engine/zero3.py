@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
+from deepspeed.runtime.zero.partitioned_param_coordinator import InflightParamRegistry
 from torch import Tensor
 
 from dschat.run.distributed import own_part, put_together, rank
@@ -46,13 +47,39 @@ def hold_head(engine: Any) -> None:
     head._forward_pre_hooks.clear()
 
 
+def share_fetches(model: Any) -> None:
+    """Engines over the same frozen weights wait for each other's fetches; to be called before DeepSpeed has the model.
+
+    A weight that one engine fetches ahead of its use is neither there nor absent for the other.
+    """
+    parameters: list[Any] = list(model.parameters())
+    known = (p.fetches for p in parameters if hasattr(p, "fetches"))
+    model.ds_inflight_param_registry = fetches = next(known, InflightParamRegistry())
+    for parameter in parameters:
+        parameter.fetches = fetches
+
+
+def at_rest(engine: Any) -> Any | None:
+    """Waits for weights that are fetched ahead of their use, and cuts all into parts; every rank must call it.
+
+    A pass leaves weights in flight, which can neither be gathered nor cut.
+
+    Returns:
+        What `parameter_offload` does.
+    """
+    offload = parameter_offload(engine)
+    if offload is not None:
+        offload.partition_all_parameters()
+    return offload
+
+
 @contextmanager
 def gathered(engine: Any) -> Iterator[None]:
     """Whole weights, no hooks: forward passes of the engine's module inside need no other rank.
 
     Nothing inside may train or change the weights. Afterwards the module is as before, whatever happens inside.
     """
-    offload = parameter_offload(engine)
+    offload = at_rest(engine)
     if offload is None:
         yield
         return
@@ -71,6 +98,7 @@ def parts(engine: Any) -> dict[str, Tensor]:
     Args:
         engine: DeepSpeed's engine, at any stage.
     """
+    at_rest(engine)
     return {name: _part(p) for name, p in engine.module.named_parameters() if p.requires_grad}
 
 
@@ -90,6 +118,7 @@ def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[
         engine: DeepSpeed's engine, at any stage.
         instead: parts of values to be put together in the place of the parameters of these names.
     """
+    at_rest(engine)
     for name, parameter in engine.module.named_parameters():
         if name in instead:
             shape = getattr(parameter, "ds_shape", parameter.shape)
@@ -102,8 +131,6 @@ def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[
 
 
 def _remove_hooks(offload: Any) -> None:
-    for parameter in offload.module.parameters():
-        parameter.ds_active_sub_modules.clear()
     for hook in (*offload.forward_hooks, *offload.backward_hooks):
         hook.remove()
     offload.forward_hooks, offload.backward_hooks = [], []

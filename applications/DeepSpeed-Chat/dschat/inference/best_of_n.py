@@ -76,7 +76,7 @@ def respond_and_score_all(
     drawn = draw_and_score(policy, reader, draws, examples, rows)
     entries = []
     for example, candidates in zip(examples, drawn, strict=True):
-        row = {"prompt": example.prompt_text, "temperature": temperature}
+        row = example.columns | {"temperature": temperature}
         row |= {"responses": [response.text for _, response in candidates]}
         row |= {"rewards": [reward for reward, _ in candidates]}
         row |= {"finished": [response.finished for _, response in candidates]}

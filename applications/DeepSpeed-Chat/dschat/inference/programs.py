@@ -9,6 +9,7 @@ from typing import Any
 
 from dschat.common.journal import Journal
 from dschat.data.examples import PromptExample
+from dschat.data.formats.registry import find_known
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 from dschat.inference.batches import (
@@ -59,7 +60,8 @@ def run_programs(options: ProgramOptions) -> str:
     settings |= {"max-tests": options.max_tests, "sandbox-level": pool.level}
     with closing(Journal(path, settings, options.overwrite)) as journal:
         entries = do_batches(journal, selection, batches, prepare, _shown)
-        journal.finish(entry["row"] for entry in entries)
+        known = find_known(options.data_path or options.dataset)
+        journal.finish(entry["row"] | {"dataset": known.name if known else ""} for entry in entries)
     left_out = f" ({selection.dropped + untested} problems left out, {untested} of them without tests)"
     shares = ", ".join(f"{status} {share}" for status, share in _shown(entries).items())
     return f"{len(entries)} problems{left_out if selection.dropped + untested else ''}: {shares}: {path}"
@@ -79,7 +81,7 @@ def respond_and_run(
             response, outcome = draw[place], found[place]
             sample = {"response": response.text, "finished": response.finished, "status": outcome.status}
             samples.append(sample | {"passed": outcome.passed, "total": outcome.total})
-        written = {"prompt": example.prompt_text, "difficulty": str(row.extra.get("difficulty") or "")}
+        written = example.columns | {"difficulty": str(row.extra.get("difficulty") or "")}
         entries.append({"number": example.index, "row": written | {"samples": samples}})
     return entries
 

@@ -5,7 +5,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -131,8 +130,7 @@ def respond_and_score(
     entries = []
     for example, candidates in zip(examples, drawn, strict=True):
         reward, response = max(candidates, key=lambda candidate: candidate[0])
-        row: dict[str, Any] = {"prompt": example.prompt_text, "response": response.text, "reward": reward}
-        row["finished"] = response.finished
+        row = example.columns | {"response": response.text, "reward": reward, "finished": response.finished}
         if num_return > 1:
             row["rewards"] = [candidate[0] for candidate in candidates]
         entries.append({"number": example.index, "row": row, "tokens": response.tokens})
@@ -145,7 +143,7 @@ def score_references(reader: RewardReader, examples: list[PromptExample], rows: 
     scores = (_rewards(reader, examples, texts, rows) for texts in (chosen, rejected))
     entries = []
     for example, better, worse, *rewards in zip(examples, chosen, rejected, *scores, strict=True):
-        row = {"prompt": example.prompt_text, "response": better, "reward": rewards[0]}
+        row = example.columns | {"response": better, "reward": rewards[0]}
         row |= {"rejected_response": worse, "rejected_reward": rewards[1]}
         entries.append({"number": example.index, "row": row, "tokens": None})
     return entries

@@ -27,6 +27,7 @@ from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
 from dschat.models.scalar import ScalarModel
 from dschat.models.scored_at import warn_of_reward_loss
+from dschat.models.shared_base import base_of, load_adapter
 from dschat.models.tokenizer import load_tokenizer
 
 ROWS = "rows.jsonl"
@@ -90,13 +91,16 @@ def _measure(
     path = locate_policy(subject.path) if subject.kind == "policy" else subject.path
     tokenizer = load_tokenizer(path, subject.flag, may_add_pad=True)
     texts = choose_texts(subject, rows, tokenizer, options)
-    check_length(path, subject.flag, texts.longest, "the longest text (--max-seq-len cuts it)")
+    weights, adapter = base_of(path, subject.flag) if subject.kind == "reward" else (path, None)
+    check_length(weights, subject.flag, texts.longest, "the longest text (--max-seq-len cuts it)")
     answers = subject.kind == "policy" and not options.no_rouge
 
     def prepare() -> Work:
         with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}", LARGER):
             if subject.kind == "reward":
-                classifier = load_scalar(path, subject.flag, dtype, tokenizer, may_be_new=False)
+                classifier = load_scalar(weights, subject.flag, dtype, tokenizer, may_be_new=adapter is not None)
+                if adapter is not None:
+                    load_adapter(classifier, adapter, subject.flag, weights)
                 warn_of_reward_loss(classifier.config, f"{subject.flag} {path}")
                 model = ScalarModel(classifier.to(device).eval())
                 return partial(score_pairs, model, texts, tokenizer.pad_token_id)

@@ -143,7 +143,7 @@ def run_models(folder: Path) -> list[Subject]:
         for update, place in sorted(places.items())
     ]
     final = _model_in(folder)
-    if (final / "config.json").is_file():
+    if (final / "config.json").is_file() or (kind == "reward" and (final / "adapter").is_dir()):
         found = [each for each in found if each.update != last]
         found.append(Subject(kind, "final", str(final), "--checkpoints", last))
     if not found:

@@ -91,7 +91,7 @@ def read_and_answer(
     entries = []
     for place, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         reference = row.chosen or ""
-        written: dict[str, Any] = {"prompt": prompt.prompt_text, "reference": reference}
+        written = prompt.columns | {"reference": reference}
         written |= {"loss_sum": float(losses[place]), "loss_tokens": int(counts[place])}
         if drawn is not None:
             answer = drawn[place]
@@ -111,7 +111,7 @@ def score_pairs(
     chosen, rejected = last_scores(model(**tokens), tokens["attention_mask"]).chunk(2)
     entries = []
     for prompt, row, better, worse in zip(prompts, rows, chosen.tolist(), rejected.tolist(), strict=True):
-        written: dict[str, Any] = {"prompt": prompt.prompt_text, "chosen": row.chosen, "rejected": row.rejected}
+        written = prompt.columns | {"chosen": row.chosen, "rejected": row.rejected}
         written |= {"chosen_score": better, "rejected_score": worse}
         entries.append({"model": texts.model, "number": prompt.index, "row": written})
     return entries

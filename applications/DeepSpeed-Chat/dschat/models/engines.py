@@ -38,15 +38,37 @@ class Policy(PolicyForward, Protocol):
     def module(self) -> PolicyModel: ...
 
 
-class Scalar(ScalarForward, Protocol):
+class ModelEngine(Protocol):
+    """A model under an engine, trained or not: its modes and its weights. DeepSpeed's own method names."""
+
+    @property
+    def module(self) -> PolicyModel | ScalarModel: ...
+
+    def train(self) -> None:
+        """Training mode."""
+
+    def eval(self) -> None:
+        """Inference mode."""
+
+    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Name and whole tensor of every weight, one at a time, on this rank's device.
+
+        A tensor is valid until the next is asked for. Every rank must call it, and go through all of it.
+
+        Args:
+            instead: `Trained.parts` of other values, to be put together in the place of these weights.
+        """
+
+
+class Scalar(ScalarForward, ModelEngine, Protocol):
     """A scalar model that is not trained: the reward model."""
 
     @property
     def module(self) -> ScalarModel: ...
 
 
-class Trained(Protocol):
-    """A model with its optimiser and schedule. DeepSpeed's own method names."""
+class Trained(ModelEngine, Protocol):
+    """A model with its optimiser and schedule."""
 
     grad_norm: float  # of the last update, before clipping
     skipped: bool  # the last update was left out: fp16's loss scale was too large
@@ -55,17 +77,8 @@ class Trained(Protocol):
     nonfinite: str | None
 
     @property
-    def module(self) -> PolicyModel | ScalarModel: ...
-
-    @property
     def learning_rate(self) -> float:
         """That of the next update."""
-
-    def train(self) -> None:
-        """Training mode."""
-
-    def eval(self) -> None:
-        """Inference mode."""
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of one micro-batch's share of the update's loss (0-d)."""
@@ -83,15 +96,6 @@ class Trained(Protocol):
         """By name, this rank's part of every weight that trains: flat, in the same memory. Nothing is gathered.
 
         Together the parts of all ranks are the weight, in their order; see `dschat.run.distributed.own_part`.
-        """
-
-    def whole_weights(self, instead: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole tensor of every weight, one at a time, on this rank's device.
-
-        A tensor is valid until the next is asked for. Every rank must call it, and go through all of it.
-
-        Args:
-            instead: parts, as `parts` gives them, of other values to be put together in the place of these weights.
         """
 
 

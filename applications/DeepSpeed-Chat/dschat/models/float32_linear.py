@@ -46,7 +46,8 @@ class _Product(torch.autograd.Function):
         return x.float() @ weight.float().t()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].to(x.dtype)
-        return grad @ weight, grad.t() @ x
+        of_x, of_weight = ctx.needs_input_grad  # a frozen head's would be as large as the head, for every chunk
+        return grad @ weight if of_x else None, grad.t() @ x if of_weight else None

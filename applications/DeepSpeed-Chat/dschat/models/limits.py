@@ -72,7 +72,7 @@ def check_length(path: str, flag: str, tokens: int, what: str) -> None:
     """
     config = open_decoder_config(path, flag)
     with torch.device("meta"):
-        limit = position_limit(AutoModel.from_config(config))
+        limit = position_limit(AutoModel.from_config(config, trust_remote_code=False))
     if limit is not None and tokens > limit:
         raise UserError(f"{flag} {path} reads at most {limit} tokens, but {what} is {tokens}: lower it.")
     trained = getattr(config.get_text_config(), "max_position_embeddings", None)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening Hugging Face models, from folders or the hub. Weights that a folder lacks are an error, not new numbers."""
+"""Opening Hugging Face models. Weights that a folder lacks are an error, not new numbers; its code is never run."""
 
 import logging
 from collections.abc import Collection
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def load_causal_lm(
         own_ends: the model's own, see `dschat.models.tokenizer.own_end_ids`; kept, too.
 
     Raises:
-        UserError: there is no such model, it lacks weights, or it sees tokens to come.
+        UserError: there is no such model, it lacks weights, is a reward model, or sees tokens to come.
     """
     config = open_config(path, flag)
     if reads_both_ways(config):
@@ -66,9 +67,15 @@ def load_causal_lm(
             f"{flag} {path}: a {config.model_type} model is no causal LM, it reads in both directions. Use "
             "a decoder-only model (Gemma, Llama, Mistral, Qwen, GPT-2, OPT, …)."
         )
+    scoring = [name for name in config.architectures or () if name.endswith("ForSequenceClassification")]
+    if scoring:
+        raise UserError(
+            f"{flag} {path}: a {scoring[0]} is a reward model or critic, which gives scores and writes no"
+            " text. Give a causal LM, such as the output of step 1."
+        )
     model, loading = _from_pretrained(AutoModelForCausalLM, path, flag, dtype, config, opening)
     _check_weights(path, flag, loading)
-    _make_room(model, tokenizer, opening.placement)
+    _make_room(model, tokenizer, opening.placement, f"{flag} {path}")
     opening.placement.settle(model)
     _set_special_ids(model, tokenizer)
     generation = model.generation_config
@@ -155,7 +162,7 @@ def load_scalar(
         nn.init.zeros_(head.weight)
         if head.bias is not None:
             nn.init.zeros_(head.bias)
-    _make_room(model, tokenizer, opening.placement)
+    _make_room(model, tokenizer, opening.placement, f"{flag} {path}")
     opening.placement.settle(model)
     _set_special_ids(model, tokenizer)
     return model
@@ -188,9 +195,13 @@ def load_classifier(path: str, flag: str, dtype: torch.dtype) -> Any:
 def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
     """One message for a model or tokenizer that cannot be opened, local or on the hub."""
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if "trust_remote_code" in str(error):
+        return f"{flag} {path}: its {what} needs Python code of its own (auto_map), which is never run. Give another."
     looks_local = path.startswith(("/", ".", "~")) or path.count("/") > 1
     if Path(path).is_dir():
-        return f"{flag} {path}: this folder holds no {what} that transformers can open: {first_line}"
+        below = [str(config.parent) for config in sorted(Path(path).glob("*/config.json"))]
+        hint = f" Did you mean {' or '.join(below)}?" if below else ""
+        return f"{flag} {path}: this folder holds no {what} that transformers can open: {first_line}{hint}"
     if looks_local:
         return f"{flag} {path}: no such folder. Give the folder that holds the model's config.json."
     return (
@@ -203,7 +214,7 @@ def explain_missing(what: str, path: str, flag: str, error: Exception) -> str:
 def open_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
     """The model's config, dropout off."""
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(path, **options)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(explain_missing("model", path, flag, error)) from error
     _disable_dropout(config)
@@ -225,7 +236,7 @@ def _from_pretrained(
     options["attn_implementation"] = implementation(attention, config)
     try:
         with opening.placement.arriving() as where:
-            model, loading = auto_class.from_pretrained(path, **options, **where)
+            model, loading = auto_class.from_pretrained(path, trust_remote_code=False, **options, **where)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         problem = without_flash(attention, path, error) or explain_missing("model", path, flag, error)
         raise UserError(problem) from error
@@ -236,6 +247,9 @@ def _from_pretrained(
             f"{flag} {path}: the weights do not fit the model that is wanted here. A reward model must have one label."
         ) from error
     say_what_is_used(attention, model.config.get_text_config()._attn_implementation, path)
+    for module in model.modules():
+        if any("jitter" in name for name in vars(module)):  # a router of experts, random in training mode
+            module.register_forward_pre_hook(_evaluate)
     return model, loading
 
 
@@ -263,13 +277,24 @@ def _check_weights(
         )
 
 
-def _make_room(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement) -> None:
-    """Lets the embeddings grow by the tokens that were added."""
+def _make_room(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement, where: str) -> None:
+    """Lets the embeddings grow by the tokens that were added; more than one to pad with is a warning."""
     embeddings = model.get_input_embeddings()
     if len(tokenizer) > embeddings.num_embeddings:
+        if len(tokenizer) > embeddings.num_embeddings + 1:
+            _warn_of_growth(where, embeddings.num_embeddings, len(tokenizer))
         heads = [head for head in (model.get_output_embeddings(),) if head is not None]
         with placement.whole(model, embeddings, *heads):
             model.resize_token_embeddings(len(tokenizer))
+
+
+@lru_cache  # actor and reference, critic and reward model are one folder
+def _warn_of_growth(where: str, rows: int, tokens: int) -> None:
+    logger.warning(
+        "%s: the model has embeddings of %d tokens, its tokenizer knows %d: %d untrained rows are added. If you did"
+        " not add these tokens yourself, the folder's tokenizer is another model's: give it its own.",
+        *(where, rows, tokens, tokens - rows),
+    )
 
 
 def _named(names: list[str]) -> str:
@@ -287,11 +312,18 @@ def classifier_class(config: PreTrainedConfig) -> Any:
     return type(name, (GenericForSequenceClassification, family), members)
 
 
-def _disable_dropout(config: Any) -> None:
+def _disable_dropout(config: PreTrainedConfig) -> None:
     """Sets every dropout probability of a config to 0: rollout and update must see the same function."""
     for name, value in vars(config).items():
-        if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float) and value > 0:
+        if isinstance(value, PreTrainedConfig):
+            _disable_dropout(value)
+        elif "drop" in name and isinstance(value, float) and value > 0:
             setattr(config, name, 0.0)
+
+
+def _evaluate(router: nn.Module, inputs: object) -> None:
+    """As in evaluation mode. A noise of 0 would be another model: PhiMoE's has a part in that mode, too."""
+    router.training = False  # not that of the layers inside
 
 
 def _set_special_ids(model: Any, tokenizer: Any) -> None:

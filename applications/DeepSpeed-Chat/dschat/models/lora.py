@@ -113,7 +113,7 @@ def save_adapter(model: Any, adapter: Mapping[str, Tensor], folder: Path) -> Non
 
 
 def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Whole weights of the plain model: W + alpha/rank · B·A. The live weights are not touched.
+    """Whole weights of the plain model: W + scaling · B·A, each layer with its own scaling. Live weights stay.
 
     Args:
         model: with adapters.
@@ -122,21 +122,22 @@ def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[
 
     Yields:
         Name in the plain model and tensor.
+
+    Raises:
+        UserError: an adapter has more than A and B.
     """
-    config = lora_config(model)
-    assert config is not None  # the caller asked
-    scaling = config.lora_alpha / config.r
     waiting: dict[str, Tensor] = {}
     for name, tensor in weights:
         layer, _, matrix = name.partition(".lora_")
-        if matrix.startswith("A."):
+        if matrix == f"A.{NAME}.weight":
             waiting["A"] = tensor.float().clone()
-        elif matrix:
-            update = scaling * (tensor.float() @ waiting["A"])
-            own = waiting["own"]
-            summed = own.float() + (update.T if config.fan_in_fan_out else update)
-            yield f"{layer}.weight", summed.to(own.dtype)
+        elif matrix == f"B.{NAME}.weight":
+            module, own = model.get_submodule(layer), waiting["own"]
+            update = module.scaling[NAME] * (tensor.float() @ waiting["A"])
+            yield f"{layer}.weight", (own.float() + (update.T if module.fan_in_fan_out else update)).to(own.dtype)
             waiting.clear()
+        elif matrix:
+            raise UserError(f"{name}: an adapter with such a weight cannot be merged. Save it with --no_merge_lora.")
         elif name.endswith(".base_layer.weight"):
             waiting["own"] = tensor.clone()
         else:

@@ -70,18 +70,25 @@ def _save_plain(model: Any, weights: Weights, folder: Path, file_size: int) -> N
         plain.generation_config = model.generation_config
     plain.save_pretrained(folder, state_dict={})
     total = plain.num_parameters()
-    _write_files(_as_published(plain, weights), folder, file_size, {"total_parameters": total})
+    _write_files(as_published(plain, weights), folder, file_size, {"total_parameters": total})
 
 
-def _as_published(plain: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    """Names and shapes that the family's folders have where transformers holds weights otherwise, such as experts."""
+def as_published(model: Any, weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    """Names and shapes that the family's folders have where transformers holds weights otherwise, such as experts.
+
+    Args:
+        model: whose class and config are used; it may be sharded, and have adapters.
+        weights: whole, by their names in transformers without adapters, one at a time.
+    """
+    with torch.device("meta"):
+        plain = type(model)(copy.deepcopy(model.config))
     conversions = get_model_conversion_mapping(plain, add_legacy=False)
     plain._weight_conversions = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
     left_out = set(plain._keys_to_ignore_on_save or ())
     kept = ((name, tensor) for name, tensor in weights if name not in left_out)
     converters = [entry for entry in plain._weight_conversions if isinstance(entry, WeightConverter)]
     if any(len(converter.target_patterns) > 1 for converter in converters):
-        logger.warning("%s is saved with the names that its weights have in transformers", type(plain).__name__)
+        logger.warning("weights of %s keep the names that they have in transformers", type(plain).__name__)
         yield from kept
         return
     for name, tensor in kept:

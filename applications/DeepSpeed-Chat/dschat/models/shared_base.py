@@ -7,6 +7,8 @@ gradient checkpointing, checkpoints and saved folder are its own affair, and no 
 
 import copy
 import json
+import logging
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,14 @@ from dschat.errors import UserError
 from dschat.models.load import classifier_class
 from dschat.models.lora import NAME, is_adapter
 
+logger = logging.getLogger(__name__)
+
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of every name in peft's files
+# What an adapter's config may set; peft knows variants of LoRA beside, which are merged in other ways.
+PLAIN_LORA = """r lora_alpha lora_dropout use_rslora rank_pattern alpha_pattern fan_in_fan_out target_modules
+exclude_modules layers_to_transform layers_pattern modules_to_save base_model_name_or_path revision task_type peft_type
+peft_version inference_mode auto_mapping""".split()
 
 
 def classifier_beside(causal_lm: Any, flag: str) -> Any:
@@ -73,23 +81,46 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def base_of(path: str, flag: str) -> tuple[str, Path | None]:
+    """The path of a model's whole weights, and the folder of the LoRA adapter that goes on them; None without one.
+
+    An adapter alone goes on its base. Raises UserError, which names the flag, where it does not say what that is.
+    """
+    folder = find_adapter(path)
+    if folder is None or (Path(path) / "config.json").is_file():
+        return path, None
+    base = adapter_settings(folder).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{flag} {path}: {folder / CONFIG} does not say which model it is for.")
+    logger.info("%s %s: a LoRA adapter, which is put on %s", flag, path, base)
+    return base, folder
+
+
 def load_adapter(model: Any, folder: Path, flag: str, base: str) -> None:
     """Puts a saved adapter and its score head into a classifier, and freezes everything else.
 
     Args:
-        model: of `classifier_beside`, changed in place.
+        model: of `classifier_beside` or `load_scalar`, changed in place.
         folder: from `find_adapter`.
         flag: that named it, for messages.
         base: path of the model below it, recorded when the adapter is saved again.
 
     Raises:
-        UserError: the adapter is not of a reward model over such a base.
+        UserError: the adapter is not plain LoRA, or not of a reward model over such a base.
     """
     try:
         config = LoraConfig.from_pretrained(str(folder))
         saved = load_file(folder / WEIGHTS)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{flag} {folder}: the adapter cannot be read: {error}") from error
+    if config.init_lora_weights in (False, "gaussian", "orthogonal"):  # others would change the base
+        config.init_lora_weights = True
+    names, plain = [field.name for field in fields(config) if field.name not in PLAIN_LORA], LoraConfig()
+    if more := ", ".join(name for name in names if getattr(config, name) != getattr(plain, name)):
+        raise UserError(
+            f"{flag} {folder}: the adapter is no plain LoRA, its {CONFIG} sets {more}. Merge it into its base by "
+            "peft's merge_and_unload, give that as a whole model, and leave --share_base out."
+        )
     config.base_model_name_or_path, config.inference_mode, config.modules_to_save = base, False, None
     config.lora_dropout = 0.0  # log-probs and values of an update are compared with earlier ones
     try:

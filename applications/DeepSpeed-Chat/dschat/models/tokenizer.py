@@ -23,6 +23,14 @@ RESERVED_PAD_TOKENS = (
 )
 
 
+def open_tokenizer(path: str, flag: str) -> Any:
+    """Opens a tokenizer, folder or hub id, as it is. Raises UserError where there is none, which names the flag."""
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(explain_missing("tokenizer", path, flag, error)) from error
+
+
 def load_tokenizer(path: str, flag: str, may_add_pad: bool = False) -> Any:
     """Opens the tokenizer at ``path`` and makes sure that pad, eos and bos are usable.
 
@@ -38,10 +46,7 @@ def load_tokenizer(path: str, flag: str, may_add_pad: bool = False) -> Any:
     Raises:
         UserError: nothing to load, no eos token, or pad = eos where none may be chosen.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(explain_missing("tokenizer", path, flag, error)) from error
+    tokenizer = open_tokenizer(path, flag)
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"{flag} {path}: the tokenizer has no eos token, so responses could never end. Set `eos_token` in its "

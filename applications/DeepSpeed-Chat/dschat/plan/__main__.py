@@ -103,7 +103,7 @@ def _planned(
     configs: Callable[[str, str], PreTrainedConfig],
 ) -> Planned:
     data = [] if "--data_path" in flags else ["--data_path", "unnamed"]
-    config = parse(CONFIGS[step], [*flags, *data, *NOWHERE])
+    config = parse(CONFIGS[step], [*flags, *data, *NOWHERE], runs_here=False)
     plan = make_plan(config, machine, configs)
     rows = find_rows(config) if prompts is None else (prompts, 0)
     counted = None if rows is None else counts(config, config.plan_batches(machine.processes), *rows)
@@ -126,11 +126,12 @@ def _configs(given: str | None, base: str | None) -> Callable[[str, str], PreTra
 
 
 def _machine(own: argparse.Namespace) -> Machine:
-    for name in ("gpus", "gpu_memory", "main_memory", "prompts"):
+    for name in ("gpus", "gpus_per_node", "gpu_memory", "main_memory", "prompts"):
         value = getattr(own, name)
         if value is not None and value <= 0:
             raise UserError(f"--{name} {value}: give a number above 0.")
-    return Machine(own.gpus, int(own.gpu_memory * GB), None if own.main_memory is None else int(own.main_memory * GB))
+    main_memory = None if own.main_memory is None else int(own.main_memory * GB)
+    return Machine(own.gpus, int(own.gpu_memory * GB), main_memory, own.gpus_per_node)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -145,8 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     steps = "1, 2 (reward model), dpo or 3; all that a script's name has"
     parser.add_argument("--step", type=_step, choices=tuple(CONFIGS), help=steps)
     parser.add_argument("--gpus", type=int, default=8, help="processes, each with a GPU (default: 8)")
+    parser.add_argument("--gpus_per_node", type=int, default=8, help="of them on one machine (default: 8)")
     parser.add_argument("--gpu_memory", type=float, default=80, help="GB of a GPU (default: 80)")
-    parser.add_argument("--main_memory", type=float, help="GB of main memory, to be compared with the need")
+    parser.add_argument("--main_memory", type=float, help="GB of main memory of a node, to be compared with the need")
     parser.add_argument("--prompts", type=int, help="training rows; by default those of the data")
     parser.add_argument("--config", help="folder or hub id of the model in folders that are not there yet")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Main memory of a node with all processes."""
+"""Main memory of a node."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dschat.models.save import FILE_SIZE
+from dschat.plan.machine import Machine
 from dschat.plan.models import Role
 from dschat.plan.states import averaging, states
 
@@ -38,21 +39,22 @@ class Host:
         return self.processes + self.offload + self.average + max(self.loading, self.saving)
 
 
-def host_of(roles: Sequence[Role], processes: int, average: bool) -> Host:
-    """Main memory of a node that runs all processes.
+def host_of(roles: Sequence[Role], machine: Machine, average: bool) -> Host:
+    """Main memory of the node of the main process.
 
     Args:
         roles: the models.
-        processes: N.
+        machine: that the run has.
         average: --enable_ema.
     """
     trained = [role.weights for role in roles if role.weights.trained]
     saved = max(weights.width * weights.parameters for weights in trained)
+    processes, here = machine.processes, machine.on_a_node
     return Host(
-        processes=processes * PROCESS_BYTES,
-        offload=processes * sum(states(role.weights, processes).host for role in roles),
-        average=processes * averaging(roles[0].weights, processes)[1] if average else 0,
-        loading=processes * max(loading(role) for role in roles),
+        processes=here * PROCESS_BYTES,
+        offload=here * sum(states(role.weights, processes).host for role in roles),
+        average=here * averaging(roles[0].weights, processes)[1] if average else 0,
+        loading=here * max(loading(role) for role in roles),
         saving=min(saved, FILES_AT_A_TIME * FILE_SIZE),
     )
 

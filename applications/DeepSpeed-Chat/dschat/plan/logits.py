@@ -42,7 +42,7 @@ def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
     each chunk is made again. Soft-capping keeps its result and works on two more tensors in the backward pass; the
     entropy takes one more on a GPU.
 
-    The head's gradient is added up in float32 beside that of a chunk.
+    A trained head's gradient is added up in float32 beside that of a chunk; a frozen head has none.
     """
     chunk = chunk_positions(head.vocab, device)
     kept = positions <= chunk
@@ -50,11 +50,12 @@ def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
     entropy = 0 if device.type == "cpu" else logits
     graph = logits * (1 + head.capped)
     half = logits // 2 if head.width < FLOAT32 else 0  # the logits' gradient in the head's format
-    gradient = (FLOAT32 + head.width) * head.weight if head.trained else 0
+    of_chunk = max(half, 2 * logits * head.capped) + head.trained * head.width * head.weight
+    again = 0 if kept else _converted(head, device)
     return Pass(
         forward=graph + entropy + _converted(head, device),
         held=graph if kept else 0,
-        backward=graph + max(half, 2 * logits * head.capped) + gradient,
+        backward=graph + head.trained * FLOAT32 * head.weight + max(of_chunk, again),
     )
 
 

@@ -19,12 +19,19 @@ class Machine:
     Attributes:
         processes: N, each on a GPU of its own, or on the CPU.
         device_memory: of a GPU; None to plan for a CPU.
-        main_memory: of the node; None where it is not known.
+        main_memory: of a node; None where it is not known.
+        gpus_per_node: the most processes of a node.
     """
 
     processes: int
     device_memory: int | None
     main_memory: int | None = None
+    gpus_per_node: int = 8
+
+    @property
+    def on_a_node(self) -> int:
+        """Processes of the fullest node."""
+        return min(self.processes, self.gpus_per_node)
 
     @property
     def device(self) -> torch.device:

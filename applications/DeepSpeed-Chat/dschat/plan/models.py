@@ -132,9 +132,9 @@ def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
     actor = ("--actor_model_name_or_path", config.actor_model_name_or_path)
     critic = ("--critic_model_name_or_path", config.critic_model_name_or_path or config.actor_model_name_or_path)
     stages, ranks = config.zero_stages, config.lora_ranks
-    roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], config.actor_gradient_checkpointing)]
+    roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], bool(config.actor_gradient_checkpointing))]
     if config.has_critic:
-        again = config.critic_gradient_checkpointing
+        again = bool(config.critic_gradient_checkpointing)
         base = actor if config.share_base else critic
         made = maker.trained("critic", base, "scalar", stages[1], ranks[1], again)
         roles.append(on_base(made, critic[1]) if config.share_base else made)

@@ -17,7 +17,7 @@ from dschat.plan.machine import GB, Machine
 from dschat.plan.models import roles_of
 from dschat.plan.phases import kept_bytes
 from dschat.plan.plan import make_plan
-from dschat.plan.remedies import in_words, remedies
+from dschat.plan.remedies import in_words, remedies, what_else
 from dschat.plan.states import states
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ def warn_of_gpu_memory(config: CommonConfig, processes: int, free: int) -> None:
     """
     try:
         plan = make_plan(config, Machine(processes, free), open_decoder_config)
-        helps = [in_words(change) for change, _ in remedies(plan, open_decoder_config)] if not plan.fits else []
+        tried = remedies(plan, open_decoder_config) if not plan.fits else []
+        helps = [in_words(change) for change, changed in tried if changed.fits]
     except UserError as error:
         logger.warning("the memory of this run could not be planned: %s", error)
         return
@@ -78,5 +79,5 @@ def warn_of_gpu_memory(config: CommonConfig, processes: int, free: int) -> None:
             plan.peak / GB,
             plan.worst.name,
             free / GB,
-            ", or ".join(helps) or "more GPUs or a smaller model",
+            ", or ".join(helps) or what_else(plan),
         )

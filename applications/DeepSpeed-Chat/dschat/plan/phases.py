@@ -12,8 +12,9 @@ from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SupervisedConfig
+from dschat.errors import UserError
 from dschat.plan.logits import kept_gradient, sampling_logits, scoring_logits, training_logits
-from dschat.plan.machine import Machine
+from dschat.plan.machine import GB, Machine
 from dschat.plan.models import Role, score_pass, shape, train_pass
 from dschat.plan.passes import Pass
 from dschat.plan.states import averaging, gathering, keeps_gradients, passing, reducing, states, stepping
@@ -111,7 +112,7 @@ def _ppo_parts(
 
 def _sampled(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine) -> dict[str, int]:
     if config.rollout_engine == "vllm":
-        return {"vLLM": int(config.vllm_gpu_memory * (machine.device_memory or 0))}
+        return {"vLLM": _vllm_share(config, actor, machine)}
     slots = config.per_device_generation_batch_size * plan.samples_per_prompt
     waiting = config.rollout_engine == "compacting" and config.generation_batches > 1
     columns = config.max_prompt_seq_len + config.max_answer_seq_len + SPARE_COLUMNS * waiting
@@ -121,6 +122,18 @@ def _sampled(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine) 
         "activations": score_pass(actor.model, slots, config.max_prompt_seq_len).forward,
         "logits": sampling_logits(actor.head, slots, machine.device),
     }
+
+
+def _vllm_share(config: PPOConfig, actor: Role, machine: Machine) -> int:
+    """Bytes of vLLM, whose copy of the actor is whole in every process; at least that, where a GPU is too small."""
+    device, weights = machine.device_memory or 0, actor.weights.width * actor.weights.parameters
+    share = int(config.vllm_gpu_memory * device)
+    if share < weights <= device:
+        raise UserError(
+            f"--vllm_gpu_memory {config.vllm_gpu_memory:g}: vLLM would have {share / GB:.1f} GB of a GPU, and"
+            f" holds the actor whole, {weights / GB:.1f} GB: give more than {weights / device:.2f}."
+        )
+    return max(share, weights)
 
 
 def _scored(

@@ -27,7 +27,7 @@ class Plan:
         machine: what it has.
         roles: its models.
         phases: in the order of an iteration.
-        host: main memory of the node.
+        host: main memory of a node.
     """
 
     config: CommonConfig
@@ -48,9 +48,15 @@ class Plan:
 
     @property
     def main_memory(self) -> int:
-        """Bytes of main memory of the node; on a CPU the processes compute there."""
-        on_cpu = self.machine.processes * self.worst.total if self.machine.device_memory is None else 0
+        """Bytes of main memory of a node; on a CPU the processes compute there."""
+        on_cpu = self.machine.on_a_node * self.worst.total if self.machine.device_memory is None else 0
         return self.host.total + on_cpu
+
+    @property
+    def whole_actor(self) -> int:
+        """Bytes of the actor's weights, which each GPU holds whole while it draws responses; 0 in other steps."""
+        actor = self.roles[0].weights
+        return actor.width * actor.parameters if isinstance(self.config, PPOConfig) else 0
 
     @property
     def fits_device(self) -> bool:
@@ -91,4 +97,4 @@ def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
     roles = roles_of(config, configs, machine.device)
     phases = phases_of(config, batches, roles, machine)
     average = isinstance(config, PPOConfig) and config.enable_ema
-    return Plan(config, machine, tuple(roles), tuple(phases), host_of(roles, machine.processes, average))
+    return Plan(config, machine, tuple(roles), tuple(phases), host_of(roles, machine, average))

@@ -10,6 +10,7 @@ from dschat.config.batches import largest_part
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SupervisedConfig
+from dschat.plan.machine import CUDA_BYTES, GB
 from dschat.plan.plan import Configs, Plan, make_plan
 
 Change = dict[str, object]  # flag → its new value
@@ -26,14 +27,16 @@ def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
         Every change that is enough alone, with the plan that it makes; if there is none, the changes that are enough
         one after another; if they are not, all of them.
     """
-    config = plan.config
-    tried = [(change, _changed(config, change, plan, configs)) for change in _changes(config, plan)]
+    config, changes = plan.config, list[Change]()
+    for change in _changes(plan.config):
+        changes += [change] if change not in changes else []
+    tried = [(change, _changed(config, change, plan, configs)) for change in changes]
     enough = [(change, changed) for change, changed in tried if changed.fits]
     if enough:
         return enough
     together: Change = {}
     changed = plan
-    for change in _changes(config, plan):
+    for change in changes:
         attempt = _changed(config, together | change, plan, configs)
         if attempt.excess < changed.excess:
             together, changed = together | change, attempt
@@ -47,7 +50,18 @@ def in_words(change: Change) -> str:
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in change.items())
 
 
-def _changes(config: CommonConfig, plan: Plan) -> Iterator[Change]:
+def what_else(plan: Plan) -> str:
+    """What helps where no flag does."""
+    actor = plan.whole_actor
+    if actor + CUDA_BYTES <= (plan.machine.device_memory or 0):
+        return "more GPUs, smaller batches, LoRA (--lora_dim) or a smaller model"
+    return (
+        f"a smaller actor, or GPUs with more memory. More GPUs do not, nor does LoRA: while responses are drawn, each"
+        f" GPU holds the whole actor, {actor / GB:.1f} GB, with every --rollout_engine"
+    )
+
+
+def _changes(config: CommonConfig) -> Iterator[Change]:
     """In the order of what they cost: less at a time, activations again, then weights and states elsewhere."""
     if isinstance(config, PPOConfig):
         yield from _ppo_changes(config)

@@ -15,7 +15,7 @@ from dschat.plan.counts import Counts
 from dschat.plan.machine import CUDA_BYTES, GB
 from dschat.plan.models import shape
 from dschat.plan.plan import Plan
-from dschat.plan.remedies import Change, in_words
+from dschat.plan.remedies import Change, in_words, what_else
 from dschat.plan.states import effective_stage, states
 
 Remedies = Sequence[tuple[Change, Plan]]
@@ -26,6 +26,8 @@ def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -
     machine = plan.machine
     dtype = str(plan.roles[0].model.dtype).removeprefix("torch.")
     device = "on CPUs" if machine.device_memory is None else f"GPUs of {machine.device_memory / GB:g} GB"
+    if machine.processes > machine.on_a_node:
+        device += f", {machine.on_a_node} on a node"
     return "\n\n".join(
         [
             f"{title}: step {_step(plan.config)}, {dtype}, {machine.processes} {device}; GB (10⁹ bytes) per process",
@@ -102,12 +104,12 @@ def _verdict(plan: Plan, remedies: Remedies) -> str:
     if plan.fits_device:
         return f"Fits: a GPU holds at most {peak}."
     lines = [f"DOES NOT FIT: a GPU would hold {peak}."]
-    lines += [f"  {in_words(change)}: {changed.peak / GB:.1f} GB" + _still(changed) for change, changed in remedies]
+    for change, changed in remedies:
+        still = "" if changed.fits_device else ", still too much"
+        lines.append(f"  {in_words(change)}: {changed.peak / GB:.1f} GB{still}")
+    if not any(changed.fits_device for _, changed in remedies):
+        lines.append(f"  What helps: {what_else(plan)}.")
     return "\n".join(lines)
-
-
-def _still(plan: Plan) -> str:
-    return "" if plan.fits_device else ", still too much: use more GPUs, LoRA (--lora_dim) or a smaller model"
 
 
 def _step(config: CommonConfig) -> int | str:
@@ -118,7 +120,7 @@ def _step(config: CommonConfig) -> int | str:
 def _host(plan: Plan) -> str:
     parts = dataclasses.asdict(plan.host) | {"computing": plan.main_memory - plan.host.total}
     text = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size >= GB / 20)
-    line = f"Main memory of the node: {plan.main_memory / GB:.0f} GB ({text}; nothing is saved while loading)."
+    line = f"Main memory of a node: {plan.main_memory / GB:.0f} GB ({text}; nothing is saved while loading)."
     if plan.fits_host:
         return line
     has = (plan.machine.main_memory or 0) / GB

@@ -69,9 +69,9 @@ def meta_model(
     }
     with torch.device("meta"):
         if kind == "policy":
-            model = AutoModelForCausalLM.from_config(config, **options)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
         else:
-            model = AutoModel.from_config(config, **options)
+            model = AutoModel.from_config(config, trust_remote_code=False, **options)
             model.score = nn.Linear(model.get_input_embeddings().weight.shape[1], 1, bias=False, dtype=dtype)
         choose_trained(model, finetuning, "the model")
     if model.config._attn_implementation == SDPA or attention == FLASH:

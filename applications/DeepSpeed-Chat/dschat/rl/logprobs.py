@@ -125,11 +125,10 @@ class _TokenLogprobs(torch.autograd.Function):
             softmax.scatter_add_(1, chosen[:, None], (1 - head.smoothing) * grad)
             wanted = [*([states] if needs_hidden else []), *parameters]
             found = list(torch.autograd.grad(edge, wanted, softmax.to(dtype)))
-            del softmax
             if needs_hidden:
                 hidden_grads.append(found.pop(0))
-            for number, x in enumerate(found):
-                sums[number] = x if kept is not None else sums[number].add_(x)
+            sums = found if kept is not None else [total.add_(x) for total, x in zip(sums, found, strict=True)]
+            del found, softmax  # else they would still be there while the next chunk's are made
         return torch.cat(hidden_grads) if needs_hidden else None, None, None, None, None, *sums
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from dschat.rollouts.slots import SlotCache
 
-ALIGNED = 16  # columns; CUDA's attention kernels read a mask in pieces, and fail where one begins elsewhere
+ALIGNED = {"cuda": 16}  # columns; attention kernels read a mask in pieces, and fail where one begins elsewhere
 
 
 class StepMasks:
@@ -48,8 +48,9 @@ class StepMasks:
 
     def _columns_from(self, low: int) -> Tensor:
         seen = self._mask[..., low : self._cache.window.end]
-        if not seen.is_cuda:
+        aligned = ALIGNED.get(seen.device.type)
+        if aligned is None:
             return seen
         width = seen.shape[-1]
-        place = seen.new_empty(*seen.shape[:-1], math.ceil(width / ALIGNED) * ALIGNED)
+        place = seen.new_empty(*seen.shape[:-1], math.ceil(width / aligned) * aligned)
         return place[..., :width].copy_(seen)

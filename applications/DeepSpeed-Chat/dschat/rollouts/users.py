@@ -66,6 +66,11 @@ def question_of(text: str) -> str:
     return text.rpartition(MARK)[2].strip()
 
 
+def says_something(reply: Reply) -> bool:
+    """Whether an answer holds a user's message: it was not cut off before, and says more than nothing."""
+    return bool(question_of(reply.text)) and (MARK in reply.text or not reply.flaw)
+
+
 class ModelWriter:
     """A model of our own, which answers prompts as an assistant."""
 
@@ -95,7 +100,7 @@ class ServerWriter:
             UserError: the openai library is missing, or the address is none.
         """
         self._endpoint, self._temperature, self._concurrency = endpoint, temperature, concurrency
-        self._cache, self._answered = ReplyCache(cache), False
+        self._cache, self._answered = ReplyCache(cache, says_something), False
         self._client = _client(endpoint)
 
     def __call__(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str | None]:
@@ -123,12 +128,13 @@ class ServerWriter:
             reply = self._send(body)
             if reply is None:
                 return None
-            if reply.flaw and MARK not in reply.text:  # cut off before the user says anything
-                logger.warning("%s: no message of a user: %s", self._endpoint.flags.url, reply.flaw)
-                return None
             self._cache.put(digest, reply)
         self._answered = True
-        return reply.text
+        if says_something(reply):
+            return reply.text
+        why = reply.flaw or reply.refusal or "the answer is empty"
+        logger.warning("%s: no message of a user: %s", endpoint.flags.url, why)
+        return None
 
     def _send(self, body: dict[str, object]) -> Reply | None:
         """The server's answer; None where it refuses this text though it has answered others."""

@@ -18,7 +18,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.rollouts.assembly import assemble, pad_prompts
 from dschat.rollouts.engine import Draw, Drawn
 from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.vllm_weights import plain_weights
+from dschat.rollouts.vllm_weights import check_layers, plain_weights
 from dschat.run.distributed import device
 from dschat.run.random_states import random_states, set_random_states
 
@@ -55,7 +55,7 @@ class VllmEngine:
         """
         self._model, self._max_tokens, self._gpu_memory = model, max_tokens, gpu_memory
         self._llm: LLM | None = None
-        self._heads: list[nn.Module] = []  # output layers
+        self._packed: list[nn.Module] = []  # layers to be packed anew on a CPU: the head and experts
         self._on_gpu = device().type == "cuda"
         self._temperature = 1.0
 
@@ -96,6 +96,7 @@ class VllmEngine:
             llm = LLM(
                 self._model,
                 skip_tokenizer_init=True,
+                trust_remote_code=False,
                 generation_config="vllm",  # not the checkpoint's, whose defaults would leak in
                 dtype=next(actor.module.parameters()).dtype,
                 load_format="dummy",
@@ -120,7 +121,7 @@ class VllmEngine:
         # When the engine is collected, it would end the whole process group, which is the trainer's.
         llm.llm_engine.engine_core._finalizer.detach()
         (model,) = llm.apply_model(lambda model: model)
-        self._heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+        self._packed = [m for m in model.modules() if isinstance(m, ParallelLMHead) or hasattr(m, "w13_weight")]
         self._divide_logits(model)
         return llm
 
@@ -134,13 +135,17 @@ class VllmEngine:
         model.compute_logits = divided  # type: ignore[assignment]
 
     def _push(self, llm: LLM, actor: TrainedPolicy) -> None:
-        """Gives the engine the actor's weights."""
-        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(actor)})
+        """Gives the engine the actor's weights. Every rank must call it. Raises UserError where they do not arrive."""
+        columns: dict[str, Tensor] = {}
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(actor, columns)})
         if not self._on_gpu:
             # On a CPU, layers compute with a packed copy of their weight. That of a head tied to the embedding is not
-            # made anew, since no weight of the head's own name comes.
-            for head in self._heads:
-                head.quant_method.process_weights_after_loading(head)  # type: ignore[union-attr,operator]
+            # made anew, since no weight of the head's own name comes; and new weights of experts are not packed.
+            for layer in self._packed:
+                kernel = getattr(layer.quant_method, "moe_kernel", None)
+                method = layer.quant_method if kernel is None else kernel.fused_experts
+                method.process_weights_after_loading(layer)  # type: ignore[union-attr,operator]
+        llm.apply_model(lambda model: check_layers(model, columns))
 
     def _draw(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Drawn:
         """See `dschat.rollouts.engine.Draw`."""

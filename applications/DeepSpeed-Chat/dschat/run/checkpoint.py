@@ -41,6 +41,7 @@ from dschat.models.engines import Trained
 from dschat.run.distributed import barrier, broadcast_object, is_main, own_part, rank, world_size
 from dschat.run.identity import Identity, differences, with_later_flags
 from dschat.run.manifest import MANIFEST, File, digest, hash_together, read_manifest
+from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
 from dschat.run.progress import Json, Progress
 from dschat.run.random_states import set_random_states
@@ -248,7 +249,8 @@ class Checkpoints:
                 return {}, f"its file {name} is missing"
             if found[name] != expected:
                 return {}, f"its file {name} is damaged"
-        return manifest, None
+        problem = rows_problem(folder / METRICS, manifest["update"], self._run.plan.updates_per_rollout)
+        return manifest, problem and f"its file {METRICS} is damaged: {problem}"
 
     def _check(self, folder: Path, manifest: Json, in_rollout: bool) -> None:
         """Raises UserError where the checkpoint is not this run's."""

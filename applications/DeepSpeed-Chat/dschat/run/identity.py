@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
@@ -34,7 +35,10 @@ SHARES = frozenset(
         *("per_device_generation_batch_size", "generation_batches"),
     )
 )
+DATA, FILES = "the data", "the files of the data"  # a hash of all; each with its own, to name what has changed
+MOST_NAMED = 8  # of these
 SAMPLE = 1 << 20  # bytes at either end of a weight file that go into its fingerprint
+INNER_SAMPLE = 1 << 16  # bytes at the beginning of every weight of a file that is larger than both ends
 
 Identity = dict[str, str]  # what → its value, or the hash of its content
 
@@ -68,7 +72,8 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         **{f"--{name}": _text(value) for name, value in flags.items()},
         "examples of an update": _text(plan.global_batch),
         "prompts of a rollout": _text(plan.global_rollout),
-        "the data": _hash(json.dumps([sorted(data["sha256"].values()), sources])),
+        DATA: _hash(json.dumps([sorted(data["sha256"].values()), sources])),
+        FILES: json.dumps(data["sha256"] | {one["name"]: one["hub"] for one in data["sources"] if one.get("hub")}),
         "the tokenizer": _tokenizer_hash(tokenizer),
         **{f"the model of {name}": model_hash(getattr(config, name)) for name in _model_flags(config)},
         **{
@@ -98,14 +103,28 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: b
         now: of this run.
         other_size: the number of processes differs, so that a process's share of a batch may.
     """
-    passed_over = {f"--{name}" for name in SHARES} if other_size else set()
+    passed_over = {FILES, *(f"--{name}" for name in SHARES if other_size)}
     found = []
     for name in sorted({*before, *now} - passed_over):
         old, new = before.get(name), now.get(name)
-        if old != new:
+        if not is_same(old, new):
             is_content = name.startswith("the ")
-            found.append(f"{name} has changed" if is_content else f"{name} was {old}, is {new}")
+            which = _changed_files(before, now) if name == DATA else ""
+            found.append(f"{name} has changed{which}" if is_content else f"{name} was {old}, is {new}")
     return found
+
+
+def is_same(before: str | None, now: str | None) -> bool:
+    """Whether two values are equal; hashes of large models by earlier versions end at the dash."""
+    return before == now or (before is not None and now is not None and now.startswith(f"{before}-"))
+
+
+def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """The files and sets of the hub whose content only one of two runs has; early checkpoints name none."""
+    old, new = (json.loads(identity.get(FILES, "{}")) for identity in (before, now))
+    found = [name for one, other in ((new, old), (old, new)) for name in one if one[name] not in other.values()]
+    names = list(dict.fromkeys(found))
+    return f" ({', '.join([*names[:MOST_NAMED], *['…'] * (len(names) > MOST_NAMED)])})" if old and names else ""
 
 
 def _model_flags(config: CommonConfig) -> Iterable[str]:
@@ -134,18 +153,32 @@ def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 def model_hash(path: str) -> str:
     """Of a folder: its config and, of each weight file, the length and both ends. From the hub: the commit.
 
-    A folder without a model of its own may hold an adapter, in itself or in ``adapter``.
+    Where files are larger than that, the beginning of every weight follows, after a dash. A folder without a model of
+    its own may hold an adapter, in itself or in ``adapter``.
     """
     folder = Path(path)
     if not folder.is_dir():
-        return str(getattr(AutoConfig.from_pretrained(path), "_commit_hash", None))
+        return str(getattr(AutoConfig.from_pretrained(path, trust_remote_code=False), "_commit_hash", None))
     places = [folder / "config.json", folder / "adapter_config.json", folder / "adapter" / "adapter_config.json"]
     config = next((place for place in places if place.is_file()), places[0])
-    folder, whole = config.parent, hashlib.sha256(config.read_bytes())
+    folder, whole, inner = config.parent, hashlib.sha256(config.read_bytes()), None
     for file in sorted(folder.glob("*.safetensors")):
         with open(file, "rb") as stream:
             size = file.stat().st_size
             whole.update(f"{file.name} {size}".encode() + stream.read(SAMPLE))
             stream.seek(max(0, size - SAMPLE))
             whole.update(stream.read(SAMPLE))
-    return whole.hexdigest()
+            if size > 2 * SAMPLE:
+                inner = inner or hashlib.sha256()
+                for start, end in _places(stream):
+                    stream.seek(start)
+                    inner.update(stream.read(min(INNER_SAMPLE, end - start)))
+    return whole.hexdigest() if inner is None else f"{whole.hexdigest()}-{inner.hexdigest()}"
+
+
+def _places(stream: BinaryIO) -> list[tuple[int, int]]:
+    """Where the weights of a safetensors file begin and end, from its header."""
+    stream.seek(0)
+    length = int.from_bytes(stream.read(8), "little")
+    weights = (entry for name, entry in json.loads(stream.read(length)).items() if name != "__metadata__")
+    return sorted((8 + length + start, 8 + length + end) for start, end in (w["data_offsets"] for w in weights))

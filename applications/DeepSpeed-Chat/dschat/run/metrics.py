@@ -13,6 +13,7 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
+from dschat.errors import UserError
 from dschat.run.distributed import device, is_main, sum_over_ranks
 from dschat.run.trackers import HEAD, Sample, Trackers
 
@@ -26,6 +27,19 @@ def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
         base = name.removesuffix("_squared")
         found[f"{base}_variance"] = found.pop(name) - metrics[base] ** 2
     return found
+
+
+def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
+    """What is wrong with a checkpoint's rows: beside evaluations one follows each update, or those of each rollout."""
+    *lines, rest = file.read_bytes().split(b"\n")
+    try:
+        rows = [json.loads(line) for line in lines]
+        trained = [row["update"] for row in rows if not any(name.startswith("eval/") for name in row)]
+        first = (trained or [update + 1])[0] if per_rollout else 1
+        whole = trained == list(range(first, update + 1, first)) and not rest
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "a line is no row of metrics"
+    return None if whole else f"it does not have each row until update {update} once"
 
 
 class Means:
@@ -108,10 +122,11 @@ class MetricsLog:
         self._start = time.perf_counter()
         self._file: TextIO | None = None
         self._trackers = trackers or Trackers()
+        self._written: list[str] = []  # what the file should hold
         if not is_main():
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(folder / "metrics.jsonl", "a+" if keep else "w+", encoding="utf-8")
+        self._file = open(folder / "metrics.jsonl", "a+" if keep else "w+", encoding="utf-8", errors="replace")
         if not keep:
             self._trackers.open([], None)
 
@@ -120,11 +135,14 @@ class MetricsLog:
         return time.perf_counter() - self._start
 
     def text(self) -> str:
-        """Every row so far, as the file holds them; on the main process."""
+        """Every row so far, as the file holds them; on the main process. UserError if it holds anything else."""
         assert self._file is not None
         self._file.seek(0)
         text = self._file.read()
         self._file.seek(0, 2)
+        if text != "".join(self._written):
+            remedy = "What was saved before is whole: go on from there with --resume_from_checkpoint."
+            raise UserError(f"{self._file.name} is not what this run wrote: something else changed it. {remedy}")
         return text
 
     def rows(self) -> list[dict[str, float | None]]:
@@ -140,6 +158,7 @@ class MetricsLog:
             update: optimiser updates until then.
         """
         self._start = time.perf_counter() - seconds
+        self._written = [text]
         if self._file is None:
             return
         self._file.seek(0)
@@ -165,8 +184,9 @@ class MetricsLog:
         seconds = round(self.seconds(), 3)
         row: dict[str, float | None] = dict(zip(HEAD, (update, samples, seconds), strict=True))
         row.update({k: (v if math.isfinite(v) else None) for k, v in metrics.items()})
+        self._written.append(json.dumps(row) + "\n")
         try:
-            self._file.write(json.dumps(row) + "\n")
+            self._file.write(self._written[-1])
             self._file.flush()
         except OSError as error:  # it does not say which file
             raise OSError(error.errno, error.strerror, self._file.name) from error

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from dschat.common.lock import Lock
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.parse import to_json
-from dschat.config.rules import RUN_FOLDERS
+from dschat.config.rules import RUN_FOLDERS, check_output_dir
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.metrics import MetricsLog
@@ -58,7 +59,7 @@ class Data(Protocol):
 
 
 class RunOutput:
-    """The folder while the run goes on; every rank has one, the main process writes.
+    """The folder while the run goes on; every rank has one, the main process writes and has its lock.
 
     With --overwrite_output_dir, what an earlier run left stays until this one first saves something. Until then, this
     one writes into a folder below.
@@ -73,10 +74,11 @@ class RunOutput:
             plan: the batch sizes that follow from them.
 
         Raises:
-            UserError: the folder cannot be written.
+            UserError: on every rank: another run has the folder, or has left a run there; or it cannot be written.
         """
         self.plan, self._config, self._place = plan, config, Path(config.output_dir)
         self._held = config.resume_from_checkpoint is not None  # until it is clear where the run goes on
+        self._lock = self._lock_folder()
         replaces = config.overwrite_output_dir and not self._held
         replaces = replaces and broadcast_object((self._place / "run.json").exists())
         self._folder = self._place / UNFINISHED if replaces else self._place
@@ -102,8 +104,24 @@ class RunOutput:
         """Where files of the run go now."""
         return self._folder
 
+    def _lock_folder(self) -> Lock | None:
+        """The folder's lock, on the main process; raises UserError on every rank."""
+        lock, refusal = None, None
+        try:
+            if is_main():
+                lock = Lock(self._place / ".lock", f"--output_dir {self._place}")
+                check_output_dir(str(self._place), self._config.overwrite_output_dir or self._held, [])
+        except UserError as error:
+            refusal, error.on_every_rank = error, True
+        if refusal := broadcast_object(refusal):
+            raise refusal
+        return lock
+
     def take_over(self) -> None:
         """Puts aside what the earlier run left: this one has written something to put there. Main process only."""
+        assert self._lock is not None
+        self._lock.check()
+        self.metrics.text()  # only what stands beside its own metrics is moved to its place
         if self._folder == self._place:
             return
         given_up = self._place / GIVEN_UP

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from dschat.run.whole_files import write_whole
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
+CHECKOUT = (Path(__file__).resolve().parent / "../../../..").resolve()  # where the package lies in its repository
 
 
 @dataclass
@@ -33,6 +35,7 @@ class RunRecord:
     packages: dict[str, str]
     hardware: dict[str, object]
     seeds: dict[str, int]
+    code: dict[str, object]  # version of this package; of a git checkout also `commit_of`
     data: dict[str, object] = field(default_factory=dict)
     batches: dict[str, object] = field(default_factory=dict)
     parser: dict[str, str] = field(default_factory=dict)  # of the termination condition parsing: name and version
@@ -71,7 +74,22 @@ def new_record(step: str, command: list[str], seed: int, world_size: int) -> Run
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    return RunRecord(step, started, command, versions, hardware, {"seed": seed})
+    code = {"version": versions.get("ma-rlhf")} | commit_of(CHECKOUT)
+    return RunRecord(step, started, command, versions, hardware, {"seed": seed}, code)
+
+
+def commit_of(folder: Path) -> dict[str, object]:
+    """The commit of a git checkout, and whether files that git tracks differ from it; {} where git does not tell."""
+    if not (folder / ".git").exists():  # a folder above may be another project's repository
+        return {}
+    command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=2, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    lines = done.stdout.splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)
+    return {"commit": commit, "changed": any(not line.startswith("#") for line in lines)}
 
 
 def file_hashes(files: Iterable[Path]) -> dict[str, str]:

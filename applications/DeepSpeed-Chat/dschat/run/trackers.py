@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 HEAD = ("update", "samples", "seconds")  # of every row
 SHOWN_SAMPLES = 64  # of an evaluation; the file in samples/ holds all of them
-TOKENS = "tokens"  # column of a sample that lists every token
+LISTS = ("tokens", "prompt_ids", "response_ids", "prompt_messages")  # columns of a sample that no table shows
 
 Row = Mapping[str, float | None]  # of metrics.jsonl; None stands for a number that is not finite
 Sample = Mapping[str, object]
@@ -177,8 +177,8 @@ class Trackers:
 
 
 def table_of(samples: Sequence[Sample]) -> tuple[list[str], list[list[Cell]]]:
-    """Columns and cells of samples, without their lists of tokens."""
-    columns = [name for name in dict.fromkeys(name for sample in samples for name in sample) if name != TOKENS]
+    """Columns and cells of samples, without their lists of tokens and messages."""
+    columns = [name for name in dict.fromkeys(name for sample in samples for name in sample) if name not in LISTS]
     return columns, [[_cell(sample.get(name)) for name in columns] for sample in samples]
 
 

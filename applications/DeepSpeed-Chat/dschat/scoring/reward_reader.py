@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from dschat.models.load import explain_missing, load_classifier
+from dschat.models.load import load_classifier, load_scalar
+from dschat.models.shared_base import base_of, load_adapter
+from dschat.models.tokenizer import open_tokenizer
 from dschat.rl.types import Rollout
 from dschat.scoring.classifier import ClassifierReader
 from dschat.scoring.source import ResponseTexts
@@ -41,10 +43,7 @@ def load_reward_tokenizer(path: str, rm_template: bool, flags: ReaderFlags = FLA
     Raises:
         UserError: there is none, or `rm_template` asks for a chat template that it does not have.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(explain_missing("tokenizer", path, flags.model, error)) from error
+    tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, flags.model)
     if rm_template and tokenizer.chat_template is None:
         raise UserError(
             f"{flags.template}: the tokenizer of {flags.model} {path} has no chat template. Leave {flags.template} "
@@ -218,7 +217,7 @@ def load_reward_model(
     """Opens a reward model, whole.
 
     Args:
-        path: folder or hub id.
+        path: folder or hub id; a folder may hold a LoRA adapter alone, which is put on its base.
         tokenizer: from `load_reward_tokenizer`.
         rm_template: use the chat template.
         device: where to compute.
@@ -229,6 +228,12 @@ def load_reward_model(
     Raises:
         UserError: there is no such model, or it is none that gives one number.
     """
-    classifier = load_classifier(path, flags.model, dtype).to(device).eval()
+    weights, adapter = base_of(path, flags.model)
+    if adapter is None:
+        classifier = load_classifier(path, flags.model, dtype)
+    else:
+        classifier = load_scalar(weights, flags.model, dtype, tokenizer)
+        load_adapter(classifier, adapter, flags.model, weights)
+    classifier.to(device).eval()
     reader = ClassifierReader(classifier, tokenizer.pad_token_id, device, batch_size)
     return RewardReader(reader, tokenizer, path, rm_template, flags)

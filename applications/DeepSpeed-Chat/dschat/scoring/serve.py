@@ -23,6 +23,7 @@ from dschat.common.script import add_flags, flag, run_script
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
+    from dschat.data.formats.rows import Row
     from dschat.scoring.reward_reader import RewardReader
 
 logger = logging.getLogger("dschat.scoring.serve")  # also where the module is __main__
@@ -114,8 +115,8 @@ class Scorer:
     def __init__(self, reader: RewardReader) -> None:
         self._reader, self._lock = reader, threading.Lock()
 
-    def __call__(self, request: Request) -> list[float | None]:
-        """A number for each response, None where it is not finite; raises BadRequest where a text is too long."""
+    def __call__(self, request: Request) -> dict[str, object]:
+        """The answer: a number for each response, None where there is none, and why the first of these has none."""
         from dschat.data.formats.rows import Row
         from dschat.scoring.reward_model import readable_rows
         from dschat.scoring.source import ResponseTexts
@@ -125,15 +126,25 @@ class Scorer:
             for n, (prompt, messages) in enumerate(zip(request.prompts, request.messages, strict=True))
         ]
         texts = ResponseTexts(request.prompts, request.responses, rows)
+        with self._lock:
+            readable = readable_rows(self._reader.tokenizer, texts)
+            scores, problems = self._read(readable, request.responses, request.finished)
+        for n, score in enumerate(scores):
+            if not math.isfinite(score):
+                problems.setdefault(n, f"the score of response {n} is {score}")
+        answer: dict[str, object] = {"scores": [None if n in problems else x for n, x in enumerate(scores)]}
+        return answer | ({"error": problems[min(problems)]} if problems else {})
+
+    def _read(self, rows: list[Row], responses: list[str], finished: list[bool]) -> tuple[list[float], dict[int, str]]:
+        """Numbers of texts, and what is wrong with some of them; each is read alone where one is refused."""
         try:
-            with self._lock:
-                readable = readable_rows(self._reader.tokenizer, texts)
-                scores, too_long = self._reader.read(readable, request.responses, request.finished)
+            scores, problems = self._reader.read(rows, responses, finished)
+            return scores.tolist(), problems
         except UserError as error:
-            raise BadRequest(str(error)) from error
-        if too_long:
-            raise BadRequest(next(iter(too_long.values())))
-        return [score if math.isfinite(score) else None for score in scores.tolist()]
+            if len(rows) == 1:
+                return [math.nan], {0: str(error)}
+        alone = [self._read([row], [text], [end]) for row, text, end in zip(rows, responses, finished, strict=True)]
+        return [score for (score,), _ in alone], {n: found[0] for n, (_, found) in enumerate(alone) if found}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -162,7 +173,7 @@ class Handler(BaseHTTPRequestHandler):
             if len(body) < length:  # the client has gone, or the server ends: no answer, so that it is asked again
                 self.close_connection = True
                 return
-            self._send(HTTPStatus.OK, {"scores": self.server.scorer(Request.read(body))})
+            self._send(HTTPStatus.OK, self.server.scorer(Request.read(body)))
         except BadRequest as error:
             self._send(HTTPStatus.BAD_REQUEST, {"error": str(error)})
         except OSError:

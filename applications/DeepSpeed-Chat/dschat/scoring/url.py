@@ -73,7 +73,8 @@ class UrlScores:
                         raise
                     logger.warning("%s %d responses have no score.", error, len(rows))
                     numbers += [math.nan] * len(rows)
-                    given_up = True  # the next requests are sent once, rather than waited for as long again
+                    # The next requests are sent once, rather than waited for as long again.
+                    given_up = given_up or isinstance(error.__cause__, Unanswered)
         return torch.tensor(numbers, device=rollout.input_ids.device)
 
     def _asked(self, body: str, count: int, patience: float | None) -> list[float]:
@@ -86,20 +87,21 @@ class UrlScores:
             try:
                 return _numbers(self._answer(body), count, self._settings.skips)
             except Unanswered as error:
-                problem, is_last = str(error), time.monotonic() + wait - begun > patience
+                cause: Exception = error
+                is_last = time.monotonic() + wait - begun > patience
                 remedy = (
                     "Start the server again (python -m dschat.scoring.serve) and go on with --resume_from_checkpoint, "
                     "or raise --reward_patience."
                 )
             except WrongAnswer as error:
                 wrong += 1
-                problem, is_last = str(error), wrong >= TRIES
+                cause, is_last = error, wrong >= TRIES
                 remedy = 'It must answer {"scores": [one finite number for each response]}, see docs/rewards.md.'
             if is_last:
                 remedy = "" if self._settings.skips else f" {remedy}"
-                raise UserError(f"{FLAG} {url}: {problem}. Asked {tries} times.{remedy}")
+                raise UserError(f"{FLAG} {url}: {cause}. Asked {tries} times.{remedy}") from cause
             if tries == 1:
-                logger.warning("%s %s: %s. It is asked again, for up to %g s.", FLAG, url, problem, patience)
+                logger.warning("%s %s: %s. It is asked again, for up to %g s.", FLAG, url, cause, patience)
             pause(wait)
             wait = min(2 * wait, LONGEST_WAIT)
 
@@ -148,11 +150,15 @@ def _numbers(answer: httpx2.Response, count: int, may_lack: bool) -> list[float]
         raise WrongAnswer('its answer has no list "scores"')
     if len(scores) != count:
         raise WrongAnswer(f"it answers {len(scores)} scores for {count} responses")
-    return [_number(score, place, may_lack) for place, score in enumerate(scores)]
+    why = f" ({' '.join(str(content['error']).split())[:200]})" if content.get("error") else ""
+    numbers = [_number(score, place, may_lack, why) for place, score in enumerate(scores)]
+    if missing := [number for number in numbers if not math.isfinite(number)]:
+        logger.warning("%s: %d of %d responses have no score%s.", FLAG, len(missing), count, why)
+    return numbers
 
 
-def _number(score: object, place: int, may_lack: bool) -> float:
-    wrong = WrongAnswer(f"score {place} of its answer is {repr(score)[:200]}, not a finite number")
+def _number(score: object, place: int, may_lack: bool, why: str) -> float:
+    wrong = WrongAnswer(f"score {place} of its answer is {repr(score)[:200]}, not a finite number{why}")
     if isinstance(score, bool) or not isinstance(score, int | float | None):
         raise wrong
     try:

@@ -31,23 +31,21 @@ MOST_KEPT = 10  # batches that a process writes down: where updates are skipped 
 COUNTED = "skipped/nonfinite"  # the metric: updates that were left out
 PARTS = ("losses", "gradients", "gradient norms")  # of an update, see `Trained.nonfinite`
 REMEDY = "Lower the learning rates, or use --dtype bf16 or fp32 if this is fp16."
-OWN_FUNCTIONS = "A --reward_function or --metric_function must return finite numbers."
-METRIC = "numbers of the metric function"
 
 
 class NonFinite:
     """What a run does with numbers that are not finite. Every rank must call its methods."""
 
-    def __init__(self, action: str, run: Run) -> None:
-        """Takes what to do, --on_nonfinite, and the run whose folder batches are written into."""
-        self._skips, self._run = action == "skip", run
+    def __init__(self, action: str, run: Run, remedies: Mapping[str, str] | None = None) -> None:
+        """Takes --on_nonfinite, the run that batches are written down for, and what helps by the numbers' name."""
+        self._skips, self._run, self._remedies = action == "skip", run, remedies or {}
 
     def in_rollout(
         self,
         batch: PPOBatch | ScoredRollout,
         update: int,
         bad_logits: Tensor | None = None,
-        metric: Tensor | None = None,
+        beside: Mapping[str, Tensor] | None = None,
     ) -> bool:
         """Whether a rollout must be left out.
 
@@ -55,12 +53,12 @@ class NonFinite:
             batch: of this rank; with its advantages, if they are known.
             update: optimiser updates so far.
             bad_logits: (B,) bool, rows that were sampled from logits that are not finite, if that is known.
-            metric: (B,) of the metric function, if there is one.
+            beside: (B,) of each of several sources of scores and of the metric function, by name.
 
         Raises:
             UserError: it must, and the run stops at that.
         """
-        return self.in_rows(bad_rows(batch, bad_logits, metric), update, lambda: tensors_of(batch))
+        return self.in_rows(bad_rows(batch, bad_logits, beside or {}), update, lambda: tensors_of(batch))
 
     def in_rows(
         self, found: Sequence[tuple[str, Tensor]], update: int, tensors: Callable[[], dict[str, Tensor]]
@@ -96,11 +94,11 @@ class NonFinite:
         seen = [engine.nonfinite == part for engine in engines.values() for part in PARTS]
         return self._meet(names, seen.index(True) if any(seen) else None, update, tensors, [])
 
-    def in_evaluation(self, metrics: Mapping[str, float], update: int, remedy: str = REMEDY) -> None:
+    def in_evaluation(self, metrics: Mapping[str, float], update: int) -> None:
         """Looks at means over all ranks. Raises UserError if the run stops at numbers that are not finite."""
         names = [name for name, number in metrics.items() if not math.isfinite(number)]
         if names:
-            self._stop_or_warn(f"{after(update)}, {', '.join(names)} of the evaluation is not finite.", remedy)
+            self._stop_or_warn(f"{after(update)}, {', '.join(names)} of the evaluation is not finite.", names)
 
     def _meet(
         self,
@@ -124,27 +122,30 @@ class NonFinite:
         written = rank() == owner and _write(folder, stem, tensors(), record)
         barrier()  # for as long as that takes: a process that ends would take the writing one with it
         kept = gather_objects(written)[owner]
-        remedy = OWN_FUNCTIONS if name in ("scores", METRIC) else REMEDY
-        self._stop_or_warn(f"{what}; the batch is in {folder / stem}.safetensors." if kept else f"{what}.", remedy)
+        self._stop_or_warn(f"{what}; the batch is in {folder / stem}.safetensors." if kept else f"{what}.", [name])
         return True
 
-    def _stop_or_warn(self, message: str, remedy: str) -> None:
+    def _stop_or_warn(self, message: str, names: Sequence[str]) -> None:
         if not self._skips:
+            known = (name.removeprefix("eval/").removeprefix("numbers of ") for name in names)
+            remedy = " ".join(self._remedies[name] for name in known if name in self._remedies) or REMEDY
             raise UserError(f"{message} {remedy} --on_nonfinite skip goes on without such batches.")
         if is_main():
             logger.warning("%s It is left out.", message)
 
 
 def bad_rows(
-    batch: PPOBatch | ScoredRollout, bad_logits: Tensor | None, metric: Tensor | None
+    batch: PPOBatch | ScoredRollout, bad_logits: Tensor | None, beside: Mapping[str, Tensor]
 ) -> list[tuple[str, Tensor]]:
     """What of a rollout is not finite, in the order in which it was computed: names, and (B,) bool for each.
 
     What lies off the response does not count. For the arguments see `NonFinite.in_rollout`.
     """
     found = [] if bad_logits is None else [("logits", bad_logits)]
+    others = [(f"numbers of {name}", ~torch.isfinite(x)) for name, x in beside.items()]
     if isinstance(batch, ScoredRollout):
-        found += [("ref_logprobs", _bad(batch.ref_logprobs, batch)), ("scores", ~torch.isfinite(batch.scores))]
+        found += [("ref_logprobs", _bad(batch.ref_logprobs, batch)), *others]
+        found += [("scores", ~torch.isfinite(batch.scores))]
     else:
         trajectory = batch.trajectory
         advantages = _bad(batch.advantages, batch)
@@ -153,6 +154,7 @@ def bad_rows(
             ("logprobs", _bad(trajectory.logprobs, batch)),
             ("ref_logprobs", _bad(trajectory.ref_logprobs, batch)),
             *([] if values is None else [("values", values)]),
+            *others,
             ("scores", ~torch.isfinite(trajectory.scores)),
             ("kl", _bad(batch.kl, batch)),
             ("rewards", _bad(batch.rewards, batch)),
@@ -160,7 +162,7 @@ def bad_rows(
             *([] if returns is None else [("advantages", advantages & returns), ("returns", returns)]),
             ("advantages", advantages),
         ]
-    return found if metric is None else [*found, (METRIC, ~torch.isfinite(metric))]
+    return found
 
 
 def _bad(x: Tensor, batch: PPOBatch | ScoredRollout) -> Tensor:

@@ -2,36 +2,46 @@
 """Checks before the first update: a few forward passes that catch what would otherwise train silently wrong."""
 
 import inspect
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dschat.data.examples import SFTExample
 from dschat.data.packing import collate_packed
 from dschat.errors import UserError
-from dschat.models.engines import Policy, Scalar, TrainedPolicy
+from dschat.models.engines import ModelEngine, Scalar, TrainedPolicy
+from dschat.models.lora import lora_config
 from dschat.models.packing import reads_positions
 from dschat.models.positions import position_ids
 from dschat.models.scalar import last_scores
 from dschat.rl.masked import last_true
 from dschat.rl.types import Trajectory, select_rows
 from dschat.rollouts.sampling import Sampling
-from dschat.run.distributed import device
+from dschat.run.distributed import device, first_over_ranks
+from dschat.run.random_states import random_states, set_random_states
 
 # Largest difference that rounding explains, by the precision of the forward pass; in units of the largest number that
 # goes into what is compared, and of 1 at least.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 ROWS = 2
 POSITIONS = 32
+WRONG = "The model's architecture is computed wrongly here, or actor and reference differ; please report the model."
+RANDOM = (
+    "Something in the model is random in training mode, such as dropout or noise of a router: an update would not see "
+    "the numbers that samples are drawn with. Set it to 0 in the model's config.json, or use another model."
+)
 
 
 @torch.no_grad()
 def check_policy(
-    engine: Policy, tokens: tuple[Tensor, Tensor], num_response: int, temperature: float, pad_id: int
+    engine: TrainedPolicy, tokens: tuple[Tensor, Tensor], num_response: int, temperature: float, pad_id: int
 ) -> None:
-    """Log-probs equal the model's own logits, and padding changes nothing.
+    """Log-probs equal the model's own logits; neither padding nor training mode changes them.
 
     Args:
         engine: of a PolicyModel.
@@ -60,11 +70,39 @@ def check_policy(
     logits = output.logits[:, -num_response - 1 : -1].float() / temperature
     own = logits.log_softmax(-1).gather(-1, input_ids[:, -num_response:, None]).squeeze(-1)
     size = float(torch.where(mask[..., None], logits.abs(), 0.0).max())
-    _require_close("log-probs", "those of the model's own logits", logprobs, own, mask, policy, size)
+    _require_close("log-probs", "those of the model's own logits", logprobs, own, mask, engine, size)
     padded_ids = F.pad(input_ids, (3, 2), value=pad_id)
     padded_mask = F.pad(attention_mask, (3, 2), value=False)
     padded, _ = engine(padded_ids, padded_mask, num_response + 2, temperature)
-    _require_close("log-probs with padding", "those without", padded[:, :num_response], logprobs, mask, policy, size)
+    _require_close("log-probs with padding", "those without", padded[:, :num_response], logprobs, mask, engine, size)
+    check_modes(engine, "log-probs", mask, lambda: engine(input_ids, attention_mask, num_response, temperature)[0])
+
+
+@torch.no_grad()
+def check_modes(engine: ModelEngine, what: str, mask: Tensor, forward: Callable[[], Tensor]) -> None:
+    """Training mode gives the numbers of evaluation mode. Mode and random states are afterwards what they were.
+
+    Args:
+        engine: of any model; of one that is not trained, or with dropout that a flag asks for, nothing is compared.
+        what: the numbers are, for messages.
+        mask: bool, which of them count.
+        forward: a pass of the engine → its numbers, of the mask's shape.
+
+    Raises:
+        UserError: they differ by more than rounding.
+    """
+    config, trains = lora_config(engine.module.inner), any(p.requires_grad for p in engine.module.parameters())
+    if not trains or (config is not None and config.lora_dropout):
+        return
+    states, restore = random_states(), engine.train if engine.module.training else engine.eval
+    engine.train()
+    trained = forward()
+    engine.eval()
+    evaluated = forward()
+    restore()
+    set_random_states(states)
+    what, size = f"{what} in training mode", float(torch.where(mask, evaluated.abs(), 0.0).max())
+    _require_close(what, "those in evaluation mode", trained, evaluated, mask, engine, size, RANDOM)
 
 
 @torch.no_grad()
@@ -93,6 +131,7 @@ def check_packing(engine: TrainedPolicy, examples: Sequence[SFTExample], pad_id:
         parts.append(engine(batch["input_ids"], None, batch["targets"], with_entropy=False)[0])
     alone = torch.cat(parts)
     difference, size = float((together - alone).abs().max()), float(alone.abs().max())
+    check_weights(engine, difference)
     if not difference <= TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, size):
         raise UserError(
             f"--packing: log-probs differ by up to {difference:.3g} from those of an example alone. {remedy}"
@@ -105,7 +144,7 @@ def _on_device(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> None:
-    """Scores equal the Hugging Face classifier's own, and padding on either side changes nothing.
+    """Scores equal the Hugging Face classifier's own; neither padding on either side nor training mode changes them.
 
     Args:
         engine: of a ScalarModel.
@@ -127,15 +166,16 @@ def check_scalar(engine: Scalar, tokens: tuple[Tensor, Tensor], pad_id: int) -> 
     )
     every = torch.ones_like(scores, dtype=torch.bool)
     theirs = own.logits[:, 0].float()
-    _require_close("scores", "those of the classifier's own forward", scores, theirs, every, model, size)
+    _require_close("scores", "those of the classifier's own forward", scores, theirs, every, engine, size)
     padded_mask = F.pad(attention_mask, (3, 2), value=False)
     padded = last_scores(engine(F.pad(input_ids, (3, 2), value=pad_id), padded_mask), padded_mask)
-    _require_close("scores with padding", "those without", padded, scores, every, model, size)
+    _require_close("scores with padding", "those without", padded, scores, every, engine, size)
+    check_modes(engine, "scores", attention_mask, lambda: engine(input_ids, attention_mask))
 
 
 @torch.no_grad()
 def check_rollout(
-    actor: Policy, trajectory: Trajectory, sampling: Sampling, drawn_logprobs: Tensor | None = None
+    actor: TrainedPolicy, trajectory: Trajectory, sampling: Sampling, drawn_logprobs: Tensor | None = None
 ) -> None:
     """Before the first update, the ratio is 1, the KL to the reference 0, and every sampled token was allowed.
 
@@ -149,20 +189,17 @@ def check_rollout(
         UserError: one of them does not hold.
     """
     rollout, mask, temperature = trajectory.rollout, trajectory.response_mask, sampling.temperature
-    policy = actor.module
     check_policy(actor, (rollout.input_ids, rollout.attention_mask), mask.shape[1], temperature, sampling.pad_id)
     part = select_rows(rollout, torch.arange(min(ROWS, len(mask)), device=mask.device))
     again, _ = actor(part.input_ids, part.attention_mask, mask.shape[1], temperature)
     stored = trajectory.logprobs[: len(again)]
     size = float(torch.where(mask, trajectory.logprobs, 0.0).abs().max())
-    _require_close("log-probs at the update", "those of the rollout", again, stored, part.response_mask, policy, size)
+    _require_close("log-probs at the update", "those of the rollout", again, stored, part.response_mask, actor, size)
     if drawn_logprobs is not None:
-        what = "log-probs of the drawing pass"
-        _require_close(
-            what, "those of the actor", drawn_logprobs[: len(again)], again, part.response_mask, policy, size
-        )
+        what, drawn = "log-probs of the drawing pass", drawn_logprobs[: len(again)]
+        _require_close(what, "those of the actor", drawn, again, part.response_mask, actor, size)
     own, others = trajectory.logprobs, trajectory.ref_logprobs
-    _require_close("actor's log-probs", "the reference's", own, others, mask, policy, size)
+    _require_close("actor's log-probs", "the reference's", own, others, mask, actor, size)
     for token_id in sampling.forbidden:
         if bool(((rollout.response_ids == token_id) & mask).any()):
             raise UserError(f"self-check: the policy sampled token {token_id}, a pad or BOS token.")
@@ -180,14 +217,35 @@ def _keep_logits(causal_lm: nn.Module, count: int) -> dict[str, int]:
 
 
 def _require_close(
-    what: str, expected_what: str, x: Tensor, y: Tensor, mask: Tensor, model: nn.Module, size: float
+    what: str, others: str, x: Tensor, y: Tensor, mask: Tensor, engine: ModelEngine, size: float, cause: str = WRONG
 ) -> None:
     """Raises UserError where x and y differ on the mask by more than rounding of numbers of this size explains."""
     difference = float(torch.where(mask, (x - y).abs(), 0.0).max()) if mask.numel() else 0.0
-    tolerance = TOLERANCE[next(model.parameters()).dtype] * max(1.0, size)
+    tolerance = TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, size)
+    check_weights(engine, difference)
     if not difference <= tolerance:
         raise UserError(
-            f"self-check: {what} differ from {expected_what} by up to {difference:.3g} (rounding explains "
-            f"{tolerance:g}). The model's architecture is computed wrongly here, or actor and reference differ; "
-            "please report the model. --no_self_checks skips this check."
+            f"self-check: {what} differ from {others} by up to {difference:.3g} (rounding explains {tolerance:g}). "
+            f"{cause} --no_self_checks skips this check."
         )
+
+
+def check_weights(engine: ModelEngine, number: float) -> None:
+    """Where a number of a forward pass is not finite on some rank, the weights are. Every rank must call it.
+
+    Args:
+        engine: that gave the number.
+        number: of this rank.
+
+    Raises:
+        UserError: a weight is not finite; names it and its file.
+    """
+    if first_over_ranks(None if math.isfinite(number) else 0) is None:
+        return
+    bad = [name for name, x in engine.whole_weights() if not bool(torch.isfinite(x).all())]
+    if bad:
+        name, where = bad[0].removeprefix("inner.").replace(".base_layer.", "."), engine.module.inner.name_or_path
+        for file in sorted(Path(where).glob("*.safetensors")):
+            with safe_open(file, "pt") as content:
+                where = str(file) if name in content.keys() else where
+        raise UserError(f"self-check: {name} of {where} holds numbers that are not finite. Fetch or train it again.")

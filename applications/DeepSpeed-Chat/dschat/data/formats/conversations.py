@@ -12,6 +12,7 @@ from dschat.data.formats.rows import DataKeys, Row, check_text, kind_of
 from dschat.errors import UserError
 
 QUOTED = 60  # characters of a message in an error
+PROMPT_MESSAGES = "prompt_messages"  # column of results: the messages of which a chat template made the prompt
 
 Messages = list[dict[str, Any]]
 
@@ -87,22 +88,29 @@ def message_lists_row(raw: dict[str, Any], keys: DataKeys, answered: str, origin
     return Row(None, shared, last.get(answered), last.get(keys.rejected), raw, origin)
 
 
-def check_messages(messages: Any, column: str, flag: str, origin: str) -> Messages:
+def dialogue_text(messages: Messages) -> str:
+    """Messages for people to read: the user's only one as it is, others behind their roles."""
+    if [message["role"] for message in messages] == ["user"]:
+        return str(messages[0]["content"])
+    return "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in messages)
+
+
+def check_messages(messages: Any, column: str, flag: str | None, origin: str) -> Messages:
     """The messages of a column, each an object with the texts role and content.
 
     Raises:
-        UserError: they are none; names the row, the column and the flag that names another one.
+        UserError: they are none; names the row, the column and the flag, if there is one, that names another one.
     """
+    remedy = "correct the row" + (f", or name the conversation's column with {flag}" if flag else "")
     if not isinstance(messages, list) or not messages:
         raise UserError(
             f"{origin}: column {column!r} must hold a non-empty list of messages, each with role and content; "
-            f"correct the row, or name the conversation's column with {flag}."
+            f"{remedy}."
         )
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
             raise UserError(
-                f"{origin}: message {number} of {column!r} must be an object with role and content; correct the row, "
-                f"or name another column with {flag}."
+                f"{origin}: message {number} of {column!r} must be an object with role and content; {remedy}."
             )
         for name in ("role", "content"):
             check_text(message.get(name), f"{name} of message {number} in {column!r}", origin)

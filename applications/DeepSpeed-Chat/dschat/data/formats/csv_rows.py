@@ -45,8 +45,10 @@ def csv_rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"{file}:{line + 1}: not readable as CSV ({error}); correct the quotes of that row."
             ) from error
         except UnicodeDecodeError as error:
+            with opened(file) as again:  # the reader decodes many lines at a time
+                bad = next(n for n, one in enumerate(again, start=1) if one.decode("utf-8", "ignore").encode() != one)
             raise UserError(
-                f"{file}: not readable as UTF-8 behind line {line} ({error}); save it as UTF-8."
+                f"{file}:{bad}: not readable as UTF-8 ({error.reason}); save the file as UTF-8."
             ) from error
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import Any
 
 from dschat.common.progress import progress
+from dschat.data.examples import empty_responses
 from dschat.data.formats.formats import format_of
 from dschat.data.formats.registry import find_known
 from dschat.data.formats.rows import DataKeys, Row
-from dschat.data.inspect.columns import describe_columns
 from dschat.data.inspect.histogram import summary, text_histogram
 from dschat.data.inspect.special import RowTokens, row_tokens, special_notes
 from dschat.data.inspect.steps import Settings, examples_of
@@ -22,8 +23,7 @@ from dschat.data.sources import Source, load_source
 from dschat.data.splits import STEPS, split_part
 from dschat.errors import UserError
 
-if TYPE_CHECKING:
-    pass
+MAX_COLUMNS = 60  # lines of a description
 
 Shares = Mapping[str, Sequence[Sequence[Row]]]  # training, evaluation → the rows of each step
 
@@ -80,6 +80,7 @@ def _describe_rows(path: str, source: Source, keys: DataKeys) -> list[str]:
         *([f"published  {known.train_rows:,} training, {known.eval_rows or 0:,} evaluation"] if known else []),
         f"format     {_counted(Counter(format_of(row.extra, keys) for row in rows))}",
         f"responses  {_counted(Counter(map(_responses, rows)))}",
+        *([f"empty      {empty}"] if (empty := empty_responses(rows)) else []),
         f"skipped    {_counted(source.dropped) or 'none'}",
     ]
 
@@ -174,3 +175,43 @@ def _histogram(lengths: Sequence[int]) -> list[str]:
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in counts.items())
+
+
+def describe_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Lines "name  type number, type number", nested columns as "info.post" and "summaries[].text".
+
+    One line per column, in the order of their first appearance, at most MAX_COLUMNS and one that says how many were
+    left out. Types: text, text (empty), number, true/false, null, list, object, or the name of another.
+    """
+    found: dict[str, Counter[str]] = {}
+    for row in rows:
+        for name, kind in _flatten("", row):
+            found.setdefault(name, Counter())[kind] += 1
+    shown = dict(islice(found.items(), MAX_COLUMNS))
+    width = max(map(len, shown), default=0)
+    lines = [
+        f"{name:{width}}  {', '.join(f'{kind} {count}' for kind, count in kinds.most_common())}"
+        for name, kinds in shown.items()
+    ]
+    if len(found) > MAX_COLUMNS:
+        lines.append(f"... and {len(found) - MAX_COLUMNS} more")
+    return lines
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """(column, type) of a value and of everything in it; the row itself has no name."""
+    if name:
+        yield name, _type(value)
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flatten(f"{name}.{key}" if name else str(key), item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _flatten(f"{name}[]", item)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, str):
+        return "text" if value else "text (empty)"
+    names = {type(None): "null", bool: "true/false", int: "number", float: "number", list: "list", dict: "object"}
+    return names.get(type(value), type(value).__name__)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dschat.common.lock import Lock
 from dschat.common.script import flag
 from dschat.data.formats.rows import DataKeys
 from dschat.data.prepared.folder import PLOT, SKIPPED, STAGES
@@ -57,7 +59,7 @@ def run_prepare(
     """Prepares a source; returns what was made of it, in lines.
 
     Raises:
-        UserError: a flag out of range; or see `dschat.data.prepared.make.prepare`.
+        UserError: a flag out of range; another process writes the folder; or see `dschat.data.prepared.make.prepare`.
     """
     from dschat.data.prepared.filters import Limits
     from dschat.data.prepared.make import Preparation, Target, prepare
@@ -83,7 +85,9 @@ def run_prepare(
         keys,
     )
     target = Target(Path(arguments.output), arguments.format, arguments.save_skipped, arguments.overwrite)
-    info = prepare(path, preparation, target, tokenizer, arguments.tokenizer, end_id)
+    place = target.folder.resolve()
+    with closing(Lock(place.with_name(f".{place.name}.lock"), f"--output {target.folder}")):
+        info = prepare(path, preparation, target, tokenizer, arguments.tokenizer, end_id)
     return "\n".join([f"{path} is prepared in {target.folder}", *(f"  {line}" for line in summary_of(info))])
 
 

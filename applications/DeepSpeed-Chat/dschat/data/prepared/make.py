@@ -11,19 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.examples import require_both_responses
 from dschat.data.formats.registry import find_known
-from dschat.data.formats.rows import DataKeys, RawSource, Row
+from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.parallel import Encoder, encode_rows, workers_for
 from dschat.data.prepared.filters import Filter, Limits
-from dschat.data.prepared.folder import PreparedExample, Stage, foreign_entry
+from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
-from dschat.data.sources import open_source, read_rows
-from dschat.data.splits import parse_fractions, split_bounds
+from dschat.data.shares import read_share
+from dschat.data.sources import open_source
 from dschat.data.stored import StoredExamples, is_plain, table_of
 from dschat.errors import UserError
 
@@ -50,7 +48,8 @@ class Preparation:
         stage: finetune reads the first part of `data_split`, preference the second.
         limits: which rows are kept.
         data_split: parts of the rows, as in training.
-        shuffle: draw the parts by `seed`, as training does; else they follow each other in the files.
+        shuffle: draw the parts, and what is held out, by `seed`, as training does; else they follow each other in the
+            files.
         seed: of the shuffle.
         num_samples: of training and of test rows, the first so many of the part; None = all.
         validation_percentage: part of the kept training rows, the first, that becomes the validation split.
@@ -97,8 +96,10 @@ def prepare(
             left.
     """
     _check_output(path, target, preparation.keys)
-    raw, train, test, unusable = read_rows(path, preparation.keys, show=True)
-    rows = {"train": _part(train, preparation), "test": _part(test or [], preparation)}
+    step, seed = 1 + STAGES.index(preparation.stage), preparation.seed if preparation.shuffle else None
+    share = read_share([path], preparation.keys, preparation.data_split, step, seed, show=True)
+    (source,), most = share.sources, preparation.num_samples
+    rows = {"train": share.train[:most], "test": share.eval[:most]}
     read = {split: len(part) for split, part in rows.items()}
     filtered = Filter(preparation.stage, preparation.limits)
     dropped: dict[str, Counter[str]] = {"train": Counter(), "test": Counter()}
@@ -117,14 +118,18 @@ def prepare(
         "format": target.format,
         "mask_prompt": preparation.mask_prompt,
         "arguments": {"source": path, **asdict(preparation), "save_skipped": target.save_skipped},
-        "source": {"name": raw.name, "hub": raw.hub, "sha256": {str(file): file_hash(file) for file in raw.files}},
+        "source": {
+            "name": source["name"],
+            "hub": source.get("hub"),
+            "sha256": {str(file): file_hash(file) for file in share.files},
+        },
         "tokenizer": {"name": name, "fingerprint": tokenizer_fingerprint(tokenizer)},
         "end_id": end_id,
         "read": read,
-        "unusable": unusable,
+        "unusable": source["dropped"],
         "left_out": {split: dict(counts) for split, counts in dropped.items()},
         "kept": {split: len(part) for split, part in splits.items() if part},
-        "example_prompt": _example_prompt(path, raw, splits["train"][0], tokenizer),
+        "example_prompt": _example_prompt(path, source["name"], splits["train"][0], tokenizer),
     }
     write_folder(target.folder.resolve(), info, splits, filtered.skipped if target.save_skipped else None)
     return info
@@ -192,19 +197,6 @@ def prepared_examples(
     return examples, dropped
 
 
-def _part(rows: Sequence[Row], preparation: Preparation) -> list[Row]:
-    """The rows of the stage: its part of `data_split`, in the order of the shuffle, if any."""
-    part = 0 if preparation.stage == "finetune" else 1
-    fractions = parse_fractions(preparation.data_split)
-    if len(fractions) <= part:
-        raise UserError(f"--data_split {preparation.data_split}: give two parts, like 1,1 (finetune, preference).")
-    bounds = split_bounds(len(rows), fractions)
-    order = np.arange(len(rows), dtype=np.uint32)
-    if preparation.shuffle:
-        np.random.RandomState(preparation.seed).shuffle(order)
-    return [rows[i] for i in order[bounds[part] : bounds[part + 1]][: preparation.num_samples]]
-
-
 def _encode(
     rows: Sequence[Row],
     split: str,
@@ -228,9 +220,9 @@ def _encode(
 
 
 def _example_prompt(
-    path: str, raw: RawSource, first: PreparedExample, tokenizer: PreTrainedTokenizerBase
+    path: str, name: str, first: PreparedExample, tokenizer: PreTrainedTokenizerBase
 ) -> Mapping[str, object]:
-    known = find_known(path) or find_known(raw.name)
+    known = find_known(path) or find_known(name)
     prompt = EXAMPLE_PROMPTS.get(known.name if known else "", first.prompt)
     (ids,) = encode_prompts(tokenizer, [Row(prompt, None, None, None, {}, "")])
     return {"prompt": prompt, "input_ids": ids, "attention_mask": [1] * len(ids)}

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file of votes: every vote is on the disk before the next question, and several raters may write at a time."""
 
-import fcntl
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from dschat.common.journal import make_writable
 from dschat.common.jsonl import read_rows, write_rows
+from dschat.common.lock import Lock
 from dschat.errors import UserError
 from dschat.evaluation.pairs.comparisons import Comparison, comparison_of
 from dschat.evaluation.pairs.responses import Pair
@@ -35,7 +34,7 @@ class VoteFile:
     @contextmanager
     def changed(self) -> Iterator[list[Comparison]]:
         """The votes, which nobody else can change meanwhile; what was done to the list is written at the end."""
-        with self._locked():
+        with closing(Lock(self.path.with_name(f".{self.path.name}.lock"), f"{FLAG} {self.path}", waits=True)):
             votes = self.votes()
             before = list(votes)
             yield votes
@@ -60,19 +59,3 @@ class VoteFile:
         if not self.path.exists() or self.path.stat().st_size == 0:
             return []
         return [(origin, comparison_of(row, origin)) for origin, row in read_rows(self.path, FLAG)]
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Holds the lock of the file that is at the path now: each change replaces the file, and the lock with it."""
-        while True:
-            try:
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-            except OSError as error:
-                raise UserError(f"{FLAG} {self.path}: cannot be written: {error}") from error
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if self.path.exists() and os.path.samestat(os.fstat(descriptor), self.path.stat()):
-                    yield
-                    return
-            finally:
-                os.close(descriptor)

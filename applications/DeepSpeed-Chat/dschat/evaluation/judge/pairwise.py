@@ -2,7 +2,7 @@
 """Judging pairs of responses by a language model, in both orders and several at a time."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,15 @@ def questions_of(pair: Pair, setup: Setup) -> dict[Side, Question]:
 def control_question(rubric: Rubric) -> Question:
     """A question that no server has a reason to refuse: a short prompt and two responses."""
     return _question(rubric, *HARMLESS)
+
+
+def has_verdict(reply: Reply) -> bool:
+    """Whether an answer can be read as a verdict."""
+    try:
+        _read(reply)
+    except UnreadableAnswer:
+        return False
+    return True
 
 
 def judge_pair(pair: Pair, setup: Setup, ask: Ask) -> Comparison:
@@ -128,15 +137,15 @@ def judge_pairs(
 def _judge_order(question: Question, first: Side, rubric: Rubric, ask: Ask) -> dict[str, Any]:
     """The verdict in one order; invalid if neither the answer nor its repair can be read."""
     order: dict[str, Any] = {"first": first, "verdict": "invalid", "aspects": {}, "reason": "", "repaired": False}
-    reply: Reply | None = None
+    reply, criteria = None, rubric.criteria if rubric.separate else ()
     try:
         reply = ask(question)
         try:
-            reading = _read(reply, rubric)
+            reading = _read(reply, criteria)
         except UnreadableAnswer as problem:
             order |= {"repaired": True, "first_reply": reply.text or reply.refusal}
             reply = ask(_repair(question, reply, problem, rubric))
-            reading = _read(reply, rubric)
+            reading = _read(reply, criteria)
     except (UnreadableAnswer, TextRefused) as problem:
         order["problem"] = f"{problem}; {reply.flaw}" if reply is not None and reply.flaw else str(problem)
     else:
@@ -148,10 +157,10 @@ def _judge_order(question: Question, first: Side, rubric: Rubric, ask: Ask) -> d
     return order
 
 
-def _read(reply: Reply, rubric: Rubric) -> Reading:
+def _read(reply: Reply, criteria: Iterable[str] = ()) -> Reading:
     if reply.refusal:
         raise UnreadableAnswer("the judge refused")
-    return read_answer(reply.text, rubric.criteria if rubric.separate else ())
+    return read_answer(reply.text, criteria)
 
 
 def _question(rubric: Rubric, prompt: str, first: str, second: str) -> Question:

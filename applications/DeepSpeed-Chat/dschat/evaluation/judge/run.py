@@ -15,7 +15,7 @@ from dschat.common.progress import progress
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Spending, estimated_tokens
 from dschat.evaluation.judge.flags import AskingOptions, JudgeOptions, parse_flags
-from dschat.evaluation.judge.pairwise import Setup, control_question, judge_pairs, questions_of
+from dschat.evaluation.judge.pairwise import Setup, control_question, has_verdict, judge_pairs, questions_of
 from dschat.evaluation.judge.question import Form
 from dschat.evaluation.judge.rubric_file import read_rubric
 from dschat.evaluation.judge.rubrics import RUBRICS
@@ -77,7 +77,7 @@ def judge(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> tuple[
 
 
 def _cache(options: AskingOptions) -> ReplyCache:
-    return ReplyCache(options.cache or options.output.parent / ".judge-cache")
+    return ReplyCache(options.cache or options.output.parent / ".judge-cache", has_verdict)
 
 
 def _report_invalid(rows: Sequence[dict[str, Any]], options: AskingOptions) -> None:

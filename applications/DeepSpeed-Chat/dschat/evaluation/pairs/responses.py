@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dschat.common.jsonl import read_rows, text_of
+from dschat.data.formats.conversations import PROMPT_MESSAGES, check_messages, dialogue_text
 from dschat.errors import UserError
 
 REMEDY = "both files must answer the same prompts. Sample both with the same command and seed."
@@ -20,7 +21,7 @@ REMEDY = "both files must answer the same prompts. Sample both with the same com
 class Response:
     """A model's response to one prompt."""
 
-    prompt: str
+    prompt: str  # where a chat template wrote it, the messages without its marks
     response: str
     reward: float | None  # the reward model's score; None where the file gives none
     origin: str  # "file:line"
@@ -39,10 +40,15 @@ class Pair:
 
 
 def read_responses(path: Path, flag: str) -> list[Response]:
-    """Reads a file of rows with prompt, response and, optionally, reward; raises UserError for anything else."""
+    """Reads a file of rows with prompt, response and, optionally, reward; raises UserError for anything else.
+
+    Of rows with the prompt's messages, the prompt is what these say.
+    """
     responses = []
     for origin, row in read_rows(path, flag):
         prompt, response = text_of(row, "prompt", origin), text_of(row, "response", origin)
+        if row.get(PROMPT_MESSAGES) is not None:
+            prompt = dialogue_text(check_messages(row[PROMPT_MESSAGES], PROMPT_MESSAGES, None, origin))
         responses.append(Response(prompt, response, number_of(row, "reward", origin), origin, row))
     return responses
 

@@ -22,6 +22,7 @@ INVALID = "invalid"  # status of a program that could not be run, which says not
 class SolvedProblem:
     """A problem's programs."""
 
+    dataset: str  # name of the published set; empty for others
     difficulty: str  # empty where the data set names none
     samples: int  # that were run
     passed: int  # all tests
@@ -32,6 +33,7 @@ class PassRates:
     """pass@k of one model on the problems of one difficulty."""
 
     model: str
+    dataset: str  # of all its problems; empty where that is no published one, or there are several
     difficulty: str
     problems: int
     rates: dict[int, Rate | None]  # k → rate with a bootstrap interval over problems; None without enough samples
@@ -48,29 +50,26 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
-def pass_rates(files: Sequence[Path], ks: Sequence[int]) -> list[PassRates]:
+def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> list[PassRates]:
     """Every file's rates, by difficulty and over all problems.
 
     Args:
         files: from inference/inference_with_programs.py; a file's name is its model's.
         ks: numbers of programs.
+        dataset: of rows that name none.
 
     Raises:
         UserError: a file is missing or holds something else.
     """
     found = []
     for file in files:
-        problems = read_problems(file)
+        problems = [_problem(row, dataset, origin) for origin, row in read_rows(file, FLAG)]
+        of = problems[0].dataset if len({problem.dataset for problem in problems}) == 1 else ""
         named = list(dict.fromkeys(problem.difficulty for problem in problems if problem.difficulty))
         for difficulty in [*named, ALL]:
             chosen = [problem for problem in problems if difficulty in (ALL, problem.difficulty)]
-            found.append(PassRates(file.stem, difficulty, len(chosen), {k: _rate(chosen, k) for k in ks}))
+            found.append(PassRates(file.stem, of, difficulty, len(chosen), {k: _rate(chosen, k) for k in ks}))
     return found
-
-
-def read_problems(file: Path) -> list[SolvedProblem]:
-    """The problems of a file of results; raises UserError where it holds something else."""
-    return [_problem(row, origin) for origin, row in read_rows(file, FLAG)]
 
 
 def holds_programs(row: dict[str, Any]) -> bool:
@@ -78,12 +77,13 @@ def holds_programs(row: dict[str, Any]) -> bool:
     return "samples" in row
 
 
-def _problem(row: dict[str, Any], origin: str) -> SolvedProblem:
+def _problem(row: dict[str, Any], dataset: str, origin: str) -> SolvedProblem:
     samples = row.get("samples")
     if not isinstance(samples, list) or not all(isinstance(s, dict) and "status" in s for s in samples):
         raise UserError(f"{origin}: column 'samples' must be a list of objects with a status; correct the row.")
     statuses = [sample["status"] for sample in samples if sample["status"] != INVALID]
-    return SolvedProblem(text_of(row, "difficulty", origin), len(statuses), statuses.count("passed"))
+    named = text_of({"dataset": ""} | row, "dataset", origin) or dataset
+    return SolvedProblem(named, text_of(row, "difficulty", origin), len(statuses), statuses.count("passed"))
 
 
 def _rate(problems: Sequence[SolvedProblem], k: int) -> Rate | None:

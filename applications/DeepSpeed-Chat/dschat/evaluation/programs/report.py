@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pass@k as a table, beside the published rows of APPS."""
+"""pass@k as a table; on APPS beside the published rows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dschat.common.tables import text_table
+from dschat.data.formats.registry import find_known
 from dschat.errors import UserError
 from dschat.evaluation.programs.pass_at_k import PassRates, pass_rates
 
-# Problems of APPS's test set.
+APPS = "apps"  # its name in `dschat.data.formats.registry`
+# Problems of its test set.
 NUMBERS = {"interview": 3000, "introductory": 1000, "competition": 1000}
 # Chai et al., ICLR 2025: pass@1 and pass@5 in per cent, PPO and MA-PPO (n = 10), by difficulty and over all problems.
 PUBLISHED = {
@@ -36,14 +38,14 @@ PUBLISHED = {
 
 
 def pass_table(found: Sequence[PassRates]) -> str:
-    """The rates in per cent with 95 % intervals; below them, where problems are APPS's, what is published."""
+    """The rates in per cent with 95 % intervals; below them, where all are on APPS, what is published."""
     ks = list(found[0].rates)
     rows = []
     for each in found:
         rates = ["–" if rate is None else rate.text() for rate in each.rates.values()]
         rows.append([each.model, each.difficulty, str(each.problems), *rates])
     table = text_table(["model", "difficulty", "problems", *(f"pass@{k}, %" for k in ks)], rows)
-    if not any(each.difficulty in NUMBERS for each in found):
+    if any(each.dataset != APPS for each in found):
         return table
     numbers = NUMBERS | {"all": sum(NUMBERS.values())}
     published = [
@@ -55,9 +57,13 @@ def pass_table(found: Sequence[PassRates]) -> str:
     return f"{table}\n\n{text_table(head, published)}"
 
 
-def write_pass_report(files: Sequence[Path], output_dir: Path) -> str:
-    """Writes `report.json` with pass@1 and pass@5; returns the table. Raises UserError where that is not possible."""
-    found = pass_rates(files, (1, 5))
+def write_pass_report(files: Sequence[Path], output_dir: Path, dataset: str = "") -> str:
+    """Writes `report.json` with pass@1 and pass@5; returns the table. Raises UserError where that is not possible.
+
+    `dataset` is that of rows that name none.
+    """
+    known = find_known(dataset)
+    found = pass_rates(files, (1, 5), known.name if known else "")
     rows = [
         asdict(each) | {"rates": {f"pass@{k}": rate and asdict(rate) for k, rate in each.rates.items()}}
         for each in found

@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dschat.common.pictures import COLOURS, MARKERS, Interval, interval_line, plain_axes, plain_legend, png, short
-from dschat.common.statistics import Rate
 from dschat.evaluation.text.results import PolicyResult, RewardResult
 
 Line = tuple[str, Sequence[Interval]]  # label → an estimate for each model
@@ -24,7 +23,7 @@ def draw_results(policies: Sequence[PolicyResult], rewards: Sequence[RewardResul
         charts.append(("ROUGE against the data's responses", "F1", policies, lines))
     if rewards:
         charts.append(("Loss of the reward model", "nats per pair", rewards, [("", [each.loss for each in rewards])]))
-        accuracy = [_per_cent(each.accuracy) for each in rewards]
+        accuracy = [each.accuracy.per_cent for each in rewards]
         charts.append(("Accuracy of the reward model", "%", rewards, [("", accuracy)]))
     figure = Figure(figsize=(5.2 * len(charts), 4.2), dpi=120, layout="constrained")
     for ax, (title, y, results, lines) in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
@@ -46,8 +45,3 @@ def _draw(ax: Axes, title: str, y: str, models: Sequence[tuple[str, int | None]]
         ax.margins(x=0.2)
     if len(lines) > 1:
         plain_legend(ax)
-
-
-def _per_cent(rate: Rate) -> Rate:
-    low, high = (None if end is None else 100 * end for end in (rate.low, rate.high))
-    return Rate(100 * rate.value, low, high)

@@ -8,14 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dschat.common.statistics import Rate
 from dschat.common.tables import markdown_table
 from dschat.errors import UserError
 from dschat.evaluation.text.plot import draw_results
 from dschat.evaluation.text.results import PolicyResult, RewardResult
 
 NAME = "report"
-INTERVALS = "[ ] holds 95 %, over texts."
+INTERVALS = "[ ] holds 95 %, over texts: a percentile bootstrap; of accuracies, Wilson's interval."
 Result = PolicyResult | RewardResult
 
 
@@ -62,7 +61,7 @@ def _policy_table(results: Sequence[PolicyResult]) -> str:
     rows = []
     for each in results:
         cells = _first_cells(each, results) + [str(each.rows), str(each.tokens)]
-        cells += [_interval(each.loss, 4), _interval(each.perplexity, 2)]
+        cells += [each.loss.text(4), each.perplexity.text(2)]
         if drawn:
             cells += [*(score.text() for score in each.rouge.values()), f"{each.length:.1f}"]
         rows.append(cells)
@@ -83,10 +82,3 @@ def _updates(results: Sequence[Result]) -> list[str]:
 
 def _first_cells(each: Result, results: Sequence[Result]) -> list[str]:
     return [each.model, *(["–" if each.update is None else str(each.update)] if _updates(results) else [])]
-
-
-def _interval(rate: Rate, digits: int) -> str:
-    value = f"{rate.value:.{digits}f}"
-    if rate.low is None or rate.high is None:
-        return value
-    return f"{value} [{rate.low:.{digits}f}, {rate.high:.{digits}f}]"

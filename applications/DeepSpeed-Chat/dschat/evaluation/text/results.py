@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dschat.common.statistics import MeanInterval, Rate, bootstrap_ratio, mean_interval, wilson
+from dschat.common.statistics import MeanInterval, Rate, bounded_interval, wilson
 from dschat.evaluation.text.rouge import NAMES
 
 Row = Mapping[str, Any]  # of a result file
@@ -30,15 +30,15 @@ class PolicyResult:
     update: int | None
     rows: int
     tokens: int
-    loss: Rate
+    loss: MeanInterval
     rouge: dict[str, MeanInterval]
     length: float | None
 
     @property
-    def perplexity(self) -> Rate:
+    def perplexity(self) -> MeanInterval:
         """exp of the loss and of its interval's ends."""
         low, high = (None if end is None else _exp(end) for end in (self.loss.low, self.loss.high))
-        return Rate(_exp(self.loss.value), low, high)
+        return MeanInterval(_exp(self.loss.value), low, high)
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,17 @@ def policy_result(rows: Sequence[Row]) -> PolicyResult:
         rows: at least one, each with `model`, `update`, `loss_sum` (nats) and `loss_tokens`; and where responses were
             drawn `response_tokens`, rouge1, rouge2 and rougeL.
     """
-    sums = {number: (float(row["loss_sum"]), int(row["loss_tokens"])) for number, row in enumerate(rows)}
-    totals, tokens = [total for total, _ in sums.values()], sum(number for _, number in sums.values())
-    loss = bootstrap_ratio(sums) if all(map(math.isfinite, totals)) else Rate(sum(totals) / tokens)
-    assert loss is not None
+    sums = [(float(row["loss_sum"]), int(row["loss_tokens"])) for row in rows]
+    total, tokens = (sum(column) for column in zip(*sums, strict=True))
+    loss = bounded_interval(sums) if math.isfinite(total) else MeanInterval(total / tokens)
     drawn = "rouge1" in rows[0]
     return PolicyResult(
         model=rows[0]["model"],
         update=rows[0]["update"],
         rows=len(rows),
-        tokens=tokens,
+        tokens=int(tokens),
         loss=loss,
-        rouge={name: mean_interval([row[name] for row in rows]) for name in NAMES} if drawn else {},
+        rouge={name: bounded_interval([(row[name], 1) for row in rows]) for name in NAMES} if drawn else {},
         length=sum(row["response_tokens"] for row in rows) / len(rows) if drawn else None,
     )
 
@@ -80,8 +79,9 @@ def reward_result(rows: Sequence[Row]) -> RewardResult:
     margins = [row["chosen_score"] - row["rejected_score"] for row in rows]
     accuracy = wilson(sum(margin > 0 for margin in margins), len(margins))
     assert accuracy is not None
-    losses = [_softplus(-margin) for margin in margins]
-    loss = mean_interval(losses) if all(map(math.isfinite, losses)) else MeanInterval(sum(losses) / len(losses))
+    losses = [(_softplus(-margin), 1) for margin in margins]
+    total = sum(loss for loss, _ in losses)
+    loss = bounded_interval(losses) if math.isfinite(total) else MeanInterval(total / len(losses))
     return RewardResult(rows[0]["model"], rows[0]["update"], len(rows), loss, accuracy)
 
 

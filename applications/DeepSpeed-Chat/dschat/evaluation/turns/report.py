@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Win rates by turn: tables, JSON and a picture, beside the published ones."""
+"""Win rates by turn: tables, JSON and a picture; on UltraInteract beside the published ones."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,10 @@ from dschat.evaluation.pairs.comparisons import comparison_of
 
 FLAG = "FILE"
 NONE = "–"
-# Gao et al. 2024 (arXiv 2410.04612): win rates against the initial policy, Llama-3-8B-it, in per cent at turns 1 to 5.
+# Gao et al. 2024 (arXiv 2410.04612): win rates against the initial policy, Llama-3-8B-it, in per cent at turns 1 to 5,
+# in dialogues that begin with prompts of this set.
+PUBLISHED_ON = ("ultrainteract", "ultrainteract_pair", "openbmb/ultrainteract_pair")
+Published = Mapping[str, Sequence[float]]  # policy → rate at each turn
 PUBLISHED = {
     "Llama-3.1-70B-it": (70.4, 66.4, 61.0, 53.0, 55.4),
     "REFUEL, iteration 1": (54.6, 53.6, 57.8, 56.2, 59.4),
@@ -72,34 +75,39 @@ def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
     return TurnRates(*title, {turn: _rates(verdicts[turn]) for turn in sorted(verdicts)}, _rates(everything))
 
 
-def turns_report(files: Sequence[Path], output_dir: Path) -> str:
-    """Writes `report.json`, `report.md` and `report.png` on finished files of verdicts; returns the tables."""
-    return write_turns([rates_by_turn(read_rows(file, FLAG)) for file in files], output_dir, "report")
+def turns_report(files: Sequence[Path], output_dir: Path, dataset: str = "") -> str:
+    """Writes `report.json`, `report.md` and `report.png` on finished files of verdicts; returns the tables.
+
+    `dataset` names the set whose prompts the dialogues begin with.
+    """
+    found = [rates_by_turn(read_rows(file, FLAG)) for file in files]
+    return write_turns(found, output_dir, "report", PUBLISHED if dataset.lower() in PUBLISHED_ON else {})
 
 
-def write_turns(found: Sequence[TurnRates], folder: Path, name: str) -> str:
+def write_turns(found: Sequence[TurnRates], folder: Path, name: str, published: Published) -> str:
     """Writes name.json, name.md and name.png into a folder; returns the tables. Raises UserError where it cannot."""
     from dschat.evaluation.turns.plot import draw_turns
 
-    text = turn_tables(found)
-    published = {title: {"turns": rates, "mean": published_mean(rates)} for title, rates in PUBLISHED.items()}
+    text = turn_tables(found, published)
     content = {
         "intervals": {"level": 0.95, "bootstrap_resamples": RESAMPLES},
         "comparisons": [_row(rates) for rates in found],
-        "published against Llama-3-8B-it, not measured here": published,
+        "published against Llama-3-8B-it, not measured here": {
+            title: {"turns": rates, "mean": published_mean(rates)} for title, rates in published.items()
+        },
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
-        (folder / f"{name}.png").write_bytes(draw_turns(found))
+        (folder / f"{name}.png").write_bytes(draw_turns(found, published))
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error}") from error
     return text
 
 
-def turn_tables(found: Sequence[TurnRates]) -> str:
-    """Win rates and counts of every comparison, and the published rates, as Markdown."""
+def turn_tables(found: Sequence[TurnRates], published: Published) -> str:
+    """Win rates and counts of every comparison, and published rates, as Markdown."""
     turns = sorted({turn for rates in found for turn in rates.turns})
     head = [*(f"turn {turn}" for turn in turns), "all turns"]
     rates, counts = [], []
@@ -108,13 +116,13 @@ def turn_tables(found: Sequence[TurnRates]) -> str:
         rates.append([each.title, *(_half(one) for one in columns)])
         counts.append([each.title, *(_counts(one) for one in columns)])
     last = [*(f"turn {turn}" for turn in range(1, 6)), "mean"]
-    published = [
-        [title, *(f"{rate:.1f}" for rate in row), f"{published_mean(row):.2f}"] for title, row in PUBLISHED.items()
+    others = [
+        [title, *(f"{rate:.1f}" for rate in row), f"{published_mean(row):.2f}"] for title, row in published.items()
     ]
     parts = [
         markdown_table(["win rate of the first, in %", *head], rates),
         markdown_table(["wins – ties – losses – invalid", *head], counts),
-        markdown_table(["published, against Llama-3-8B-it; not measured here", *last], published),
+        *([markdown_table(["published, against Llama-3-8B-it; not measured here", *last], others)] if others else []),
         NOTE,
     ]
     return "\n\n".join(parts) + "\n"

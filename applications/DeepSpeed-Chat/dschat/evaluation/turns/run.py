@@ -58,7 +58,7 @@ def run_turns(words: Sequence[str], description: str) -> str:
         rows, line = judge(pairs, setup, options)
     folder, name = options.output.parent, options.output.name.removesuffix(".jsonl")
     places = ((f"{options.output}:{number}", row) for number, row in enumerate(rows, start=1))
-    return f"{write_turns([rates_by_turn(places)], folder, name)}\n{line} and beside it {name}.md, .json and .png"
+    return f"{write_turns([rates_by_turn(places)], folder, name, {})}\n{line} and beside it {name}.md, .json and .png"
 
 
 def compare_scores(pairs: Sequence[Pair], models: tuple[str, str], options: TurnOptions) -> list[dict[str, Any]]:

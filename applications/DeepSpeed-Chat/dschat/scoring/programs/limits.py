@@ -14,3 +14,4 @@ class Limits:
     file_bytes: int = 16 * 2**20  # of one file, and of its folder
     output_bytes: int = 8 * 2**20  # printed or returned
     open_files: int = 64
+    threads: int = 64  # and processes, at a time

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -21,14 +22,14 @@ from pathlib import Path
 from typing import IO, Literal
 
 from dschat.scoring.programs.inside.job import JobFile
-from dschat.scoring.programs.inside.namespaces import DEVICES, WORK
+from dschat.scoring.programs.inside.namespaces import DEVICES, OURS, PROGRAM, WORK
 from dschat.scoring.programs.limits import Limits
 
 Level = Literal["bubblewrap", "namespaces", "rlimits"]
 LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces", "rlimits")  # strongest first
 
 HERE = Path(__file__).resolve().parent
-START = "import sys; sys.path.insert(0, {here!r}); from inside.main import main; main({level!r}, {report})"
+START = "import sys; sys.path.insert(0, {here!r}); from inside.main import main; main({level!r}, *{ends})"
 # Nothing of the parent's; hashes are the same in every run.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
 SET_UP_SECONDS = 20.0  # for the walls and the interpreter, before the program's own time begins
@@ -86,27 +87,30 @@ def execute(job: Job, limits: Limits, level: Level) -> Execution:
     with ExitStack() as stack:
         # The other levels have a folder of their own in memory.
         folder = stack.enter_context(_folder()) if level == "rlimits" else "/"
-        given = stack.enter_context(_job_file(job, limits))
-        reports, report_end = os.pipe()
-        stack.callback(os.close, reports)
+        given = stack.enter_context(_job_file(job, limits, level))
+        (reports, report_end), (info, info_end), (mapped_end, mapped) = (os.pipe() for _ in range(3))
+        for pipe in (reports, info, mapped):
+            stack.callback(os.close, pipe)
+        ends = (report_end, info_end, mapped_end)
         try:
             process = subprocess.Popen(
-                _command(level, report_end, limits),
+                _command(level, ends, limits),
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                pass_fds=[report_end],
+                pass_fds=ends,
                 env=ENVIRONMENT,
                 cwd=folder,
                 start_new_session=True,
                 bufsize=0,
             )
         finally:
-            os.close(report_end)
+            for pipe in ends:
+                os.close(pipe)
         assert process.stdout is not None
         try:
             with process.stdout:
-                reading = _Reading(process.stdout.fileno(), reports, limits)
+                reading = _Reading(process.stdout.fileno(), reports, info, mapped, limits)
                 end = reading.to_the_end()
             status = _wait(process, reading.deadline) if end == "exit" else None
         finally:
@@ -125,11 +129,11 @@ def execute(job: Job, limits: Limits, level: Level) -> Execution:
 
 
 class _Reading:
-    """Reads output and report until both are closed or a limit is passed."""
+    """Reads output and report until both are closed or a limit is passed; `info` makes it name the users."""
 
-    def __init__(self, output: int, reports: int, limits: Limits) -> None:
-        self.output, self.reports, self.limits = output, reports, limits
-        self.data = {output: bytearray(), reports: bytearray()}
+    def __init__(self, output: int, reports: int, info: int, mapped: int, limits: Limits) -> None:
+        self.output, self.reports, self.info, self.mapped, self.limits = output, reports, info, mapped, limits
+        self.data = {output: bytearray(), reports: bytearray(), info: bytearray()}
         self.begun: float | None = None  # when the walls stood
         self.deadline = time.monotonic() + SET_UP_SECONDS  # a new one then
 
@@ -139,7 +143,7 @@ class _Reading:
 
     def to_the_end(self) -> Literal["exit", "time", "output"]:
         """How it ended, as in `Execution`; "exit" if both are closed, though the process may still be there."""
-        most = {self.output: self.limits.output_bytes, self.reports: MESSAGE}
+        most = {self.output: self.limits.output_bytes, self.reports: MESSAGE, self.info: MESSAGE}
         with selectors.DefaultSelector() as selector:
             for pipe in most:
                 selector.register(pipe, selectors.EVENT_READ)
@@ -163,6 +167,8 @@ class _Reading:
         if pipe == self.reports and chunk and not self.data[pipe]:
             self.begun = time.monotonic()
             self.deadline = self.begun + self.limits.seconds
+        if pipe == self.info and chunk and not self.data[pipe]:
+            _name_users(chunk, self.mapped)
         self.data[pipe] += chunk
 
 
@@ -177,7 +183,7 @@ def _folder() -> Iterator[str]:
         subprocess.run(["rm", "-rf", "--one-file-system", folder])
 
 
-def _job_file(job: Job, limits: Limits) -> IO[bytes]:
+def _job_file(job: Job, limits: Limits, level: Level) -> IO[bytes]:
     content: JobFile = {
         "source": job.source.encode(errors="surrogatepass"),
         "input": job.text.encode(errors="surrogatepass"),
@@ -187,6 +193,7 @@ def _job_file(job: Job, limits: Limits) -> IO[bytes]:
         "memory": limits.memory,
         "file_bytes": limits.file_bytes,
         "files": limits.open_files,
+        "threads": None if level == "rlimits" else limits.threads,
         "readable": interpreter_folders(),
         "hidden": package_folders(),
     }
@@ -196,15 +203,34 @@ def _job_file(job: Job, limits: Limits) -> IO[bytes]:
     return file
 
 
-def _command(level: Level, report: int, limits: Limits) -> list[str]:
+def _name_users(info: bytes, mapped: int) -> None:
+    """Names the users of a new namespace: ours and, where we may give one away, the program's own. Raises OSError.
+
+    `info` begins with the number of the process that has the namespace and waits for something on `mapped`.
+    """
+    process, ours = Path("/proc", re.findall(r"\d+", info.decode())[0]), f"{OURS} {os.geteuid()} 1"
+    (process / "setgroups").write_text("deny")
+    (process / "gid_map").write_text(f"{OURS} {os.getegid()} 1")
+    try:
+        (process / "uid_map").write_text(f"{ours}\n{PROGRAM} {PROGRAM} 1")
+    except OSError:
+        (process / "uid_map").write_text(ours)
+    os.write(mapped, b"go")
+
+
+def _command(level: Level, ends: tuple[int, int, int], limits: Limits) -> list[str]:
     python = os.path.realpath(sys.executable)
-    code = START.format(here=str(HERE), level=level, report=report)
+    code = START.format(here=str(HERE), level=level, ends=ends)
     command = [python, "-S", "-s", "-B", "-P", "-X", "utf8", "-c", code]
-    return [*_bubblewrap(python, limits), *command] if level == "bubblewrap" else command
+    return [*_bubblewrap(python, limits, ends), *command] if level == "bubblewrap" else command
 
 
-def _bubblewrap(python: str, limits: Limits) -> list[str]:
+def _bubblewrap(python: str, limits: Limits, ends: tuple[int, int, int]) -> list[str]:
     walls = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
+    if os.geteuid() == 0:  # else bubblewrap names the user, whose threads the kernel limits
+        walls += f"--cap-add CAP_SETUID --cap-add CAP_CHOWN --info-fd {ends[1]} --userns-block-fd {ends[2]}".split()
+        for parent in [up for path in (*interpreter_folders(), *DEVICES) for up in reversed(Path(path).parents)]:
+            walls += ["--dir", str(parent)]  # which that user may pass through
     for path in interpreter_folders():
         walls += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
     for path in (python, str(HERE / "inside")):
@@ -233,7 +259,7 @@ def _kill(process: subprocess.Popen[bytes], level: Level) -> None:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(1)
+            process.wait(10)
     if process.returncode is None or level == "rlimits":
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

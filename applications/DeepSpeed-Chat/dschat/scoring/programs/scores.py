@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,10 +13,13 @@ import torch
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 from dschat.rl.types import Rollout
+from dschat.run.distributed import gather_objects
 from dschat.scoring.programs.outcome import STATUSES, Outcome, paper_reward, ratio_reward
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.scoring.programs.response import program_of
 from dschat.scoring.source import Measured, ResponseTexts, Scores
+
+logger = logging.getLogger(__name__)
 
 COLUMN = "input_output"
 REWARDS: dict[str, Callable[[Outcome], float]] = {"paper": paper_reward, "ratio": ratio_reward}
@@ -26,21 +30,27 @@ class ProgramScores:
 
     model: None = None  # no model, so that the self-check has nothing to compare
 
-    def __init__(self, pool: ProgramPool, reward: str) -> None:
-        """Takes what runs programs and the name of a reward, `paper` or `ratio`."""
-        self._pool, self._reward = pool, REWARDS[reward]
+    def __init__(self, pool: ProgramPool, reward: str, skips: bool = False) -> None:
+        """Takes what runs programs, `paper` or `ratio`, and whether to go on where a process could run none of its."""
+        self._pool, self._reward, self._skips = pool, REWARDS[reward], skips
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Scores:
+        """One number for each response. Every rank must call it. Raises UserError, on all ranks alike."""
         begun = time.monotonic()
         programs, rows = [program_of(response) for response in texts.responses], texts.rows
         outcomes = self._pool.run(programs, [tests_of(row) for row in rows], [row.origin for row in rows])
         seconds = time.monotonic() - begun
         device = rollout.input_ids.device
         missing = torch.tensor([outcome.status == "invalid" for outcome in outcomes])
-        if missing.all():
-            raise UserError(
-                f"no program could be run: {outcomes[0].message}. Lower --sandbox_workers, or free memory."
-            )
+        problem = next((outcome.message or "no tests" for outcome in outcomes if outcome.status == "invalid"), None)
+        if problem is not None:
+            logger.warning("%d of %d programs could not be run: %s.", int(missing.sum()), len(missing), problem)
+        for owner, found in enumerate(gather_objects(problem if missing.all() else None)):
+            if found is not None and not self._skips:
+                raise UserError(
+                    f"no program of rank {owner} could be run: {found}. Lower --sandbox_workers, free memory, or give "
+                    "--on_reward_error skip."
+                )
         values = torch.tensor([0.0 if outcome.status == "invalid" else self._reward(outcome) for outcome in outcomes])
         # The mean of the others leaves the mean of the rollout as it is.
         values[missing] = values[~missing].mean()

@@ -66,8 +66,10 @@ def evaluate(
         means.add(name, total, count)
     detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
     samples: dict[int, Sample] = {}
+    responses = drawn.rollout.response_rows()  # in the trajectory, those without a score have no token left
     for row, example in enumerate(own):
-        samples[example.index] = _sample(batch, texts, row, beside)
+        samples[example.index] = example.columns | _sample(batch, texts, row, beside)
+        samples[example.index] |= {"prompt_ids": example.prompt_ids, "response_ids": responses[row]}
         if example.index in detailed:
             samples[example.index]["tokens"] = token_table(batch, row, tokenizer)
     metrics = {f"eval/{key}": value for key, value in means.reduce().items()}
@@ -89,7 +91,6 @@ def show_samples(samples: Sequence[Sample]) -> None:
 def _sample(batch: PPOBatch, texts: ResponseTexts, row: int, beside: Beside) -> Sample:
     trajectory = batch.trajectory
     sample: Sample = {
-        "prompt": texts.prompts[row],
         "response": texts.responses[row],
         "score": float(trajectory.scores[row]),
         "finished": bool(trajectory.rollout.finished[row]),

@@ -32,7 +32,7 @@ from dschat.run.progress import Json, Progress
 from dschat.run.random_states import random_states, set_random_states
 from dschat.run.seeds import SeedKind, derive_seed
 from dschat.scoring.source import Measured, ResponseTexts
-from dschat.trainers.checks import COUNTED, OWN_FUNCTIONS, REMEDY, NonFinite
+from dschat.trainers.checks import COUNTED, NonFinite
 from dschat.trainers.ppo.alarms import Alarms
 from dschat.trainers.ppo.clock import Clock
 from dschat.trainers.ppo.credit import assign_credit, with_scores
@@ -80,7 +80,7 @@ class PPOTrainer:
         """
         self.models, self.prompts, self.condition, self.tokenizer = models, prompts, condition, tokenizer
         self.config, self.run, self.folders, self.average = config, run, folders, average
-        self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run)
+        self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run, config.score_remedies)
         self.alarms = Alarms.from_config(config, run.plan)
         self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
         sampling = Sampling.from_config(config, tokenizer, end_ids_of(models.actor.module.inner.generation_config))
@@ -168,7 +168,7 @@ class PPOTrainer:
             self.run.metrics.show_samples(self.update, samples)
             if self.config.print_answers:
                 show_samples(samples)
-        self.nonfinite.in_evaluation(metrics, self.update, f"{REMEDY} {OWN_FUNCTIONS}")
+        self.nonfinite.in_evaluation(metrics, self.update)
         return metrics
 
     def _train_all(self, total: int, bar: Bar) -> None:
@@ -245,7 +245,7 @@ class PPOTrainer:
             else self.credit(known, macro, samples, seen)
         )
         checked = batch if isinstance(batch, PPOBatch) else scored
-        if self.nonfinite.in_rollout(checked, self.update, drawn.bad_rows, beside.get(models.metric_name)):
+        if self.nonfinite.in_rollout(checked, self.update, drawn.bad_rows, beside):
             return None
         metrics = outside_metrics(beside, found.totals, measured)
         metrics |= check_gap(known, models.actor, self.config.temperature, plan.micro_batch)

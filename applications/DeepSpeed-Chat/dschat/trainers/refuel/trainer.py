@@ -29,7 +29,7 @@ from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
 from dschat.run.progress import Json, Progress
 from dschat.run.random_states import random_states, set_random_states
-from dschat.trainers.checks import COUNTED, OWN_FUNCTIONS, REMEDY, NonFinite
+from dschat.trainers.checks import COUNTED, NonFinite
 from dschat.trainers.ppo.clock import Clock
 from dschat.trainers.ppo.evaluation import write_samples
 from dschat.trainers.refuel.evaluation import evaluate
@@ -69,7 +69,9 @@ class RefuelTrainer:
         """
         self.models, self.dialogues, self.tokenizer = models, dialogues, tokenizer
         self.config, self.run, self.folders = config, run, folders
-        self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run)
+        flag = "reward_model_name_or_path" if config.reward_function is None else "reward_function"
+        remedies = {"scores": f"--{flag} {getattr(config, flag)} must give finite numbers."}
+        self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run, remedies)
         self.held_out = held_out[: config.eval_prompts or None]
         sampling = dialogue_sampling(config, tokenizer)
         self.sampler = DialogueSampler(models.policy, tokenizer, sampling, config.seed, models.rollouts)
@@ -141,7 +143,7 @@ class RefuelTrainer:
         if is_main():
             write_samples(self.run.folder, self.update, samples)
             self.run.metrics.show_samples(self.update, samples)
-        self.nonfinite.in_evaluation(metrics, self.update, f"{REMEDY} {OWN_FUNCTIONS}")
+        self.nonfinite.in_evaluation(metrics, self.update)
         return metrics
 
     def _kl_of_replies(self, replies: Sequence[Reply]) -> Tensor:

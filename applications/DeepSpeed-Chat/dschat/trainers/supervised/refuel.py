@@ -17,7 +17,7 @@ from dschat.rl.losses import regression_loss
 from dschat.run.distributed import device
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
-from dschat.trainers.selfcheck import TOLERANCE
+from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
 from dschat.trainers.supervised.pairs import (
     FOLDER,
     describe_reference,
@@ -89,12 +89,14 @@ class RefuelTask:
 
     @torch.no_grad()
     def self_check(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
-        """Padding changes nothing: a pair alone has the log-probs that it has beside a longer one."""
+        """Padding and training mode change nothing: a pair alone has the log-probs that it has beside a longer one."""
         together = pair_logprobs(engine, examples, self._pad_id, self._temperature)
         for n, example in enumerate(examples):
             alone = pair_logprobs(engine, [example], self._pad_id, self._temperature)
             for x, y in zip(together, alone, strict=True):
                 self._require_close(engine, float(x[n]), float(y[0]), example, "alone and in a batch")
+        options, every = (examples, self._pad_id, self._temperature), torch.ones(1, dtype=torch.bool, device=device())
+        check_modes(engine, "log-probs", every, lambda: torch.cat(pair_logprobs(engine, *options)))
 
     @torch.no_grad()
     def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
@@ -114,6 +116,7 @@ class RefuelTask:
         tokens = max(len(example.chosen_ids), len(example.rejected_ids))
         # Rounding errors of single tokens add up like a random walk.
         tolerance = 2 * TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, math.sqrt(tokens))
+        check_weights(engine, x - y)
         if not abs(x - y) <= tolerance:
             raise UserError(
                 f"self-check: the log-probs of a reply of {tokens} tokens differ {when}: {x:.6g} and {y:.6g} "

@@ -7,9 +7,8 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 MAIN=$(dirname -- "$MAIN")/online.py
 
-MODEL=${MODEL:-meta-llama/Meta-Llama-3-8B-Instruct}
+choose_run hh-llama3-8b meta-llama/Meta-Llama-3-8B-Instruct Dahoas/full-hh-rlhf
 REWARD_MODEL=${REWARD_MODEL:-sfairXC/FsfairX-LLaMA3-RM-v0.1}
-DATA=${DATA:-Dahoas/full-hh-rlhf}
 
 batch_flags --global_batch_size 32 --per_device_train_batch_size 1 -- "$@"
 
@@ -43,5 +42,5 @@ launch \
     --eval_prompts 500 \
     --save_steps 400 \
     --seed 555134 \
-    --output_dir "$PROJ_PATH/models/hh-llama3-8b/refuel-online" \
+    --output_dir "$RUN/refuel-online" \
     "$@"

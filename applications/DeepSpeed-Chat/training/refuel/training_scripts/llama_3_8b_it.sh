@@ -7,8 +7,7 @@ set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 MAIN=${MAIN%main.py}refuel.py
 
-MODEL=${MODEL:-meta-llama/Meta-Llama-3-8B-Instruct}
-DATA=${DATA:-$PROJ_PATH/data/refuel/llama-3-8b-it/pairs}
+choose_run -llama-3-8b-it meta-llama/Meta-Llama-3-8B-Instruct "$PROJ_PATH/data/refuel/llama-3-8b-it/pairs"
 
 batch_flags --global_batch_size 128 --per_device_train_batch_size 1 -- "$@"
 
@@ -34,5 +33,5 @@ launch \
     --print_sample_output_freq 100 \
     --save_steps 100 \
     --seed 555134 \
-    --output_dir "$PROJ_PATH/models/llama-3-8b-it/refuel" \
+    --output_dir "$RUN/refuel" \
     "$@"

@@ -5,8 +5,7 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
-MODEL=${MODEL:-google/codegemma-7b-it}
-DATA=${DATA:-codeparrot/apps}
+choose_run apps-codegemma-7b-it google/codegemma-7b-it codeparrot/apps
 
 batch_flags --global_batch_size 32 --per_device_train_batch_size 4 -- "$@"
 
@@ -28,5 +27,5 @@ launch \
     --eval_interval 20 \
     --save_steps 50 \
     --seed 1234 \
-    --output_dir "$PROJ_PATH/models/apps-codegemma-7b-it/sft" \
+    --output_dir "$RUN/sft" \
     "$@"

@@ -5,8 +5,7 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
-MODEL=${MODEL:-google/gemma-7b}
-DATA=${DATA:-Dahoas/full-hh-rlhf}
+choose_run hh-gemma-7b google/gemma-7b Dahoas/full-hh-rlhf
 
 batch_flags --global_batch_size 128 --per_device_train_batch_size 4 -- "$@"
 
@@ -28,5 +27,5 @@ launch \
     --eval_interval 50 \
     --save_steps 50 \
     --seed 1234 \
-    --output_dir "$PROJ_PATH/models/hh-gemma-7b/sft" \
+    --output_dir "$RUN/sft" \
     "$@"

@@ -5,8 +5,7 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
-MODEL=${MODEL:-google/gemma-2b}
-DATA=${DATA:-openai/webgpt_comparisons}
+choose_run webgpt-gemma-2b google/gemma-2b openai/webgpt_comparisons
 
 batch_flags --global_batch_size 64 --per_device_train_batch_size 4 -- "$@"
 
@@ -27,5 +26,5 @@ launch \
     --eval_interval 50 \
     --save_steps 50 \
     --seed 1234 \
-    --output_dir "$PROJ_PATH/models/webgpt-gemma-2b/sft" \
+    --output_dir "$RUN/sft" \
     "$@"

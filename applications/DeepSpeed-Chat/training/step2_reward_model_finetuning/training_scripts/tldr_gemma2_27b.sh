@@ -6,8 +6,7 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
-MODEL=${MODEL:-$PROJ_PATH/models/tldr-gemma2-27b/sft}
-DATA=${DATA:-openai/summarize_from_feedback}
+choose_run tldr-gemma2-27b sft openai/summarize_from_feedback
 
 batch_flags --global_batch_size 128 --per_device_train_batch_size 8 -- "$@"
 
@@ -31,5 +30,5 @@ launch \
     --eval_interval 100 \
     --save_steps 50 \
     --seed 1234 \
-    --output_dir "$PROJ_PATH/models/tldr-gemma2-27b/reward" \
+    --output_dir "$RUN/reward" \
     "$@"

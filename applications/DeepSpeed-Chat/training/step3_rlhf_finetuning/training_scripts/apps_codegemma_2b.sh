@@ -10,8 +10,7 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
-MODEL=${MODEL:-$PROJ_PATH/models/apps-codegemma-2b/sft}
-DATA=${DATA:-codeparrot/apps}
+choose_run apps-codegemma-2b sft codeparrot/apps
 
 batch_flags --global_batch_size 16 --per_device_training_batch_size 4 \
     --per_device_generation_batch_size 32 -- "$@"
@@ -49,5 +48,5 @@ launch \
     --eval_interval 20 \
     --save_steps 50 \
     --seed 1234 \
-    --output_dir "$PROJ_PATH/models/apps-codegemma-2b/ppo" \
+    --output_dir "$RUN/ppo${MA_RLHF_VARIANT:-}" \
     "$@"

@@ -10,8 +10,7 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
-MODEL=${MODEL:-$PROJ_PATH/models/apps-codegemma-7b-it/sft}
-DATA=${DATA:-codeparrot/apps}
+choose_run apps-codegemma-7b-it sft codeparrot/apps
 
 batch_flags --global_batch_size 16 --per_device_training_batch_size 8 \
     --per_device_generation_batch_size 16 -- "$@"
@@ -51,5 +50,5 @@ launch \
     --eval_interval 20 \
     --save_steps 50 \
     --seed 1234 \
-    --output_dir "$PROJ_PATH/models/apps-codegemma-7b-it/ppo" \
+    --output_dir "$RUN/ppo${MA_RLHF_VARIANT:-}" \
     "$@"

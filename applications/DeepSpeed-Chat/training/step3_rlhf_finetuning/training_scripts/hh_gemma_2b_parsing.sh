@@ -5,10 +5,10 @@
 #   python -c "import benepar; benepar.download('benepar_en3')"
 # PARSER and PARSER_MODEL choose another one: PARSER=chunker needs neither.
 set -euo pipefail
+export MA_RLHF_VARIANT=-parsing
 exec bash "$(dirname -- "${BASH_SOURCE[0]}")/hh_gemma_2b.sh" \
     --termination_condition parsing \
     --parsing_cutoff 5 \
     --parser "${PARSER:-benepar}" \
     ${PARSER_MODEL:+--parser_model "$PARSER_MODEL"} \
-    --output_dir "${PROJ_PATH:-$PWD}/models/hh-gemma-2b/ppo-parsing" \
     "$@"

@@ -8,9 +8,8 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
-MODEL=${MODEL:-$PROJ_PATH/models/hh-gemma-7b/sft}
-REWARD_MODEL=${REWARD_MODEL:-$PROJ_PATH/models/hh-gemma-7b/reward}
-DATA=${DATA:-Dahoas/full-hh-rlhf}
+choose_run hh-gemma-7b sft Dahoas/full-hh-rlhf
+REWARD_MODEL=${REWARD_MODEL:-$RUN/reward}
 
 batch_flags --global_batch_size 256 --per_device_training_batch_size 8 \
     --per_device_generation_batch_size 16 -- "$@"
@@ -50,5 +49,5 @@ launch \
     --eval_interval 20 \
     --save_steps 50 \
     --seed 1234 \
-    --output_dir "$PROJ_PATH/models/hh-gemma-7b/ppo" \
+    --output_dir "$RUN/ppo${MA_RLHF_VARIANT:-}" \
     "$@"

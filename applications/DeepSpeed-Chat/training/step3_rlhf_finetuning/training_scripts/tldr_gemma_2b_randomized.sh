@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Step 3, Gemma-2B on TL;DR: PPO with macro actions of random lengths. All else is tldr_gemma_2b.sh.
 set -euo pipefail
+export MA_RLHF_VARIANT=-randomized
 exec bash "$(dirname -- "${BASH_SOURCE[0]}")/tldr_gemma_2b.sh" \
     --termination_condition randomized \
-    --output_dir "${PROJ_PATH:-$PWD}/models/tldr-gemma-2b/ppo-randomized" \
     "$@"

@@ -7,9 +7,8 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
 
-MODEL=${MODEL:-$PROJ_PATH/models/tldr-gemma-2b/sft}
-REWARD_MODEL=${REWARD_MODEL:-$PROJ_PATH/models/tldr-gemma-2b/reward}
-DATA=${DATA:-openai/summarize_from_feedback}
+choose_run tldr-gemma-2b sft openai/summarize_from_feedback
+REWARD_MODEL=${REWARD_MODEL:-$RUN/reward}
 
 batch_flags --global_batch_size 256 --samples_per_prompt 4 --per_device_training_batch_size 4 \
     --per_device_generation_batch_size 32 -- "$@"
@@ -42,5 +41,5 @@ launch \
     --eval_interval 20 \
     --save_steps 50 \
     --seed 1234 \
-    --output_dir "$PROJ_PATH/models/tldr-gemma-2b/ppo-rloo" \
+    --output_dir "$RUN/ppo-rloo" \
     "$@"

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import math
 import os
+import re
 import resource
 import struct
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ NUMBER, MACHINE, FIRST_ARGUMENT = 0, 4, 16  # offsets in that data
 CLONE_THREAD = 0x10000
 
 
-def limit_resources(seconds: float, memory: int, file_bytes: int, files: int) -> None:
+def limit_resources(seconds: float, memory: int, file_bytes: int, files: int, threads: int | None) -> None:
     """Sets limits that only the machine's administrator could raise again.
 
     Args:
@@ -40,6 +41,7 @@ def limit_resources(seconds: float, memory: int, file_bytes: int, files: int) ->
         memory: bytes of address space.
         file_bytes: bytes of a file that it writes.
         files: open at once.
+        threads: and processes, of the user in a user namespace (before Linux 5.14 all count: no limit); None for any.
     """
     limits = {
         resource.RLIMIT_CPU: math.ceil(seconds),
@@ -51,6 +53,8 @@ def limit_resources(seconds: float, memory: int, file_bytes: int, files: int) ->
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
     }
+    if threads is not None and tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) >= (5, 14):
+        limits[resource.RLIMIT_NPROC] = threads
     for kind, wanted in limits.items():
         hard = resource.getrlimit(kind)[1]
         value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -17,5 +17,6 @@ class JobFile(TypedDict):
     memory: int
     file_bytes: int
     files: int
+    threads: int | None  # of a user namespace of its own; else all of the user's would count
     readable: list[str]  # folders
     hidden: list[str]  # folders below these

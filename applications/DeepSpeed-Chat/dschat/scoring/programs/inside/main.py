@@ -20,7 +20,7 @@ import types
 from .confine import drop_capabilities, limit_resources, restrict_calls, restrict_files
 from .job import JobFile
 from .kernel import PR_SET_PDEATHSIG, prctl
-from .namespaces import DEVICES, enter
+from .namespaces import DEVICES, become_program, enter
 
 MESSAGE = 300  # bytes of an exception's text
 # Names that programs of functions use without an import: the sites whose problems these are have them.
@@ -37,13 +37,13 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple, Un
 """
 
 
-def main(level: str, report: int) -> None:
+def main(level: str, report: int, info: int, mapped: int) -> None:
     """One test of one program."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with open(0, "rb", closefd=False) as file:
         job: JobFile = marshal.load(file)
     try:
-        output = _shut_in(level, job)
+        output = _shut_in(level, job, info, mapped)
     except Exception as error:
         os.write(report, b"F" + _text(error))
         raise
@@ -51,13 +51,17 @@ def main(level: str, report: int) -> None:
     _run(job, report, output)
 
 
-def _shut_in(level: str, job: JobFile) -> int:
+def _shut_in(level: str, job: JobFile, info: int, mapped: int) -> int:
     """Puts up the walls; returns the descriptor of the output."""
     if level == "namespaces":
-        enter(job["readable"], job["hidden"], job["file_bytes"])
+        enter(job["readable"], job["hidden"], job["file_bytes"], info, mapped)
+    for end in (info, mapped):
+        os.closerange(end, end + 1)  # some are closed already
     os.environ.clear()
     output = _open_standard_files(job["input"], job["function"] is not None)
-    limit_resources(job["seconds"], job["memory"], job["file_bytes"], job["files"])
+    if level != "rlimits":
+        become_program(job["readable"])
+    limit_resources(job["seconds"], job["memory"], job["file_bytes"], job["files"], job["threads"])
     drop_capabilities()
     restrict_files(job["readable"], DEVICES, os.getcwd())
     restrict_calls()

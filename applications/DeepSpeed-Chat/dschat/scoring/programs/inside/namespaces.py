@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 
 from .kernel import PR_SET_PDEATHSIG, call, prctl
 
@@ -21,26 +22,26 @@ KEPT = {1: READ_ONLY, 2: NO_SUID, 4: NO_DEVICES, 8: NO_PROGRAMS, 1024: 1024, 204
 ROOT = "/proc"  # where the new root is put together: it is everywhere, and the interpreter never lies below it
 WORK = "/program"
 DEVICES = ("/dev/null", "/dev/urandom")
-NOBODY = 65534
+OURS, PROGRAM = 65533, 65534  # users in the namespace: who started it, and the program's own, nobody outside
 MOUNT_SETATTR, AT_RECURSIVE = 442, 0x8000
 
 
-def enter(readable: Sequence[str], hidden: Sequence[str], work_bytes: int) -> None:
+def enter(readable: Sequence[str], hidden: Sequence[str], work_bytes: int, info: int, mapped: int) -> None:
     """Returns in a child that is alone; this process waits for it and exits as it does.
 
     Args:
         readable: folders of the interpreter and its libraries, which keep their paths.
         hidden: folders below these that are to be empty.
         work_bytes: size of the folder `WORK`, which is empty, in memory and gone with the process.
+        info: gets the number of the process with the new namespaces.
+        mapped: has something to read when the users of the namespace are named.
 
     Raises:
         OSError: the system does not allow it.
     """
-    user, group = os.getuid(), os.getgid()
     call("unshare", NEW_USER | NEW_OTHERS)
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{NOBODY} {user} 1")
-    _write("/proc/self/gid_map", f"{NOBODY} {group} 1")
+    os.write(info, b"%d" % os.getpid())
+    os.read(mapped, 1)
     child = os.fork()
     if child:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -50,7 +51,18 @@ def enter(readable: Sequence[str], hidden: Sequence[str], work_bytes: int) -> No
     _private_root(readable, hidden, work_bytes)
 
 
+def become_program(readable: Sequence[str]) -> None:
+    """Becomes the user `PROGRAM`, where that can be: root's threads have no limit, whatever its name."""
+    if not all(os.stat(path).st_mode & 0o005 == 0o005 for path in readable):
+        return
+    with suppress(OSError):  # the namespace has no such user
+        os.chown(os.getcwd(), PROGRAM, -1)
+        os.setresuid(PROGRAM, PROGRAM, PROGRAM)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the change took it away
+
+
 def _private_root(readable: Sequence[str], hidden: Sequence[str], work_bytes: int) -> None:
+    os.umask(0o022)
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     _memory_folder(ROOT, 2**20)
     for path in readable:

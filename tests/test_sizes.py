@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every constant at which the code goes another way because something is large, crossed from both sides.
+
+Small models and data stay below all of them, real ones above; what comes out must be the same on either side. The
+limits of DeepSpeed are crossed by every test of ZeRO 3, see `real_size`.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from concurrent.futures import Future
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import linear
+
+from cli_runs import read_jsonl, write_jsonl
+from dialogue_cases import chat_tokenizer
+from dschat.data import cache
+from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
+from dschat.data.dialogues import turn_end
+from dschat.data.encoding import encode_prompts, encode_responses
+from dschat.data.formats.rows import Row
+from dschat.data.parallel import encode_rows, num_workers, workers_for
+from dschat.data.prepared import write
+from dschat.data.prepared.folder import PreparedExample
+from dschat.inference.refuel.options import RankOptions
+from dschat.inference.refuel.prompts import first_messages
+from dschat.inference.refuel.rank import run_rank
+from dschat.models.layout import group_by_length
+from dschat.rl.logprobs import Head, chunk_positions, token_logprobs
+from dschat.rollouts.choose import inverse_cdf
+from dschat.rollouts.compacting import sample
+from dschat.run.identity import INNER_SAMPLE, SAMPLE, is_same, model_hash
+from dschat.scoring.programs import pool as programs
+from dschat.scoring.programs.problem import exact_int
+from dschat.trainers import checks
+from factories import make_causal_lm, make_tokenizer, random_ids, run_of, sampling_of
+from refuel_cases import row
+from resume_runs import ppo_config
+
+VOCABULARY, POSITIONS, ROWS = 100, 40, 9
+
+
+def softmax_of_positions(folder: Path) -> list[Any]:
+    """Log-probs, entropies and gradients of 40 positions."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 8, generator=generator).requires_grad_() for n in (POSITIONS, VOCABULARY))
+    head = Head(lambda states: linear(states, weight), [weight], VOCABULARY)
+    logprobs, entropy = token_logprobs(hidden, torch.tensor(random_ids(POSITIONS, 0)), head)
+    (logprobs * torch.randn(POSITIONS, generator=generator)).sum().backward()
+    return [x.detach().tolist() for x in (logprobs, entropy, hidden.grad, weight.grad)]
+
+
+def drawn_ids(folder: Path) -> list[int]:
+    weights = torch.rand(50, VOCABULARY, generator=torch.Generator().manual_seed(1)).square()
+    return inverse_cdf(weights, torch.linspace(0, 0.999, 50, dtype=torch.float64))[0].tolist()
+
+
+def responses(folder: Path) -> list[list[int]]:
+    """Of nine prompts in six slots, over prompts and responses longer than a sliding window of 8."""
+    prompts = [random_ids(2 + (5 * i) % 11, i) for i in range(ROWS)]
+    return sample(make_causal_lm("gemma2"), prompts, sampling_of(24), range(ROWS), 6).rollout.response_rows()
+
+
+def groups(folder: Path) -> list[Any]:
+    """Every row once, in as few groups as can be, none of them above the longest rows' size."""
+    lengths = np.random.RandomState(0).randint(1, 30, POSITIONS)
+    found = group_by_length(lengths, 4)
+    largest = max(len(rows) * lengths[rows].max() for rows in found)
+    return [sorted(np.concatenate(found).tolist()), len(found), bool(largest <= 4 * lengths.max())]
+
+
+def prompt_rows() -> list[Row]:
+    return [Row("the cat sat " * (i % 4) + "mat", None, None, None, {}, f"rows:{i}") for i in range(ROWS)]
+
+
+def encoded_texts(folder: Path) -> list[Any]:
+    tokenizer = make_tokenizer()
+    return [encode_prompts(tokenizer, prompt_rows()), encode_responses(tokenizer, [r.prompt for r in prompt_rows()])]
+
+
+def encoded_dialogues(folder: Path) -> list[Any]:
+    tokenizer = chat_tokenizer("llama-3")
+    rewards = [((float(i), 1.0, 2.0), (1.0, float(i % 3), 1.0)) for i in range(ROWS)]
+    pairs = [read_dialogue_pair(row(rewards=both), f"rows:{i}", scored=True) for i, both in enumerate(rewards)]
+    return list(tokenize_pairs(pairs, tokenizer, turn_end(tokenizer), 200))
+
+
+def batches_of_rows(folder: Path) -> list[int]:
+    parts = encode_rows(lambda rows, start: [start + i for i in range(len(rows))], list(range(ROWS)))
+    return [number for part in parts for number in part]
+
+
+def messages_of_prompts(folder: Path) -> Any:
+    file = write_jsonl(folder / "prompts.jsonl", [{"prompt": f"question {i % 7}"} for i in range(ROWS)])
+    return first_messages(str(file), chat_tokenizer("llama-3"), 0)
+
+
+def ranked_dialogues(folder: Path) -> Any:
+    (folder / "own.py").write_text("def score(dialogues):\n    return [float(len(str(d))) for d in dialogues]\n")
+    unscored = {name: value for name, value in row(turn=1, last=2).items() if not name.endswith("_reward")}
+    write_jsonl(folder / "dialogues" / "train.jsonl", [unscored] * ROWS)
+    place = {"prompts": str(folder / "dialogues"), "output_repo": str(folder / "ranked")}
+    run_rank(RankOptions(**place, reward_function=f"{folder / 'own.py'}:score"))
+    return read_jsonl(folder / "ranked" / "train.jsonl")
+
+
+def prepared_table(folder: Path) -> Any:
+    from pyarrow import parquet
+
+    examples = [PreparedExample(r.prompt, "c", None, [1], [i, 2], None, r) for i, r in enumerate(prompt_rows())]
+    write._write_parquet(folder / "train.parquet", examples, {})
+    return parquet.read_table(folder / "train.parquet").to_pylist()
+
+
+def checksum(folder: Path) -> str:
+    (folder / "file").write_bytes(bytes(range(40)))
+    return cache._checksum(folder / "file")
+
+
+def numbers(folder: Path) -> list[int]:
+    return [exact_int(text) for text in ("7", "-12", "1" * 40, "-" + "90" * 20)]
+
+
+# The constant; a value that the work crosses; how much the work is, in the constant's unit; the work.
+CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
+    "rl.logprobs.CPU_LOGITS": (7 * VOCABULARY, POSITIONS * VOCABULARY, softmax_of_positions),
+    "rl.logprobs.BLOCK": (3 * VOCABULARY, POSITIONS * VOCABULARY, softmax_of_positions),
+    "rollouts.choose.BLOCK": (7, VOCABULARY, drawn_ids),
+    "rollouts.pool.DROP_SHARE": (2, 6, responses),
+    "rollouts.pool.SPARE_COLUMNS": (1, 24, responses),
+    "models.layout.SEARCHED": (8, POSITIONS, groups),
+    "data.encoding.CHUNK": (2, ROWS, encoded_texts),
+    "data.dialogue_pairs.CHUNK": (2, ROWS, encoded_dialogues),
+    "data.parallel.BATCH": (2, ROWS, batches_of_rows),
+    "data.prepared.write.BATCH": (2, ROWS, prepared_table),
+    "data.cache.PIECE": (7, 40, checksum),
+    "inference.refuel.prompts.CHUNK": (2, ROWS, messages_of_prompts),
+    "inference.refuel.rank.AT_ONCE": (2, ROWS, ranked_dialogues),
+    "scoring.programs.problem.CHUNK": (7, 41, numbers),
+}
+# Others, and the tests that cross them.
+ELSEWHERE = {
+    "rl.logprobs.GPU_LOGITS": "test_sizes.py::test_chunks_of_a_gpu",
+    "rl.logprobs.GPU_POSITIONS": "test_sizes.py::test_chunks_of_a_gpu",
+    "rollouts.pool.LOOK_EVERY": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
+    "rollouts.masks.ALIGNED": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
+    "models.save.FILE_SIZE": "models/test_save.py::test_a_large_model_lies_in_several_files",
+    "data.loading.LARGE": "data/test_loading.py::test_the_step_takes_large_data_from_the_cache",
+    "data.loading.HUB_ROW": "data/test_loading.py::test_rows_of_the_hub_count_2000_bytes_each",
+    "data.parallel.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
+    "run.identity.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "run.identity.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "scoring.programs.pool.KEPT": "test_sizes.py::test_outcomes_of_many_programs",
+    "scoring.serve.LARGEST_REQUEST": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
+    "trainers.checks.MOST_KEPT": "test_sizes.py::test_batches_that_are_kept",
+    "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
+    "plan.states.LIVE_PARAMETERS": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
+}
+
+
+def module_of(name: str) -> tuple[Any, str]:
+    module, _, constant = name.rpartition(".")
+    return import_module(f"dschat.{module}"), constant
+
+
+def nearly(found: Any, expected: Any) -> bool:
+    """Whether nested lists are equal, numbers up to the rounding of float32 sums in another order."""
+    if isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(map(nearly, found, expected))
+    return (
+        math.isclose(found, expected, rel_tol=1e-5, abs_tol=1e-6) if isinstance(expected, float) else found == expected
+    )
+
+
+@pytest.mark.parametrize("name", CROSSED)
+def test_the_result_is_the_same_on_both_sides(name, tmp_path, monkeypatch):
+    below, size, work = CROSSED[name]
+    module, constant = module_of(name)
+    assert below < size <= getattr(module, constant), "the work crosses the constant, or it does not"
+    (tmp_path / "above").mkdir()
+    (tmp_path / "below").mkdir()
+    expected = work(tmp_path / "above")
+    monkeypatch.setattr(module, constant, below)
+    assert nearly(work(tmp_path / "below"), expected) and expected
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_the_others_are_crossed_elsewhere(name):
+    module, constant = module_of(name)
+    assert hasattr(module, constant)
+    file, _, test = ELSEWHERE[name].partition("::")
+    assert f"def {test}(" in (Path(__file__).parent / file).read_text()
+
+
+def test_chunks_of_a_gpu():
+    """1 GiB of float32 logits: 1,048 positions of Gemma's 256,000 ids; never fewer than 512 positions."""
+    gpu = torch.device("cuda")
+    assert chunk_positions(256_000, gpu) == 2**28 // 256_000 == 1048
+    assert chunk_positions(600_000, gpu) == 512
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_what_only_cuda_does_runs_on_a_cpu(steps, monkeypatch):
+    """Looks at which rows have ended only now and then, and masks that are copied to where kernels can read them."""
+    expected = responses(Path())
+    pool, masks = (import_module(f"dschat.rollouts.{name}") for name in ("pool", "masks"))
+    assert pool.LOOK_EVERY == {"cuda": 8} and masks.ALIGNED == {"cuda": 16}
+    monkeypatch.setattr(pool, "LOOK_EVERY", {"cpu": steps})
+    monkeypatch.setattr(masks, "ALIGNED", {"cpu": 16})
+    assert responses(Path()) == expected
+
+
+@pytest.mark.parametrize("characters", [99, 100])
+def test_many_characters_are_encoded_by_several_processes(characters, monkeypatch):
+    from dschat.data import parallel
+
+    monkeypatch.setattr(parallel, "FEW", 100)
+    monkeypatch.setattr(parallel, "num_workers", lambda: 5)
+    rows = [Row("a" * 50, None, "b" * (characters - 50), None, {}, "rows:1")]
+    assert num_workers() >= 1 and workers_for(rows) == (5 if characters == 100 else 1)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_the_identity_of_a_large_model_sees_every_weight(large, tmp_path):
+    """Weights in the middle of a file are far from both of its ends; a small file is read whole."""
+    (tmp_path / "config.json").write_text("{}")
+    rows = (2 * SAMPLE + 10 * INNER_SAMPLE) // 400 if large else 10
+    weights = {f"{place}.weight": torch.full((rows, 100), float(n)) for n, place in enumerate("abcd")}
+    save_file(weights, tmp_path / "model.safetensors")
+    before = model_hash(str(tmp_path))
+    assert ("-" in before) == large == ((tmp_path / "model.safetensors").stat().st_size > 2 * SAMPLE)
+    for name in weights:
+        save_file(weights | {name: weights[name] + 1}, tmp_path / "model.safetensors")
+        assert not is_same(before, model_hash(str(tmp_path))), name
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert load_file(tmp_path / "model.safetensors").keys() == weights.keys()
+    assert is_same(before.partition("-")[0], before), "hashes of earlier versions have no second part"
+
+
+def test_outcomes_of_many_programs(monkeypatch):
+    """Those seen before are forgotten when they become too many; each program still has its own outcome."""
+    monkeypatch.setattr(programs, "strongest_level", lambda least: "namespaces")
+    monkeypatch.setattr(programs, "try_out", lambda level: ({}, []))
+    monkeypatch.setattr(programs, "run_problem", lambda program, *how: SimpleNamespace(status=program, invalid=False))
+    monkeypatch.setattr(programs, "_says_little", lambda run: False)
+    tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
+    expected = [f"program {i % 5}" for i in range(12)]
+    for kept in (2, programs.KEPT):
+        monkeypatch.setattr(programs, "KEPT", kept)
+        pool = programs.ProgramPool()
+        found = pool.run(expected, [tests] * 12, ["rows:1"] * 12)
+        assert [outcome.status for outcome in found] == expected
+        assert len(pool._known) == min(kept, 5) and all(isinstance(run, Future) for run in pool._known.values())
+
+
+def test_batches_that_are_kept(group, tmp_path, monkeypatch):
+    """Of updates that are left out, the first are written down."""
+    nonfinite = checks.NonFinite("skip", run_of("ppo", ppo_config(tmp_path)))
+    spoilt = [("values", torch.tensor([False, True]))]
+    monkeypatch.setattr(checks, "MOST_KEPT", 2)
+    for update in range(4):
+        assert nonfinite.in_rows(spoilt, update, lambda: {"values": torch.tensor([0.0, math.nan])})
+        assert len(list((tmp_path / checks.FOLDER).glob("*.json"))) == min(update + 1, 2)

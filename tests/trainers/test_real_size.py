@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ZeRO 3 with the limits that a model of 7 billion weights meets makes the runs of whole weights.
+
+Every run evaluates before, between and after its updates, which leaves weights in flight, and gathers them all at the
+end. Those of step 3 check themselves, keep a moving average and have several PPO epochs.
+"""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from dschat.engine.zero3 import parameter_offload
+from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.vllm_weights import plain_weights
+from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, whole_state
+from real_size import as_large_as, check_words, number_of_weights
+from refuel_runs import trainer_of
+from resume_runs import Made, Setup, ppo, result_of, supervised
+
+FLOAT32, BF16, LORA = Setup(), Setup(dtype=torch.bfloat16), Setup(lora_dim=2)
+ROWS = ragged_rows([2, 5], [7, 3])
+LATE = {"ppo_epochs": 1, "generation_batches": 1}  # one update per rollout: its own passes give log-probs and values
+RLOO = {"advantage_estimator": "rloo", "samples_per_prompt": 2}
+
+
+class PushedEngine:
+    """Draws from a model of its own, into which the actor's weights are copied one after another, as into vLLM's."""
+
+    def __init__(self):
+        self.model = make_causal_lm(seed=9)
+
+    @contextmanager
+    def session(self, actor):
+        self.model.load_state_dict(dict(plain_weights(actor)), strict=False)
+        yield CompactingEngine(4).draw_from(self.model)
+
+
+def pushed(folder, setup, **flags):
+    return ppo(folder, setup, PushedEngine(), **flags)
+
+
+def refuel(folder, setup):
+    flags = {"noptepochs": 2, "eval_interval": 2, "kl_coef": 0.1, "engine": {"zero_stage": setup.zero_stage}}
+    trainer = trainer_of(folder, lora_dim=setup.lora_dim, **flags)
+    return Made(trainer, {"policy": trainer.models.policy})
+
+
+RUNS = {
+    "sft": (partial(supervised, "sft"), FLOAT32),
+    "sft in bf16": (partial(supervised, "sft"), BF16),
+    "reward": (partial(supervised, "reward"), FLOAT32),
+    "dpo with adapters": (partial(supervised, "dpo"), LORA),
+    "ppo": (ppo, FLOAT32),
+    "ppo in bf16": (ppo, BF16),
+    "ppo with adapters": (ppo, LORA),
+    "ppo with log-probs of the update": (partial(ppo, **LATE), FLOAT32),
+    "ppo with a pushed engine": (pushed, FLOAT32),
+    "rloo": (partial(ppo, **RLOO), FLOAT32),
+    "refuel": (refuel, FLOAT32),
+    "refuel with adapters": (refuel, LORA),
+}
+
+
+def leaves(value):
+    """Every text and number in rows of a sample file, in order."""
+    if isinstance(value, dict):
+        return [leaf for name in sorted(value) for leaf in (name, *leaves(value[name]))]
+    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, list) else [value]
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [(name, HIDDEN * (number % 2)) for number, name in enumerate(RUNS)]
+    + [pytest.param(name, HIDDEN * (1 - number % 2), marks=pytest.mark.slow) for number, name in enumerate(RUNS)],
+)
+def test_a_run_of_real_size_is_that_of_whole_weights(name, whole, group, tmp_path):
+    """With the vectors of the hidden size whole, and with nothing whole.
+
+    In bf16 ZeRO 2 stands for whole weights: below it, DeepSpeed rounds sums over micro-batches otherwise.
+    """
+    make, setup = RUNS[name]
+    results = []
+    for stage in (2 if setup.dtype == torch.bfloat16 else 0, 3):
+        place = tmp_path / str(stage)
+        results.append(result_of(make(place, replace(setup, zero_stage=stage, whole=whole)), place))
+    (weights, rows, samples), (found, found_rows, found_samples) = results
+    assert largest_difference(found, weights) < 1e-5
+    for row, expected in zip(found_rows, rows, strict=True):
+        assert row == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert found_samples.keys() == samples.keys() and rows
+    for file in samples:
+        both = [leaves([json.loads(line) for line in text[file].splitlines()]) for text in (found_samples, samples)]
+        for leaf, expected in zip(*both, strict=True):
+            assert leaf == (pytest.approx(expected, rel=1e-5, abs=1e-4) if type(expected) is float else expected)
+
+
+def engine_in_flight():
+    """At ZeRO 3, after a pass without gradients: DeepSpeed, used to updates, has fetched for the way back."""
+    engine = engine_of(make_causal_lm(num_hidden_layers=4), zero_stage=3, learning_rate=0.0)
+    ids, attention_mask, mask = pad_rows(ROWS)
+    for _ in range(2):
+        engine.backward(engine(ids, attention_mask, mask.shape[1])[0].sum())
+        engine.step()
+    with torch.no_grad():
+        return engine, engine(ids, attention_mask, mask.shape[1])[0]
+
+
+def in_flight(engine):
+    return len(parameter_offload(engine._engine).module.ds_inflight_param_registry)
+
+
+def gather(engine, folder):
+    ids, attention_mask, mask = pad_rows(ROWS)
+    with engine.gathered() as policy, torch.no_grad():
+        return policy(ids, attention_mask, mask.shape[1])[0]
+
+
+def save_and_load(engine, folder):
+    engine.save_checkpoint(folder / "step-1")
+    engine.load_checkpoint(folder / "step-1")
+
+
+ENTRIES = {
+    "gathered": gather,
+    "whole weights": lambda engine, folder: whole_state(engine),
+    "parts": lambda engine, folder: engine.parts(),
+    "a checkpoint": save_and_load,
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_weights_in_flight_are_waited_for(entry, group, tmp_path):
+    """What needs weights at rest finds them so, and the next pass says the same."""
+    engine, expected = engine_in_flight()
+    assert in_flight(engine) > 0, "nothing was fetched ahead: the limits do not act"
+    result = ENTRIES[entry](engine, tmp_path)
+    assert in_flight(engine) == 0 and all(p.numel() == 0 for p in engine.module.parameters())
+    weights = {f"inner.{name}": p.detach() for name, p in make_causal_lm(num_hidden_layers=4).named_parameters()}
+    if entry == "gathered":
+        assert torch.equal(result, expected)
+    elif entry == "parts":  # one process has all of each
+        assert largest_difference(result, {name: x.flatten() for name, x in weights.items()}) == 0
+    elif entry == "whole weights":
+        assert largest_difference(result, weights) == 0
+    ids, attention_mask, mask = pad_rows(ROWS)
+    with torch.no_grad():
+        assert torch.equal(engine(ids, attention_mask, mask.shape[1])[0], expected)
+
+
+def test_limits_are_those_of_deepspeed_in_proportion(tmp_path):
+    """Of 7e9 weights a seventh may be live, and a twentieth of that fetched ahead."""
+    model = make_causal_lm()
+    zero = json.loads(open(as_large_as(7e9, model, whole=3)).read())["zero_optimization"]
+    assert zero["stage3_max_live_parameters"] == pytest.approx(number_of_weights(model) / 7, abs=1)
+    assert zero["stage3_prefetch_bucket_size"] == pytest.approx(number_of_weights(model) / 140, abs=1)
+    assert zero["stage3_param_persistence_threshold"] == 3
+    model.save_pretrained(tmp_path)
+    assert as_large_as(7e9, tmp_path, 3) == as_large_as(7e9, model, 3)
+
+
+def test_no_test_makes_engines_with_the_limits_of_a_toy(group):
+    with pytest.raises(AssertionError, match="weights may be live: give ZeRO 3 limits"):
+        engine_of(make_causal_lm(), zero_stage=3, config_file=None)
+    with pytest.raises(AssertionError, match="as_large_as"):
+        check_words(["main.py", "--actor_zero_stage", "3"])
+    check_words(["main.py", "--actor_zero_stage", "3", "--deepspeed_config", "file"])
