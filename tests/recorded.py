@@ -103,11 +103,14 @@ def engine_for(model: Any, case: Case, folder: Path, **options: Any) -> Any:
     return engine_of(model, micro, case.accumulation, **options)
 
 
+_number = itertools.count()  # of a run's folder, the same on every process: no run finds what another left
+
+
 def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_out: Any = ()) -> SupervisedTrainer:
     """Steps 1 (sft) and 2 (reward or dpo) on the recorded examples."""
     config = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig}[step](
         data_path=["unused"],
-        output_dir=str(folder / f"dpo-{case.name}-{len(held_out)}" if step == "dpo" else folder),
+        output_dir=str(folder / f"{step}-{next(_number)}"),
         model_name_or_path="unused",
         per_device_train_batch_size=GLOBAL_BATCH // (case.accumulation * world_size()),
         gradient_accumulation_steps=case.accumulation,
@@ -119,7 +122,7 @@ def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_ou
         task = SFTTask(DEMONSTRATIONS, held_out, PAD)
     elif step == "reward":
         task = RewardTask(PAIRS, held_out, PAD)
-    else:  # every case has a folder of its own, so that none finds what another computed
+    else:
         task = DPOTask(PREFERENCES, held_out, PAD, config, run, "the model")
     task.prepare(engine)
     return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))

@@ -26,6 +26,7 @@ from dialogue_cases import dialogue
 from dschat.config.parse import parse
 from dschat.config.refuel_online import RefuelOnlineConfig
 from factories import make_classifier
+from real_size import as_large_as
 from script_runs import RECORDER
 
 MAIN = TRAINING / "refuel" / "online.py"
@@ -106,6 +107,7 @@ def test_a_run_with_a_users_function(flags, talks, tmp_path, run_online):
 
 def test_a_reward_model_top_layers_offload_and_a_checkpoint(flags, talks, tmp_path, run_online):
     more = {"reward_model": talks / "reward", "trained_layers": 1, "offload": True, "save_steps": 8}
+    more |= {"deepspeed_config": as_large_as(7e9, talks / "model")}
     run_online(flags | more | {"total_episodes": 11, "eval_prompts": 2, "adaptive_kl_target": 6}).expect(0)
     rows = training_rows(tmp_path / "out")
     assert [row["update"] for row in rows] == [4, 8]

@@ -23,11 +23,14 @@ from pathlib import Path
 from dschat.common.lock import Lock
 
 lock = Lock(Path(sys.argv[1]), "--output_dir out")
-child = 0
-if sys.argv[2] == "fork" and (child := os.fork()) == 0:
-    lock.close()
-    signal.alarm(60)
-    signal.pause()
+child, (told, tells) = 0, os.pipe()
+if sys.argv[2] == "fork":
+    if (child := os.fork()) == 0:
+        lock.close()
+        os.write(tells, b"forked")
+        signal.alarm(60)
+        signal.pause()
+    os.read(told, 6)
 if sys.argv[2] == "program":
     child = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=subprocess.DEVNULL).pid
 print(os.getpid(), child, flush=True)

@@ -401,7 +401,7 @@ def test_a_folder_that_another_process_prepares_is_refused(source, model, tmp_pa
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     lock = Lock(tmp_path / ".out.lock", "another")
     with monkeypatch.context() as patch:
-        patch.setattr("dschat.data.prepared.make.read_rows", None)  # nothing is read before
+        patch.setattr("dschat.data.prepared.make.read_share", None)  # nothing is read before
         prepare(source, model, tmp_path / "out", "--overwrite", *LOOSE, status=2)
     assert f"--output {tmp_path}/out: another process is writing it: process {os.getpid()} on " in caplog.text
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
