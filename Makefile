@@ -4,6 +4,7 @@
 # make test         the test suite
 # make test-vllm    the tests of --rollout_engine vllm, in an environment of their own: .venv-vllm, 4 GB
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
+# make test-processors   the numeric tests with the kernels of older processors and this one's, on 1 and 2 threads
 # make check        ruff, format, types
 # make benchmark    how fast step 3 is beside what must be computed at least (an hour)
 # All but test-vllm make .venv and install into it when requirements.txt or setup.py changed.
@@ -16,7 +17,7 @@ DEV := $(VENV)/installed-dev
 VLLM := .venv-vllm
 VLLM_BIN := $(CURDIR)/$(VLLM)/bin
 
-.PHONY: quickstart programs learners test test-vllm mutants check benchmark install clean
+.PHONY: quickstart programs learners test test-vllm test-processors mutants check benchmark install clean
 
 install: $(INSTALLED)
 
@@ -55,6 +56,16 @@ $(VLLM)/installed: requirements.txt requirements-dev.txt setup.py
 
 test-vllm: $(VLLM)/installed
 	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/rollouts/test_vllm.py -m vllm $(PYTEST_ARGS)
+
+NUMERIC := $(addprefix tests/,rl conditions models engine rollouts scoring inference trainers test_sizes.py)
+OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+
+test-processors: $(DEV)
+	set -e; for kernels in "$(OLDEST)" "$(AVX2)" ""; do for threads in 1 2; do echo "$$kernels, threads: $$threads"; \
+		env $$kernels PATH="$(BIN):$$PATH" OMP_NUM_THREADS=$$threads GOMP_SPINCOUNT=0 \
+			$(BIN)/python -m pytest -q -n auto --dist loadgroup $(NUMERIC) $(PYTEST_ARGS); \
+	done; done
 
 mutants: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_mutants.py -m mutants -q $(PYTEST_ARGS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of all tests: one thread, one tokenizer, and the process group of the tests that need an engine."""
+"""Fixtures of all tests: one thread unless OMP_NUM_THREADS says more, one tokenizer, the process group of engines."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from data_fixtures import make_rows
 from factories import make_tokenizer
 from real_size import require_real_size
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.hookimpl(trylast=True)

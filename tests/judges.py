@@ -129,7 +129,7 @@ class FakeJudge:
             status, content, headers = step
             _send(handler, status, json.dumps(content).encode(), **({"retry-after-ms": "1"} | headers))
         elif step == "timeout":
-            self.over.wait(2)
+            self.over.wait(60)
         elif step == "slow":
             self.over.wait(0.05)
             self._carry_out(handler, body, "ok")

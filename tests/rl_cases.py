@@ -100,9 +100,3 @@ def tensors_of(value: object) -> Iterator[torch.Tensor]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from tensors_of(getattr(value, field.name))
-
-
-def assert_close(actual: torch.Tensor, expected: object, tol: float = 1e-5) -> None:
-    """Compare with a tensor or nested lists, in float64; nan is never equal to anything."""
-    expected = torch.as_tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(actual.detach().double(), expected, rtol=tol, atol=tol)

@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from cli_runs import Result, evaluation_rows, message_of, training_rows, write_jsonl
+from closeness import assert_near, near
 from model_families import MODEL_FAMILIES, WITHOUT_CLASSIFIER
 
 TRAIN, HELD_OUT = 16, 4
-TOLERANCE = 1e-5
 QUICK = ("opt", "qwen2")  # the others are slow in the sum
 LENGTH = 256
 SUPERVISED = {"max_seq_len": LENGTH, "per_device_train_batch_size": 8, "learning_rate": 1e-2}
@@ -134,7 +134,7 @@ def check_policy(folder: Path, rows: Sequence[Text]) -> None:
         assert [*example.prompt_ids, *example.response_ids] == ids
         expected = plain_logprobs(model, ids, prompt)
         assert float(expected.std()) > 0.1
-        torch.testing.assert_close(own[: len(expected)], expected, rtol=0, atol=TOLERANCE)
+        assert_near(own[: len(expected)], expected)
 
 
 @torch.no_grad()
@@ -158,12 +158,12 @@ def check_scalar(folder: Path, rows: Sequence[Text]) -> None:
     texts = [plain_row(plain, row, name) for name in ("chosen", "rejected") for row in rows]
     expected = torch.tensor([plain_score(model, ids) for ids, _ in texts])
     assert float(expected.std()) > 1e-3
-    torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
+    assert_near(scores, expected)
     batch = collate_sft(examples, tokenizer.pad_token_id)
     values = scalar(batch["input_ids"], batch["attention_mask"])
     for own, mask, (ids, prompt) in zip(values, batch["attention_mask"], texts[: len(rows)], strict=True):
         expected = torch.tensor([plain_score(model, ids[: end + 1]) for end in range(prompt, len(ids))])
-        torch.testing.assert_close(own[mask][prompt:], expected, rtol=0, atol=TOLERANCE)
+        assert_near(own[mask][prompt:], expected)
 
 
 def check_measured(chain: Chain) -> None:
@@ -174,14 +174,14 @@ def check_measured(chain: Chain) -> None:
     )
     rows = [plain_row(tokenizer, row, "chosen") for row in chain.held_out]
     loss = -float(torch.cat([plain_logprobs(policy, *row) for row in rows]).mean())
-    assert evaluation_rows(chain.sft)[-1]["eval/loss"] == pytest.approx(loss, abs=TOLERANCE)
-    assert evaluation_rows(chain.sft)[-1]["eval/perplexity"] == pytest.approx(math.exp(loss), rel=TOLERANCE)
+    assert evaluation_rows(chain.sft)[-1]["eval/loss"] == near(loss)
+    assert evaluation_rows(chain.sft)[-1]["eval/perplexity"] == near(math.exp(loss))
     reward = AutoModelForSequenceClassification.from_pretrained(chain.reward).eval()
     tokenizer = AutoTokenizer.from_pretrained(chain.reward)
     for name in ("chosen", "rejected"):
         scores = [plain_score(reward, plain_row(tokenizer, row, name)[0]) for row in chain.held_out]
         measured = evaluation_rows(chain.reward)[-1][f"eval/{name}"]
-        assert measured == pytest.approx(sum(scores) / len(scores), abs=TOLERANCE)
+        assert measured == near(sum(scores) / len(scores))
 
 
 def check_bos(family: str, chain: Chain) -> None:

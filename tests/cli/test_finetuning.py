@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from cli_runs import evaluation_rows, training_rows
+from closeness import UPDATE, assert_near, near
 from real_size import as_large_as
 
 LAST = {"finetune_mode": "last_layer"}
@@ -34,7 +35,7 @@ def test_packing_changes_nothing_of_step_1(sft, run, sft_flags, tmp_path):
         for row, plain in zip(rows(tmp_path / "out"), rows(sft), strict=True):
             assert row["samples"] == plain["samples"]
             for name in {"loss/sft", "grad_norm", "eval/loss"} & plain.keys():
-                assert row[name] == pytest.approx(plain[name], rel=1e-4), name
+                assert row[name] == near(plain[name], UPDATE), name
 
 
 def test_label_smoothing(sft, run, sft_flags, tmp_path):
@@ -83,7 +84,7 @@ def test_adapters_alone_are_opened_by_peft(run, sft_flags, tmp_path):
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     ids = torch.tensor([[3, 9, 4, 17]])
     with torch.no_grad():
-        torch.testing.assert_close(opened(input_ids=ids).logits, merged(input_ids=ids).logits, rtol=0, atol=1e-4)
+        assert_near(opened(input_ids=ids).logits, merged(input_ids=ids).logits, UPDATE)
     config = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (8, 4, 0.1)
     assert {name.split(".")[-1] for name in config["target_modules"]} == {"q_proj", "v_proj"}

@@ -19,6 +19,7 @@ from cli_runs import (
     rows_of,
     training_rows,
 )
+from closeness import FORMULA, UPDATE, near
 from dschat.data.synthetic import gold_score
 
 CLASSIFIER = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -102,8 +103,8 @@ def test_metrics_of_step_2(reward):
     assert [row["update"] for row in evaluated] == [0, 2, 4]
     assert all(set(row) == LEADING | {"eval/loss"} | {f"eval/{name}" for name in statistics} for row in evaluated)
     for row in evaluated:
-        assert row["eval/margin"] == pytest.approx(row["eval/chosen"] - row["eval/rejected"], abs=1e-6)
-    assert evaluated[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)  # a head of zeros
+        assert row["eval/margin"] == near(row["eval/chosen"] - row["eval/rejected"], FORMULA)
+    assert evaluated[0]["eval/loss"] == near(math.log(2), FORMULA)  # a head of zeros
 
 
 def test_metrics_of_dpo(dpo):
@@ -115,9 +116,9 @@ def test_metrics_of_dpo(dpo):
     assert [row["update"] for row in evaluated] == [0, 2, 4]
     assert all(set(row) == LEADING | {"eval/loss"} | {f"eval/{name}" for name in statistics} for row in evaluated)
     for row in evaluated:
-        assert row["eval/margin"] == pytest.approx(0.1 * (row["eval/chosen"] - row["eval/rejected"]), abs=1e-5)
-    assert evaluated[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)  # the policy is the reference
-    assert evaluated[0]["eval/chosen"] == pytest.approx(0, abs=1e-4)
+        assert row["eval/margin"] == near(0.1 * (row["eval/chosen"] - row["eval/rejected"]))
+    assert evaluated[0]["eval/loss"] == near(math.log(2), FORMULA)  # the policy is the reference
+    assert evaluated[0]["eval/chosen"] == near(0, UPDATE)
     assert evaluated[-1]["eval/loss"] < evaluated[0]["eval/loss"]
 
 
@@ -133,12 +134,12 @@ def test_metrics_of_step_3(ppo):
 
 def test_the_first_metrics_of_step_3_add_up(ppo):
     row, before = training_rows(ppo)[0], evaluation_rows(ppo)[0]
-    assert row["objective/kl"] == pytest.approx(0, abs=1e-4) and before["eval/kl"] == pytest.approx(0, abs=1e-4)
+    assert row["objective/kl"] == near(0, UPDATE) and before["eval/kl"] == near(0, UPDATE)
     assert row["val/ratio"] == pytest.approx(1, abs=0.05)
     expected = row["objective/scores"] - 0.05 * row["objective/kl"]
-    assert row["objective/rlhf_reward"] == pytest.approx(expected, abs=1e-6)
-    assert row["macro/length"] * row["macro/count"] == pytest.approx(row["response/length"], rel=1e-6)
-    assert row["macro/lambda_eff"] == pytest.approx(0.95 ** (1 / row["macro/length"]), rel=1e-6)
+    assert row["objective/rlhf_reward"] == near(expected, FORMULA)
+    assert row["macro/length"] * row["macro/count"] == near(row["response/length"], FORMULA)
+    assert row["macro/lambda_eff"] == near(0.95 ** (1 / row["macro/length"]), FORMULA)
     assert 1 < row["macro/length"] <= 5 and row["response/length"] <= 16
     assert row["val/num_eos_tokens"] == pytest.approx(16 * row["response/eos_rate"])
     assert (row["lr/actor"], row["lr/critic"]) == (1e-3, 1e-3)
@@ -179,9 +180,9 @@ def test_samples_of_step_3(ppo, inputs):
         assert all(set(sample) >= SAMPLE - {"tokens"} for sample in samples)
         for key, metric in (("score", "eval/scores"), ("gold_scores", "eval/gold_scores")):
             mean = sum(sample[key] for sample in samples) / len(samples)
-            assert evaluated[metric] == pytest.approx(mean, abs=1e-6)
+            assert evaluated[metric] == near(mean, FORMULA)
         for sample in samples:
-            assert sample["gold_scores"] == pytest.approx(gold_score(sample["response"]), abs=1e-6)
+            assert sample["gold_scores"] == near(gold_score(sample["response"]), FORMULA)
         detailed = [sample for sample in samples if "tokens" in sample]
         assert len(detailed) == min(8, len(samples))
         for sample in detailed:

@@ -83,8 +83,7 @@ def test_a_child_of_a_killed_run_does_not_keep_its_journal(tmp_path):
         "import os, signal, sys; from pathlib import Path; from dschat.common.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]), {})\n"
         "journal.append([{'n': 0}])\n"
-        "child = os.fork()\n"
-        "if child:\n    print(child, flush=True)\n"
+        "if os.fork() == 0:\n    print(os.getpid(), flush=True)\n"
         "signal.alarm(60)\n"
         "signal.pause()\n"
     )

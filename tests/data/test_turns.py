@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from closeness import near
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.collate import collate_sft
 from dschat.data.examples import CUT_TO_NOTHING, SFTExample, sft_examples
@@ -162,7 +163,7 @@ def test_the_loss_is_the_cross_entropy_over_these_tokens(group):
     task = SFTTask(examples, [], PAD)
     assert task.count(examples) == count
     loss, _ = task.loss(engine_of(model, 3), examples, count)
-    assert loss.item() == pytest.approx(total / count, rel=1e-5)
+    assert loss.item() == near(total / count)
 
 
 def test_the_preview_shows_every_turn(tmp_path):

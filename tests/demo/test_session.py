@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from closeness import near
 from demo_cases import PROMPT, QUESTION, make_session, save_endless, save_reward, save_taught, text_tokenizer
 from dschat.config.macro_actions import TerminationFlags
 from dschat.data.synthetic_dialogues import CHAT_TEMPLATE
@@ -62,7 +63,7 @@ def test_two_models_answer_the_same_each_with_its_score_and_macro_actions(models
         tokenizer = text_tokenizer()
         ids = [tokenizer.bos_token_id, *tokenizer.encode(PROMPT, add_special_tokens=False)]
         ids += [*tokenizer.encode(reply.text, add_special_tokens=False), tokenizer.eos_token_id]
-        assert reply.score == pytest.approx(hf_score(session.reader._classifier._classifier, ids), abs=1e-5)
+        assert reply.score == near(hf_score(session.reader._classifier._classifier, ids))
         assert reply.caption.startswith(f"score {reply.score:+.3f}".replace("-", "−"))
     alone = last(make_session(models / "endless"), lambda side, model: Conversation().prompt(QUESTION, side, model))
     assert alone[0].text == replies[1].text and alone[0].score is None

@@ -8,6 +8,7 @@ import torch
 from peft import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassification, PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.builders.ppo import build_ppo_models
 from dschat.config.ppo import PPOConfig
 from dschat.engine.adapters_off import AdaptersOff
@@ -146,11 +147,11 @@ def test_saved_adapter_and_merged_model_say_what_the_live_model_says(role, kind,
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     merged = OPENERS[role].from_pretrained(tmp_path / "saved", dtype=torch.float32)
     assert not any("lora" in name for name in merged.state_dict())
-    torch.testing.assert_close(numbers_of(merged), expected, rtol=0, atol=1e-4)
+    assert_near(numbers_of(merged), expected, UPDATE)
     with_adapter = PeftModel.from_pretrained(
         OPENERS[role].from_pretrained(base, dtype=torch.float32), tmp_path / "saved" / "adapter"
     )
-    torch.testing.assert_close(numbers_of(with_adapter), expected, rtol=0, atol=1e-5)
+    assert_near(numbers_of(with_adapter), expected)
     assert float((numbers_of(OPENERS[role].from_pretrained(base)) - expected).abs().max()) > 0.01
 
 
@@ -173,7 +174,7 @@ def test_peft_alone_opens_an_adapter_by_its_folder(role, kind, tmp_path):
     auto_class = AutoPeftModelForSequenceClassification if role == "reward model" else AutoPeftModelForCausalLM
     options = {"num_labels": 1} if role == "reward model" else {}
     opened = auto_class.from_pretrained(adapter, dtype=torch.float32, **options)
-    torch.testing.assert_close(numbers_of(opened.eval()), numbers_of(model.eval()), rtol=0, atol=1e-5)
+    assert_near(numbers_of(opened.eval()), numbers_of(model.eval()))
 
 
 def test_without_merging_only_the_adapter_is_saved(tmp_path):
@@ -206,7 +207,7 @@ class TestTwoProcesses:
     def test_updates_are_those_of_one_process(self, group, two_processes, tmp_path):
         expected, _ = lora_updates(tmp_path, Case(0, 1))
         weights = two_processes.tensors("lora")
-        assert largest_difference(weights, expected) < 1e-5
+        assert largest_difference(weights, expected) < WEIGHT_GAP
         live = [name for name in weights if "lora_" in name]
         assert any(".lora_B." in name and bool(weights[name].any()) for name in live)
 
@@ -220,7 +221,7 @@ class TestTwoProcesses:
         for number, row in enumerate(ROWS):
             expected, _ = hf_logprobs(base, row)
             said = weights["outputs/after"][number, : len(expected)]
-            torch.testing.assert_close(said, expected, rtol=0, atol=1e-5)
+            assert_near(said, expected)
 
     @torch.no_grad()
     def test_merged_folders_are_what_the_engines_say(self, two_processes):
@@ -233,9 +234,9 @@ class TestTwoProcesses:
         for number, (prompt, response) in enumerate(ROWS):
             expected, _ = hf_logprobs(policy, (prompt, response))
             said = outputs["outputs/logprobs"][number, : len(response)]
-            torch.testing.assert_close(said, expected, rtol=0, atol=1e-5)
+            assert_near(said, expected)
             value = float(outputs["outputs/values"][number, width + len(response) - 1])
-            assert value == pytest.approx(hf_score(critic, prompt + response), abs=1e-5)
+            assert value == near(hf_score(critic, prompt + response))
 
     def test_a_layers_name_chose_what_the_critic_trains(self, two_processes):
         names = [name for name in two_processes.tensors("lora") if name.startswith("critic.") and "lora_" in name]

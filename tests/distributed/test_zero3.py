@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from factories import BOS, PAD, hf_logprobs, largest_difference, make_causal_lm
 from recorded import Case
 from sharded_checks import LENGTHS, ROWS, evaluate_all, prompts_of
@@ -42,14 +43,14 @@ def test_a_frozen_model_in_parts_in_cpu_memory_is_the_model_itself(rank, two_pro
     model = make_causal_lm()
     for number, row in enumerate(ROWS):
         logprobs, _ = hf_logprobs(model, row)
-        torch.testing.assert_close(said[number, : len(logprobs)], logprobs, rtol=0, atol=1e-5)
+        assert_near(said[number, : len(logprobs)], logprobs)
     assert two_processes.numbers("offloaded", rank)["first"] == greedy_by_hand(model, rank)
 
 
 def test_training_goes_on_as_if_nothing_had_been_generated(two_processes):
     weights = [two_processes.tensors(f"{name}-zero3") for name in ("generation", "training")]
     assert largest_difference(*weights) == 0
-    assert largest_difference(weights[0], two_processes.tensors("generation-zero0")) < 1e-5
+    assert largest_difference(weights[0], two_processes.tensors("generation-zero0")) < WEIGHT_GAP
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -80,7 +81,7 @@ def test_a_saved_policy_is_what_the_engine_says(saved, two_processes):
     assert AutoTokenizer.from_pretrained(two_processes.folder / "actor").pad_token == "<pad>"
     for number, row in enumerate(ROWS):
         logprobs, _ = hf_logprobs(model, row)
-        torch.testing.assert_close(saved["logprobs"][number, : len(logprobs)], logprobs, rtol=0, atol=1e-5)
+        assert_near(saved["logprobs"][number, : len(logprobs)], logprobs)
 
 
 @torch.no_grad()
@@ -91,7 +92,7 @@ def test_a_saved_critic_is_what_the_engine_says(saved, two_processes):
     for number, (prompt, response) in enumerate(ROWS):
         expected = model(input_ids=torch.tensor([prompt + response])).logits[0]
         position = width + len(response) - 1
-        torch.testing.assert_close(saved["values"][number, position : position + 1], expected, rtol=0, atol=1e-5)
+        assert_near(saved["values"][number, position : position + 1], expected)
 
 
 def test_both_ranks_compute_the_same(saved, two_processes):
@@ -104,7 +105,7 @@ def test_the_moving_average_is_that_of_hand_arithmetic(two_processes):
     average = two_processes.tensors("ema-average")
     for name in states[0]:
         total = sum(k * state[name].double() for k, state in zip((27, 9, 12, 16), states, strict=True))
-        torch.testing.assert_close(average[name].double(), total / 64, rtol=0, atol=1e-6)
+        assert_near(average[name].double(), total / 64, FORMULA)
     assert largest_difference(states[0], states[3]) > 2e-4
     assert not (two_processes.folder / "ema-average-1.safetensors").exists()
 
@@ -122,7 +123,7 @@ def test_evaluation_with_fewer_rows_than_ranks_is_that_of_one_process(group, two
     """One held-out row, and three in batches of two; greedy in step 3."""
     first, second = (two_processes.numbers("evaluation", rank) for rank in (0, 1))
     expected = evaluate_all(tmp_path, Case(0, 1))
-    assert first == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert first == near(expected, UPDATE, scale=0.1)
     assert first == second
     assert {name.split("/")[0] for name in expected} == {"sft", "reward", "dpo", "ppo"} and len(expected) > 22
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from cli_runs import STEPS, TIMEOUT, arguments, built_once, environment
+from closeness import FORMULA, assert_near
 from fault_runs import MOMENTS, RESUME, expect_same, flags_of, outcome
 from launches import free_port
 from script_runs import GEMMA, VARIABLES
@@ -92,7 +92,7 @@ def test_a_signal_to_the_script(moment, sent, status, inputs, whole_of_two, tmp_
     for file in whole_of_two.glob("*/model.safetensors"):
         expected, weights = load_file(file), load_file(tmp_path / "out" / file.relative_to(whole_of_two))
         for name, tensor in expected.items():
-            torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-6)
+            assert_near(weights[name], tensor, FORMULA)
 
 
 @pytest.mark.parametrize(("moment", "sent", "status"), CASES[:2], ids=[case[0] for case in CASES[:2]])

@@ -11,6 +11,7 @@ from statistics import fmean
 import pytest
 
 from cli_runs import ROOT, TIMEOUT, environment, message_of, read_jsonl, run_command
+from closeness import near
 from dschat.errors import UserError
 from dschat.inference import best_of_n as module
 from dschat.inference.best_of_n import run_best_of_n
@@ -91,7 +92,7 @@ def test_draws_are_those_of_single_runs(sweep, options):
             assert list(row) == ["prompt", "temperature", "responses", "rewards", "finished"]
             assert row["prompt"] == single["prompt"]
             rewards = row["rewards"][:draws]
-            assert rewards == pytest.approx(single.get("rewards", [single["reward"]]), abs=1e-5)
+            assert rewards == near(single.get("rewards", [single["reward"]]))
             best = rewards.index(max(rewards))
             assert row["responses"][best] == single["response"] and row["finished"][best] == single["finished"]
     assert all(len(row["rewards"]) == (3 if row["temperature"] else 1) for row in rows)

@@ -3,9 +3,9 @@
 
 import math
 
-import pytest
 import torch
 
+from closeness import UPDATE, assert_near, near
 from dschat.data.encoding import decode_response
 from dschat.inference.measure import Answer, best_of, log_ratios, measure
 from dschat.models.policy import PolicyModel
@@ -23,7 +23,7 @@ def test_log_ratios_are_sums_over_the_response() -> None:
     expected = [
         hf_logprobs(own.inner, row, 0.7)[0].sum() - hf_logprobs(other.inner, row, 0.7)[0].sum() for row in rows
     ]
-    torch.testing.assert_close(found, torch.stack(expected).float(), rtol=1e-5, atol=1e-5)
+    assert_near(found, torch.stack(expected).float())
 
 
 def test_best_of_takes_the_first_so_many() -> None:
@@ -45,7 +45,7 @@ def test_answers_do_not_depend_on_how_many_are_drawn() -> None:
     (one,) = measure(model, policy(1), length, tokenizer, prompts[1:2], sampling_of(6), 7)
     assert [len(of_prompt) for of_prompt in many] == [3, 3, 3]
     assert many[1][0].text == one[0].text and many[1][0].score == one[0].score == one[0].tokens
-    assert many[1][0].kl == pytest.approx(one[0].kl, abs=1e-4)
+    assert many[1][0].kl == near(one[0].kl, UPDATE)
     assert len({answer.text for answer in many[1]}) > 1
     (same,) = measure(model, model, length, tokenizer, prompts[:1], sampling_of(6), 7)
     assert same[0].kl == 0

@@ -10,12 +10,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from cli_runs import read_jsonl, write_jsonl
+from closeness import near
 from dschat.errors import UserError
 from dschat.inference import run as run_module
 from dschat.inference.run import run_inference
 from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
-
-TOLERANCE = 1e-5
 
 
 @torch.no_grad()
@@ -44,9 +43,7 @@ def test_rows_path_rewards_and_the_last_line(options, project, tmp_path):
     held_out = [{"prompt": row["prompt"]} for row in read_jsonl(project / "data" / "hh" / "test.jsonl")]
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in in_protocol_order(held_out)]
     for row in rows:
-        assert row["reward"] == pytest.approx(
-            plain_reward(project / "rm", row["prompt"], row["response"]), abs=TOLERANCE
-        )
+        assert row["reward"] == near(plain_reward(project / "rm", row["prompt"], row["response"]))
         assert "<eos>" not in row["response"]
     assert {row["finished"] for row in rows} == {True, False}
     rewards = [row["reward"] for row in rows]
@@ -90,12 +87,10 @@ def test_best_of_n_keeps_the_best(run, project):
         assert list(best) == ["prompt", "response", "reward", "finished", "rewards"]
         assert len(pair["rewards"]) == 2 and len(best["rewards"]) == 4
         assert best["reward"] == max(best["rewards"])
-        assert best["reward"] == pytest.approx(
-            plain_reward(project / "rm", best["prompt"], best["response"]), abs=TOLERANCE
-        )
+        assert best["reward"] == near(plain_reward(project / "rm", best["prompt"], best["response"]))
         # More draws begin with the same ones.
-        assert best["rewards"][:2] == pytest.approx(pair["rewards"], abs=TOLERANCE)
-        assert best["rewards"][0] == pytest.approx(single["reward"], abs=TOLERANCE)
+        assert best["rewards"][:2] == near(pair["rewards"])
+        assert best["rewards"][0] == near(single["reward"])
     assert len({row["rewards"].index(row["reward"]) for row in four}) > 1
     assert all(len(set(row["rewards"])) > 1 for row in four)
 
@@ -122,7 +117,7 @@ def test_reference_scores(options, project, tmp_path):
         assert row["prompt"] == source.prompt
         assert (row["response"], row["rejected_response"]) == (source.chosen, source.rejected)
         for text, reward in (("response", "reward"), ("rejected_response", "rejected_reward")):
-            assert row[reward] == pytest.approx(plain_reward(project / "rm", row["prompt"], row[text]), abs=TOLERANCE)
+            assert row[reward] == near(plain_reward(project / "rm", row["prompt"], row[text]))
     chosen, rejected = ([row[name] for row in rows] for name in ("reward", "rejected_reward"))
     accuracy = statistics.fmean(a > b for a, b in zip(chosen, rejected, strict=True))
     assert f"rejected {statistics.fmean(rejected):.4f} ± " in line
@@ -149,7 +144,7 @@ def test_a_reward_model_with_another_tokenizer(run, tmp_path):
     rows = read_jsonl(run(reward_model=reward_model, dataset="hh-rlhf", num_samples=6))
     for row in rows:
         expected = plain_reward(reward_model, row["prompt"], row["response"])
-        assert row["reward"] == pytest.approx(expected, abs=TOLERANCE)
+        assert row["reward"] == near(expected)
 
 
 def test_conversations_go_through_the_chat_template(run, project, tmp_path):
@@ -164,7 +159,7 @@ def test_conversations_go_through_the_chat_template(run, project, tmp_path):
     (row,) = read_jsonl(run(data_path=str(file), **models))
     assert row["prompt"] == "<bos>user: Hello?\nassistant:" and row["prompt_messages"] == turns[:1]
     expected = plain_reward(tmp_path / "rm", "user: Hello?\nassistant:", row["response"])
-    assert row["reward"] == pytest.approx(expected, abs=TOLERANCE)
+    assert row["reward"] == near(expected)
 
 
 def test_a_finished_file_is_refused_before_anything_is_read(options, project, monkeypatch, run):

@@ -10,6 +10,7 @@ import torch
 
 import dschat.inference.text as text
 from cli_runs import read_jsonl, run_command, write_jsonl
+from closeness import near
 from dschat.data.__main__ import main
 from dschat.data.sources import load_source
 from dschat.errors import UserError
@@ -65,7 +66,7 @@ def test_losses_are_those_of_plain_transformers(place, tokenizer, all_tokens):
         logits = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         losses = [-float(logits[place - 1, ids[place]]) for place in range(first, len(ids))]
         assert row["loss_tokens"] == len(losses)
-        assert row["loss_sum"] == pytest.approx(sum(losses), rel=1e-5)
+        assert row["loss_sum"] == near(sum(losses))
 
 
 def test_batches_of_one_and_of_sixteen_say_the_same(place):
@@ -77,9 +78,7 @@ def test_batches_of_one_and_of_sixteen_say_the_same(place):
         assert {name: first[name] for name in first if name not in numbers} == {
             name: second[name] for name in second if name not in numbers
         }
-        assert {name: first[name] for name in numbers} == pytest.approx(
-            {name: second[name] for name in numbers}, rel=1e-5
-        )
+        assert {name: first[name] for name in numbers} == near({name: second[name] for name in numbers})
 
 
 def test_responses_are_greedy_and_compared_with_the_data(place, tokenizer):
@@ -102,7 +101,7 @@ def test_scores_are_those_of_plain_transformers(place, tokenizer):
         parts = [[BOS, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]]
         parts += [tokenizer(response, add_special_tokens=False)["input_ids"] for response in responses]
         better, worse = (hf_score(classifier, [*parts[0], *part, EOS]) for part in parts[1:])
-        assert (row["chosen_score"], row["rejected_score"]) == pytest.approx((better, worse), rel=1e-5)
+        assert (row["chosen_score"], row["rejected_score"]) == near((better, worse))
 
 
 def test_an_adapter_alone_is_read_on_its_base(place, tokenizer):
@@ -115,7 +114,7 @@ def test_an_adapter_alone_is_read_on_its_base(place, tokenizer):
     for name, flags in (("second", {"reward_model": [alone]}), ("third", {"checkpoints": place / "run"})):
         for row, wanted in zip(measure(place, name, **flags), expected, strict=True):
             for score in ("chosen_score", "rejected_score"):
-                assert row[score] == pytest.approx(wanted[score], abs=1e-5)
+                assert row[score] == near(wanted[score])
 
 
 def test_an_interrupted_run_goes_on(place, monkeypatch):

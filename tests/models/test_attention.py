@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from closeness import assert_near
 from dschat.builders.ppo import build_ppo_models
 from dschat.errors import UserError
 from dschat.models import attention
@@ -67,7 +68,7 @@ def test_models_are_opened_as_the_flag_says(load, wanted, tokenizer, tmp_path, c
     ids = torch.tensor([[1, 5, 6, 7]])
     backbone = getattr(model, model.base_model_prefix)
     states = (backbone(ids).last_hidden_state, expected.model(ids).last_hidden_state)
-    torch.testing.assert_close(*states, rtol=0, atol=1e-5)
+    assert_near(*states)
     assert not any(message.startswith(folder) for message in caplog.messages)
 
 
@@ -159,7 +160,7 @@ def test_the_cap_of_gemma_2_is_kept_and_the_change_said_once(tokenizer, tmp_path
     ids = torch.tensor([1, *range(5, 25)])
     expected = gemma2_states(lm, ids, CAP)
     for model in models:
-        torch.testing.assert_close(model.model(ids[None]).last_hidden_state[0], expected, rtol=0, atol=1e-5)
+        assert_near(model.model(ids[None]).last_hidden_state[0], expected)
     assert float((expected - gemma2_states(lm, ids, None)).abs().max()) > 0.1
 
 
@@ -175,4 +176,4 @@ def test_a_cap_in_a_family_that_has_sdpa_is_kept_too(tokenizer, tmp_path):
     model = load_causal_lm(save_folder(tmp_path, lm, tokenizer), "--m", torch.float32, tokenizer)
     tokens = torch.tensor([[1, *range(5, 25)]])
     assert model.config._attn_implementation == "eager"
-    torch.testing.assert_close(model(tokens).logits, lm(tokens).logits, rtol=0, atol=1e-5)
+    assert_near(model(tokens).logits, lm(tokens).logits)

@@ -30,6 +30,7 @@ from transformers import (
     XLNetConfig,
 )
 
+from closeness import FORMULA, assert_near, near
 from dschat.errors import UserError
 from dschat.models.checkpointing import enable_gradient_checkpointing
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, warn_without_classifier
@@ -137,7 +138,7 @@ def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
     reopened = AutoModelForCausalLM.from_pretrained(tmp_path / "grown")
     ids = torch.tensor([[1, 5, 6]])
     assert reopened(ids).logits.shape == (1, 3, 101)
-    torch.testing.assert_close(reopened(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
+    assert_near(reopened(ids).logits, model(ids).logits)
 
 
 def test_special_ids_of_the_tokenizer_are_saved_with_the_model(tokenizer, tmp_path):
@@ -274,7 +275,7 @@ def test_a_bert_that_was_made_a_decoder_is_a_policy(tokenizer, tmp_path):
     model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
     ids = torch.tensor([[1, 5, 6, 7], [1, 5, 6, 8]])
     first, second = model(ids).logits[:, :3]
-    torch.testing.assert_close(first, second, rtol=0, atol=1e-6)  # the last token is not seen before its place
+    assert_near(first, second, FORMULA)  # the last token is not seen before its place
 
 
 # -- families of which transformers knows no sequence classifier
@@ -334,12 +335,12 @@ def test_a_critic_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
     backbone = AutoModel.from_pretrained(tmp_path / "critic").eval()
     with torch.no_grad():
         values = critic.eval()(ids, attention_mask)
-        torch.testing.assert_close(ScalarModel(again).eval()(ids, attention_mask), values, rtol=0, atol=1e-6)
+        assert_near(ScalarModel(again).eval()(ids, attention_mask), values, FORMULA)
         for row, mask, own in zip(ids, attention_mask, values, strict=True):
             states = backbone(row[mask][None]).last_hidden_state[0]
             expected = states @ model.score.weight[0]
-            torch.testing.assert_close(own[mask], expected, rtol=0, atol=1e-5)
-            assert hf_score(model.eval(), row[mask].tolist()) == pytest.approx(float(expected[-1]), abs=1e-5)
+            assert_near(own[mask], expected)
+            assert hf_score(model.eval(), row[mask].tolist()) == near(float(expected[-1]))
 
 
 def gradients_of(model, ids):
@@ -367,7 +368,7 @@ def test_an_opened_model_computes_in_training_mode_as_in_evaluation_mode(family,
     after = gradients_of(model.train(), ids)
     assert before.keys() == after.keys()
     for name, gradient in before.items():
-        torch.testing.assert_close(after[name], gradient, rtol=1e-5, atol=1e-7)
+        assert_near(after[name], gradient, scale=0.01)
     assert getattr(model.config, "router_jitter_noise", None) == getattr(plain.config, "router_jitter_noise", None)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, OPTConfig
 
+from closeness import UPDATE, assert_near
 from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.models.positions import position_ids
@@ -14,7 +15,6 @@ from dschat.models.save import save_model
 from factories import KINDS, hf_logprobs, make_causal_lm, pad_rows, ragged_rows, save_folder, saved_weights
 
 ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
-TOLERANCE = 1e-5
 SIZES = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 # Families whose logits are more than a product of last states and a head: scaled, or projected before.
 OTHER_HEADS = {
@@ -40,8 +40,8 @@ def test_log_probs_and_entropy_are_those_of_the_models_own_logits(kind, temperat
     for row, (tokens, own_logprobs, own_entropy) in enumerate(zip(ROWS, logprobs, entropy, strict=True)):
         expected_logprobs, expected_entropy = hf_logprobs(causal_lm, tokens, temperature)
         length = len(tokens[1])
-        torch.testing.assert_close(own_logprobs[:length], expected_logprobs, rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(own_entropy[:length], expected_entropy, rtol=0, atol=TOLERANCE, msg=f"row {row}")
+        assert_near(own_logprobs[:length], expected_logprobs)
+        assert_near(own_entropy[:length], expected_entropy, message=f"row {row}")
 
 
 @pytest.mark.parametrize("kind", OTHER_HEADS)
@@ -55,7 +55,7 @@ def test_heads_of_other_families(kind):
         logprobs, entropy = PolicyModel(causal_lm)(ids, attention_mask, mask.shape[1])
     for tokens, *found in zip(ROWS, logprobs, entropy, strict=True):
         for own, expected in zip(found, hf_logprobs(causal_lm, tokens), strict=True):
-            torch.testing.assert_close(own[: len(expected)], expected, rtol=0, atol=TOLERANCE)
+            assert_near(own[: len(expected)], expected)
 
 
 def test_gemma_2s_soft_cap_matters():
@@ -79,7 +79,7 @@ def test_padding_on_either_side_changes_nothing(kind, left, right):
         wide = policy(*pad_rows(ROWS, left, right)[:2], mask.shape[1] + right)
     for x, y in zip(plain, wide, strict=True):
         y = y[:, : mask.shape[1]]
-        torch.testing.assert_close(on_response(x, mask), on_response(y, mask), rtol=0, atol=TOLERANCE)
+        assert_near(on_response(x, mask), on_response(y, mask))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,7 +96,7 @@ def test_gradients_are_those_of_the_models_own_logits(kind):
     for (name, p), q in zip(causal_lm.named_parameters(), twin.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), name
         if q.grad is not None:
-            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4, msg=name)
+            assert_near(p.grad, q.grad, UPDATE, message=name)
 
 
 def test_only_the_hugging_face_model_owns_parameters():
@@ -147,7 +147,7 @@ def test_a_saved_actor_opens_in_plain_transformers_with_the_same_outputs(kind, t
         logprobs, _ = policy(ids, attention_mask, mask.shape[1])
     for tokens, own in zip(ROWS, logprobs, strict=True):
         expected, _ = hf_logprobs(reopened, tokens)
-        torch.testing.assert_close(own[: len(tokens[1])], expected, rtol=0, atol=TOLERANCE)
+        assert_near(own[: len(tokens[1])], expected)
     tied = reopened.get_input_embeddings().weight is reopened.get_output_embeddings().weight
     assert tied == reopened.config.tie_word_embeddings
     files = {path.name for path in tmp_path.iterdir()}

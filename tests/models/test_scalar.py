@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BloomConfig, FalconConfig, OPTConfig
 
+from closeness import assert_near
 from dschat.models.load import load_scalar
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel, last_scores
@@ -20,7 +21,6 @@ from factories import (
 )
 
 ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
-TOLERANCE = 1e-5
 SIZES = {"vocab_size": 100, "hidden_size": 32, "num_attention_heads": 2, "pad_token_id": 0, "num_labels": 1}
 # Families that count positions themselves: from the mask, or by how far tokens lie apart.
 OTHER_POSITIONS = {
@@ -42,7 +42,7 @@ def test_scores_are_the_classifiers_own(kind, left, right):
     classifier = make_classifier(kind)
     scores = scores_of(ScalarModel(classifier), ROWS, left, right)
     expected = torch.tensor([hf_score(classifier, prompt + response) for prompt, response in ROWS])
-    torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
+    assert_near(scores, expected)
     assert float(expected.std()) > 0.1
 
 
@@ -54,7 +54,7 @@ def test_scores_of_families_that_count_positions_themselves(kind, left, right):
         classifier = AutoModelForSequenceClassification.from_config(OTHER_POSITIONS[kind]).eval()
     scores = scores_of(ScalarModel(classifier), ROWS, left, right)
     expected = torch.tensor([hf_score(classifier, prompt + response) for prompt, response in ROWS])
-    torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
+    assert_near(scores, expected)
     assert float(expected.std()) > 0.1
 
 
@@ -67,7 +67,7 @@ def test_the_number_at_a_position_is_the_classifiers_for_the_prefix_up_to_it(kin
     assert numbers.dtype == torch.float32
     tokens = ROWS[0][0] + ROWS[0][1]
     expected = torch.tensor([hf_score(classifier, tokens[: end + 1]) for end in range(len(tokens))])
-    torch.testing.assert_close(numbers[0, 2:], expected, rtol=0, atol=TOLERANCE)
+    assert_near(numbers[0, 2:], expected)
 
 
 def test_last_scores_by_hand():
@@ -86,9 +86,9 @@ def test_a_reward_model_begins_from_a_causal_lm_and_reopens_in_plain_transformer
     reopened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "reward").eval()
     assert reopened.config.num_labels == 1
     expected = torch.tensor([hf_score(reopened, prompt + response) for prompt, response in ROWS])
-    torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
+    assert_near(scores, expected)
     again = ScalarModel(load_scalar(str(tmp_path / "reward"), "--m", torch.float32, tokenizer)).eval()
-    torch.testing.assert_close(scores_of(again, ROWS), scores, rtol=0, atol=TOLERANCE)
+    assert_near(scores_of(again, ROWS), scores)
 
 
 def test_a_padded_batch_scores_alike_in_plain_transformers(tokenizer, tmp_path):
@@ -101,7 +101,7 @@ def test_a_padded_batch_scores_alike_in_plain_transformers(tokenizer, tmp_path):
         ids[row, : len(tokens)] = torch.tensor(tokens)
     with torch.no_grad():
         plain = reopened(input_ids=ids, attention_mask=(ids != 0).long()).logits[:, 0]
-    torch.testing.assert_close(plain, scores_of(model, ROWS[:2]), rtol=0, atol=TOLERANCE)
+    assert_near(plain, scores_of(model, ROWS[:2]))
 
 
 def test_a_new_head_starts_at_zero(tokenizer, tmp_path):

@@ -6,6 +6,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
+from closeness import FORMULA, assert_near
 from dschat.data.synthetic import make_rows, row_texts
 from dschat.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
@@ -59,7 +60,7 @@ def test_a_saved_adapter_gives_the_same_numbers(tokenizer, tmp_path):
     causal_lm = load_causal_lm(base, FLAG, torch.float32, tokenizer)
     again = classifier_beside(causal_lm, FLAG)
     load_adapter(again, find_adapter(str(tmp_path / "reward")), FLAG, base)
-    torch.testing.assert_close(ScalarModel(again)(IDS, None), trained(IDS, None), rtol=0, atol=1e-6)
+    assert_near(ScalarModel(again)(IDS, None), trained(IDS, None), FORMULA)
     assert {name for name, p in again.named_parameters() if p.requires_grad} == {
         name for name, p in trained.inner.named_parameters() if p.requires_grad
     }

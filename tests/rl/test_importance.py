@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from closeness import FORMULA, assert_near
 from dschat.rl.importance import importance_weights
 
 
@@ -13,7 +14,7 @@ def test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip() -> None:
     own = torch.tensor([[0.3, 0.6], [0.1, 0.5]]).log()
     drawn = torch.tensor([[0.2, 0.1], [0.4, 0.5]]).log()
     expected = torch.tensor([[1.5, 2.0], [0.25, 1.0]])
-    torch.testing.assert_close(importance_weights(own, drawn, 2.0), expected, rtol=1e-6, atol=1e-6)
+    assert_near(importance_weights(own, drawn, 2.0), expected, FORMULA)
 
 
 def test_padding_weighs_one_and_nothing_is_differentiated() -> None:
@@ -27,4 +28,4 @@ def test_advantages_times_weights_have_the_actors_mean() -> None:
     own, drawn = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.5, 0.3, 0.2]])
     advantages = torch.tensor([[1.0, -2.0, 3.0]])
     weighted = (drawn * importance_weights(own.log(), drawn.log(), math.inf) * advantages).sum()
-    torch.testing.assert_close(weighted, torch.tensor(0.7 * 1 - 0.2 * 2 + 0.1 * 3), rtol=1e-6, atol=1e-6)
+    assert_near(weighted, torch.tensor(0.7 * 1 - 0.2 * 2 + 0.1 * 3), FORMULA)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, linear
 
+from closeness import FORMULA, assert_near
 from dschat.rl.logprobs import Head, chunk_positions
 from dschat.rl.logprobs import token_logprobs as chunked_logprobs
-from rl_cases import PROPERTY, SEEDS, assert_close, normal
+from rl_cases import PROPERTY, SEEDS, normal
 
 VOCABULARY = 11
 
@@ -78,13 +79,13 @@ def test_values_and_gradients_are_those_of_the_full_logits(rows, width, chunk, t
     expected, expected_entropy = full(theirs[0], targets, soft_capped(theirs[1], theirs[2], cap), temperature)
     assert logprobs.shape == entropy.shape == (rows, width)
     assert logprobs.dtype == entropy.dtype == torch.float32
-    assert_close(logprobs, expected.detach())
-    assert_close(entropy, expected_entropy.detach())
+    assert_near(logprobs, expected.detach())
+    assert_near(entropy, expected_entropy.detach())
     weights = normal((rows, width), seed + 9)
     (logprobs * weights).sum().backward()
     (expected * weights).sum().backward()
     for mine, other in zip(ours, theirs, strict=True):
-        assert_close(mine.grad, other.grad.double())
+        assert_near(mine.grad, other.grad.double())
 
 
 def test_by_hand() -> None:
@@ -92,11 +93,11 @@ def test_by_hand() -> None:
     hidden = torch.tensor([[[1.0], [1.0]]])
     weight = torch.tensor([[0.0], [math.log(2)], [math.log(5)]])
     logprobs, entropy = token_logprobs(hidden, torch.tensor([[0, 2]]), lambda h: linear(h, weight), vocab_size=3)
-    assert_close(logprobs, [[math.log(1 / 8), math.log(5 / 8)]], tol=1e-6)
+    assert_near(logprobs, [[math.log(1 / 8), math.log(5 / 8)]], FORMULA)
     nats = -sum(p * math.log(p) for p in (1 / 8, 2 / 8, 5 / 8))
-    assert_close(entropy, [[nats, nats]], tol=1e-6)
+    assert_near(entropy, [[nats, nats]], FORMULA)
     logprobs, _ = token_logprobs(hidden, torch.tensor([[0, 2]]), lambda h: linear(h, weight), 0.5, vocab_size=3)
-    assert_close(logprobs, [[math.log(1 / 30), math.log(25 / 30)]], tol=1e-6)
+    assert_near(logprobs, [[math.log(1 / 30), math.log(25 / 30)]], FORMULA)
 
 
 def test_entropy_carries_no_gradient() -> None:
@@ -123,14 +124,14 @@ def test_smoothed_targets_are_those_of_torchs_cross_entropy(rows, width, chunk, 
     logprobs, _ = chunked_logprobs(hidden.flatten(0, 1), targets, head, chunk=positions)
     logits = soft_capped(*theirs[1:])(theirs[0].flatten(0, 1)).double() / temperature
     expected = cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
-    assert_close(-logprobs.detach(), expected.detach())
+    assert_near(-logprobs.detach(), expected.detach())
     with torch.no_grad():
-        assert_close(-chunked_logprobs(hidden.flatten(0, 1), targets, head, chunk=positions)[0], expected.detach())
+        assert_near(-chunked_logprobs(hidden.flatten(0, 1), targets, head, chunk=positions)[0], expected.detach())
     weights = normal((rows * width,), seed + 9)
     (-logprobs * weights).sum().backward()
     (expected * weights).sum().backward()
     for mine, other in zip((hidden, weight, bias), theirs, strict=True):
-        assert_close(mine.grad, other.grad.double())
+        assert_near(mine.grad, other.grad.double())
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
@@ -144,7 +145,7 @@ def test_a_frozen_trunk_or_head_leaves_the_other_its_gradient(frozen) -> None:
     full(theirs[0], targets, soft_capped(*theirs[1:]), 1.0)[0].sum().backward()
     assert ours[frozen].grad is None
     for i in {0, 1, 2} - {frozen}:
-        assert_close(ours[i].grad, theirs[i].grad.double())
+        assert_near(ours[i].grad, theirs[i].grad.double())
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -211,7 +212,7 @@ def test_the_heads_gradient_is_added_up_in_float32() -> None:
     head = Head(lambda h: linear(h, weight), (weight,), 2)
     logprobs, _ = chunked_logprobs(hidden, torch.zeros(257, dtype=torch.long), head, chunk=1)
     logprobs.sum().backward()
-    assert_close(weight.grad.float(), [[1.0], [-1.0]])  # 0.5 · (1 + 256 / 256)
+    assert_near(weight.grad.float(), [[1.0], [-1.0]])  # 0.5 · (1 + 256 / 256)
 
 
 def test_bfloat16_hidden_states_give_float32_logprobs() -> None:
@@ -220,8 +221,8 @@ def test_bfloat16_hidden_states_give_float32_logprobs() -> None:
     logprobs, entropy = token_logprobs(hidden, targets, soft_capped(weight, bias, None), 1.0, 30)
     expected, expected_entropy = full(hidden, targets, soft_capped(weight, bias, None), 1.0)
     assert logprobs.dtype == entropy.dtype == torch.float32
-    assert_close(logprobs, expected.detach())
-    assert_close(entropy, expected_entropy.detach())
+    assert_near(logprobs, expected.detach())
+    assert_near(entropy, expected_entropy.detach())
     logprobs.sum().backward()
     assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
     assert torch.isfinite(hidden.grad).all() and torch.isfinite(weight.grad).all()
@@ -232,8 +233,8 @@ def test_extreme_logits_stay_finite() -> None:
     weight = torch.tensor([[1e4], [-1e4], [0.0]])
     logprobs, entropy = token_logprobs(hidden, torch.tensor([[0, 0]]), lambda h: linear(h, weight), vocab_size=3)
     logprobs.sum().backward()
-    assert_close(logprobs, [[0.0, -2e4]], tol=1e-6)
-    assert_close(entropy, [[0.0, 0.0]], tol=1e-6)
+    assert_near(logprobs, [[0.0, -2e4]], FORMULA)
+    assert_near(entropy, [[0.0, 0.0]], FORMULA)
     assert torch.isfinite(hidden.grad).all()
 
 
@@ -257,8 +258,8 @@ def test_forbidden_tokens_leave_the_others_alone() -> None:
     """Logits of -inf (a masked vocabulary entry) have probability 0 and no entropy."""
     logits = torch.tensor([[[0.0, -math.inf, math.log(3)]]])
     logprobs, entropy = token_logprobs(logits, torch.tensor([[2]]), lambda h: h, vocab_size=3)
-    assert_close(logprobs, [[math.log(0.75)]], tol=1e-6)
-    assert_close(entropy, [[-0.25 * math.log(0.25) - 0.75 * math.log(0.75)]], tol=1e-6)
+    assert_near(logprobs, [[math.log(0.75)]], FORMULA)
+    assert_near(entropy, [[-0.25 * math.log(0.25) - 0.75 * math.log(0.75)]], FORMULA)
 
 
 def test_to_logits_may_return_its_own_buffer() -> None:
@@ -270,4 +271,4 @@ def test_to_logits_may_return_its_own_buffer() -> None:
     assert torch.equal(table.detach(), before)
     probabilities = torch.softmax(before / 0.5, dim=-1)
     onehot = torch.nn.functional.one_hot(torch.tensor([[3, 4]]), VOCABULARY)
-    assert_close(table.grad, ((onehot - probabilities) / 0.5).double())
+    assert_near(table.grad, ((onehot - probabilities) / 0.5).double())

@@ -9,8 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
+from closeness import FORMULA, assert_near, near
 from dschat.rl.losses import dpo_loss, policy_loss, regression_loss, sft_loss, value_loss
-from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, width_of
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, mask_of, normal, width_of
 
 TRAPS = st.sampled_from([0.0, math.nan, math.inf, -math.inf])
 
@@ -41,7 +42,7 @@ def test_policy_loss_is_the_scalar_rule(lengths, padding, seed, trap) -> None:
     loss, stats = policy_loss(new, old, adv, mask, 0.2)
     rows = zip(new[mask].tolist(), old[mask].tolist(), adv[mask].tolist(), strict=True)
     terms = [ref.policy_term(n, o, a, 0.2) for n, o, a in rows]
-    assert_close(loss, sum(terms) / max(1, len(terms)))
+    assert_near(loss, sum(terms) / max(1, len(terms)))
     assert_plain(loss, stats)
     loss.backward()
     assert torch.isfinite(new.grad).all() and not new.grad[~mask].any()
@@ -64,9 +65,9 @@ def test_policy_loss_of_one_token_by_hand(ratio, advantage, loss, gradient) -> N
     new = torch.tensor([[-1.0 + math.log(ratio), 0.0]], requires_grad=True)
     found, stats = policy_loss(new, old, torch.tensor([[advantage, 5.0]]), mask_of([1], 2), 0.2)
     found.backward()
-    assert_close(found, loss, tol=1e-6)
-    assert_close(new.grad, [[gradient, 0.0]], tol=1e-6)
-    assert_close(stats["ratio"], ratio, tol=1e-6)
+    assert_near(found, loss, FORMULA)
+    assert_near(new.grad, [[gradient, 0.0]], FORMULA)
+    assert_near(stats["ratio"], ratio, FORMULA)
     if gradient == 0.0:
         assert stats["clipfrac"] == 1.0
     if abs(ratio - 1) < 0.2:
@@ -115,7 +116,7 @@ def test_losses_do_not_depend_on_how_rows_are_split(lengths, seed, cut) -> None:
     whole = run([slice(0, len(lengths))], total)
     split = run([r for r in (slice(0, cut), slice(cut, len(lengths))) if r.start != r.stop], torch.tensor(total))
     for a, b in zip(whole, split, strict=True):
-        assert_close(a, b, tol=1e-6)
+        assert_near(a, b, FORMULA)
 
 
 def test_num_tokens_defaults_to_the_response_tokens() -> None:
@@ -139,7 +140,7 @@ def test_value_loss_is_the_scalar_rule(lengths, padding, seed, trap) -> None:
     loss, stats = value_loss(new, old, returns, mask, 0.2)
     rows = zip(new[mask].tolist(), old[mask].tolist(), returns[mask].tolist(), strict=True)
     terms = [ref.value_term(n, o, r, 0.2) for n, o, r in rows]
-    assert_close(loss, sum(terms) / max(1, len(terms)))
+    assert_near(loss, sum(terms) / max(1, len(terms)))
     assert_plain(loss, stats)
     loss.backward()
     assert torch.isfinite(new.grad).all() and not new.grad[~mask].any()
@@ -154,8 +155,8 @@ def test_value_loss_of_one_token_by_hand(new, target, loss, gradient) -> None:
     values = torch.tensor([[new, 0.0]], requires_grad=True)
     found, stats = value_loss(values, torch.zeros(1, 2), torch.tensor([[target, 9.0]]), mask_of([1], 2), 0.2)
     found.backward()
-    assert_close(found, loss, tol=1e-6)
-    assert_close(values.grad, [[gradient, 0.0]], tol=1e-6)
+    assert_near(found, loss, FORMULA)
+    assert_near(values.grad, [[gradient, 0.0]], FORMULA)
     assert stats["clipfrac"] == (gradient == 0.0)
 
 
@@ -170,10 +171,10 @@ def test_sft_loss_is_the_mean_negative_logprob(lengths, padding, seed, trap) -> 
     logprobs = draw(mask, seed, off_mask=trap).requires_grad_()
     loss, stats = sft_loss(logprobs, mask)
     kept = logprobs[mask].tolist()
-    assert_close(loss, -sum(kept) / max(1, len(kept)))
+    assert_near(loss, -sum(kept) / max(1, len(kept)))
     assert_plain(loss, stats)
     loss.backward()
-    assert_close(logprobs.grad, mask.double() * (-1 / max(1, len(kept))), tol=1e-6)
+    assert_near(logprobs.grad, mask.double() * (-1 / max(1, len(kept))), FORMULA)
 
 
 def test_losses_modify_nothing() -> None:
@@ -206,8 +207,8 @@ def test_dpo_loss_is_the_scalar_rule_and_so_is_its_gradient(smoothing) -> None:
     loss.backward()
     for row, (c, r) in enumerate(pairs):
         slope = (scalar_dpo(c + 1e-6, r, 0.3, smoothing) - scalar_dpo(c - 1e-6, r, 0.3, smoothing)) / 2e-6 / 3
-        assert chosen.grad[row].item() == pytest.approx(slope, abs=1e-6)
-        assert rejected.grad[row].item() == pytest.approx(-slope, abs=1e-6)
+        assert chosen.grad[row].item() == near(slope, FORMULA)
+        assert rejected.grad[row].item() == near(-slope, FORMULA)
     assert_plain(loss.detach(), stats)
     assert stats["accuracy"].item() == pytest.approx(1 / 3)  # a tie is not right
     assert stats["margin"].item() == pytest.approx(0.3 * (0.4 - 3.0 + 0.0) / 3)
@@ -234,10 +235,10 @@ def test_dpo_loss_is_that_of_trl(beta, smoothing, expected) -> None:
     chosen = torch.tensor([sum(tokens) for tokens in CHOSEN]) - torch.tensor(REF_CHOSEN)
     rejected = torch.tensor([sum(tokens) for tokens in REJECTED]) - torch.tensor(REF_REJECTED)
     loss, stats = dpo_loss(chosen, rejected, beta, smoothing)
-    assert loss.item() == pytest.approx(expected, abs=1e-6)
+    assert loss.item() == near(expected, FORMULA)
     # TRL's rewards/accuracies, and rewards/margins, which for β = 0.1 are 0.04843749850988388.
     assert stats["accuracy"].item() == 0.25
-    assert stats["margin"].item() == pytest.approx(beta / 0.1 * 0.04843749850988388, abs=1e-6)
+    assert stats["margin"].item() == near(beta / 0.1 * 0.04843749850988388, FORMULA)
 
 
 def test_dpo_of_an_untrained_policy_is_log_2() -> None:
@@ -268,13 +269,13 @@ def test_regression_loss_of_swapped_pairs_is_the_same() -> None:
     first, other, difference = normal((5,), 1), normal((5,), 2), normal((5,), 3)
     loss, _ = regression_loss(first, other, difference, 3.0)
     swapped, _ = regression_loss(other, first, -difference, 3.0)
-    assert_close(loss, swapped)
+    assert_near(loss, swapped)
 
 
 def test_regression_loss_before_training_is_the_squared_reward_difference() -> None:
     difference = normal((5,), 3)
     loss, stats = regression_loss(torch.zeros(5), torch.zeros(5), difference, 10.0)
-    assert_close(loss, (10 * difference).square().mean())
+    assert_near(loss, (10 * difference).square().mean())
     assert stats["ratio"] == 1 and stats["agreement"] == 0
 
 
@@ -293,7 +294,7 @@ def test_regression_learns_the_tilted_policy() -> None:
 
     optimizer.step(closure)
     tilted = (before.softmax(0) * torch.exp(eta * rewards)).log()
-    assert_close(logits.detach().softmax(0), tilted.softmax(0))
+    assert_near(logits.detach().softmax(0), tilted.softmax(0))
 
 
 def test_preference_losses_are_divided_by_the_count_of_the_whole_update() -> None:
@@ -304,6 +305,6 @@ def test_preference_losses_are_divided_by_the_count_of_the_whole_update() -> Non
     ):
         whole, stats = split(slice(0, 4))
         parts = [split(slice(0, 1)), split(slice(1, 4))]
-        assert_close(whole, sum(loss for loss, _ in parts))
+        assert_near(whole, sum(loss for loss, _ in parts))
         for name, value in stats.items():
-            assert_close(value, sum(part[name] for _, part in parts))
+            assert_near(value, sum(part[name] for _, part in parts))

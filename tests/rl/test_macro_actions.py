@@ -9,9 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
+from closeness import FORMULA, assert_near
 from dschat.rl.macro_actions import macro_logprobs, pool_rewards, pool_values, segment, to_tokens, token_weights
 from dschat.rl.termination import fixed_ngram_ends
-from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, VALUE_FUNCTIONS, assert_close, mask_of, masked_case, normal
+from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, VALUE_FUNCTIONS, mask_of, masked_case, normal
 
 EMPTY = [[], []]
 
@@ -30,7 +31,7 @@ def assert_rows(pooled: torch.Tensor, mask: torch.Tensor, expected: list[list[fl
     """Real macro actions equal `expected`, row by row; the rest is finite."""
     assert torch.isfinite(pooled).all()
     for row, want in zip(on_actions(pooled, mask), expected, strict=True):
-        assert_close(torch.tensor(row), want)
+        assert_near(torch.tensor(row), want)
 
 
 # segment
@@ -94,14 +95,14 @@ def test_segment_by_hand() -> None:
 def test_sigma_of_five_tokens_by_hand(value_function, weights) -> None:
     macro = segment(*masked_case([[5]] * 5))
     found = pool_values(torch.eye(5), macro, value_function)[:, 0]
-    assert_close(found, weights, tol=6e-4)
+    assert found.tolist() == pytest.approx(weights, abs=6e-4)  # the paper gives three decimals
     if value_function == "position":
-        assert_close(found, [12 / 137, 15 / 137, 20 / 137, 30 / 137, 60 / 137], tol=1e-6)
+        assert_near(found, [12 / 137, 15 / 137, 20 / 137, 30 / 137, 60 / 137], FORMULA)
 
 
 def test_equal_is_the_default_value_function() -> None:
     macro = segment(*masked_case([[2, 2]]))
-    assert_close(pool_values(torch.tensor([[1.0, 3.0, 10.0, 20.0]]), macro), [[2.0, 15.0]], tol=1e-6)
+    assert_near(pool_values(torch.tensor([[1.0, 3.0, 10.0, 20.0]]), macro), [[2.0, 15.0]], FORMULA)
 
 
 @pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
@@ -112,7 +113,7 @@ def test_sigma_sums_to_one(value_function, segments, padding) -> None:
     ends, mask = masked_case(segments, padding)
     macro = segment(ends, mask)
     pooled = pool_values(torch.ones(mask.shape), macro, value_function)
-    assert_close(pooled[macro.mask], torch.ones(int(macro.mask.sum())), tol=1e-6)
+    assert_near(pooled[macro.mask], torch.ones(int(macro.mask.sum())), FORMULA)
 
 
 @pytest.mark.parametrize("value_function", VALUE_FUNCTIONS)
@@ -172,7 +173,7 @@ def test_pooling_sums_each_action_by_itself() -> None:
     """Differences of cumulative sums would lose the small numbers behind the large one."""
     macro = segment(*masked_case([[1, 2, 2]]))
     rewards = torch.tensor([[1e8, 0.25, 0.5, 1e-3, 2e-3]])
-    assert_close(pool_rewards(rewards, macro)[0, 1:], [0.75, 3e-3], tol=1e-7)
+    assert_near(pool_rewards(rewards, macro)[0, 1:], [0.75, 3e-3], FORMULA)
 
 
 # back to tokens
@@ -200,7 +201,7 @@ def test_to_tokens_broadcasts(segments, padding, seed) -> None:
 def test_token_weights_are_one_over_length(segments, padding) -> None:
     ends, mask = masked_case(segments, padding)
     expected = [ref.broadcast([1 / n for n in row], row, mask.shape[1]) for row in segments]
-    assert_close(token_weights(segment(ends, mask)), expected, tol=1e-6)
+    assert_near(token_weights(segment(ends, mask)), expected, FORMULA)
 
 
 @pytest.mark.parametrize("mean", [False, True])
@@ -216,7 +217,7 @@ def test_macro_logprobs_give_every_token_its_actions_sum_or_mean(mean, segments,
         totals = [sum(c) / (len(c) if mean else 1) for c in ref.chunks(logprobs[i].tolist(), row)]
         expected.append(ref.broadcast(totals, row, mask.shape[1]))
     assert torch.isfinite(found).all()
-    assert_close(found[mask], torch.tensor(expected, dtype=torch.float64)[mask])
+    assert_near(found[mask], torch.tensor(expected, dtype=torch.float64)[mask])
 
 
 @pytest.mark.parametrize("mean", [False, True])
@@ -227,7 +228,7 @@ def test_macro_logprobs_gradient_by_hand(mean) -> None:
     found = macro_logprobs(logprobs, segment(ends, mask), mean)
     found[:, :5].mul(torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])).sum().backward()
     expected = [[1.5, 1.5, 4.0, 4.0, 4.0, 0.0]] if mean else [[3.0, 3.0, 12.0, 12.0, 12.0, 0.0]]
-    assert_close(logprobs.grad, expected, tol=1e-6)
+    assert_near(logprobs.grad, expected, FORMULA)
 
 
 def test_pooling_modifies_nothing() -> None:

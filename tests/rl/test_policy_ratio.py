@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rl_references as ref
+from closeness import FORMULA, assert_near
 from dschat.rl.losses import policy_loss
 from dschat.rl.macro_actions import macro_logprobs, segment, token_weights
-from rl_cases import PROPERTY, SEEDS, assert_close, masked_case, normal
+from rl_cases import PROPERTY, SEEDS, masked_case, normal
 
 
 def draw(mask: torch.Tensor, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -53,8 +54,8 @@ def test_macro_ratios_have_their_closed_form(segments, seed, mean) -> None:
             active = -a * ratio >= -a * max(0.8, min(1.2, ratio))
             gradient[i, start : start + m] = -a * ratio / count if active else 0.0
             start += m
-    assert_close(loss, expected)
-    assert_close(new.grad, gradient)
+    assert_near(loss, expected)
+    assert_near(new.grad, gradient)
     assert all(torch.isfinite(value) for value in stats.values())
 
 
@@ -63,7 +64,7 @@ def test_macro_statistics_count_macro_actions() -> None:
     macro = segment(ends, mask)
     old = macro_logprobs(draw(mask, 0), macro, mean=False)
     _, stats = policy_loss(old, old, draw(mask, 1), mask, 0.2, 3, token_weights(macro))
-    assert_close(stats["ratio"], 1.0, tol=1e-6)
+    assert_near(stats["ratio"], 1.0, FORMULA)
     assert stats["clipfrac"] == 0.0 and stats["approxkl"] == 0.0
 
 
@@ -113,7 +114,7 @@ def test_several_updates_until_the_clip_binds() -> None:
         (gradient,) = torch.autograd.grad(loss, logits)
         for j, binds in enumerate(clipped):
             assert (gradient[j] == 0).all() == binds
-        assert_close(stats["clipfrac"], sum(clipped) / 6, tol=1e-6)
+        assert_near(stats["clipfrac"], sum(clipped) / 6, FORMULA)
         logits = (logits - gradient).detach().requires_grad_()
-        assert_close(logits, expected)
+        assert_near(logits, expected)
     assert not any(history[0][1]) and sum(history[-1][1]) >= 3

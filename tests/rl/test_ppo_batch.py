@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
+from closeness import FORMULA, assert_near
 from dschat.rl.macro_actions import pool_rewards, pool_values, to_tokens
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import (
@@ -28,7 +29,6 @@ from rl_cases import (
     SEEDS,
     SEGMENTS,
     VALUE_FUNCTIONS,
-    assert_close,
     ends_of,
     mask_of,
     select_rows,
@@ -104,7 +104,7 @@ def test_ppo_batch_is_the_scalar_rule(
     for name, expected in expected_rows(trajectory, segments, **options).items():
         found = getattr(batch, name)
         assert found.dtype == torch.float32 and not found.requires_grad
-        assert_close(found[trajectory.response_mask], torch.tensor(expected)[trajectory.response_mask])
+        assert_near(found[trajectory.response_mask], torch.tensor(expected)[trajectory.response_mask])
         assert torch.isfinite(found).all()
         if name != "returns":
             assert not found[~trajectory.response_mask].any()
@@ -122,10 +122,10 @@ def test_one_row_by_hand() -> None:
         scores=torch.tensor([1.0]),
     )
     batch = ppo_batch(trajectory, ends_of([[2, 1]], 4), kl_coef=0.1, gamma=1.0, lam=0.5)
-    assert_close(batch.kl, [[0.5, 0.5, 1.0, 0.0]], tol=1e-6)
-    assert_close(batch.rewards, [[-0.05, -0.05, 0.9, 0.0]], tol=1e-6)
-    assert_close(batch.advantages[:, :3], [[0.35, 0.35, -3.1]], tol=1e-6)
-    assert_close(batch.returns[:, :3], [[2.35, 2.35, 0.9]], tol=1e-6)
+    assert_near(batch.kl, [[0.5, 0.5, 1.0, 0.0]], FORMULA)
+    assert_near(batch.rewards, [[-0.05, -0.05, 0.9, 0.0]], FORMULA)
+    assert_near(batch.advantages[:, :3], [[0.35, 0.35, -3.1]], FORMULA)
+    assert_near(batch.returns[:, :3], [[2.35, 2.35, 0.9]], FORMULA)
 
 
 # Identities
@@ -144,8 +144,8 @@ def test_a_whole_response_as_one_action(ngram) -> None:
                 (trajectory.logprobs[i, :length].double() - trajectory.ref_logprobs[i, :length].double()).tolist()
             )
             value = sum(trajectory.values[i, :length].tolist()) / length
-            assert_close(batch.advantages[i, :length], [total - value] * length, tol=1e-6)
-            assert_close(batch.returns[i, :length], [total] * length, tol=1e-6)
+            assert_near(batch.advantages[i, :length], [total - value] * length, FORMULA)
+            assert_near(batch.returns[i, :length], [total] * length, FORMULA)
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -157,7 +157,7 @@ def test_macro_rewards_sum_to_score_minus_kl(condition, lengths, padding, seed, 
     totals = (pool_rewards(batch.rewards, batch.macro) * batch.macro.mask).sum(dim=1)
     kl = (trajectory.logprobs.double() - trajectory.ref_logprobs.double()).masked_fill(~trajectory.response_mask, 0.0)
     expected = torch.where(torch.tensor(lengths) > 0, trajectory.scores.double() - kl_coef * kl.sum(dim=1), 0.0)
-    assert_close(totals, expected, tol=1e-6)
+    assert_near(totals, expected, FORMULA)
     assert batch.macro.lengths[batch.macro.mask].ge(1).all()
     assert (batch.macro.lengths * batch.macro.mask).sum(dim=1).tolist() == lengths
 
@@ -173,12 +173,12 @@ def test_a_batch_equals_its_rows_alone_in_any_order(condition, lengths, padding,
         one = select_rows(trajectory, [i])
         alone = ppo_batch(one, cut(one, condition), **PAPER, missing_eos_penalty=1.0)
         for name in PER_TOKEN:
-            assert_close(getattr(alone, name)[0], getattr(whole, name)[i].double(), tol=1e-6)
+            assert_near(getattr(alone, name)[0], getattr(whole, name)[i].double(), FORMULA)
     order = list(reversed(range(len(lengths))))
     shuffled = select_rows(trajectory, order)
     other = ppo_batch(shuffled, cut(shuffled, condition), **PAPER, missing_eos_penalty=1.0)
     for name in PER_TOKEN:
-        assert_close(getattr(other, name), getattr(whole, name)[order].double(), tol=1e-6)
+        assert_near(getattr(other, name), getattr(whole, name)[order].double(), FORMULA)
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -192,7 +192,7 @@ def test_padding_on_either_side_changes_nothing(condition, lengths, padding, see
     second = ppo_batch(wide, cut(wide, condition), **PAPER)
     mask = narrow.response_mask
     for name in PER_TOKEN:
-        assert_close(getattr(second, name)[:, :width][mask], getattr(first, name)[mask].double(), tol=1e-6)
+        assert_near(getattr(second, name)[:, :width][mask], getattr(first, name)[mask].double(), FORMULA)
         assert torch.isfinite(getattr(second, name)).all()
 
 
@@ -205,7 +205,7 @@ def test_returns_are_advantages_plus_macro_values(value_function, segments, seed
     batch = ppo_batch(trajectory, ends_of(segments, width_of(lengths)), **PAPER, value_function=value_function)
     values = to_tokens(pool_values(trajectory.values, batch.macro, value_function), batch.macro)
     mask = trajectory.response_mask
-    assert_close(batch.returns[mask], (batch.advantages + values)[mask].double())
+    assert_near(batch.returns[mask], (batch.advantages + values)[mask].double())
 
 
 # Options
@@ -221,7 +221,7 @@ def test_the_penalty_for_a_missing_eos_comes_before_clipping() -> None:
     assert base.rollout.finished.tolist() == [True, False]
     ends = fixed_ngram_ends(base.response_mask, 2)
     batch = ppo_batch(trajectory, ends, **PAPER, missing_eos_penalty=3.0, clip_reward_value=1.5)
-    assert_close(batch.rewards, [[0.0, 1.0], [0.0, -1.5]], tol=1e-6)
+    assert_near(batch.rewards, [[0.0, 1.0], [0.0, -1.5]], FORMULA)
     assert trajectory.scores.tolist() == [1.0, 1.0]
 
 
@@ -234,9 +234,9 @@ def test_an_isolated_last_token_keeps_the_score_whole_under_mean() -> None:
     )
     ends = fixed_ngram_ends(base.response_mask, 4)
     options = {"kl_coef": 0.05, "gamma": 1.0, "lam": 1.0, "macro_reward": "mean"}
-    assert_close(ppo_batch(trajectory, ends, **options).returns, [[0.5] * 4], tol=1e-6)
+    assert_near(ppo_batch(trajectory, ends, **options).returns, [[0.5] * 4], FORMULA)
     isolated = isolate_last_token(ends, base.response_mask)
-    assert_close(ppo_batch(trajectory, isolated, **options).returns, [[2.0] * 4], tol=1e-6)
+    assert_near(ppo_batch(trajectory, isolated, **options).returns, [[2.0] * 4], FORMULA)
 
 
 # The objects

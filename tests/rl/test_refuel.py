@@ -3,6 +3,7 @@
 
 import torch
 
+from closeness import FORMULA, assert_near
 from dschat.rl.masked import masked_moments
 from dschat.rl.refuel import PairBatch, reply_rewards, whiten_rewards
 from factories import make_rollout
@@ -28,4 +29,4 @@ def test_whitened_rewards_by_hand():
     rewards = torch.tensor([1.0, 3.0, 5.0, 7.0])
     totals = masked_moments(rewards, torch.ones(4, dtype=torch.bool))
     expected = torch.tensor([-3.0, -1.0, 1.0, 3.0]) / 5**0.5
-    torch.testing.assert_close(whiten_rewards(rewards, totals), expected, rtol=0, atol=1e-6)
+    assert_near(whiten_rewards(rewards, totals), expected, FORMULA)

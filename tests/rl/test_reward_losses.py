@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
+from closeness import FORMULA, assert_near, near
 from dschat.rl.reward_losses import Pairs, reward_loss
-from rl_cases import PROPERTY, SEEDS, assert_close, normal
+from rl_cases import PROPERTY, SEEDS, normal
 
 KINDS = ("end", "last_token", "per_sample", "average")
 PAD = 0  # also an ordinary token below, as where a tokenizer pads with what ends a text
@@ -135,10 +136,10 @@ def test_the_losses_are_those_of_plain_python(sequences, seed, gap, centering, m
         pairs, numbers, scalars = case(sequences, seed, margins, gap)
         loss, stats = reward_loss(kind, *numbers.chunk(2), pairs, centering)
         expected, expected_stats = expected_of(kind, scalars, centering)
-        assert_close(loss, expected, tol=1e-5)
+        assert_near(loss, expected, FORMULA)
         assert set(stats) == set(expected_stats)
         for name, value in expected_stats.items():
-            assert_close(stats[name], value, tol=1e-5)
+            assert_near(stats[name], value, FORMULA)
             assert not stats[name].requires_grad
         loss.backward()  # the numbers at padding are NaN
         assert bool(numbers.grad.isfinite().all()), kind
@@ -151,10 +152,10 @@ def test_by_hand() -> None:
         numbers[0, :4] = torch.tensor([9.0, 9.0, 3.0, 1.0])
         numbers[1, :5] = torch.tensor([9.0, 9.0, 1.0, 2.0, -1.0])
     losses = {kind: reward_loss(kind, *numbers.detach().chunk(2), pairs)[0].item() for kind in KINDS}
-    assert losses["end"] == pytest.approx(cost(1 + 1), abs=1e-6)
-    assert losses["last_token"] == pytest.approx(cost(3 - 2), abs=1e-6)
-    assert losses["average"] == pytest.approx(cost(3 - 1.5), abs=1e-6)
-    assert losses["per_sample"] == pytest.approx((cost(3 - 1) + cost(1 - 2) + cost(1 + 1)) / 3, abs=1e-6)
+    assert losses["end"] == near(cost(1 + 1), FORMULA)
+    assert losses["last_token"] == near(cost(3 - 2), FORMULA)
+    assert losses["average"] == near(cost(3 - 1.5), FORMULA)
+    assert losses["per_sample"] == near((cost(3 - 1) + cost(1 - 2) + cost(1 + 1)) / 3, FORMULA)
 
 
 def test_scores_of_hopeless_pairs_give_a_linear_loss() -> None:
@@ -164,8 +165,8 @@ def test_scores_of_hopeless_pairs_give_a_linear_loss() -> None:
     for kind in KINDS:
         loss, _ = reward_loss(kind, chosen, torch.zeros(2, 1), pairs)
         (gradient,) = torch.autograd.grad(loss, chosen)
-        assert_close(loss, 500.0, tol=1e-6)
-        assert_close(gradient, [[-0.5], [0.0]], tol=1e-6)
+        assert_near(loss, 500.0, FORMULA)
+        assert_near(gradient, [[-0.5], [0.0]], FORMULA)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,10 +185,10 @@ def test_the_gradient_does_not_depend_on_how_pairs_are_split(kind) -> None:
         total = total + loss
         sums = {name: sums[name] + own[name] for name in sums}
     (gradient,) = torch.autograd.grad(total, numbers)
-    assert_close(gradient, expected.double(), tol=1e-6)
-    assert_close(total.detach(), whole.item(), tol=1e-6)
+    assert_near(gradient, expected.double(), FORMULA)
+    assert_near(total.detach(), whole.item(), FORMULA)
     for name in stats:
-        assert_close(sums[name], float(stats[name]), tol=1e-6)
+        assert_near(sums[name], float(stats[name]), FORMULA)
 
 
 @pytest.mark.parametrize("count", [None, 0, torch.tensor(0.0)])
@@ -204,7 +205,7 @@ def test_a_tie_is_wrong_and_a_margin_is_what_a_pair_must_win_by() -> None:
     pairs, _, _ = case([SINGLE], 0, [2.0])
     loss, stats = reward_loss("end", torch.ones(1, 1), torch.ones(1, 1), pairs)
     assert float(stats["accuracy"]) == 0
-    assert float(loss) == pytest.approx(cost(-2.0), abs=1e-6)
+    assert float(loss) == near(cost(-2.0), FORMULA)
     assert float(reward_loss("end", torch.ones(1, 1) + 2, torch.ones(1, 1), pairs)[0]) == pytest.approx(math.log(2))
 
 
@@ -216,6 +217,6 @@ def test_centring_pulls_the_sum_of_a_pair_to_0_and_leaves_the_difference_alone()
     with_it = reward_loss("end", chosen, rejected, pairs, 0.5)[0]
     without = reward_loss("end", chosen, rejected, pairs)[0]
     term = with_it - without
-    assert_close(term, 0.5 * (16 + 0) / 2, tol=1e-6)
+    assert_near(term, 0.5 * (16 + 0) / 2, FORMULA)
     first, second = torch.autograd.grad(term, (chosen, rejected))
-    assert_close(first - second, [[0.0], [0.0]], tol=1e-6)
+    assert_near(first - second, [[0.0], [0.0]], FORMULA)

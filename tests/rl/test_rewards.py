@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rl_references as ref
+from closeness import FORMULA, assert_near
 from dschat.rl.rewards import (
     AdaptiveKL,
     FixedKL,
@@ -19,7 +20,7 @@ from dschat.rl.rewards import (
     penalise_missing_eos,
     token_rewards,
 )
-from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, assert_close, mask_of, normal, trajectory_of, width_of
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, mask_of, normal, trajectory_of, width_of
 
 ESTIMATORS = ("k1", "k2", "k3")
 
@@ -30,7 +31,7 @@ ESTIMATORS = ("k1", "k2", "k3")
 )
 def test_kl_estimators_by_hand(estimator, expected) -> None:
     found = kl_estimate(torch.tensor([[-1.0, -3.0]]), torch.tensor([[-1.5, -2.0]]), estimator)
-    assert_close(found, [expected], tol=1e-6)
+    assert_near(found, [expected], FORMULA)
 
 
 def test_an_unknown_estimator_raises() -> None:
@@ -66,8 +67,8 @@ def test_token_rewards_are_the_scalar_rule(estimator, lengths, padding, seed, of
             kl_estimator=estimator,
             clip_reward_value=clip,
         )
-        assert_close(rewards[i], row["rewards"], tol=1e-6)
-        assert_close(kl[i], row["kl"], tol=1e-6)
+        assert_near(rewards[i], row["rewards"], FORMULA)
+        assert_near(kl[i], row["kl"], FORMULA)
     assert not rewards[~t.response_mask].any() and not kl[~t.response_mask].any()
 
 
@@ -76,16 +77,16 @@ def test_token_rewards_by_hand() -> None:
     logprobs = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
     ref_logprobs = torch.tensor([[-1.5, -1.0, -3.0], [-3.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
     rewards, kl = token_rewards(logprobs, ref_logprobs, torch.tensor([4.0, -4.0, 7.0]), mask_of([3, 1, 0], 3), 0.1)
-    assert_close(kl, [[0.5, -1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.0]], tol=1e-6)
-    assert_close(rewards, [[-0.05, 0.1, 4.0], [-4.2, 0.0, 0.0], [0.0, 0.0, 0.0]], tol=1e-6)
+    assert_near(kl, [[0.5, -1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.0]], FORMULA)
+    assert_near(rewards, [[-0.05, 0.1, 4.0], [-4.2, 0.0, 0.0], [0.0, 0.0, 0.0]], FORMULA)
 
 
 def test_clipping_clamps_the_score_and_not_the_penalty() -> None:
     zero = torch.zeros(3, 1)
     mask = torch.ones(3, 1, dtype=torch.bool)
     rewards, kl = token_rewards(zero + 30.0, zero, torch.tensor([9.0, -9.0, 1.0]), mask, 0.1, "k1", 2.5)
-    assert_close(rewards, [[2.5 - 3.0], [-2.5 - 3.0], [1.0 - 3.0]], tol=1e-6)
-    assert_close(kl, [[30.0], [30.0], [30.0]], tol=1e-6)
+    assert_near(rewards, [[2.5 - 3.0], [-2.5 - 3.0], [1.0 - 3.0]], FORMULA)
+    assert_near(kl, [[30.0], [30.0], [30.0]], FORMULA)
 
 
 def test_token_rewards_modify_nothing() -> None:
@@ -100,7 +101,7 @@ def test_token_rewards_modify_nothing() -> None:
 def test_a_missing_eos_costs_the_penalty() -> None:
     scores = torch.tensor([1.0, 2.0, -3.0])
     found = penalise_missing_eos(scores, torch.tensor([True, False, False]), 1.5)
-    assert_close(found, [1.0, 0.5, -4.5], tol=1e-6)
+    assert_near(found, [1.0, 0.5, -4.5], FORMULA)
     assert scores.tolist() == [1.0, 2.0, -3.0]
     assert torch.equal(penalise_missing_eos(scores, torch.tensor([False] * 3), None), scores)
 
@@ -138,7 +139,7 @@ def test_moments_of_two_batches_by_hand() -> None:
     both = first.merged(3, 16 / 3, 14 / 3)
     assert (both.count, both.mean, both.squares) == (5, pytest.approx(4.0), pytest.approx(20.0))
     assert both.deviation == pytest.approx(2.0)
-    assert_close(both.normalised(torch.tensor([4.0, 6.0, 3.0])), [0.0, 1.0, -0.5], tol=1e-6)
+    assert_near(both.normalised(torch.tensor([4.0, 6.0, 3.0])), [0.0, 1.0, -0.5], FORMULA)
     assert both.merged(0, 0.0, 0.0) == both
     assert both.merged(1, 10.0, 0.0).mean == pytest.approx(5.0)
 

@@ -6,10 +6,11 @@ import math
 import pytest
 import torch
 
+from closeness import FORMULA, assert_near, near
 from dschat.rl.rloo_batch import rloo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Rollout, Trajectory, select_rows
-from rl_cases import assert_close, mask_of, trajectory_of
+from rl_cases import mask_of, trajectory_of
 
 # Of four responses the log-ratios to the reference, and the scores. At a KL coefficient of 0.1 the returns are
 # 3 - 0.3 = 2.7, 1 - 0 = 1, 0 - 0.4 = -0.4 and 2 + 0.2 = 2.2, in all 5.5.
@@ -31,7 +32,7 @@ def advantages_of(trajectory: Trajectory, samples: int, **options) -> list[float
     """Of each row, from its first token; all its tokens have the same, and padding has 0."""
     mask = trajectory.response_mask
     batch = rloo_batch(trajectory, fixed_ngram_ends(mask, 2), samples, **({"kl_coef": 0.1} | options))
-    assert_close(batch.advantages, torch.where(mask, batch.advantages[:, :1], 0.0))
+    assert_near(batch.advantages, torch.where(mask, batch.advantages[:, :1], 0.0))
     assert batch.returns is None
     return batch.advantages[:, 0].tolist()
 
@@ -46,7 +47,7 @@ def advantages_of(trajectory: Trajectory, samples: int, **options) -> list[float
     ],
 )
 def test_ragged_responses_by_hand(samples, advantages, padding) -> None:
-    assert advantages_of(recorded(padding), samples) == pytest.approx(advantages, abs=1e-6)
+    assert advantages_of(recorded(padding), samples) == near(advantages, FORMULA)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +63,12 @@ def test_ragged_responses_by_hand(samples, advantages, padding) -> None:
 def test_the_return_is_the_sum_of_the_token_rewards(options, returns) -> None:
     first, second, third, fourth = returns
     found = advantages_of(recorded(finished=(False, False, True, True)), 2, **options)
-    assert found == pytest.approx([first - second, second - first, third - fourth, fourth - third], abs=1e-6)
+    assert found == near([first - second, second - first, third - fourth, fourth - third], FORMULA)
 
 
 def test_a_response_that_could_not_be_scored_is_no_baseline() -> None:
     found = advantages_of(recorded(unscored=(1,)), 4)
-    assert found == pytest.approx([2.7 - 1.8 / 2, 0.0, -0.4 - 4.9 / 2, 2.2 - 2.3 / 2], abs=1e-6)
+    assert found == near([2.7 - 1.8 / 2, 0.0, -0.4 - 4.9 / 2, 2.2 - 2.3 / 2], FORMULA)
     assert advantages_of(recorded(unscored=(1,)), 2)[:2] == [0.0, 0.0]
 
 
@@ -78,8 +79,8 @@ def test_a_batch_equals_its_prompts() -> None:
     for start in (0, 3, 6):
         rows = torch.arange(start, start + 3)
         alone = rloo_batch(select_rows(trajectory, rows), ends[rows], 3, kl_coef=0.2)
-        assert_close(alone.advantages, whole.advantages[rows])
-        assert_close(alone.rewards, whole.rewards[rows])
+        assert_near(alone.advantages, whole.advantages[rows])
+        assert_near(alone.rewards, whole.rewards[rows])
 
 
 def test_macro_actions_leave_the_advantages_alone() -> None:

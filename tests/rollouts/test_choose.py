@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from closeness import EPS, FORMULA, assert_near
 from dschat.rollouts.choose import Chooser, inverse_cdf
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed, uniforms
@@ -63,7 +64,7 @@ def test_the_drawn_id_is_where_the_running_sum_passes(width: int) -> None:
     uniform = torch.rand(200, generator=generator, dtype=torch.float64)
     ids, total = inverse_cdf(weights, uniform)
     running = weights.double().cumsum(-1)
-    torch.testing.assert_close(total, running[:, -1], rtol=1e-6, atol=0)
+    torch.testing.assert_close(total, running[:, -1], rtol=FORMULA * EPS, atol=0)
     expected = (running <= uniform[:, None] * running[:, -1:]).sum(-1)
     assert torch.equal(ids, expected)
 
@@ -87,7 +88,7 @@ def test_log_probs_are_those_of_the_whole_softmax(temperature: float, truncation
     sampling = sampling_of(temperature=temperature, **truncation)
     ids, logprobs = Chooser(sampling, 700, CPU)(logits.clone(), uniform)
     expected = (logits.double() / (temperature or 1)).log_softmax(-1).gather(1, ids[:, None])[:, 0]
-    torch.testing.assert_close(logprobs.double(), expected, rtol=0, atol=2e-6)
+    assert_near(logprobs, expected, FORMULA)
     assert logprobs.dtype == torch.float32 and not bool(torch.isin(ids, torch.tensor([PAD, BOS])).any())
     if temperature == 0:
         logits[:, [PAD, BOS]] = -torch.inf

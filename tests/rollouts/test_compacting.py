@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from closeness import assert_near
 from dschat.rollouts import pool
 from dschat.rollouts.compacting import sample, supports
 from dschat.rollouts.engine import Drawn
@@ -60,7 +61,7 @@ def check_logprobs(causal_lm: Any, prompts: Sequence[list[int]], drawn: Drawn, t
     assert not bool(drawn.logprobs[~drawn.rollout.response_mask].any())
     for row, response in enumerate(drawn.rollout.response_rows()):
         expected, _ = hf_logprobs(causal_lm, (prompts[row], response), temperature)
-        torch.testing.assert_close(drawn.logprobs[row, : len(response)], expected, rtol=0, atol=1e-5)
+        assert_near(drawn.logprobs[row, : len(response)], expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

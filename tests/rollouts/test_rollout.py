@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from closeness import assert_near
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from factories import hf_logprobs, hf_score, make_causal_lm, make_classifier, make_rollout, ragged_rows, score
@@ -31,5 +32,5 @@ def test_score_is_each_row_alone_under_each_model(kind, batch_size):
         for name, numbers in expected.items():
             stored = getattr(trajectory, name)
             assert stored.dtype == torch.float32 and not stored.requires_grad
-            torch.testing.assert_close(stored[row, :n], numbers, rtol=0, atol=1e-5, msg=name)
+            assert_near(stored[row, :n], numbers, message=name)
             assert not bool(stored[row, n:].any())

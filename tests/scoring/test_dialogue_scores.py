@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from closeness import near
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
@@ -32,7 +33,7 @@ def test_scores_are_plain_transformers_of_the_templates_text(batch_size, offload
     found = scores(TALKS, ROWS).tolist()
     for talk, score in zip(TALKS, found, strict=True):
         ids = tokenizer(tokenizer.apply_chat_template(talk, tokenize=False), add_special_tokens=False)["input_ids"]
-        assert score == pytest.approx(hf_score(classifier, ids), abs=1e-5)
+        assert score == near(hf_score(classifier, ids))
 
 
 def test_a_classifier_of_another_architecture():
@@ -48,7 +49,7 @@ def test_a_classifier_of_another_architecture():
     scores = RewardModelDialogueScores(reading, tokenizer, "--reward_model rm")
     text = tokenizer.apply_chat_template(TALKS[0], tokenize=False)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert scores(TALKS[:1], ROWS[:1])[0] == pytest.approx(hf_score(model, ids), abs=1e-5)
+    assert scores(TALKS[:1], ROWS[:1])[0] == near(hf_score(model, ids))
     with pytest.raises(UserError, match="rm reads at most 40 tokens, but a dialogue of talk.jsonl:1 has come to"):
         scores([dialogue("q" * 30, "r" * 30)], ROWS[1:2])
 

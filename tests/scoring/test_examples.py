@@ -7,6 +7,7 @@ from dataclasses import fields
 import torch
 
 from cli_runs import ROOT
+from closeness import FORMULA, assert_near
 from dschat.common.user_function import load_function
 from dschat.conditions.user_condition import UserCondition
 from dschat.rl.types import Rollout, Trajectory
@@ -28,7 +29,7 @@ def test_the_rewards_of_the_example_add_up():
         for name, weight in named
     ]
     found = WeightedScores(sources)(make_rollout([([5], [6])] * 3), texts)
-    torch.testing.assert_close(found.values, torch.tensor([0.0, 0.0, -0.4]), rtol=0, atol=1e-6)
+    assert_near(found.values, torch.tensor([0.0, 0.0, -0.4]), FORMULA)
     assert found.parts["says_why"].tolist() == [0, 1, 1]
 
 

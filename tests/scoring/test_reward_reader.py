@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from closeness import near
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
@@ -49,7 +50,7 @@ def test_prompt_response_and_eos(kind, bytes_tokenizer, tmp_path):
         [BOS, *encode(bytes_tokenizer, prompt), *encode(bytes_tokenizer, response), EOS]
         for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
     ]
-    assert scores == pytest.approx(plain_scores(path, sequences), abs=TOLERANCE)
+    assert scores == near(plain_scores(path, sequences))
     without_eos = plain_scores(path, [sequence[:-1] for sequence in sequences])
     assert all(abs(a - b) > 100 * TOLERANCE for a, b in zip(scores, without_eos, strict=True))
 
@@ -62,7 +63,7 @@ def test_a_tokenizer_of_its_own_without_bos_and_pad(tmp_path):
         [*encode(tokenizer, prompt), *encode(tokenizer, response), EOS]
         for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
     ]
-    assert read(path, rows_of(PROMPTS), RESPONSES) == pytest.approx(plain_scores(path, sequences), abs=TOLERANCE)
+    assert read(path, rows_of(PROMPTS), RESPONSES) == near(plain_scores(path, sequences))
 
 
 def test_a_chat_template(bytes_tokenizer, tmp_path):
@@ -76,7 +77,7 @@ def test_a_chat_template(bytes_tokenizer, tmp_path):
         turns = f"[user] {prompt.strip()}", f"\n[assistant] {response.strip()}"
         ids = [BOS, *encode(tokenizer, turns[0]), EOS, *encode(tokenizer, turns[1]), EOS, *encode(tokenizer, "\n")]
         sequences.append(ids)
-    assert scores == pytest.approx(plain_scores(path, sequences), abs=TOLERANCE)
+    assert scores == near(plain_scores(path, sequences))
     assert scores != pytest.approx(read(path, rows_of(PROMPTS), RESPONSES), abs=100 * TOLERANCE)
 
 
@@ -93,7 +94,7 @@ def test_a_conversation_through_the_template(bytes_tokenizer, tmp_path):
     for piece in pieces:
         ids += [*encode(tokenizer, piece), EOS]
     expected = plain_scores(path, [[*ids, *encode(tokenizer, "\n")]])
-    assert read(path, [row], [" four"], rm_template=True) == pytest.approx(expected, abs=TOLERANCE)
+    assert read(path, [row], [" four"], rm_template=True) == near(expected)
 
 
 def bert_folder(folder, positions=96):
@@ -133,7 +134,7 @@ def test_an_encoder_reads_a_pair_of_texts(tmp_path):
         second = [*encode(tokenizer, response), 3]
         types = torch.tensor([[0] * len(first) + [1] * len(second)])
         expected.append(float(model(input_ids=torch.tensor([first + second]), token_type_ids=types).logits[0, 0]))
-    assert read(path, rows_of(PROMPTS), RESPONSES) == pytest.approx(expected, abs=TOLERANCE)
+    assert read(path, rows_of(PROMPTS), RESPONSES) == near(expected)
 
 
 def test_a_text_longer_than_the_model_names_its_row(tmp_path):

@@ -16,6 +16,7 @@ import torch
 from peft import AutoPeftModelForSequenceClassification
 
 from cli_runs import environment
+from closeness import assert_near, near
 from dialogue_cases import chat_tokenizer
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
@@ -74,10 +75,10 @@ def test_served_scores_are_those_of_the_ids_and_of_plain_transformers(folder, by
     rollout, texts = make_rollout(rows), texts_of()
     served = ask(serving(folder), rollout, texts)
     model = make_classifier(vocab_size=len(bytes_tokenizer))
-    torch.testing.assert_close(served, RewardModelScores(ScalarModel(model), 2)(rollout, texts), rtol=0, atol=1e-5)
-    assert served.tolist() == pytest.approx([hf_score(model, p + r) for p, r in rows], abs=1e-5)
+    assert_near(served, RewardModelScores(ScalarModel(model), 2)(rollout, texts))
+    assert served.tolist() == near([hf_score(model, p + r) for p, r in rows])
     reader = load_reward_model(folder, bytes_tokenizer, False, torch.device("cpu"), torch.float32)
-    torch.testing.assert_close(served, TextRewardScores(reader)(rollout, texts), rtol=0, atol=1e-5)
+    assert_near(served, TextRewardScores(reader)(rollout, texts))
 
 
 def test_conversations_go_through_the_models_own_template(tmp_path, serving):
@@ -88,7 +89,7 @@ def test_conversations_go_through_the_models_own_template(tmp_path, serving):
     texts = ResponseTexts(["<as the actor reads it>"], ["This."], [Row(None, turns, None, None, {}, "chat.jsonl:1")])
     (score,) = ask(url, make_rollout([([5], [6, EOS])]), texts).tolist()
     written = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nThis.<|im_end|>\n"
-    assert score == pytest.approx(hf_score(model, tokenizer.encode(written, add_special_tokens=False)), abs=1e-5)
+    assert score == near(hf_score(model, tokenizer.encode(written, add_special_tokens=False)))
 
 
 def test_a_tokenizer_without_a_template_reads_conversations_as_the_actor_does(bytes_tokenizer):
@@ -129,7 +130,7 @@ def test_a_conversation_that_the_template_refuses_costs_no_other(tmp_path, servi
     body = {"prompts": ["p"] * 3, "responses": ["one", "two", "three"], "messages": turns}
     answer = httpx2.post(url, json=body).json()
     alone = [httpx2.post(url, json={n: x[k : k + 1] for n, x in body.items()}).json()["scores"][0] for k in (0, 2)]
-    assert answer["scores"] == [pytest.approx(alone[0], abs=1e-5), None, pytest.approx(alone[1], abs=1e-5)]
+    assert answer["scores"] == [near(alone[0]), None, near(alone[1])]
     assert "refuses response 1: no system" in answer["error"]
 
 
@@ -141,7 +142,7 @@ def test_an_adapter_alone_is_served_on_its_base(bytes_tokenizer, tmp_path, servi
     ids = [bytes_tokenizer.encode(p + r) + [EOS] for p, r in zip(PROMPTS, RESPONSES, strict=True)]
     expected = [hf_score(model, row) for row in ids]
     answer = httpx2.post(serving(path), json={"prompts": PROMPTS, "responses": RESPONSES}).json()
-    assert answer == {"scores": pytest.approx(expected, abs=1e-5)}
+    assert answer == {"scores": near(expected)}
 
 
 BAD = {

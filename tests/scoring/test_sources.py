@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from closeness import assert_near
 from dschat.common.user_function import load_function
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
@@ -25,7 +26,7 @@ def test_the_reward_model_scores_the_last_sampled_token(kind, batch_size):
     scores = RewardModelScores(ScalarModel(classifier), batch_size)(make_rollout(ROWS, left=2, right=3), TEXT)
     assert scores.dtype == torch.float32 and not scores.requires_grad
     expected = torch.tensor([hf_score(classifier, prompt + response) for prompt, response in ROWS])
-    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
+    assert_near(scores, expected)
 
 
 def test_a_function_gets_prompts_responses_and_rows():

@@ -153,7 +153,9 @@ def test_a_slow_server(server):
         time.sleep(0.5)
         return by_length(request)
 
-    assert ask(server(slow, by_length).url, timeout=0.2).tolist() == LENGTHS  # the second time it is not
+    assert (
+        ask(server(slow, by_length).url, timeout=0.2, patience=60.0).tolist() == LENGTHS
+    )  # the second time it is not
     with pytest.raises(UserError, match=r"no answer within 0.1 s \(--reward_timeout\)"):
         ask(server(slow).url, timeout=0.1, patience=0.2)
 
@@ -169,9 +171,9 @@ def test_rows_without_an_answer_are_left_out_if_asked_for(server, caplog):
 
 def test_after_a_failure_the_rest_of_a_rollout_is_not_waited_for_as_long(server):
     stand_in = server(answering(500, b""))
-    begun = time.monotonic()
     assert torch.isnan(ask(stand_in.url, patience=0.3, skips=True)).all()
-    assert time.monotonic() - begun < 0.75  # three batches, of which only the first is waited for
+    asked = [request["prompts"][0] for request in stand_in.requests]
+    assert asked.count("p0") > 1 and asked.count("p2") == asked.count("p4") == 1
 
 
 @pytest.mark.parametrize("body", ["refused", "no JSON"])
@@ -192,8 +194,10 @@ def test_why_there_is_no_score_is_told(server, caplog):
 
 @pytest.mark.parametrize("where", ["a request", "a pause"])
 def test_a_signal_stops_the_wait(where, server, monkeypatch):
+    over = threading.Event()
+
     def slow(request):
-        time.sleep(5)
+        over.wait(60)
         return by_length(request)
 
     url = server(slow if where == "a request" else answering(500, b"")).url
@@ -201,4 +205,5 @@ def test_a_signal_stops_the_wait(where, server, monkeypatch):
     begun = time.monotonic()
     with pytest.raises(Stopped):
         ask(url, timeout=60.0, patience=60.0)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 30
+    over.set()

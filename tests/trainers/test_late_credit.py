@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.errors import UserError
 from dschat.trainers.ppo.late_credit import PendingBatch
 from factories import hf_logprobs, largest_difference, make_causal_lm, weights_of_all
@@ -42,9 +43,9 @@ def test_weights_and_metrics_are_those_with_scoring_passes(stage, flags, group, 
     early = one_update(tmp_path / "early", stage, **flags)
     monkeypatch.setattr(type(early), "credit_is_late", False)
     expected, others = two_iterations(early)
-    assert largest_difference(weights, expected) < 5e-6
+    assert largest_difference(weights, expected) < WEIGHT_GAP
     for row, other in zip(metrics, others, strict=True):
-        assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
+        assert row == near(other, UPDATE, scale=0.1)
 
 
 def test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature(group, tmp_path):
@@ -54,7 +55,7 @@ def test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature(group,
     for row, number in enumerate(batches(0)[0]):
         expected, _ = hf_logprobs(make_causal_lm(seed=1), (trainer.prompts[number].prompt_ids, responses[row]), 0.7)
         own = scored.ref_logprobs[row, : len(expected)].cpu()
-        torch.testing.assert_close(own, expected, rtol=0, atol=1e-5)
+        assert_near(own, expected)
 
 
 def test_actor_and_critic_run_once_per_micro_batch(group, tmp_path):

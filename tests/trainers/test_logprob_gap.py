@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from closeness import FORMULA, near
 from dschat.errors import UserError
 from dschat.rl.types import Trajectory
 from dschat.rollouts.engine import Drawn
@@ -44,7 +45,7 @@ def trajectory_with(*gaps):
 
 def test_mean_and_largest_gap_of_the_response_tokens():
     metrics = check_gap(trajectory_with(3e-4, -6e-4, 0.0, 9.0), FLOAT32, 1.0, 2)
-    assert metrics == pytest.approx({"rollout/logprob_gap": 3e-4, "rollout/logprob_gap_max": 6e-4}, abs=1e-6)
+    assert metrics == near({"rollout/logprob_gap": 3e-4, "rollout/logprob_gap_max": 6e-4}, FORMULA)
 
 
 def test_other_weights_are_an_error():

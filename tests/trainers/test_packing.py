@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from closeness import WEIGHT_GAP, near
 from dschat.config.sft import SFTConfig
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
@@ -74,8 +75,8 @@ def test_loss_and_gradients_are_those_of_a_row_each(kind, on_prompt, tmp_path):
     assert len(packed.collate(EXAMPLES)["input_ids"]) < len(EXAMPLES)
     expected, gradients = gradients_of(model, SFTTask(EXAMPLES, [], PAD, on_prompt))
     loss, found = gradients_of(model, packed)
-    assert loss == pytest.approx(expected, abs=1e-5)
-    assert largest_difference(found, gradients) < 1e-5
+    assert loss == near(expected)
+    assert largest_difference(found, gradients) < WEIGHT_GAP
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -84,8 +85,8 @@ def test_both_kinds_of_attention(kind, attention, tmp_path):
     model = model_of(kind, tmp_path, attn_implementation=attention)
     expected, gradients = gradients_of(model, SFTTask(EXAMPLES, [], PAD))
     loss, found = gradients_of(model, SFTTask(EXAMPLES, [], PAD, packed_width=WIDTH))
-    assert loss == pytest.approx(expected, abs=1e-5)
-    assert largest_difference(found, gradients) < 1e-5
+    assert loss == near(expected)
+    assert largest_difference(found, gradients) < WEIGHT_GAP
 
 
 def test_with_adapters_and_smoothed_labels():
@@ -94,9 +95,9 @@ def test_with_adapters_and_smoothed_labels():
     smoothed = {"label_smoothing": 0.2}
     expected, gradients = gradients_of(model, SFTTask(EXAMPLES, [], PAD, **smoothed), True)
     loss, found = gradients_of(model, SFTTask(EXAMPLES, [], PAD, packed_width=WIDTH, **smoothed), True)
-    assert loss == pytest.approx(expected, abs=1e-5)
+    assert loss == near(expected)
     assert abs(loss - gradients_of(model, SFTTask(EXAMPLES, [], PAD))[0]) > 1e-3
-    assert largest_difference(found, gradients) < 1e-5
+    assert largest_difference(found, gradients) < WEIGHT_GAP
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -138,6 +139,6 @@ def test_a_run_with_packing_is_the_run_without(group, tmp_path):
         trainer = SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints)
         tables.append([trainer.evaluate(), trainer.fit()])
         ends.append(weights_of(engine))
-    assert largest_difference(*ends) < 1e-5
+    assert largest_difference(*ends) < WEIGHT_GAP
     for before, after in zip(*tables, strict=True):
-        assert after == pytest.approx(before, rel=1e-5)
+        assert after == near(before)

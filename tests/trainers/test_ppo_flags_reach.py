@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from closeness import near
 from dschat.builders import ppo as builders
 from dschat.rl.types import Trajectory
 from dschat.run.distributed import device
@@ -51,7 +52,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_credit_flags(name, tmp_path):
     flags, expected = CASES[name]
-    assert advantages(tmp_path, **flags) == pytest.approx(expected, abs=1e-5)
+    assert advantages(tmp_path, **flags) == near(expected)
 
 
 def test_update_flags(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from closeness import FORMULA, near
 from dschat.data.encoding import decode_response
 from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.rloo_batch import rloo_batch
@@ -50,7 +51,7 @@ def test_rollout_metrics_by_hand():
         "val/num_eos_tokens": 1.0,
         "val/explained_variance": 1 - 0.1875 / 1.5,  # residuals 1, 1, 1, 2; returns 1, 1, 2, 4
     }
-    assert metrics == pytest.approx(expected, abs=1e-6)
+    assert metrics == near(expected, FORMULA)
 
 
 def test_a_rollout_without_a_critic():
@@ -113,7 +114,7 @@ def test_the_correlation_is_pearsons(offset):
     batch = ppo_batch(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9)
     expected = float(np.corrcoef(lengths, scores.double().numpy())[0, 1])
     name = "response/score_length_correlation"
-    assert rollout_metrics(batch, 0.9)[name] == pytest.approx(expected, abs=1e-5)
+    assert rollout_metrics(batch, 0.9)[name] == near(expected)
     constant = ppo_batch(replace(trajectory, scores=torch.full((6,), 1.3)), ends, kl_coef=0.5, gamma=1.0, lam=0.9)
     assert rollout_metrics(constant, 0.9)[name] == 0
 
@@ -143,5 +144,5 @@ def test_token_table(tokenizer):
     table = token_table(batch, 0, tokenizer)
     assert len(token_table(batch, 1, tokenizer)) == 3
     assert [row["macro_action"] for row in table] == [0, 0, 0, 1, 1, 1, 2]
-    assert [row["reward"] for row in table] == pytest.approx(batch.rewards[0, :7].tolist(), abs=1e-5)
+    assert [row["reward"] for row in table] == near(batch.rewards[0, :7].tolist())
     assert set(table[0]) == {"text", "macro_action", "value", "reward", "advantage", "logprob", "ref_logprob"}

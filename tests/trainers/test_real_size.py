@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 import torch
 
+from closeness import UPDATE, WEIGHT_GAP, near
 from dschat.engine.zero3 import parameter_offload
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.vllm_weights import plain_weights
@@ -88,14 +89,14 @@ def test_a_run_of_real_size_is_that_of_whole_weights(name, whole, group, tmp_pat
         place = tmp_path / str(stage)
         results.append(result_of(make(place, replace(setup, zero_stage=stage, whole=whole)), place))
     (weights, rows, samples), (found, found_rows, found_samples) = results
-    assert largest_difference(found, weights) < 1e-5
+    assert largest_difference(found, weights) < WEIGHT_GAP
     for row, expected in zip(found_rows, rows, strict=True):
-        assert row == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        assert row == near(expected)
     assert found_samples.keys() == samples.keys() and rows
     for file in samples:
         both = [leaves([json.loads(line) for line in text[file].splitlines()]) for text in (found_samples, samples)]
         for leaf, expected in zip(*both, strict=True):
-            assert leaf == (pytest.approx(expected, rel=1e-5, abs=1e-4) if type(expected) is float else expected)
+            assert leaf == (near(expected, UPDATE) if type(expected) is float else expected)
 
 
 def engine_in_flight():

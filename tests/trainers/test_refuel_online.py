@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.data.dialogues import state
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
@@ -104,29 +105,29 @@ def test_scores_penalty_and_kl_by_hand(group, tmp_path):
             logprobs = [
                 float(hf_logprobs(model, (reply.state_ids, reply.ids), 0.7)[0].sum()) for model in (own, other)
             ]
-            assert batch.logprobs[row] == pytest.approx(logprobs[0], abs=1e-4)
-            assert batch.kl[row] == pytest.approx(logprobs[0] - logprobs[1], abs=1e-4)
+            assert batch.logprobs[row] == near(logprobs[0], UPDATE)
+            assert batch.kl[row] == near(logprobs[0] - logprobs[1], UPDATE)
             (score,) = share_of_early([talk.messages], [])
             assert batch.scores[row] == pytest.approx(score)
             kept = score if reply.finished else -7.0
-            assert batch.rewards[row] == pytest.approx(kept - 0.5 * (logprobs[0] - logprobs[1]), abs=1e-4)
+            assert batch.rewards[row] == near(kept - 0.5 * (logprobs[0] - logprobs[1]), UPDATE)
             finished.append(reply.finished)
     assert True in finished and False in finished
     gap = batch.rewards[:12] - batch.rewards[12:]
     torch.testing.assert_close(batch.reward_differences, gap)
     metrics = pair_metrics(batch, pairs, has_reference=True)
-    assert metrics["objective/reward_gap"] == pytest.approx(float(gap.abs().mean()), rel=1e-5)
-    assert metrics["objective/kl"] == pytest.approx(float(batch.kl.mean()), rel=1e-5)
+    assert metrics["objective/reward_gap"] == near(float(gap.abs().mean()))
+    assert metrics["objective/kl"] == near(float(batch.kl.mean()))
     assert metrics["response/eos_rate"] == pytest.approx(sum(finished) / 24)
     assert metrics["dialogue/turn"] == pytest.approx(sum(pair.turn + 1 for pair in pairs) / 12)
 
 
 def test_whitening_scales_the_rewards_of_a_round(group, tmp_path):
     plain, whitened = (trainer_of(tmp_path / str(w), whiten_rewards=w).collect(range(8)).batch for w in (False, True))
-    assert whitened.rewards.mean() == pytest.approx(0, abs=1e-5)
-    assert whitened.rewards.square().mean() == pytest.approx(1, abs=1e-4)
+    assert whitened.rewards.mean() == near(0)
+    assert whitened.rewards.square().mean() == near(1, UPDATE)
     expected = plain.reward_differences / plain.rewards.std(unbiased=False)
-    torch.testing.assert_close(whitened.reward_differences, expected, rtol=1e-4, atol=1e-5)
+    assert_near(whitened.reward_differences, expected, UPDATE, scale=0.1)
     torch.testing.assert_close(whitened.scores, plain.scores)
 
 
@@ -157,7 +158,7 @@ def test_log_probs_of_replies_are_hugging_faces(group):
     batch, model = pair_batch(rows), make_causal_lm()
     found = reply_logprobs(PolicyModel(model), pair_layouts(batch.rollout, 2), 0.7)
     for row, logprob in zip(rows, found.tolist(), strict=True):
-        assert logprob == pytest.approx(float(hf_logprobs(make_causal_lm(), row, 0.7)[0].sum()), abs=1e-4)
+        assert logprob == near(float(hf_logprobs(make_causal_lm(), row, 0.7)[0].sum()), UPDATE)
 
 
 def test_a_micro_batch_keeps_pairs_together():
@@ -177,9 +178,9 @@ def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(g
     current = trainer.collect(range(8))
     metrics = trainer.train(current)
     expected = float((3.0 * current.batch.reward_differences).square().mean())
-    assert metrics["loss/refuel"] == pytest.approx(expected, rel=1e-4) and expected > 1e-3
-    assert metrics["policy/log_ratio"] == pytest.approx(0, abs=1e-5)
-    assert metrics["val/ratio"] == pytest.approx(1, abs=1e-5) and metrics["val/ratio_variance"] < 1e-4
+    assert metrics["loss/refuel"] == near(expected, UPDATE) and expected > 1e-3
+    assert metrics["policy/log_ratio"] == near(0)
+    assert metrics["val/ratio"] == near(1) and metrics["val/ratio_variance"] < 1e-4
 
 
 def test_the_self_check_finds_a_policy_that_is_not_the_one_that_drew(group, tmp_path):
@@ -226,8 +227,8 @@ def test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd(group):
     norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     engine = engine_of(make_causal_lm(), 3, 1, gradient_clipping=0.0)
     metrics = refuel_update(engine, batch, settings_of(3, 3), UpdateProgress())
-    assert metrics["loss/refuel"] == pytest.approx(float(loss), rel=1e-4)
-    assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert metrics["loss/refuel"] == near(float(loss), UPDATE)
+    assert metrics["grad_norm"] == near(float(norm), UPDATE)
 
 
 def test_micro_batches_and_accumulation_change_nothing(group):
@@ -236,8 +237,11 @@ def test_micro_batches_and_accumulation_change_nothing(group):
         engine = engine_of(make_causal_lm(), micro, 8 // micro, learning_rate=1e-3)
         metrics.append(refuel_update(engine, batch, settings_of(8, micro, updates=3), UpdateProgress()))
         weights.append(weights_of(engine))
-    assert largest_difference(weights[0], weights[1]) < 1e-5 and largest_difference(weights[0], weights[2]) < 1e-5
-    assert metrics[1] == pytest.approx(metrics[0], rel=1e-3, abs=1e-4)
+    assert (
+        largest_difference(weights[0], weights[1]) < WEIGHT_GAP
+        and largest_difference(weights[0], weights[2]) < WEIGHT_GAP
+    )
+    assert metrics[1] == near(metrics[0], 8 * UPDATE, scale=0.1)
     assert largest_difference(weights[0], weights_of(engine_of(make_causal_lm()))) > 1e-3
 
 
@@ -294,7 +298,7 @@ def test_fit_writes_what_it_should(group, tmp_path):
     evaluations = [row for row in rows if "eval/scores" in row]
     assert [(row["update"], row["samples"]) for row in train] == [(2, 8), (4, 16), (6, 24), (8, 32)]
     assert [row["update"] for row in evaluations] == [0, 4, 8]
-    assert train[0]["objective/kl"] == pytest.approx(0, abs=1e-4)
+    assert train[0]["objective/kl"] == near(0, UPDATE)
     names = {"scores", "scores_turn_1", "scores_turn_2", "scores_turn_3", "eos_rate", "length", "kl"}
     assert set(result) == {f"eval/{name}" for name in names}
     samples = read_lines(tmp_path / "samples" / "update-000008.jsonl")
@@ -306,9 +310,9 @@ def test_fit_writes_what_it_should(group, tmp_path):
         assert sample["scores"] == pytest.approx(share_of_early([sample["messages"][:end] for end in ends], []))
         assert len(sample["finished"]) == example.num_turns
     last = [sample["scores"][-1] for sample in samples]
-    assert result["eval/scores"] == pytest.approx(sum(last) / 5, abs=1e-6)
+    assert result["eval/scores"] == near(sum(last) / 5, FORMULA)
     second = [sample["scores"][1] for sample in samples if len(sample["scores"]) > 1]
-    assert result["eval/scores_turn_2"] == pytest.approx(sum(second) / len(second), abs=1e-6) and len(second) == 3
+    assert result["eval/scores_turn_2"] == near(sum(second) / len(second), FORMULA) and len(second) == 3
     ended = [one for sample in samples for one in sample["finished"]]
     assert result["eval/eos_rate"] == pytest.approx(sum(ended) / 9)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from closeness import UPDATE, WEIGHT_GAP, near
 from dschat.config.reward import RewardConfig
 from dschat.data.examples import PairExample
 from dschat.trainers.supervised.reward import RewardTask
@@ -67,15 +68,15 @@ def expected_of(examples):
 
 def test_evaluation(group, tmp_path):
     expected = {f"eval/{name}": value for name, value in expected_of(HELD_OUT).items()}
-    assert make_trainer(tmp_path).evaluate() == pytest.approx(expected, rel=1e-4)
+    assert make_trainer(tmp_path).evaluate() == near(expected, UPDATE)
 
 
 def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_path):
     metrics = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=3).train_once([[0, 1], [2, 3], [8, 9]])
     expected = expected_of([TRAIN[i] for i in (0, 1, 2, 3, 8, 9)])
-    assert metrics["loss/reward"] == pytest.approx(expected.pop("loss"), rel=1e-4)
+    assert metrics["loss/reward"] == near(expected.pop("loss"), UPDATE)
     for name, value in expected.items():
-        assert metrics[f"train/{name}"] == pytest.approx(value, rel=1e-4)
+        assert metrics[f"train/{name}"] == near(value, UPDATE)
 
 
 def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
@@ -86,7 +87,7 @@ def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
         )
         trainer.train_once([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
         weights.append(weights_of(trainer.engine))
-    assert all(largest_difference(other, weights[0]) < 1e-5 for other in weights[1:])
+    assert all(largest_difference(other, weights[0]) < WEIGHT_GAP for other in weights[1:])
 
 
 @pytest.mark.parametrize("loss", ["end", "last_token", "per_sample", "average"])
@@ -100,10 +101,10 @@ def test_an_update_of_each_loss_does_not_depend_on_the_accumulation(loss, group,
         )
         metrics = trainer.train_once([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
         results.append({name: metrics[name] for name in ("loss/reward", "train/accuracy", "grad_norm")})
-    assert results[1] == pytest.approx(results[0], rel=1e-4) and results[2] == pytest.approx(results[0], rel=1e-4)
+    assert results[1] == near(results[0], UPDATE) and results[2] == near(results[0], UPDATE)
     without = make_trainer(tmp_path / "7", 7, train, None, reward_loss=loss).train_once([[0, 1, 2, 4, 5, 6, 7]])
     rest = results[0]["loss/reward"] * (7 if loss == "per_sample" else 8) - (loss != "per_sample") * math.log(2)
-    assert without["loss/reward"] == pytest.approx(rest / 7, rel=1e-4)
+    assert without["loss/reward"] == near(rest / 7, UPDATE)
 
 
 def test_an_update_without_a_pair_that_counts_changes_nothing(group, tmp_path):
@@ -121,7 +122,7 @@ def test_margins_and_centring_reach_the_loss(group, tmp_path):
     model = make_classifier()
     scores = [(hf_score(model, e.chosen_ids), hf_score(model, e.rejected_ids)) for e in train]
     costs = [math.log1p(math.exp(r - c + 0.5 * i)) + 0.2 * (c + r) ** 2 for i, (c, r) in enumerate(scores)]
-    assert trainer.train_once([[0, 1, 2, 3]])["loss/reward"] == pytest.approx(sum(costs) / 4, rel=1e-4)
+    assert trainer.train_once([[0, 1, 2, 3]])["loss/reward"] == near(sum(costs) / 4, UPDATE)
 
 
 @pytest.mark.parametrize("loss", ["last_token", "average"])
@@ -130,7 +131,7 @@ def test_a_new_head_ranks_nothing(loss, group, tmp_path):
     torch.nn.init.zeros_(model.score.weight)
     found = make_trainer(tmp_path, model=model, reward_loss=loss).evaluate()
     assert found["eval/accuracy"] == found["eval/end_accuracy"] == 0
-    assert found["eval/loss"] == pytest.approx(math.log(2))
+    assert found["eval/loss"] == near(math.log(2))
 
 
 @pytest.mark.parametrize("loss", ["end", "last_token", "per_sample", "average"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from closeness import FORMULA, UPDATE, WEIGHT_GAP, near
 from dschat.errors import UserError
 from dschat.rl.rloo_batch import rloo_batch
 from dschat.rl.termination import fixed_ngram_ends
@@ -168,9 +169,9 @@ def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, gro
     numbers = [[11, 4, 7, 2][: 8 // samples]]
     expected, norm = reinforce(trainer.collect(numbers, 0).batch, samples, 5e-5)
     metrics = trainer.iterate(numbers, 0)
-    assert metrics["grad_norm/actor"] == pytest.approx(norm, rel=1e-4)
+    assert metrics["grad_norm/actor"] == near(norm, UPDATE)
     assert metrics["policy/clipfrac"] == 0 and norm > 0.1
-    assert largest_difference(weights_of(trainer.models.actor), expected) < 1e-5
+    assert largest_difference(weights_of(trainer.models.actor), expected) < WEIGHT_GAP
 
 
 def recorded_batch():
@@ -194,8 +195,8 @@ def test_micro_batches_do_not_matter(policy_ratio, group):
         assert not [name for name in stats if "value" in name or "critic" in name or name == "val/clipfrac"]
         found.append((weights_of(actor), stats))
     for weights, stats in found[1:]:
-        assert largest_difference(weights, found[0][0]) < 1e-5
-        assert stats == pytest.approx(found[0][1], rel=1e-4, abs=1e-5)
+        assert largest_difference(weights, found[0][0]) < WEIGHT_GAP
+        assert stats == near(found[0][1], UPDATE, scale=0.1)
 
 
 # -- runs
@@ -265,7 +266,7 @@ def test_programs_that_could_not_be_run_are_no_baseline(group, tokenizer, tmp_pa
     assert batch.response_mask.any(1).tolist() == [True, False, False, True, True, True, True, True]
     expected = [0.65, 0.0, 0.0, -0.65, -0.3 + 0.1, 1.0 + 1.6 / 3, -1.0 - 0.4 / 3, -0.3 + 0.1]
     found = torch.where(batch.response_mask, batch.advantages, 0.0)[:, 0].tolist()
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert found == near(expected, FORMULA)
     metrics = trainer.iterate([[3, 8]], 0)
     assert metrics["programs/invalid"] == 0.25 and math.isfinite(metrics["loss/policy"])
 

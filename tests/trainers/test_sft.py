@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from closeness import UPDATE, WEIGHT_GAP, near
 from dschat.config.sft import SFTConfig
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
@@ -53,12 +54,12 @@ def test_evaluation_is_the_perplexity_over_tokens(on_prompt, group, tmp_path):
     trainer = make_trainer(tmp_path, sft_on_prompt=on_prompt)
     metrics = trainer.evaluate()
     expected = nll_of(HELD_OUT, on_prompt)
-    assert metrics == pytest.approx({"eval/loss": expected, "eval/perplexity": math.exp(expected)}, rel=1e-4)
+    assert metrics == near({"eval/loss": expected, "eval/perplexity": math.exp(expected)}, UPDATE)
 
 
 def test_eval_iters_limits_the_evaluation(group, tmp_path):
     trainer = make_trainer(tmp_path, eval_iters=1)
-    assert trainer.evaluate()["eval/loss"] == pytest.approx(nll_of(HELD_OUT[:2]), rel=1e-4)
+    assert trainer.evaluate()["eval/loss"] == near(nll_of(HELD_OUT[:2]), UPDATE)
 
 
 def test_a_perplexity_beyond_floats_is_no_crash():
@@ -69,7 +70,7 @@ def test_a_perplexity_beyond_floats_is_no_crash():
 def test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update(on_prompt, group, tmp_path):
     trainer = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=2, sft_on_prompt=on_prompt)
     metrics = trainer.train_once([[0, 1], [2, 4]])
-    assert metrics["loss/sft"] == pytest.approx(nll_of([TRAIN[i] for i in (0, 1, 2, 4)], on_prompt), rel=1e-4)
+    assert metrics["loss/sft"] == near(nll_of([TRAIN[i] for i in (0, 1, 2, 4)], on_prompt), UPDATE)
     assert metrics["lr"] == pytest.approx(1e-2) and metrics["grad_norm"] > 0
 
 
@@ -84,8 +85,8 @@ def test_label_smoothing_is_torchs_and_leaves_the_evaluation_alone(group, tmp_pa
         response = torch.tensor(example.response_ids)
         total += torch.nn.functional.cross_entropy(logits, response, reduction="sum", label_smoothing=0.2).item()
         count += len(response)
-    assert metrics["loss/sft"] == pytest.approx(total / count, rel=1e-4)
-    assert held_out == pytest.approx(nll_of(HELD_OUT), rel=1e-4)
+    assert metrics["loss/sft"] == near(total / count, UPDATE)
+    assert held_out == near(nll_of(HELD_OUT), UPDATE)
 
 
 def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
@@ -97,8 +98,8 @@ def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
         rows = list(range(8))
         norms.append(trainer.train_once([rows[i : i + micro] for i in range(0, 8, micro)])["grad_norm"])
         weights.append(weights_of(trainer.engine))
-    assert norms == pytest.approx([norms[0]] * 4, rel=1e-4)
-    assert all(largest_difference(other, weights[0]) < 1e-5 for other in weights[1:])
+    assert norms == near([norms[0]] * 4, UPDATE)
+    assert all(largest_difference(other, weights[0]) < WEIGHT_GAP for other in weights[1:])
 
 
 def test_fit_learns_and_keeps_its_appointments(group, tmp_path):

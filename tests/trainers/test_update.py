@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from closeness import FORMULA, UPDATE, near
 from dschat.config.sft import SFTConfig
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
@@ -111,10 +112,10 @@ def test_losses_are_means_over_the_rows_of_their_update(policy_ratio: str) -> No
     for update in range(4):
         (first, count), (second, other) = (SHARES[policy_ratio][n] for n in actor.lengths[2 * update : 2 * update + 2])
         expected.append(-(first + second) / (count + other))
-        assert sum(actor.losses[2 * update : 2 * update + 2]) == pytest.approx(expected[-1], abs=1e-6)
-        assert sum(critic.losses[2 * update : 2 * update + 2]) == pytest.approx(1.125, abs=1e-6)
+        assert sum(actor.losses[2 * update : 2 * update + 2]) == near(expected[-1], FORMULA)
+        assert sum(critic.losses[2 * update : 2 * update + 2]) == near(1.125, FORMULA)
     assert sorted(actor.lengths[:4]) == sorted(actor.lengths[4:]) == [1, 2, 3, 4]
-    assert stats["loss/policy"] == pytest.approx(sum(expected) / 4, abs=1e-6)
+    assert stats["loss/policy"] == near(sum(expected) / 4, FORMULA)
     assert stats["loss/value"] == pytest.approx(1.125) and stats["val/clipfrac"] == pytest.approx(1.0)
     assert stats["policy/entropy"] == pytest.approx(0.7) and actor.temperatures == {0.7}
     assert stats["grad_norm/actor"] == stats["grad_norm/critic"] == 3.0
@@ -266,14 +267,14 @@ def test_the_moving_average_moves_once_in_every_iteration(trainer_of: Any) -> No
     trainer, _ = trainer_of()
     trainer.average = MovingAverage(trainer.models.actor)
     trainer.fit()
-    assert float(trainer.average.parts["w"]) == pytest.approx(1 - 0.992**4, rel=1e-4)
+    assert float(trainer.average.parts["w"]) == near(1 - 0.992**4, UPDATE)
 
 
 def test_an_evaluation_is_the_mean_over_the_prompts(trainer_of: Any) -> None:
     """Scores 0 to 4; KL, length and EOS are those of every response."""
     trainer, _ = trainer_of(held_out=5)
     expected = {"eval/scores": 2.0, "eval/kl": 2.0, "eval/length": 4.0, "eval/eos_rate": 1.0}
-    assert trainer.evaluate() == pytest.approx(expected, abs=1e-6)
+    assert trainer.evaluate() == near(expected, FORMULA)
 
 
 # -- steps 1 and 2

@@ -59,7 +59,7 @@ def command(tmp_path, asked):
 
 @pytest.fixture
 def backend(command):
-    made = LinkGrammarBackend(timeout=0.4, command=command)
+    made = LinkGrammarBackend(timeout=2.0, command=command)
     yield made
     made.close()
 

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equal up to float32, on every processor: tolerances follow from the scale of numbers and from how they came about.
+
+Kernels add in different orders. Each rounding is wrong by at most half an eps of the largest number that is added, and
+a number that is small because larger ones cancel keeps their errors. So a tolerance is: roundings x eps x scale.
+"""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+EPS = torch.finfo(torch.float32).eps * float(os.environ.get("CLOSENESS", "1"))  # a share shows how much room there is
+FORMULA = 16  # roundings of a formula of `rl`: some ten sums, products and exponentials of a token
+FORWARD = 128  # of a toy's forward pass: two layers of about ten steps each, whose sums have 32 to 64 terms
+UPDATE = 1024  # of a backward pass and of what follows: norms over all weights, sums over a batch, later updates
+WEIGHT_GAP = UPDATE * EPS / 10  # what the weights of a toy, about 0.1, may differ by after a few updates of Adam
+
+
+def near(expected: Any, roundings: float = FORWARD, scale: float = 1.0) -> Any:
+    """What a number, or those of a list or dict, must equal.
+
+    Args:
+        expected: from hand arithmetic or an independent implementation.
+        roundings: FORMULA, FORWARD or UPDATE.
+        scale: size of the numbers that were added up, where it is more than what came out. 0 where nothing cancels.
+    """
+    return pytest.approx(expected, rel=roundings * EPS, abs=roundings * EPS * scale)
+
+
+def assert_near(
+    found: torch.Tensor, expected: Any, roundings: float = FORWARD, scale: float = 1.0, message: str | None = None
+) -> None:
+    """The same for tensors or nested lists of one shape; NaN equals nothing."""
+    found, expected = found.detach().double(), torch.as_tensor(expected).detach().double()
+    far = (found - expected).abs() - roundings * EPS * expected.abs().clamp(min=scale)
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    assert (far <= 0).all(), f"{message or 'tensors'}: {found} is not {expected}, by {far.max()} too much"
