@@ -62,10 +62,10 @@ OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
 test-processors: $(DEV)
-	set -e; for kernels in "$(OLDEST)" "$(AVX2)" ""; do for threads in 1 2; do echo "$$kernels, threads: $$threads"; \
+	failed=0; for kernels in "$(OLDEST)" "$(AVX2)" ""; do for threads in 1 2; do echo "$$kernels, threads: $$threads"; \
 		env $$kernels PATH="$(BIN):$$PATH" OMP_NUM_THREADS=$$threads GOMP_SPINCOUNT=0 \
-			$(BIN)/python -m pytest -q -n auto --dist loadgroup $(NUMERIC) $(PYTEST_ARGS); \
-	done; done
+			$(BIN)/python -m pytest -q -n auto --dist loadgroup $(NUMERIC) $(PYTEST_ARGS) || failed=1; \
+	done; done; exit $$failed
 
 mutants: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_mutants.py -m mutants -q $(PYTEST_ARGS)

@@ -82,6 +82,7 @@ class Setup:
     lora_dim: int = 0
     dtype: torch.dtype = torch.float32
     whole: int = 0  # elements of the largest parameter that ZeRO 3 leaves whole
+    gradient_clipping: float = 1.0
 
     def engine(self, model: Any, **options: Any) -> Any:
         """A training engine of a Hugging Face model."""
@@ -89,7 +90,7 @@ class Setup:
             with torch.random.fork_rng():
                 torch.manual_seed(0)
                 add_lora(model, self.lora_dim, None, "base")
-        options |= {"zero_stage": self.zero_stage, "dtype": self.dtype}
+        options |= {"zero_stage": self.zero_stage, "dtype": self.dtype, "gradient_clipping": self.gradient_clipping}
         options |= {"config_file": as_large_as(7e9, model, self.whole)} if self.zero_stage else {}
         return engine_of(model, GLOBAL // world_size(), 2, **options)
 

@@ -106,8 +106,8 @@ def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
         states = critic.model(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
         value = critic.score(states)[:, 0]
         target, old = batch.returns[row, :n], trajectory.values[row, :n]
-        near = old + (value - old).clamp(-0.2, 0.2)
-        value_sum = value_sum + torch.maximum((value - target) ** 2, (near - target) ** 2).sum() / 2
+        clipped = old + (value - old).clamp(-0.2, 0.2)
+        value_sum = value_sum + torch.maximum((value - target) ** 2, (clipped - target) ** 2).sum() / 2
         size = 1 if policy_ratio == "token" else 3
         for start in range(0, n, size):
             chunk = slice(start, min(start + size, n))
