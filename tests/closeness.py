@@ -32,7 +32,7 @@ def assert_near(
     found: torch.Tensor, expected: Any, roundings: float = FORWARD, scale: float = 1.0, message: str | None = None
 ) -> None:
     """The same for tensors or nested lists of one shape; NaN equals nothing."""
-    found, expected = found.detach().double(), torch.as_tensor(expected).detach().double()
+    found, expected = found.detach().double(), torch.as_tensor(expected, dtype=torch.float64).detach()
     far = (found - expected).abs() - roundings * EPS * expected.abs().clamp(min=scale)
     assert found.shape == expected.shape, (found.shape, expected.shape)
     assert (far <= 0).all(), f"{message or 'tensors'}: {found} is not {expected}, by {far.max()} too much"
