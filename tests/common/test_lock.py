@@ -171,6 +171,44 @@ def test_on_a_disk_without_locks_a_file_that_is_there_counts(missing, tmp_path, 
     assert not file.exists()
 
 
+def test_on_a_disk_without_locks_one_of_two_that_start_at_once_has_it(tmp_path, monkeypatch):
+    """The second opens the file before the first has written its name."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr("dschat.common.lock.TRIES", 3)
+    file, real, refused = tmp_path / ".lock", os.pwrite, []
+
+    def pwrite(*arguments):
+        monkeypatch.setattr(os, "pwrite", real)
+        with pytest.raises(UserError, match="another process is writing it: unknown"):
+            Lock(file, "--output x")
+        refused.append(file)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    lock = Lock(file, "--output x")
+    lock.check()
+    assert refused
+    lock.close()
+
+
+@pytest.mark.parametrize("call", ["stat", "unlink"])
+def test_a_disk_that_went_away_holds_up_no_process_that_ends(call, tmp_path, monkeypatch):
+    locks = [Lock(tmp_path / f".lock{n}", "--output x") for n in range(2)]
+
+    def gone(*_, **__):
+        raise OSError(errno.ESTALE, "stale")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, gone)
+        close_all()
+    for n in range(len(locks)):
+        Lock(tmp_path / f".lock{n}", "--output x").close()
+
+
 @pytest.mark.parametrize("code", [errno.EAGAIN, errno.EACCES])
 def test_a_holder_that_has_not_said_its_name_yet_is_waited_for(code, tmp_path, monkeypatch):
     """Both numbers mean that the lock is held."""

@@ -165,7 +165,10 @@ def test_the_rows_of_a_checkpoint_are_whole(content, update, per_rollout, tmp_pa
         (lines(1) + b"\xff\n", 1, 0, "no row of metrics"),
         (lines(1) + b"7\n", 1, 0, "no row of metrics"),
         (lines(1) + b'{"loss": 1.0}\n', 1, 0, "no row of metrics"),
-        (lines(0, 4), 4, 4, "no row of metrics"),
+        (lines(0, 4), 4, 4, "each row until update 4 once"),
+        (lines(), 40, 4, "each row until update 40 once"),
+        (lines(12), 12, 4, "each row until update 12 once"),
+        (lines(2), 3, 1, "each row until update 3 once"),
     ],
 )
 def test_what_is_wrong_with_the_rows_of_a_checkpoint(content, update, per_rollout, said, tmp_path):

@@ -93,7 +93,7 @@ def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, m
 def test_an_earlier_run_comes_back_from_a_kill_before_the_new_one_stands(place, group, monkeypatch):
     before = {name: (place / name).read_text() for name in files(place)}
     _, run = run_on(place)
-    run.take_over()
+    run._take_over()
     assert not (place / "actor").exists(), "put aside, while the new models are moved to their place"
     run_on(place)
     assert {name: (place / name).read_text() for name in before} == before

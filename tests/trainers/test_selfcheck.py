@@ -392,9 +392,14 @@ def test_a_weight_that_is_not_finite_is_named_with_its_file(stage, group, tokeni
 
 
 def test_a_weight_of_adapters_that_is_not_finite_is_named(group, tokenizer, tmp_path):
-    """A frozen weight below an adapter has the file's name, one of the adapter its own."""
-    folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
-    for part, said in ((".lora_A.default.weight", folder), (".base_layer.weight", f"{folder}/model.safetensors")):
+    """A frozen weight below an adapter has the file's name, one of the adapter its own; a whole file is not blamed."""
+    broken = make_causal_lm()
+    with torch.no_grad():
+        broken.model.layers[0].self_attn.q_proj.weight[0, 0] = torch.inf
+    whole = save_folder(tmp_path / "whole", make_causal_lm(), tokenizer)
+    file = save_folder(tmp_path / "broken", broken, tokenizer) + "/model.safetensors"
+    for part, said in ((".lora_A.default.weight", whole), (".base_layer.weight", whole), (".base_layer.weight", file)):
+        folder = said.removesuffix("/model.safetensors")
         model = load_causal_lm(folder, "--m", torch.float32, tokenizer)
         add_lora(model, 2, None, folder)
         name = next(name for name, _ in model.named_parameters() if name.endswith(part))

@@ -114,7 +114,7 @@ def _report(error: BaseException, saved: Sequence[str]) -> int:
         kept = f"the models saved last are in {saved[-1]}" if saved else "no models were saved yet"
         print(f"interrupted; {kept}", file=sys.stderr)
         return 130
-    if isinstance(error, UserError) and error.on_every_rank and os.environ.get("RANK", "0") != "0":
+    if isinstance(error, UserError) and error.on_every_rank and os.environ.get("LOCAL_RANK", "0") != "0":
         return 2
     cause = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     if not isinstance(error, UserError):

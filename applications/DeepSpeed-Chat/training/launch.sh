@@ -147,6 +147,9 @@ choose_run() {
         model=${model#"$data"-}
     fi
     RUN=$PROJ_PATH/models/${data:+$data-}$model
+    if [[ -d $PROJ_PATH/models/$1 && ! -d $RUN ]]; then
+        echo "note: this run is written below $RUN; earlier versions wrote every one below $PROJ_PATH/models/$1" >&2
+    fi
     DATA=${DATA:-$3}
     [[ $2 != sft ]] || MODEL=${MODEL:-$RUN/sft}
     MODEL=${MODEL:-$2}
@@ -160,7 +163,7 @@ short_name() {
     name=${path##*/}
     name=${name%.jsonl} name=${name%.json} name=${name%.csv} name=${name%.parquet}
     case $name in
-        actor* | ppo* | dpo | refuel* | train* | pairs) [[ $path != */* ]] || name=$(short_name "${path%/*}")-$name ;;
+        actor* | ppo* | dpo | refuel* | train* | pairs | models | step-*) [[ $path != */* ]] || name=$(short_name "${path%/*}")-$name ;;
     esac
     echo "${name//[^[:alnum:]._-]/-}"
 }

@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -50,13 +51,18 @@ class Lock:
 
     def close(self) -> None:
         """Gives the lock back; in a fork, which does not have it, nothing."""
-        if self in _HELD and self._is_in_place():
-            self._file.unlink()
+        with suppress(OSError):  # a disk that went away; where the kernel has locks, this one is free all the same
+            if self in _HELD and self._is_in_place():
+                self._file.unlink()
         self._let_go()
 
     def _try(self) -> str | None:
         """Who holds the lock, "" where that shows in a moment; None where it is this process."""
-        self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
+        is_new = not self._file.exists()
+        try:
+            self._descriptor = os.open(self._file, os.O_RDWR | (os.O_CREAT | os.O_EXCL if is_new else 0), 0o666)
+        except (FileExistsError, FileNotFoundError):
+            return ""  # another process made or removed it just now
         _HELD.add(self)
         free, advice = True, ""
         try:
@@ -68,7 +74,7 @@ class Lock:
         holder = os.pread(self._descriptor, 1000, 0).decode(errors="replace")
         if not self._is_in_place():
             holder = ""  # removed since it was opened
-        elif free and not holder:
+        elif free and not holder and (is_new or not advice):
             os.pwrite(self._descriptor, self._own.encode(), 0)
             return None
         elif free and not advice:

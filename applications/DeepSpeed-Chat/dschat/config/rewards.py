@@ -16,7 +16,8 @@ SandboxLevel = Literal["bubblewrap", "namespaces", "rlimits"]
 METRIC_NAMES = (
     *("kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate", "unscored"),
     *("normalized_scores", "scores_running_mean", "scores_running_std"),
-    *("prompt", "response", "score", "finished", "tokens"),  # columns of the sample files
+    *("prompt", "response", "score", "finished", "tokens", "prompt_ids", "response_ids"),  # columns of sample files
+    "prompt_messages",
 )
 # What a source that is no function is called in metrics and samples.
 MODEL_NAME, URL_NAME, PROGRAMS_NAME = "reward_model", "reward_url", "programs"

@@ -50,7 +50,7 @@ def hold_head(engine: Any) -> None:
 def share_fetches(model: Any) -> None:
     """Engines over the same frozen weights wait for each other's fetches; to be called before DeepSpeed has the model.
 
-    A weight that one engine fetches ahead of its use is neither there nor absent for the other.
+    Otherwise one engine finds a weight neither there nor cut into parts while the other fetches it ahead of its use.
     """
     parameters: list[Any] = list(model.parameters())
     known = (p.fetches for p in parameters if hasattr(p, "fetches"))

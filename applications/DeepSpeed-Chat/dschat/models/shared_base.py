@@ -119,7 +119,7 @@ def load_adapter(model: Any, folder: Path, flag: str, base: str) -> None:
     if more := ", ".join(name for name in names if getattr(config, name) != getattr(plain, name)):
         raise UserError(
             f"{flag} {folder}: the adapter is no plain LoRA, its {CONFIG} sets {more}. Merge it into its base by "
-            "peft's merge_and_unload, give that as a whole model, and leave --share_base out."
+            "peft's merge_and_unload and give that as a whole model, without --share_base."
         )
     config.base_model_name_or_path, config.inference_mode, config.modules_to_save = base, False, None
     config.lora_dropout = 0.0  # log-probs and values of an update are compared with earlier ones

@@ -27,7 +27,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -47,7 +47,7 @@ from dschat.run.progress import Json, Progress
 from dschat.run.random_states import set_random_states
 from dschat.run.records import BEST
 from dschat.run.stop import Stopped, stop_signals
-from dschat.run.whole_files import end_moves, write_whole, written_beside
+from dschat.run.whole_files import end_moves, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +91,7 @@ class Checkpoints:
         """
         name = f"step-{progress.update}"
         try:
-            writing = written_beside(self._place, self._folder, self._run.take_over) if is_main() else nullcontext()
-            with writing:
+            with self._run.writing(self._folder):
                 barrier()  # the folder is there
                 inside = self._place / ".writing" / name
                 self._write(inside, progress)
@@ -227,7 +226,8 @@ class Checkpoints:
                 others = [other for other in self._newest_first() if other.resolve() != folder.resolve()]
                 rest = f" Others are {', '.join(map(str, others))}." if others else ""
                 raise UserError(f"--resume_from_checkpoint {wanted}: {problem}.{rest}")
-            logger.warning("%s is not used: %s", folder, problem)
+            if is_main():
+                logger.warning("%s is not used: %s", folder, problem)
         if problem is not None:
             raise UserError(
                 f"--resume_from_checkpoint: no checkpoint in {self._folder} is whole; of {folder}: {problem}. Give "
@@ -249,14 +249,14 @@ class Checkpoints:
                 return {}, f"its file {name} is missing"
             if found[name] != expected:
                 return {}, f"its file {name} is damaged"
+        if self._differences(manifest):
+            return manifest, None  # `_check` says so
         problem = rows_problem(folder / METRICS, manifest["update"], self._run.plan.updates_per_rollout)
         return manifest, problem and f"its file {METRICS} is damaged: {problem}"
 
     def _check(self, folder: Path, manifest: Json, in_rollout: bool) -> None:
         """Raises UserError where the checkpoint is not this run's."""
-        size, here = manifest["world_size"], world_size()
-        before = with_later_flags(manifest["identity"], self._identity, self._config)
-        found = differences(before, self._identity, other_size=size != here)
+        size, here, found = manifest["world_size"], world_size(), self._differences(manifest)
         if size != here and in_rollout:
             found.append(f"it was written inside a rollout of {size} processes, here are {here}")
         # DeepSpeed 0.19.8 puts the optimiser's states of vectors together wrongly from these.
@@ -272,6 +272,11 @@ class Checkpoints:
         if size != here:
             told = "%s was written by %d processes, now there are %d: the run goes on, but not to the last bit"
             logger.warning(told, folder, size, here)
+
+    def _differences(self, manifest: Json) -> list[str]:
+        """Flags and files that were others."""
+        before = with_later_flags(manifest["identity"], self._identity, self._config)
+        return differences(before, self._identity, other_size=manifest["world_size"] != world_size())
 
     def _newest_first(self) -> list[Path]:
         folders = [folder for folder in self._folder.glob("step-*") if folder.name[5:].isdigit()]

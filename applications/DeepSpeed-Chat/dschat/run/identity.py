@@ -38,7 +38,7 @@ SHARES = frozenset(
 DATA, FILES = "the data", "the files of the data"  # a hash of all; each with its own, to name what has changed
 MOST_NAMED = 8  # of these
 SAMPLE = 1 << 20  # bytes at either end of a weight file that go into its fingerprint
-INNER_SAMPLE = 1 << 16  # bytes at the beginning of every weight of a file that is larger than both ends
+INNER_SAMPLE = 1 << 12  # bytes at the beginning of every weight of a file that is larger than both ends
 
 Identity = dict[str, str]  # what → its value, or the hash of its content
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from dschat.errors import UserError
 from dschat.run.distributed import device, is_main, sum_over_ranks
 from dschat.run.trackers import HEAD, Sample, Trackers
+from dschat.run.whole_files import write_whole
 
 Number = float | int | Tensor
 
@@ -30,13 +31,19 @@ def with_variances(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
-    """What is wrong with a checkpoint's rows: beside evaluations one follows each update, or those of each rollout."""
+    """What is wrong with a checkpoint's rows; None where each update, or each rollout's last one, has its row.
+
+    Args:
+        file: of rows; those of evaluations are passed over.
+        update: the checkpoint's.
+        per_rollout: updates of a rollout in step 3; 0 in other steps.
+    """
     *lines, rest = file.read_bytes().split(b"\n")
     try:
         rows = [json.loads(line) for line in lines]
         trained = [row["update"] for row in rows if not any(name.startswith("eval/") for name in row)]
-        first = (trained or [update + 1])[0] if per_rollout else 1
-        whole = trained == list(range(first, update + 1, first)) and not rest
+        step = per_rollout or 1
+        whole = trained == list(range(step, update + 1, step)) and not rest
     except (ValueError, TypeError, KeyError, AttributeError):
         return "a line is no row of metrics"
     return None if whole else f"it does not have each row until update {update} once"
@@ -161,13 +168,10 @@ class MetricsLog:
         self._written = [text]
         if self._file is None:
             return
-        self._file.seek(0)
-        if self._file.read(len(text)) != text:  # another folder, or a damaged file
-            self._file.truncate(0)
-            self._file.write(text)
-            self._file.flush()
-        self._file.truncate(len(text.encode()))
-        self._file.seek(0, 2)
+        file = Path(self._file.name)
+        self._file.close()
+        write_whole(file, text)  # a run that has lost the folder goes on writing into the old file, which is nobody's
+        self._file = open(file, "a+", encoding="utf-8")
         # An evaluation may follow its update's checkpoint: trackers show that update anew, with the rows that stay.
         self._trackers.open(self.rows(), update)
 

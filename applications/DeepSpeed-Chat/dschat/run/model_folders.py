@@ -13,7 +13,7 @@ README.md (the model card) and run.json; with LoRA also adapter/. Folders and fi
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
 from dschat.run.output import RunOutput
 from dschat.run.records import write_model_card
-from dschat.run.whole_files import written_beside
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +108,8 @@ class ModelFolders:
         barrier()
 
     def _write(self, folder: Path) -> None:
-        writing = written_beside(self._place, folder, self._run.take_over) if is_main() else nullcontext()
         failure: Exception | None = None
-        with writing as beside:
+        with self._run.writing(folder) as beside:
             for model in self._models:
                 weights = model.engine.whole_weights() if model.weights is None else model.weights()
                 if beside is not None and failure is None:

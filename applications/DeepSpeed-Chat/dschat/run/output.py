@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from dschat.run.metrics import MetricsLog
 from dschat.run.progress import Json
 from dschat.run.records import RunRecord, file_hashes, new_record
 from dschat.run.trackers import TensorBoard, Trackers, WandB
-from dschat.run.whole_files import write_whole
+from dschat.run.whole_files import write_whole, written_beside
 
 logger = logging.getLogger("dschat")
 
@@ -117,8 +118,18 @@ class RunOutput:
             raise refusal
         return lock
 
-    def take_over(self) -> None:
-        """Puts aside what the earlier run left: this one has written something to put there. Main process only."""
+    def writing(self, place: Path) -> AbstractContextManager[Path | None]:
+        """A new folder, on the main process, whose content is in ``place`` afterwards; see `written_beside`.
+
+        Raises UserError, before and after writing, where another process has the run's folder by now.
+        """
+        if self._lock is None:
+            return nullcontext()
+        self._lock.check()
+        return written_beside(self._place, place, self._take_over)
+
+    def _take_over(self) -> None:
+        """Puts aside what the earlier run left: this one has written something to put there."""
         assert self._lock is not None
         self._lock.check()
         self.metrics.text()  # only what stands beside its own metrics is moved to its place

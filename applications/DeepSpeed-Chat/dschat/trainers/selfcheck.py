@@ -247,5 +247,7 @@ def check_weights(engine: ModelEngine, number: float) -> None:
         name, where = bad[0].removeprefix("inner.").replace(".base_layer.", "."), engine.module.inner.name_or_path
         for file in sorted(Path(where).glob("*.safetensors")):
             with safe_open(file, "pt") as content:
-                where = str(file) if name in content.keys() else where
-        raise UserError(f"self-check: {name} of {where} holds numbers that are not finite. Fetch or train it again.")
+                if name in content.keys() and not bool(torch.isfinite(content.get_tensor(name)).all()):
+                    where = str(file)
+        remedy = "Fetch or train it again, or, where this run has trained it already, lower the learning rate."
+        raise UserError(f"self-check: {name} of {where} holds numbers that are not finite. {remedy}")

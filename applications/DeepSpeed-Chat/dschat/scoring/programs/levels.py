@@ -20,7 +20,7 @@ REMEDIES = {
     " docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined in a container)",
     "rlimits": "run on Linux",
 }
-THREADS = "more threads than its limit (docs/programs.md says what helps)"  # of a level that stands all the same
+THREADS = "more threads than its limit (docs/programs.md says what helps)"  # what a sandbox that is used lacks
 # Looks for what no program may find; prints what it found.
 SEARCH = """
 import json, os, socket, sys, threading

@@ -129,7 +129,10 @@ def execute(job: Job, limits: Limits, level: Level) -> Execution:
 
 
 class _Reading:
-    """Reads output and report until both are closed or a limit is passed; `info` makes it name the users."""
+    """Reads output and report until both are closed or a limit is passed.
+
+    bubblewrap writes the process's id to `info`, and then the users of its namespace are named.
+    """
 
     def __init__(self, output: int, reports: int, info: int, mapped: int, limits: Limits) -> None:
         self.output, self.reports, self.info, self.mapped, self.limits = output, reports, info, mapped, limits

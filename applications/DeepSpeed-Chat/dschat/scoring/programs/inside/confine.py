@@ -41,7 +41,7 @@ def limit_resources(seconds: float, memory: int, file_bytes: int, files: int, th
         memory: bytes of address space.
         file_bytes: bytes of a file that it writes.
         files: open at once.
-        threads: and processes, of the user in a user namespace (before Linux 5.14 all count: no limit); None for any.
+        threads: and processes, at a time in a user namespace, from Linux 5.14 on; None: no limit.
     """
     limits = {
         resource.RLIMIT_CPU: math.ceil(seconds),
