@@ -1154,7 +1154,7 @@ MUTANTS: tuple[Mutant, ...] = (
          "if self in _HELD:", f"{LOCK}a_lock_that_was_taken_away_is_noticed"),
     ),
     *changes("run/metrics.py",
-        ("a checkpoint may lack its last row", "range(first, update + 1, first)", "range(first, update, first)",
+        ("a checkpoint may lack its last row", "range(step, update + 1, step)", "range(step, update, step)",
          "run/test_metrics.py::test_the_rows_of_a_checkpoint_are_whole"),
         ("the rows are written unread", "if text != \"\".join(self._written):", "if False:",
          "run/test_metrics.py::test_rows_that_somebody_changed_are_not_read_as_this_run_s"),

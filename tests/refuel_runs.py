@@ -13,8 +13,8 @@ from dschat.data.dialogue_examples import DialogueExample
 from dschat.data.dialogues import turn_end
 from dschat.data.formats.rows import Row
 from dschat.engine.adapters_off import AdaptersOff
+from dschat.models.finetuning import train_top_layers
 from dschat.models.lora import add_lora
-from dschat.models.top_layers import train_top_layers
 from dschat.rl.refuel import PairBatch
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.run.distributed import world_size

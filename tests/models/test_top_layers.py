@@ -4,7 +4,7 @@
 import pytest
 
 from dschat.errors import UserError
-from dschat.models.top_layers import train_top_layers
+from dschat.models.finetuning import train_top_layers
 from factories import KINDS, make_causal_lm
 
 TOP = {

@@ -9,7 +9,7 @@ import torch
 from cli_runs import ROOT
 from closeness import FORMULA, assert_near
 from dschat.common.user_function import load_function
-from dschat.conditions.user_condition import UserCondition
+from dschat.conditions.termination import UserCondition
 from dschat.rl.types import Rollout, Trajectory
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.source import ResponseTexts

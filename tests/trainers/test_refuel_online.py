@@ -14,11 +14,10 @@ from dschat.data.dialogues import state
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
 from dschat.trainers.ppo.update import UpdateProgress
-from dschat.trainers.refuel.metrics import pair_metrics
 from dschat.trainers.refuel.models import pair_layouts, reply_logprobs
 from dschat.trainers.refuel.sampler import drawn_turn
 from dschat.trainers.refuel.selfcheck import check_pairs
-from dschat.trainers.refuel.trainer import total_updates
+from dschat.trainers.refuel.trainer import pair_metrics, total_updates
 from dschat.trainers.refuel.update import RefuelSettings, refuel_update
 from factories import (
     BOS,

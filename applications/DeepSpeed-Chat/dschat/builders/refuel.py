@@ -13,10 +13,9 @@ from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.engine import Engine, frozen_engine, train_engine
 from dschat.models.engines import Policy
-from dschat.models.finetuning import Finetuning, choose_trained
+from dschat.models.finetuning import Finetuning, choose_trained, train_top_layers
 from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
-from dschat.models.top_layers import train_top_layers
 from dschat.rollouts.choice import choose_engine
 from dschat.scoring.dialogue_scores import DialogueScores
 from dschat.trainers.refuel.models import RefuelModels

@@ -4,13 +4,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dschat.common.user_function import call_function, load_function
 from dschat.conditions.parsing.backend import load_backend
 from dschat.conditions.parsing.condition import ParsingCondition
-from dschat.conditions.user_condition import UserCondition
 from dschat.config.macro_actions import TerminationFlags
+from dschat.errors import UserError
 from dschat.rl.termination import (
     fixed_ngram_ends,
     isolate_last_token,
@@ -20,6 +22,8 @@ from dschat.rl.termination import (
     span_ends,
 )
 from dschat.rl.types import ScoredRollout, Trajectory
+
+FLAG = "--termination_condition"
 
 
 @dataclass(frozen=True)
@@ -91,3 +95,31 @@ class TerminationCondition:
         else:
             raise ValueError(f"termination condition {flags.termination_condition} has no branch here")
         return Ends(isolate_last_token(ends, mask) if flags.isolate_last_token else ends, totals)
+
+
+class UserCondition:
+    """Calls ``f(trajectory, tokenizer)`` and checks the ends that it returns."""
+
+    def __init__(self, spec: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Imports the function.
+
+        Raises:
+            UserError: it cannot be imported.
+        """
+        self._function, self._spec, self._tokenizer = load_function(spec, FLAG), spec, tokenizer
+
+    def __call__(self, trajectory: Trajectory) -> Tensor:
+        """Where macro actions end: (B, R) bool.
+
+        Raises:
+            UserError: the function fails, or returns something else.
+        """
+        ends = call_function(self._function, FLAG, trajectory, self._tokenizer)
+        mask = trajectory.response_mask
+        if not isinstance(ends, Tensor) or ends.dtype != torch.bool or ends.shape != mask.shape:
+            got = f"{tuple(ends.shape)} {ends.dtype}" if isinstance(ends, Tensor) else type(ends).__name__
+            raise UserError(
+                f"{FLAG} {self._spec}: the function must return a bool tensor of shape (B, R) = {tuple(mask.shape)}, "
+                f"not {got}."
+            )
+        return ends.to(mask.device)

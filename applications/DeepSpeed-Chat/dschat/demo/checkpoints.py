@@ -12,8 +12,9 @@ from dschat.common.hidden_text import visible
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
 from dschat.inference.text_options import FLAGS_FILE, STEP
+from dschat.models.shared_base import find_adapter
 
-ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"  # as peft calls them
+ADAPTER = "adapter_model.safetensors"  # as peft calls it
 START = ("actor_model_name_or_path", "model_name_or_path")  # the flags that name what a run starts from
 POLICIES = ("", "actor", "actor_ema")  # folders of policies below a run's and below those of models/
 DEEPEST = 3  # levels from a run's folder down to a model: models/step-N/actor
@@ -114,10 +115,8 @@ def has_head(adapter: Path) -> bool:
 
 
 def adapter_of(folder: Path) -> Path | None:
-    """The LoRA adapter in a folder without a whole model (--no_merge_lora), or the folder itself where it is one."""
-    if (folder / "config.json").is_file():
-        return None
-    return next((place for place in (folder / "adapter", folder) if (place / ADAPTER_CONFIG).is_file()), None)
+    """The LoRA adapter of a folder without a whole model (--no_merge_lora)."""
+    return None if (folder / "config.json").is_file() else find_adapter(str(folder))
 
 
 def own_sampling(path: str) -> tuple[dict[str, float], str]:

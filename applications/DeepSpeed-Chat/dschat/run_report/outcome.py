@@ -5,17 +5,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dschat.common.statistics import Estimate, paired_difference, standard_error, unpaired_error
+from dschat.common.statistics import (
+    Estimate,
+    Rate,
+    WinRates,
+    paired_difference,
+    score_verdict,
+    standard_error,
+    unpaired_error,
+    win_rates,
+)
 from dschat.common.tables import text_table
 from dschat.run_report.data import HeldOut, RunData
 from dschat.run_report.speed import speed_rows
-from dschat.run_report.wins import HEADERS as WIN_HEADERS
-from dschat.run_report.wins import win_rows
 
 TRAINING_HEADERS = [
     *("run", "updates", "responses", "seconds"),
     *("macro length (tokens)", "λ_eff per token", "explained variance"),
 ]
+WIN_HEADERS = ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "prompts"]
 WIN_REMARK = (
     "Win rates: of two responses to a held-out prompt the one with the higher score wins. [ ] holds 95 %: Wilson's"
     " interval for win and loss, a bootstrap over prompts for the rate with ties as half."
@@ -229,3 +237,38 @@ def _remarks(models: Sequence[_Model], num_runs: int) -> list[str]:
         " mean of its last tenth."
     )
     return remarks
+
+
+def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[str]]:
+    """Rows of the table of win rates, under WIN_HEADERS.
+
+    The run that ended highest by the first judge against each other one, then each run against SFT. A judge prefers,
+    of two responses to a prompt, the one it scores higher. Pairs whose samples files do not hold all responses, or
+    hold other prompts, are left out.
+
+    Args:
+        runs: at least one.
+        judges: names of scores in the samples, and how to call them.
+    """
+    judge = next(iter(judges))
+    best, *others = sorted((run.last for run in runs), key=lambda end: (-_finite(end.mean(judge)), end.model))
+    rows = []
+    for one, other in [*((best, other) for other in others), *((run.last, run.first) for run in runs)]:
+        for name, label in judges.items():
+            rates = _rates(name, one, other)
+            if rates is not None:
+                tie = None if rates.tie is None else Rate(rates.tie.value)
+                shares = ["–" if rate is None else rate.text() for rate in (rates.win, tie, rates.loss, rates.half)]
+                rows.append([f"{one.model} against {other.model}", label, *shares, str(rates.tally.counted)])
+    return rows
+
+
+def _rates(name: str, one: HeldOut, other: HeldOut) -> WinRates | None:
+    ours, theirs, matches = one.values(name), other.values(name), one.matches(other)
+    if ours is None or theirs is None or matches is None:
+        return None
+    return win_rates([score_verdict(our, theirs[match]) for our, match in zip(ours, matches, strict=True)])
+
+
+def _finite(number: float) -> float:
+    return number if math.isfinite(number) else -math.inf

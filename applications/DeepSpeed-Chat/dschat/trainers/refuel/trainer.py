@@ -25,6 +25,7 @@ from dschat.rl.types import tensors_of
 from dschat.rollouts.dialogues import Reply
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_size
+from dschat.run.metrics import Means
 from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
 from dschat.run.progress import Json, Progress
@@ -34,7 +35,6 @@ from dschat.trainers.ppo.clock import Clock
 from dschat.trainers.ppo.evaluation import write_samples
 from dschat.trainers.refuel.evaluation import evaluate
 from dschat.trainers.refuel.iteration import Round
-from dschat.trainers.refuel.metrics import pair_metrics
 from dschat.trainers.refuel.models import RefuelModels, pair_layouts, reply_logprobs
 from dschat.trainers.refuel.sampler import DialogueSampler, DrawnPair, dialogue_sampling
 from dschat.trainers.refuel.selfcheck import check_drawing, check_pairs
@@ -279,3 +279,29 @@ def total_updates(num_dialogues: int, config: RefuelOnlineConfig, plan: BatchPla
             "raise it, or lower --per_device_train_batch_size or --gradient_accumulation_steps."
         )
     return rounds * plan.updates_per_rollout
+
+
+def pair_metrics(batch: PairBatch, pairs: Sequence[DrawnPair], has_reference: bool) -> dict[str, float]:
+    """Means over the compared replies of all ranks; one synchronisation.
+
+    Args:
+        batch: this rank's pairs.
+        pairs: the same with their turns.
+        has_reference: else there is no KL to it.
+
+    Returns:
+        objective/… (KL and entropy in nats per reply; rlhf_reward is R, reward_gap the mean of |ΔR|), response/length
+        and eos_rate, and dialogue/turn, the mean number of the compared turn, from 1.
+    """
+    rows, mask = len(batch.scores), batch.rollout.response_mask
+    means = Means()
+    if has_reference:
+        means.add("objective/kl", batch.kl.sum(), rows)
+    means.add("objective/entropy", -batch.logprobs.sum(), rows)
+    means.add("objective/scores", batch.scores.sum(), rows)
+    means.add("objective/rlhf_reward", batch.rewards.sum(), rows)
+    means.add("objective/reward_gap", batch.reward_differences.abs().sum(), len(pairs))
+    means.add("response/length", mask.sum(), rows)
+    means.add("response/eos_rate", batch.rollout.finished.sum(), rows)
+    means.add("dialogue/turn", sum(pair.turn + 1 for pair in pairs), len(pairs))
+    return means.reduce()
