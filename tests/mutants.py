@@ -675,7 +675,7 @@ MUTANTS: tuple[Mutant, ...] = (
          "models/test_shared_base.py::test_a_users_adapter_is_merged_as_peft_merges_it"),
     ),
     *changes("models/finetuning.py",
-        ("a last layer: everything trains", "model.requires_grad_(False)", "pass",
+        ("a last layer: everything trains", "model.requires_grad_(False)\n        head.", "head.",
          "models/test_finetuning.py::test_a_last_layer_is_the_head_alone[llama]"),
     ),
     *changes("models/gain.py",

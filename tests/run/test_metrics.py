@@ -123,6 +123,18 @@ def test_rows_that_somebody_changed_are_not_read_as_this_run_s(change, tmp_path)
     assert file.read_bytes() == whole and [row["update"] for row in log.rows()] == [1, 2]
 
 
+def test_a_run_that_lost_its_folder_writes_nothing_into_the_next_one_s(tmp_path):
+    """Where a disk's locks are each machine's own, both run for a while."""
+    first = MetricsLog(tmp_path)
+    first.log(1, 8, {"loss": 1.0})
+    second = MetricsLog(tmp_path, keep=True)
+    second.cut(first.text(), 0.0, 1)
+    first.log(2, 16, {"loss": 2.0})
+    second.log(2, 16, {"loss": 3.0})
+    assert [row["loss"] for row in second.rows()] == [1.0, 3.0]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
 EVALUATED = b'{"update": 0, "eval/loss": 3.0}\n'
 
 
