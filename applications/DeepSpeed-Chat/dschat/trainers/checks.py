@@ -128,7 +128,7 @@ class NonFinite:
     def _stop_or_warn(self, message: str, names: Sequence[str]) -> None:
         if not self._skips:
             known = (name.removeprefix("eval/").removeprefix("numbers of ") for name in names)
-            remedy = " ".join(dict.fromkeys(self._remedies.get(name, REMEDY) for name in known))
+            remedy = " ".join(self._remedies[name] for name in known if name in self._remedies) or REMEDY
             raise UserError(f"{message} {remedy} --on_nonfinite skip goes on without such batches.")
         if is_main():
             logger.warning("%s It is left out.", message)
