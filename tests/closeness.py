@@ -11,10 +11,13 @@ import pytest
 import torch
 
 EPS = torch.finfo(torch.float32).eps
-FORMULA = 16  # roundings of a formula of `rl`: some ten sums, products and exponentials of a token
-FORWARD = 128  # of a toy's forward pass: two layers of about ten steps each, whose sums have 32 to 64 terms
-UPDATE = 1024  # of a backward pass and of what follows: norms over all weights, sums over a batch, later updates
-WEIGHT_GAP = UPDATE * EPS / 5  # what the weights of a toy, up to 0.2, may differ by after a few updates of Adam
+# Roundings that a number went through.
+FORMULA = 16  # in a formula of `rl`: some ten sums, products and exponentials of a token
+FORWARD = 128  # in a toy's forward pass: two layers of about ten steps each, whose sums have 32 to 64 terms
+UPDATE = 1024  # in a backward pass and what follows it: norms over all weights, sums over a batch, later updates
+# Adam divides a gradient by its size, so that one that is hardly more than its rounding moves a weight by some part of
+# the learning rate: at most a quarter of a step at 5e-5, the smallest rate that tests compare weights at.
+WEIGHT_GAP = 5e-5 / 4
 
 
 def near(expected: Any, roundings: float = FORWARD, scale: float = 1.0) -> Any:
@@ -23,7 +26,7 @@ def near(expected: Any, roundings: float = FORWARD, scale: float = 1.0) -> Any:
     Args:
         expected: from hand arithmetic or an independent implementation.
         roundings: FORMULA, FORWARD or UPDATE.
-        scale: size of the numbers that were added up, where it is more than what came out. 0 where nothing cancels.
+        scale: size of the numbers that were added up, where it is more than what came out; 0: relative alone.
     """
     return pytest.approx(expected, rel=roundings * EPS, abs=roundings * EPS * scale)
 

@@ -61,7 +61,7 @@ def changes(file: str, *rows: tuple[str, str, str, str]) -> Iterator[Mutant]:
 TRACKERS = "run/test_trackers.py::test_"
 LOCK = "common/test_lock.py::test_"
 TEXTS = "evaluation/text/test_text_report.py::test_"
-TURNS = "evaluation/turns/test_turns.py::test_win_rates_by_hand"
+TURN_RATES = "evaluation/turns/test_turns.py::test_win_rates_by_hand"
 SHOWN_AT_A_TURN = "evaluation/turns/test_turns.py::test_what_is_compared_at_a_turn"
 CACHED = "data/test_loading.py::test_the_cache_gives_what_reading_gives"
 CACHE_KEY = "data/test_loading.py::test_the_key_is_of_all_that_matters"
@@ -1100,7 +1100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *changes("evaluation/turns/dialogues.py",
         ("a turn shows the next one", "self.texts[1 : 2 * turn]", "self.texts[1 : 2 * turn + 2]", SHOWN_AT_A_TURN),
-        ("the score of the turn before", "dialogue.scores[turn - 1]", "dialogue.scores[turn - 2]", TURNS),
+        ("the score of the turn before", "dialogue.scores[turn - 1]", "dialogue.scores[turn - 2]", TURN_RATES),
     ),
     *changes("evaluation/turns/report.py",
         ("a turn's verdicts count as dialogues", "return win_rates(given, numbers)", "return win_rates(given)",

@@ -11,6 +11,7 @@ from real_size import as_large_as
 
 # Examples of a micro-batch, processes, ZeRO stage; the accumulation follows from the 8 examples of an update.
 WAYS = [(2, 1, 0), (4, 1, 2), (2, 1, 3), (4, 2, 0), (2, 2, 1), (1, 2, 2), (2, 2, 3)]
+START = dict.fromkeys(STEPS, "model_name_or_path") | {"ppo": "actor_model_name_or_path"}
 MICRO = dict.fromkeys(STEPS, "per_device_train_batch_size") | {"ppo": "per_device_training_batch_size"}
 
 
@@ -30,7 +31,7 @@ def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_pa
     rloo = {"advantage_estimator": "rloo", "samples_per_prompt": 4, "reward_model_name_or_path": reward}
     rloo |= {name: None for name in ppo_flags if name.startswith("critic")}
     own = rloo if estimator == "rloo" else {"samples_per_prompt": 2}
-    flags = ppo_flags | own | {"dtype": "fp32", "actor_learning_rate": 1e-5, "global_batch_size": 16}
+    flags = ppo_flags | own | {"dtype": "fp32", "actor_learning_rate": 1e-4, "global_batch_size": 16}
     check_ways("ppo", flags, 16 // flags["samples_per_prompt"], tmp_path)
 
 
@@ -38,13 +39,13 @@ def test_several_responses_cut_up_otherwise(estimator, ppo_flags, reward, tmp_pa
 @pytest.mark.xdist_group("launcher")
 @pytest.mark.parametrize("step", STEPS)
 def test_cut_up_otherwise(step, request, tmp_path):
-    """Weights within 1e-5 of one micro-batch on one process; twice the same way, the same bytes.
+    """Weights are near those of one micro-batch on one process; twice the same way, the same bytes.
 
     Step 3 makes one update per rollout: several would deal out the rows of each process by themselves.
     """
     flags = request.getfixturevalue(f"{step}_flags") | {"global_batch_size": 8, "dtype": "fp32"}
     rate = "actor_learning_rate" if step == "ppo" else "learning_rate"
-    flags |= {rate: 1e-5}
+    flags |= {rate: 1e-4}
     if step == "ppo":
         flags["global_batch_size"] = 16
     check_ways(step, flags, 16, tmp_path)
@@ -61,6 +62,9 @@ def check_ways(step, flags, prompts, tmp_path):
     assert (tmp_path / "again" / model).read_bytes() == (tmp_path / "whole" / model).read_bytes()
     whole_model = (tmp_path / "whole" / model).parent
     whole = load_file(tmp_path / "whole" / model)
+    start = load_file(flags[START[step]] / "model.safetensors")
+    moved = max(float((whole[name] - start[name]).abs().max()) for name in whole.keys() & start.keys())
+    assert moved > 8 * WEIGHT_GAP
     for micro, processes, stage in WAYS:
         if step == "ppo":
             flags["per_device_generation_batch_size"] = prompts // processes

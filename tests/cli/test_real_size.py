@@ -2,9 +2,11 @@
 """Step 3 by its main program at ZeRO 3, with the limits that a model of 7 billion weights meets."""
 
 import pytest
+from safetensors.torch import load_file
 
 from cli_runs import STEPS, arguments, files_under, read_jsonl, run_forked
-from closeness import near
+from closeness import WEIGHT_GAP, near
+from factories import largest_difference
 from launches import launch
 from real_size import as_large_as
 
@@ -24,7 +26,10 @@ EVERYTHING = {
 LORA = {"lora_dim": 2, "actor_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
 WAYS = {
     "float32": {},
-    "bf16": {"dtype": "bf16", "gradient_clipping": 0},  # norms are summed otherwise: see trainers/test_real_size.py
+    "bf16": {
+        "dtype": "bf16",
+        "gradient_clipping": 0,
+    },  # as in trainers/test_real_size.py
     "log-probs of the update": {"ppo_epochs": 1, "per_device_training_batch_size": 16},
     "LoRA": LORA,
     "shared base": LORA | {"share_base": True, "critic_model_name_or_path": None},
@@ -66,5 +71,9 @@ def test_metrics_are_those_of_whole_weights(name, processes, run):
     assert len(rows) > 5 and any("eval/scores" in row for row in rows)
     for row, expected in zip(found, rows, strict=True):
         assert row == near(expected)
+        assert all(row[name] == expected[name] for name in expected if name.startswith("lr"))
     saved = [{f for f in files_under(p) if not f.startswith("checkpoints")} for p in (place, sharded)]
     assert saved[0] == saved[1] and "actor_ema/model.safetensors" in saved[0]
+    for file in (file for file in saved[0] if file.endswith(".safetensors")):
+        whole, parts = ({n: w.float() for n, w in load_file(p / file).items()} for p in (place, sharded))
+        assert largest_difference(parts, whole) < (0.01 if name == "bf16" else WEIGHT_GAP), file

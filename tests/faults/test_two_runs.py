@@ -193,6 +193,7 @@ def test_two_runs_that_fight_for_a_folder(flags, kills, inputs, tmp_path, capsys
     finally:
         fight.end()
     assert fight.counts["finished"] == 1 and fight.counts["refused"] > 0
+    assert fight.reached > 0 or flags is OVERWRITE, "no kill came after a checkpoint"
     last = fight.out / "checkpoints" / f"step-{fight.reached if flags is RESUME else 3}"
     assert last.exists() and len(read_jsonl(fight.out / "metrics.jsonl")) == int(last.name[5:])
     with capsys.disabled():

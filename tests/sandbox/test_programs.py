@@ -59,7 +59,7 @@ def test_right_programs_pass_in_any_order_on_any_number_of_workers() -> None:
     ],
 )
 def test_outcomes(program, tests) -> None:
-    found = run_tests(program, ECHO, Limits(seconds=1 if "timeout" in tests else 30, output_bytes=2**20))
+    found = run_tests(program, ECHO, Limits(seconds=3 if "timeout" in tests else 30, output_bytes=2**20))
     assert (found.tests, found.total, found.level) == (tests, 2, "namespaces")
     assert found.status == next((test for test in tests if test != "passed"), "passed")
 
@@ -68,12 +68,6 @@ def test_messages() -> None:
     assert "ZeroDivisionError: division by zero" in run_tests("1 / 0", ECHO).message
     assert "SyntaxError" in run_tests("1 +", ECHO).message
     assert run_tests("while True: pass", ECHO, Limits(seconds=1)).message == "more than 1 s"
-
-
-def test_all_tests_of_a_program_have_a_limit_together() -> None:
-    tests = {"inputs": ["1"] * 9, "outputs": ["1"] * 9}
-    found = run_tests("import time\ntime.sleep(.3)\nprint(1)", tests, Limits(program_seconds=0.5))
-    assert found.status == "timeout" and 1 <= found.passed <= 2
 
 
 def test_a_run_to_the_end_goes_on_after_an_error() -> None:
@@ -302,7 +296,7 @@ def test_a_program_is_run_once_and_trouble_is_no_verdict(monkeypatch) -> None:
 def test_what_waits_is_given_up_when_a_run_ends_early() -> None:
     """A row of another form ends the run; programs that nobody waits for any more are not run, but can be later."""
     pool = ProgramPool("namespaces", workers=1)
-    slow = [f"import time\ntime.sleep(1)\nprint(input())  # {i}" for i in range(8)]
+    slow = [f"import time\ntime.sleep(3)\nprint(input())  # {i}" for i in range(8)]
     tests = [json.dumps({"inputs": ["1"], "outputs": ["1"]})] * 8
     with pytest.raises(UserError, match="bad row"):
         pool.run([*slow, ""], [*tests, "no JSON"], [*["row"] * 8, "bad row"])

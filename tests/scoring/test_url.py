@@ -171,7 +171,7 @@ def test_rows_without_an_answer_are_left_out_if_asked_for(server, caplog):
 
 def test_after_a_failure_the_rest_of_a_rollout_is_not_waited_for_as_long(server):
     stand_in = server(answering(500, b""))
-    assert torch.isnan(ask(stand_in.url, patience=0.3, skips=True)).all()
+    assert torch.isnan(ask(stand_in.url, patience=3.0, skips=True)).all()
     asked = [request["prompts"][0] for request in stand_in.requests]
     assert asked.count("p0") > 1 and asked.count("p2") == asked.count("p4") == 1
 
@@ -180,7 +180,7 @@ def test_after_a_failure_the_rest_of_a_rollout_is_not_waited_for_as_long(server)
 def test_after_a_request_that_was_answered_the_next_is_waited_for(body, server):
     """One of the first rows cannot be read; then the server is away for a moment."""
     answers = [answering(400, b"too long")] if body == "refused" else [answering(200, b"")] * 3
-    scores = ask(server(*answers, *[answering(503, b"")] * 3, by_length).url, skips=True)
+    scores = ask(server(*answers, *[answering(503, b"")] * 3, by_length).url, patience=60.0, skips=True)
     assert torch.isnan(scores[:2]).all() and scores[2:].tolist() == LENGTHS[2:]
 
 

@@ -40,7 +40,7 @@ def test_two_processes_make_the_updates_of_one(group: None, tmp_path: Path) -> N
         script.write_text(SCRIPT.format(variables=variables, folder=str(tmp_path), workers=str(WORKERS)))
         processes.append(context.Process(target=runpy.run_path, args=(str(script),)))
         processes[-1].start()
-    expected, metrics = run_case(Case(), tmp_path)
+    expected, metrics = run_case(Case(), tmp_path / "alone")
     for process in processes:
         process.join(TIMEOUT)
         if process.is_alive():

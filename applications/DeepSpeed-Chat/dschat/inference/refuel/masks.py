@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dschat.common.journal import make_writable
-from dschat.data.dialogue_pairs import CHUNK, read_dialogue_pair, tokenize_pairs
+from dschat.data import dialogue_pairs
+from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
 from dschat.data.dialogues import turn_end
 from dschat.data.places import open_data
 from dschat.errors import UserError
@@ -47,8 +48,9 @@ def run_masks(options: MaskOptions) -> str:
     if done is not None:
         return done
     tables, left_out = [], Counter[str]()
-    for start in range(0, len(raws), CHUNK):
-        pairs = [read_dialogue_pair(raw, origin, scored=True) for origin, raw in raws[start : start + CHUNK]]
+    size = dialogue_pairs.CHUNK
+    for start in range(0, len(raws), size):
+        pairs = [read_dialogue_pair(raw, origin, scored=True) for origin, raw in raws[start : start + size]]
         rows, reasons = tokenize_pairs(pairs, tokenizer, end, options.total_length)
         left_out += reasons
         tables.append(_table(rows))
