@@ -48,13 +48,15 @@ def test_the_files_hold_the_documented_columns_and_can_be_trained_on(models, tmp
     assert len(held_out) == 2 and {e.chosen_reward for e in data.train} | held_out == set(range(2, 22))
 
 
-def test_the_same_command_again_writes_the_same_and_another_is_refused(models, tmp_path):
+def test_the_same_command_again_writes_the_same_and_another_is_refused(models, tmp_path, monkeypatch):
+    """Also where the rows are read in several parts."""
     rows = [row() for _ in range(12)]
     make(models, tmp_path, rows)
     files = {file.name: file.read_bytes() for file in (tmp_path / "pairs").iterdir()}
     assert "finished before" in make(models, tmp_path, rows)
     with pytest.raises(UserError, match="made with --total-length 64, now it is 65"):
         make(models, tmp_path, rows, total_length=65)
+    monkeypatch.setattr("dschat.data.dialogue_pairs.CHUNK", 5)
     make(models, tmp_path, rows, overwrite=True)
     assert files == {file.name: file.read_bytes() for file in (tmp_path / "pairs").iterdir()}
 

@@ -96,7 +96,7 @@ def try_out(level: Level) -> tuple[str, tuple[str, ...]]:
         secret.flush()
         job = Job(SEARCH, json.dumps([server.getsockname()[1], secret.name, Limits().threads, THREADS]))
         try:
-            execution = execute(job, Limits(), level)
+            execution = execute(job, Limits(seconds=60.0), level)  # on a machine that is busy, too
         except OSError as error:
             return f"it cannot be started: {error}", ()
     if not execution.started:
