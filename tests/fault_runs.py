@@ -136,8 +136,9 @@ def outcome(out: Path) -> dict[str, Any]:
 
 def expect_same(expected: dict[str, Any], found: dict[str, Any]) -> None:
     """Fails with the names of what differs."""
-    assert expected.keys() == found.keys()
-    assert [name for name in expected if expected[name] != found[name]] == []
+    assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
+    different = [name for name in expected if expected[name] != found[name]]
+    assert not different, different
 
 
 def contents(folder: Path) -> dict[str, bytes]:

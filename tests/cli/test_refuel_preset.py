@@ -6,6 +6,7 @@ import pytest
 from cli_runs import TRAINING, arguments, run_forked, training_rows, write_jsonl
 from dschat.config.parse import parse
 from dschat.config.refuel import RefuelConfig
+from real_size import as_large_as
 from refuel_cases import REFUEL, make_models, small_pairs
 from script_runs import recorded, run_recorded
 
@@ -44,7 +45,9 @@ def test_variables_and_flags_win(tmp_path):
 def test_two_updates(tmp_path):
     make_models(tmp_path)
     write_jsonl(tmp_path / "pairs" / "train.jsonl", small_pairs(8))
-    words = arguments({"global_batch_size": 4, "total_episodes": 8, "dtype": "fp32", "zero_stage": 0})
+    flags = {"global_batch_size": 4, "total_episodes": 8, "dtype": "fp32"}
+    words = arguments(flags | {"deepspeed_config": as_large_as(7e9, tmp_path / "policy")})
     launched = recorded(SCRIPT, tmp_path, *words, MODEL=str(tmp_path / "policy"), DATA=str(tmp_path / "pairs"))
     run_forked(launched.program, launched.flags, tmp_path / "printed").expect(0)
-    assert len(training_rows(tmp_path / "models" / "llama-3-8b-it" / "refuel")) == 2
+    (folder,) = tmp_path.glob("models/*/refuel")
+    assert len(training_rows(folder)) == 2

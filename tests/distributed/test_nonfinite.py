@@ -52,13 +52,13 @@ def test_steps_1_and_2(step, two_interrupted):
 
 
 def test_a_process_without_responses_keeps_step(two_interrupted):
-    """The same metrics on both, half of the rows empty; and the same weights at every ZeRO stage."""
+    """The same metrics on both, means of the responses that hold tokens; the same weights at every ZeRO stage."""
     weights = [two_interrupted.tensors(f"empty-{stage}") for stage in (0, 2, 3)]
     for stage in (0, 2, 3):
         first, second = (two_interrupted.numbers(f"empty-{stage}", rank) for rank in (0, 1))
         assert first == second
         assert all(math.isfinite(number) for row in first for number in row.values())
-        assert all(0 < row["response/length"] <= 3 and row["loss/value"] > 0 for row in first[:2])
+        assert all(3 < row["response/length"] <= 6 and row["loss/value"] > 0 for row in first[:2])
     assert (
         largest_difference(weights[0], weights[1]) < WEIGHT_GAP
         and largest_difference(weights[0], weights[2]) < WEIGHT_GAP

@@ -245,8 +245,8 @@ class RunOutput:
         self.metrics.cut(metrics, seconds, update)
         self._held = False
         if is_main():
-            for file in (self._place / "samples").glob("update-*.jsonl"):
-                if int(file.stem.removeprefix("update-")) > update:
+            for file in (self._place / "samples").glob("*update-*"):  # a hidden one was not written to its end
+                if file.name.startswith(".") or int(file.stem.removeprefix("update-")) > update:
                     file.unlink()
         self._save_record()
 
