@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from closeness import WEIGHT_GAP, near
+from closeness import WEIGHT_GAP, assert_near, near
 from dschat.builders.lengths import check_lengths
 from dschat.errors import UserError
 from dschat.models.shared_base import WEIGHTS, adapter_settings, find_adapter, load_adapter
@@ -117,7 +117,7 @@ def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     ids = torch.tensor([prompt + response])
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "actor")
     own, _ = actor(ids.to(device()), None, len(response))
-    assert torch.allclose(own[0].detach().cpu(), hf_logprobs(opened, (prompt, response))[0], atol=1e-5)
+    assert_near(own[0].cpu(), hf_logprobs(opened, (prompt, response))[0])
     score = critic(ids.to(device()), None)[0, -1].item()
     opened = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved" / "critic")
     assert hf_score(opened, prompt + response) == near(score)
@@ -127,7 +127,7 @@ def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     assert hf_score(adapter, prompt + response) == near(score)
     reference, _ = trainer.models.reference(ids.to(device()), None, len(response))
     expected = hf_logprobs(AutoModelForCausalLM.from_pretrained(base), (prompt, response))[0]
-    assert torch.allclose(reference[0].cpu(), expected, atol=1e-5)
+    assert_near(reference[0].cpu(), expected)
 
 
 def test_in_half_precision_adapters_train_and_the_base_stays(group, tokenizer, tmp_path):
