@@ -115,6 +115,17 @@ def test_a_folder_that_another_run_has_is_not_touched(flags, place, group):
     lock.close()
 
 
+@pytest.mark.parametrize(("local_rank", "shown"), [("0", True), ("1", False)])
+def test_what_every_process_refuses_is_said_once_on_each_machine(local_rank, shown, monkeypatch, capsys):
+    """On the second of two machines with four processes each."""
+    for name, value in {"WORLD_SIZE": "8", "RANK": str(4 + int(local_rank)), "LOCAL_RANK": local_rank}.items():
+        monkeypatch.setenv(name, value)
+    error = UserError("--output_dir out holds a run")
+    error.on_every_rank = True
+    assert _report(error, []) == 2
+    assert ("holds a run" in capsys.readouterr().err) == shown
+
+
 def test_a_run_that_lost_its_folder_leaves_what_the_next_one_is_writing(place, group):
     _, run = run_on(place)
     (place / ".lock").write_text("process 1 on another machine")
