@@ -11,7 +11,7 @@ steps of 10 ms. One thread. After a warm-up the fastest of ``--repeats`` runs co
 the machine does. A parser that is not there is named with what is missing. A real model of benepar is measured with
 ``--benepar_model benepar_en3``, the small one of the tests with the file that its script writes:
 
-    python ../../../tests/toy_parser.py runs/toy && python parsing_cost.py --benepar_model runs/toy/toy.pt
+    python ../../../tests/support/toy_parser.py runs/toy && python parsing_cost.py --benepar_model runs/toy/toy.pt
 """
 
 import argparse

@@ -17,7 +17,7 @@ from typing import Any
 
 from real_size import check_words, require_real_size
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TRAINING = ROOT / "applications" / "DeepSpeed-Chat" / "training"
 STEPS = {
     "sft": TRAINING / "step1_supervised_finetuning",

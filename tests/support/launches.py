@@ -38,7 +38,7 @@ def launch_environment(**changes: str | None) -> dict[str, str]:
     DeepSpeed compiles its collectives with the first `ninja` of the PATH; another version would compile them again.
     """
     path = f"{LAUNCHER.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    places = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    places = [str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
     return environment(PYTHONPATH=os.pathsep.join(filter(None, places)), DS_ACCELERATOR="cpu", PATH=path, **changes)
 
 
