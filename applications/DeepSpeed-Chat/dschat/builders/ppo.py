@@ -26,7 +26,7 @@ from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, r
 from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import RolloutEngine
 from dschat.scoring.programs.pool import ProgramPool
-from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.ppo_models import PPOModels
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.choice import choose_engine
 from dschat.scoring.dialogue_scores import DialogueScores
-from dschat.trainers.refuel.models import RefuelModels
+from dschat.trainers.refuel_models import RefuelModels
 
 
 def build_refuel_models(

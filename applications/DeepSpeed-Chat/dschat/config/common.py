@@ -30,9 +30,11 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
     Attributes:
         step: of the pipeline: 1, 2 or 3.
         own_inert_flags: of the step alone, accepted with a warning that says why they do nothing.
+        too_few_examples: what is said after their number, with the {size} of an iteration.
     """
 
     step: ClassVar[int]
+    too_few_examples: ClassVar[str]
     own_inert_flags: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
@@ -105,6 +107,15 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
     def trackers(self) -> tuple[str, ...]:
         """Those of --report_to and --enable_tensorboard, each once."""
         return tuple(dict.fromkeys([*self.report_to, *(["tensorboard"] if self.enable_tensorboard else [])]))
+
+    @property
+    def spreads_lengths(self) -> bool:
+        """Whether a micro-batch holds examples of all lengths, not similar ones."""
+        return False
+
+    def total_iterations(self, per_epoch: int, size: int) -> int:
+        """Iterations of the whole run, of so many in an epoch and examples in each."""
+        return per_epoch * self.num_train_epochs
 
     def warmup_updates(self, total_updates: int) -> int:
         """Number of warm-up updates in a run of `total_updates`; a ratio is rounded up."""

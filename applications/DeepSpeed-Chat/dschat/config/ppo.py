@@ -81,6 +81,11 @@ class PPOConfig(
 
     step: ClassVar[int] = 3
     compares_logprobs: ClassVar[bool] = True
+    too_few_examples: ClassVar[str] = (
+        "prompts are fewer than one rollout of {size}. Lower --per_device_generation_batch_size or"
+        " --generation_batches, or give more data (--data_split) or, where prompts were too long, a larger"
+        " --max_prompt_seq_len."
+    )
 
     lr_scheduler_type: Schedule = flag(SCHEDULE_HELP, "linear")
 
@@ -206,7 +211,7 @@ class PPOConfig(
                 self.top_p,
             )
 
-    def credit_is_late(self, plan: BatchPlan) -> bool:
+    def credit_is_fused(self, plan: BatchPlan) -> bool:
         """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
 
         Not with several updates, whitening over all tokens of a rollout, or a user's condition: it may read anything.

@@ -105,8 +105,8 @@ class RefuelConfig(SupervisedConfig):
             if getattr(self, name) != rules.default_of(RefuelConfig, name):
                 logger.warning("--%s does nothing here: the pairs are tokens already.", name)
 
-    def total_updates(self, per_epoch: int, global_batch: int) -> int:
-        """Optimiser updates: as many as --total_episodes fill, or --num_train_epochs passes; at least one."""
-        if not self.total_episodes:
-            return super().total_updates(per_epoch, global_batch)
-        return max(1, self.total_episodes // global_batch)
+    def total_iterations(self, per_epoch: int, size: int) -> int:
+        """Updates: as many as --total_episodes fill, or --num_train_epochs passes; at least one."""
+        return (
+            max(1, self.total_episodes // size) if self.total_episodes else super().total_iterations(per_epoch, size)
+        )

@@ -117,6 +117,10 @@ class RefuelOnlineConfig(RefuelModelFlags, DialogueFlags, RefuelLossFlags, Commo
     """REFUEL with users from data: pairs of replies to one state of a dialogue, regressed on their rewards."""
 
     step: ClassVar[int] = 3
+    too_few_examples: ClassVar[str] = (
+        "dialogues are fewer than one round of {size}. Lower --per_device_train_batch_size or"
+        " --gradient_accumulation_steps, or give more data."
+    )
     compares_logprobs: ClassVar[bool] = True
     own_inert_flags: ClassVar[Mapping[str, str]] = {
         "task.cluster": "log-probs of the policy before a round are computed in that round and not kept",
@@ -217,6 +221,21 @@ class RefuelOnlineConfig(RefuelModelFlags, DialogueFlags, RefuelLossFlags, Commo
     def model_paths(self) -> list[str]:
         """What policy and reward model are loaded from."""
         return [path for path in (self.model_name_or_path, self.reward_model_name_or_path) if path]
+
+    def total_iterations(self, per_epoch: int, size: int) -> int:
+        """Rounds: as many as --total_episodes fill, or --num_train_epochs passes.
+
+        Raises:
+            UserError: --total_episodes is less than one.
+        """
+        if self.total_episodes is None:
+            return super().total_iterations(per_epoch, size)
+        if self.total_episodes < size:
+            raise UserError(
+                f"--total_episodes {self.total_episodes} is less than one round of {size} dialogues: raise it, or lower"
+                " --per_device_train_batch_size or --gradient_accumulation_steps."
+            )
+        return self.total_episodes // size
 
     def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes, in pairs: a round is one batch, on which noptepochs updates are made.

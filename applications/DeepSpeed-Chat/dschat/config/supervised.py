@@ -20,6 +20,11 @@ class SupervisedConfig(CommonConfig):
 
     _argument_group_name = "model and batches"
     sequences_per_example: ClassVar[int] = 1
+    too_few_examples: ClassVar[str] = (
+        "training examples are fewer than one global batch of {size}. Lower --global_batch_size (or"
+        " --per_device_train_batch_size and --gradient_accumulation_steps), or give more data; --data_split says which"
+        " part of them this step gets."
+    )
 
     model_name_or_path: str = flag("model to start from: a folder or a Hugging Face name")
     max_seq_len: int = flag("longest text in tokens, prompt and response together; the rest is cut", 1024)
@@ -55,15 +60,6 @@ class SupervisedConfig(CommonConfig):
     def model_paths(self) -> list[str]:
         """What the model is loaded from."""
         return [self.model_name_or_path]
-
-    @property
-    def spreads_lengths(self) -> bool:
-        """Whether a micro-batch holds examples of all lengths, not similar ones."""
-        return False
-
-    def total_updates(self, per_epoch: int, global_batch: int) -> int:
-        """Optimiser updates of the whole run, of so many in an epoch and examples in each."""
-        return per_epoch * self.num_train_epochs
 
     def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes; raises UserError when `global_batch_size` cannot be reached."""

@@ -12,7 +12,7 @@ from dschat.macro_view.html import MacroToken
 from dschat.models.policy import PolicyModel
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Rollout, Trajectory
-from dschat.trainers.ppo.metrics import token_texts
+from dschat.trainers.rollout_metrics import token_texts
 
 
 class MacroActionsOf:

@@ -25,7 +25,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Rollout, Trajectory, select_rows
-from dschat.trainers.ppo.metrics import token_texts
+from dschat.trainers.rollout_metrics import token_texts
 
 SEVERAL = ("termination_condition", "ngram", "parser")  # flags whose every value gets a panel
 CONVERT: dict[str, Callable[[str], object]] = {"ngram": parse_ngram, "ngram_lengths": int}  # where it is not the type

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "nonfinite"
 MOST_KEPT = 10  # batches that a process writes down: where updates are skipped there may be no end of them
-COUNTED = "skipped/nonfinite"  # the metric: updates that were left out
+SKIPPED_NONFINITE = "skipped/nonfinite"  # the metric: updates that were left out
 PARTS = ("losses", "gradients", "gradient norms")  # of an update, see `Trained.nonfinite`
 REMEDY = "Lower the learning rates, or use --dtype bf16 or fp32 if this is fp16."
 
@@ -45,7 +45,7 @@ class NonFinite:
         batch: PPOBatch | ScoredRollout,
         update: int,
         bad_logits: Tensor | None = None,
-        beside: Mapping[str, Tensor] | None = None,
+        auxiliary: Mapping[str, Tensor] | None = None,
     ) -> bool:
         """Whether a rollout must be left out.
 
@@ -53,12 +53,12 @@ class NonFinite:
             batch: of this rank; with its advantages, if they are known.
             update: optimiser updates so far.
             bad_logits: (B,) bool, rows that were sampled from logits that are not finite, if that is known.
-            beside: (B,) of each of several sources of scores and of the metric function, by name.
+            auxiliary: (B,) of each of several sources of scores and of the metric function, by name.
 
         Raises:
             UserError: it must, and the run stops at that.
         """
-        return self.in_rows(bad_rows(batch, bad_logits, beside or {}), update, lambda: tensors_of(batch))
+        return self.in_rows(bad_rows(batch, bad_logits, auxiliary or {}), update, lambda: tensors_of(batch))
 
     def in_rows(
         self, found: Sequence[tuple[str, Tensor]], update: int, tensors: Callable[[], dict[str, Tensor]]
@@ -135,14 +135,14 @@ class NonFinite:
 
 
 def bad_rows(
-    batch: PPOBatch | ScoredRollout, bad_logits: Tensor | None, beside: Mapping[str, Tensor]
+    batch: PPOBatch | ScoredRollout, bad_logits: Tensor | None, auxiliary: Mapping[str, Tensor]
 ) -> list[tuple[str, Tensor]]:
     """What of a rollout is not finite, in the order in which it was computed: names, and (B,) bool for each.
 
     What lies off the response does not count. For the arguments see `NonFinite.in_rollout`.
     """
     found = [] if bad_logits is None else [("logits", bad_logits)]
-    others = [(f"numbers of {name}", ~torch.isfinite(x)) for name, x in beside.items()]
+    others = [(f"numbers of {name}", ~torch.isfinite(x)) for name, x in auxiliary.items()]
     if isinstance(batch, ScoredRollout):
         found += [("ref_logprobs", _bad(batch.ref_logprobs, batch)), *others]
         found += [("scores", ~torch.isfinite(batch.scores))]

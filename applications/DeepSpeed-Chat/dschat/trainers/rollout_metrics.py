@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,22 +14,32 @@ from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import PPOBatch, Rollout
 from dschat.run.metrics import Means
 from dschat.scoring.source import Measured
+from dschat.trainers.ppo_models import AuxiliaryScores
 
 
-def outside_metrics(beside: Mapping[str, Tensor], totals: Mapping[str, float], measured: Measured) -> dict[str, float]:
-    """What others than the models say of a rollout, over all ranks; one synchronisation if there is anything.
+@dataclass(frozen=True)
+class Outside:
+    """What others than the models say of a rollout of B rows, by the same names on each rank.
 
-    Args:
-        beside: numbers (B,) beside the scores, by the same names on each rank; their means are objective/<name>.
-        totals: sums over this rank's rows, by the same names on each rank; their sums are returned.
-        measured: by the source of scores.
+    Attributes:
+        auxiliary: numbers (B,); their means are objective/<name>.
+        totals: sums over this rank's rows; the sums of all ranks are metrics.
+        measured: by the source of scores: (total, count), whose means over all ranks are metrics.
     """
+
+    auxiliary: AuxiliaryScores
+    totals: Mapping[str, float]
+    measured: Measured
+
+
+def outside_metrics(outside: Outside) -> dict[str, float]:
+    """The metrics of all ranks; one synchronisation if there is anything."""
     means = Means()
-    for name, (total, count) in measured.items():
+    for name, (total, count) in outside.measured.items():
         means.add(name, total, count)
-    for name, numbers in beside.items():
+    for name, numbers in outside.auxiliary.items():
         means.add(f"objective/{name}", numbers.sum(), len(numbers))
-    means.add_sums(totals)
+    means.add_sums(outside.totals)
     return means.reduce()
 
 

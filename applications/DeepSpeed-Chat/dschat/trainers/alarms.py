@@ -82,7 +82,7 @@ class Alarms:
         interval = config.eval_interval or USUAL_INTERVAL
         return cls(config.max_kl, config.kl_action == "stop", interval, plan.global_responses)
 
-    def look(self, metrics: Metrics, update: int, may_stop: bool = True) -> str | None:
+    def check(self, metrics: Metrics, update: int, may_stop: bool = True) -> str | None:
         """Logs what is wrong.
 
         Args:
@@ -111,12 +111,12 @@ class Alarms:
             return None
         return f"{after(update)}, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
 
-    def state(self) -> Json:
+    def state_dict(self) -> Json:
         """What a checkpoint keeps."""
         return {"logged": self._logged, "ended": self._ended}
 
-    def go_on(self, state: Json) -> None:
-        """Takes up what `state` gave."""
+    def load_state_dict(self, state: Json) -> None:
+        """Takes up what `state_dict` gave."""
         self._logged, self._ended = dict(state["logged"]), state["ended"]
 
     def _log(self, name: str, message: str, update: int) -> None:

@@ -15,14 +15,14 @@ from dschat.rl.losses import dpo_loss
 from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
-from dschat.trainers.selfcheck import check_policy
-from dschat.trainers.supervised.pairs import (
+from dschat.trainers.reference import (
     FOLDER,
     describe_reference,
     pair_logprobs,
     reference_logprobs,
     with_logprobs,
 )
+from dschat.trainers.selfcheck import check_policy
 
 TEMPERATURE = 1.0
 

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,18 +12,19 @@ from torch import Tensor
 
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
-from dschat.errors import UserError
-from dschat.models.engines import Trained, TrainedPolicy, TrainedScalar
+from dschat.models.engines import TrainedPolicy, TrainedScalar
 from dschat.models.layout import Integers, Layout, Lengths, group_by_length, lay_out
 from dschat.rl.importance import importance_weights
 from dschat.rl.losses import policy_loss, value_loss
 from dschat.rl.macro_actions import macro_logprobs, token_weights
-from dschat.rl.types import PPOBatch, select_rows, trim
+from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.stop import raise_if_stopped
-from dschat.trainers.checks import COUNTED
-from dschat.trainers.ppo.late_credit import LateCredit
+from dschat.trainers.iteration import Metrics, UpdateProgress, run_updates
+from dschat.trainers.ppo_models import trained_engines
+
+Credit = Callable[[Trajectory, MacroActions], PPOBatch]
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,62 @@ class UpdateSettings:
         )
 
 
-@dataclass
-class UpdateProgress:
-    """How far the updates of an iteration are: how many are done, and what was measured in them."""
+@dataclass(frozen=True)
+class PendingBatch:
+    """A rollout and its macro actions, before actor and critic are asked."""
 
-    done: int = 0
-    means: Means = field(default_factory=Means)
-    skipped: Counter[str] = field(default_factory=Counter)  # by metric
+    scored: ScoredRollout
+    macro: MacroActions
+
+    @property
+    def rollout(self) -> Rollout:
+        """What was sampled."""
+        return self.scored.rollout
+
+    @property
+    def response_mask(self) -> Tensor:
+        """(B, R) bool, the rollout's."""
+        return self.scored.response_mask
+
+
+class FusedCredit:
+    """Log-probs and values from the update's own forward passes, where a rollout has one update.
+
+    The policy that samples is the one that is updated, so a separate pass over the rollout would compute the same
+    numbers once more. Credit assignment works on any subset of rows, and so micro-batch by micro-batch.
+    """
+
+    def __init__(self, pending: PendingBatch, credit: Credit) -> None:
+        """Takes a batch of B rows, and what gives a trajectory's advantages and returns, row by row."""
+        self.pending, self._credit = pending, credit
+        self._logprobs, self._values = torch.zeros_like(pending.scored.ref_logprobs).repeat(2, 1, 1).unbind()
+
+    def part(self, rows: Layout, logprobs: Tensor, values: Tensor) -> PPOBatch:
+        """The micro-batch of some rows, from the models' numbers (b, R') of them; kept for `batch`."""
+        logprobs, values = logprobs.detach(), values.detach()
+        self._logprobs[rows.rows, : rows.width], self._values[rows.rows, : rows.width] = logprobs, values
+        part = trim(select_rows(self.pending, rows.rows), rows.width)
+        scored = part.scored
+        return self._credit(
+            Trajectory(scored.rollout, logprobs, scored.ref_logprobs, values, scored.scores), part.macro
+        )
+
+    def batch(self) -> PPOBatch:
+        """All rows, after the update."""
+        scored = self.pending.scored
+        trajectory = Trajectory(self.pending.rollout, self._logprobs, scored.ref_logprobs, self._values, scored.scores)
+        return self._credit(trajectory, self.pending.macro)
 
 
 def ppo_update(
     actor: TrainedPolicy,
     critic: TrainedScalar | None,
-    batch: PPOBatch | LateCredit,
+    batch: PPOBatch | FusedCredit,
     settings: UpdateSettings,
     seed: int,
     progress: UpdateProgress | None = None,
     left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
-) -> dict[str, float]:
+) -> Metrics:
     """Trains the actor and, where there is one, the critic on one rollout.
 
     Rows are shuffled into updates; inside an update micro-batches hold rows of similar length. Every loss is divided
@@ -83,7 +121,7 @@ def ppo_update(
     Args:
         actor: engine of a PolicyModel, in training mode.
         critic: engine of a ScalarModel, in training mode; None where the batch has no values and returns.
-        batch: this rank's rows; a LateCredit only where they make one update, for a critic.
+        batch: this rank's rows; a FusedCredit only where they make one update, for a critic.
         settings: sizes and clipping.
         seed: of the shuffle; the same on every rank.
         progress: where an interrupted call stopped; it is kept up to date, update by update.
@@ -106,37 +144,21 @@ def ppo_update(
     orders = [shuffle.permutation(count) for _ in range(settings.ppo_epochs)]
     starts = range(0, count, settings.update_size)
     updates = [order[start : start + settings.update_size] for order in orders for start in starts]
-    for rows in updates[progress.done :]:
-        means = progress.means.copy()  # an update that is stopped half-way leaves nothing behind
+    device, engines = known.response_mask.device, trained_engines(actor, critic)
+
+    def update(rows: Integers, means: Means) -> None:
         _one_update(actor, critic, batch, rows, lengths, settings, means)
-        if left_out(progress.done, torch.as_tensor(rows, device=known.response_mask.device)):
-            progress.skipped[COUNTED] += 1
-        else:
-            _note_norms({"actor": actor} | ({} if critic is None else {"critic": critic}), means, progress.skipped)
-            progress.means = means
-        progress.done += 1
-    # Every update added its shares of each statistic, so that their sum is divided by the number of updates here. The
-    # gradient norms were added as means.
-    counted = progress.done - progress.skipped[COUNTED]
-    metrics = {
-        name: number if name.startswith("grad_norm/") else number / counted
-        for name, number in progress.means.reduce().items()
-    }
-    return metrics | {name: float(count) for name, count in progress.skipped.items() if count}
 
+    def is_left_out(done: int, rows: Integers) -> bool:
+        return left_out(done, torch.as_tensor(rows, device=device))
 
-def _note_norms(engines: Mapping[str, Trained], means: Means, skipped: Counter[str]) -> None:
-    for name, engine in engines.items():
-        if engine.skipped:
-            skipped[f"skipped/{name}"] += 1
-        else:
-            means.add(f"grad_norm/{name}", engine.grad_norm)
+    return run_updates(updates, progress, update, is_left_out, engines)
 
 
 def _one_update(
     actor: TrainedPolicy,
     critic: TrainedScalar | None,
-    batch: PPOBatch | LateCredit,
+    batch: PPOBatch | FusedCredit,
     rows: Integers,
     lengths: Lengths,
     settings: UpdateSettings,
@@ -156,7 +178,7 @@ def _one_update(
         if isinstance(batch, PPOBatch):
             part = trim(select_rows(batch, chosen.rows), chosen.width)
         else:
-            assert critic is not None  # credit would not be late
+            assert critic is not None  # credit would not be fused
             new_values = _values(critic, chosen)
             part = batch.part(chosen, new_logprobs, new_values)
         means.add_sums(_actor_step(actor, part, new_logprobs, num_tokens, num_macro, settings))
@@ -218,19 +240,3 @@ def _critic_step(
     critic.backward(settings.vf_coef * loss)
     critic.step()
     return {"loss/value": loss, "val/clipfrac": stats["clipfrac"]}
-
-
-def total_updates(num_prompts: int, config: PPOConfig, plan: BatchPlan) -> int:
-    """Optimiser updates of the whole run: an incomplete last rollout is dropped in every epoch.
-
-    Raises:
-        UserError: fewer prompts than one rollout.
-    """
-    rollouts = num_prompts // plan.global_rollout
-    if rollouts == 0:
-        raise UserError(
-            f"--data_path: {num_prompts} prompts are fewer than one rollout of {plan.global_rollout}. Lower "
-            "--per_device_generation_batch_size or --generation_batches, or give more data (--data_split) or, where "
-            "prompts were too long, a larger --max_prompt_seq_len."
-        )
-    return rollouts * plan.updates_per_rollout * config.num_train_epochs

@@ -17,14 +17,14 @@ from dschat.rl.losses import regression_loss
 from dschat.run.distributed import device
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
-from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
-from dschat.trainers.supervised.pairs import (
+from dschat.trainers.reference import (
     FOLDER,
     describe_reference,
     pair_logprobs,
     reference_logprobs,
     with_logprobs,
 )
+from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
 
 Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], Tensor]
 
