@@ -232,8 +232,8 @@ class RefuelOnlineConfig(RefuelModelFlags, DialogueFlags, RefuelLossFlags, Commo
             return super().total_iterations(per_epoch, size)
         if self.total_episodes < size:
             raise UserError(
-                f"--total_episodes {self.total_episodes} is less than one round of {size} dialogues: raise it, or lower"
-                " --per_device_train_batch_size or --gradient_accumulation_steps."
+                f"--total_episodes {self.total_episodes} is less than one round of {size} dialogues: raise it, or"
+                " lower --per_device_train_batch_size or --gradient_accumulation_steps."
             )
         return self.total_episodes // size
 

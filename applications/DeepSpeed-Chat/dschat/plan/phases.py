@@ -95,7 +95,7 @@ def _ppo_parts(
     trained = [role for role in roles if role.weights.trained]
     n, rows, answer = plan.world_size, plan.micro_batch, config.max_answer_seq_len
     tokens = config.max_prompt_seq_len + answer
-    if config.credit_is_late(plan):  # then both models go forward on a micro-batch before either is trained on it
+    if config.credit_is_fused(plan):  # then both models go forward on a micro-batch before either is trained on it
         _, critic = trained
         moments = _moments_together(actor, critic, rows, tokens, rows * answer, device)
         buffers = _zero(trained, n)

@@ -185,7 +185,10 @@ class ActorSampler:
 
 
 class MovingAverage:
-    """An exponential moving average of the actor's weights (--enable_ema), in float32. Every process averages its own part of each weight, so nothing is gathered for it."""
+    """An exponential moving average of the actor's weights (--enable_ema), in float32.
+
+    Every process averages its own part of each weight, so that nothing is gathered for it.
+    """
 
     def __init__(self, engine: TrainedPolicy, decay: float = DECAY) -> None:
         """Starts at the engine's weights.
