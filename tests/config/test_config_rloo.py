@@ -93,7 +93,7 @@ def test_credit_is_never_late_without_a_critic():
             PPOConfig, [*words, "--global_batch_size", str(16 * parse(PPOConfig, words).samples_per_prompt)]
         )
         plan = config.plan_batches(1)
-        assert plan.updates_per_rollout == 1 and config.credit_is_late(plan) is late
+        assert plan.updates_per_rollout == 1 and config.credit_is_fused(plan) is late
 
 
 def test_updates_count_responses():

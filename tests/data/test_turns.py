@@ -145,7 +145,7 @@ def test_the_mask_of_a_batch():
 
 def test_the_loss_is_the_cross_entropy_over_these_tokens(group):
     """Against cross_entropy with labels of -100 on each conversation alone, without padding."""
-    from dschat.trainers.supervised.sft import SFTTask
+    from dschat.trainers.sft import SFTTask
 
     tokenizer = chat_tokenizer()
     rows = [row_of(TALK[:-1]), row_of(TALK[:3], "yes."), row_of(TALK[:1], "no.")]

@@ -14,7 +14,7 @@ from dschat.rollouts.compacting import CompactingEngine, sample
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.ppo_models import PPOModels
 from factories import (
     KINDS,
     engine_of,
@@ -67,7 +67,7 @@ def test_one_ppo_iteration_in_bf16(group, tokenizer, tmp_path):
     prompts = [make_prompt(random_ids(3 + i % 3, i), f"p{i}", i) for i in range(8)]
     trainer = ppo_trainer_of(models, prompts, [], tokenizer, config)
     before = weights_of_all(actor=actor, critic=critic)
-    metrics = trainer.iterate([list(range(8))], 0)
+    metrics = trainer.iterate([list(range(8))])
     after = weights_of_all(actor=actor, critic=critic)
     assert largest_difference(before, after) > 0
     assert all(bool(torch.isfinite(w).all()) for w in after.values())

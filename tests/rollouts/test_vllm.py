@@ -19,7 +19,7 @@ from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm import VllmEngine
 from dschat.run.random_states import random_states
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.ppo_models import PPOModels
 from dschat.trainers.selfcheck import TOLERANCE
 from factories import (
     BOS,

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from dschat.builders.problems import rows_with_tests
 from dschat.builders.scores import reward_source
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
@@ -13,7 +14,6 @@ from dschat.scoring.programs.outcome import Outcome
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.programs.solutions import solutions_report
 from dschat.scoring.source import ResponseTexts
-from dschat.trainers.ppo.problems import rows_with_tests
 from factories import make_rollout, ppo_config, ragged_rows
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])

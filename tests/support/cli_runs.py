@@ -45,10 +45,10 @@ PRELOADED = (
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
     "dschat.data.shares",
     "dschat.main",
-    "dschat.trainers.ppo.evaluation",
-    "dschat.trainers.supervised.dpo",
-    "dschat.trainers.supervised.sft",
-    "dschat.trainers.supervised.reward",
+    "dschat.trainers.evaluation",
+    "dschat.trainers.dpo",
+    "dschat.trainers.sft",
+    "dschat.trainers.reward",
     "torch.utils.tensorboard",
     "transformers.models.gemma.modeling_gemma",
 )

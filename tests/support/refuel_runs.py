@@ -19,14 +19,14 @@ from dschat.rl.refuel import PairBatch
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.run.distributed import world_size
 from dschat.scoring.dialogue_scores import FunctionDialogueScores
-from dschat.trainers.refuel.models import RefuelModels
-from dschat.trainers.refuel.trainer import RefuelTrainer
+from dschat.trainers.loop import Loop
+from dschat.trainers.refuel import Refuel
+from dschat.trainers.refuel_models import RefuelModels
 from factories import (
     HIDDEN,
-    NotedSaves,
-    checkpoints_of,
     engine_of,
     frozen_engine_of,
+    loop_of,
     make_causal_lm,
     make_rollout,
     ragged_rows,
@@ -100,7 +100,7 @@ def trainer_of(
     engine: dict[str, Any] | None = None,
     initializer_range: float = 0.1,
     **flags: Any,
-) -> RefuelTrainer:
+) -> Loop:
     """A trainer on `examples_of` (count), whose folders only note when they would be written."""
     config, tokenizer = config_of(folder, lora_dim=lora_dim, **flags), chat_tokenizer()
     plan = config.plan_batches(world_size())
@@ -120,10 +120,9 @@ def trainer_of(
     scores = FunctionDialogueScores(reward, "--reward_function")
     models = RefuelModels(policy, reference if config.kl_coef else None, scores, CompactingEngine(4))
     run = run_of("refuel_online", config)
-    checkpoints = checkpoints_of(config, run, policy=policy)
     examples = examples_of(count)
-    parts = (models, examples, examples[:5], tokenizer, config, run, NotedSaves(), checkpoints)
-    return RefuelTrainer(*parts)  # type: ignore[arg-type]
+    algorithm = Refuel(models, examples, examples[:5], tokenizer, config, run)
+    return loop_of(algorithm, config, run, {"policy": policy})
 
 
 def pair_batch(rows: Sequence[Any], seed: int = 0) -> PairBatch:
@@ -151,4 +150,4 @@ def two_rounds(folder: Path, zero_stage: int) -> tuple[dict[str, torch.Tensor], 
     sizes = {"per_device_train_batch_size": GLOBAL // world_size() // 2, "gradient_accumulation_steps": 2}
     trainer = trainer_of(folder, engine=engine, noptepochs=2, learning_rate=1e-4, **sizes)
     metrics = trainer.fit()
-    return whole_state(trainer.models.policy), metrics
+    return whole_state(trainer.algorithm.models.policy), metrics

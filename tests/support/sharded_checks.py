@@ -24,9 +24,8 @@ from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.models import PPOModels
-from dschat.trainers.ppo.moving_average import MovingAverage
-from dschat.trainers.ppo.trainer import PPOTrainer
+from dschat.trainers import PPOTrainer
+from dschat.trainers.ppo_models import MovingAverage, PPOModels
 from factories import (
     BOS,
     PAD,
@@ -98,12 +97,14 @@ def generation(folder: Path, keep: Callable[..., None]) -> None:
         trained = {}
         for between in (False, True):
             trainer = supervised_trainer("sft", engine_for(make_causal_lm(), case, folder), case, folder)
-            engine = trainer.engine
+            engine = trainer.algorithm.engine
             notes: dict[str, Any] = {"hooks before": hooks_of(engine), "held before": held_elements(engine)}
             first = greedy(engine) if between else None
             supervised_update(trainer, 0)
             if between:
-                trainer.task.self_check(engine, trainer.task.train[:2])  # calls the Hugging Face model itself
+                trainer.algorithm.task.self_check(
+                    engine, trainer.algorithm.task.train[:2]
+                )  # calls the Hugging Face model itself
                 later = greedy(engine)
                 notes["raised"] = _raises_inside(engine)
                 assert greedy(engine) == later, "after an exception other tokens come out"
@@ -196,7 +197,7 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
             trainer = supervised_trainer(step, engine_for(model, case, folder), case, folder, held_out[:rows])
             metrics |= {f"{step}/{rows}/{name}": number for name, number in trainer.evaluate().items()}
             if step == "dpo":
-                both = [logprob for pair in trainer.task.eval for logprob in pair.ref_logprobs]
+                both = [logprob for pair in trainer.algorithm.task.eval for logprob in pair.ref_logprobs]
                 metrics |= {f"dpo/{rows}/reference {place}": number for place, number in enumerate(both)}
         trainer = _ppo_trainer(folder / f"ppo{rows}", case, prompts[:rows])
         metrics |= {f"ppo/{rows}/{name}": number for name, number in trainer.evaluate().items()}

@@ -88,9 +88,9 @@ def separate_trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -
 def two_updates(trainer: Any) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Whole trained weights by name after two updates, and the metrics of their rollout without timings."""
     share = 8 // world_size()
-    metrics = trainer.iterate([list(range(8))[rank() * share : (rank() + 1) * share]], 0)
+    metrics = trainer.iterate([list(range(8))[rank() * share : (rank() + 1) * share]])
     weights = {}
-    for name, engine in trainer.models.trained.items():
+    for name, engine in trainer.algorithm.models.trained.items():
         trained = {n for n, p in engine.module.named_parameters() if p.requires_grad}
         for key, x in engine.whole_weights():
             if is_main() and key in trained:

@@ -9,7 +9,7 @@ import torch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import ScoredRollout
 from dschat.run.distributed import first_over_ranks
-from dschat.trainers.checks import bad_rows
+from dschat.trainers.nonfinite import bad_rows
 from rl_cases import credit_of, trajectory_of
 
 TRAJECTORY = trajectory_of([3, 5, 2], 5, seed=0)

@@ -25,11 +25,10 @@ from dschat.rl.rewards import token_rewards
 from dschat.rl.termination import fixed_ngram_ends, make_row_seeds, perplexity_ends, randomized_ngram_ends
 from dschat.rl.types import ScoredRollout
 from dschat.run.metrics import Means
-from dschat.trainers.ppo import update as ppo_updates
-from dschat.trainers.ppo.credit import whiten_advantages
-from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
-from dschat.trainers.ppo.metrics import rollout_metrics
-from dschat.trainers.ppo.update import UpdateSettings
+from dschat.trainers import ppo_update as ppo_updates
+from dschat.trainers.credit import whiten_advantages
+from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings
+from dschat.trainers.rollout_metrics import rollout_metrics
 from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score
 from rl_cases import credit_of
 
@@ -163,7 +162,7 @@ def test_credit_assignment_within_the_update_never_waits_for_the_device(gpu, bat
     def credit(trajectory, macro):
         return gae_batch(trajectory, macro, EstimatorSettings(kl_coef=0.05, lam=0.95))
 
-    one_update(gpu, LateCredit(PendingBatch(scored, batch.macro), credit), "token")
+    one_update(gpu, FusedCredit(PendingBatch(scored, batch.macro), credit), "token")
 
 
 @pytest.mark.parametrize("mistake", ["a number is read", "a tensor stays on the CPU"])

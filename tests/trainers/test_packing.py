@@ -11,17 +11,15 @@ from dschat.data.examples import SFTExample
 from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
-from dschat.trainers.supervised.sft import SFTTask
-from dschat.trainers.supervised.trainer import SupervisedTrainer
+from dschat.trainers.sft import SFTTask
 from factories import (
     PAD,
-    NotedSaves,
-    checkpoints_of,
     engine_of,
     largest_difference,
     make_causal_lm,
     ragged_rows,
     run_of,
+    supervised_loop_of,
     weights_of,
 )
 from model_families import MODEL_FAMILIES
@@ -135,8 +133,7 @@ def test_a_run_with_packing_is_the_run_without(group, tmp_path):
         run = run_of("sft", config)
         engine = engine_of(make_causal_lm("llama"), 2, 2, gradient_checkpointing=packing)
         task = SFTTask(EXAMPLES, EXAMPLES[:5], PAD, packed_width=WIDTH if packing else None)
-        checkpoints = checkpoints_of(config, run, model=engine)
-        trainer = SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints)
+        trainer = supervised_loop_of(engine, task, config, run)
         tables.append([trainer.evaluate(), trainer.fit()])
         ends.append(weights_of(engine))
     assert largest_difference(*ends) < WEIGHT_GAP

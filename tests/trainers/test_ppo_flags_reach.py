@@ -9,8 +9,8 @@ from dschat.builders import ppo as builders
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Trajectory
 from dschat.run.distributed import device
-from dschat.trainers.ppo.credit import assign_credit
-from dschat.trainers.ppo.update import UpdateSettings
+from dschat.trainers.credit import assign_credit
+from dschat.trainers.ppo_update import UpdateSettings
 from factories import EOS, make_rollout, ppo_config, to_device
 
 CPU = torch.device("cpu")

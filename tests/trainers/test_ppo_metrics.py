@@ -11,7 +11,14 @@ from closeness import FORMULA, near
 from dschat.data.encoding import decode_response
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory, select_rows, without_responses
-from dschat.trainers.ppo.metrics import outside_metrics, repeated_4grams, rollout_metrics, token_table, token_texts
+from dschat.trainers.rollout_metrics import (
+    Outside,
+    outside_metrics,
+    repeated_4grams,
+    rollout_metrics,
+    token_table,
+    token_texts,
+)
 from factories import (
     EOS,
     make_rollout,
@@ -76,11 +83,10 @@ def test_a_response_without_a_score_counts_in_no_mean_of_tokens():
 
 
 def test_what_others_say_of_a_rollout():
-    metrics = outside_metrics(
-        {"gold": torch.tensor([0.2, 0.6])}, {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)}
-    )
+    outside = Outside({"gold": torch.tensor([0.2, 0.6])}, {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)})
+    metrics = outside_metrics(outside)
     assert metrics == pytest.approx({"objective/gold": 0.4, "parsing/sentences": 3.0, "programs/passed": 0.75})
-    assert outside_metrics({}, {}, {}) == {}
+    assert outside_metrics(Outside({}, {}, {})) == {}
 
 
 def test_repeated_4grams_by_hand():

@@ -10,8 +10,8 @@ import torch
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import select_rows
-from dschat.trainers.ppo.credit import whiten_advantages
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from dschat.trainers.credit import whiten_advantages
+from dschat.trainers.ppo_update import UpdateSettings, ppo_update
 from factories import (
     engine_of,
     frozen_engine_of,

@@ -47,7 +47,7 @@ def pushed(folder, setup, **flags):
 def refuel(folder, setup):
     flags = {"noptepochs": 2, "eval_interval": 2, "kl_coef": 0.1, "engine": {"zero_stage": setup.zero_stage}}
     trainer = trainer_of(folder, lora_dim=setup.lora_dim, **flags)
-    return Made(trainer, {"policy": trainer.models.policy})
+    return Made(trainer, {"policy": trainer.algorithm.models.policy})
 
 
 RUNS = {

@@ -21,11 +21,11 @@ from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.run.random_states import random_states
 from dschat.scoring.function import FunctionScores
+from dschat.trainers.dpo import DPOTask
+from dschat.trainers.refuel_pairs import RefuelTask
+from dschat.trainers.reward import RewardTask
 from dschat.trainers.selfcheck import check_modes, check_packing, check_policy, check_rollout, check_scalar
-from dschat.trainers.supervised.dpo import DPOTask
-from dschat.trainers.supervised.refuel import RefuelTask
-from dschat.trainers.supervised.reward import RewardTask
-from dschat.trainers.supervised.sft import SFTTask
+from dschat.trainers.sft import SFTTask
 from factories import (
     BOS,
     EOS,
@@ -211,7 +211,7 @@ def test_the_tasks_of_steps_1_and_2_check_their_models(group):
 
 def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer, tmp_path):
     """A reference of other weights stops the run, unless --no_self_checks."""
-    from dschat.trainers.ppo.models import PPOModels
+    from dschat.trainers.ppo_models import PPOModels
     from factories import ppo_config, ppo_trainer_of
 
     def trainer_of(name, self_checks):
@@ -337,10 +337,10 @@ def test_every_step_compares_both_modes(step, group, tokenizer, tmp_path):
             task.self_check(engine, task.train[:2])
         elif step == "refuel online":
             trainer = refuel_trainer_of(tmp_path)
-            randomised(trainer.models.policy)
+            randomised(trainer.algorithm.models.policy)
             trainer.self_check()
         else:
-            from dschat.trainers.ppo.models import PPOModels
+            from dschat.trainers.ppo_models import PPOModels
             from factories import ppo_config, ppo_trainer_of
 
             models = PPOModels(

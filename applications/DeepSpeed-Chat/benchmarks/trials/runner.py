@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from dschat.trainers.ppo.credit import assign_credit
+from dschat.trainers.ppo.sampler import ActorSampler
+from dschat.trainers.ppo.trainer import PPOTrainer
 from torch import Tensor
 
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
@@ -23,9 +26,6 @@ from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Traj
 from dschat.run.metrics import MetricsLog
 from dschat.run.records import new_record
 from dschat.scoring.source import ResponseTexts, ScoreSource
-from dschat.trainers.ppo.credit import assign_credit
-from dschat.trainers.ppo.sampler import ActorSampler
-from dschat.trainers.ppo.trainer import PPOTrainer
 from trials.conditions import HighEntropy
 from trials.estimators import ESTIMATORS, Estimator, values_of
 from trials.spec import BATCH, Spec

@@ -146,9 +146,7 @@ class Loop:
     def train_once(self, work: Work, total: int, bar: Bar) -> None:
         """One iteration, and what is due after it."""
         before, config = self.update, self.config
-        metrics = self.algorithm.iterate(work, self.iteration)
-        self.iteration, self.random = self.iteration + 1, random_states()
-        self._log(metrics)
+        metrics = self.iterate(work)
         bar.set_postfix({label: f"{metrics.get(name, math.nan):.4f}" for label, name in self.algorithm.shown.items()})
         bar.update(self.update - before)
         why_stop = self.algorithm.why_stop(metrics, self.update, may_stop=self.update < total)
@@ -159,6 +157,13 @@ class Loop:
         if why_stop:
             raise UserError(why_stop)
         self.evaluate_if_due(total)
+
+    def iterate(self, work: Work) -> Metrics:
+        """One iteration of the algorithm, counted and logged."""
+        metrics = self.algorithm.iterate(work, self.iteration)
+        self.iteration, self.random = self.iteration + 1, random_states()
+        self._log(metrics)
+        return metrics
 
     def evaluate_if_due(self, total: int) -> None:
         """Before the first update, and every --eval_interval; the evaluation of the end is not this one's business."""

@@ -132,7 +132,7 @@ class PPO:
         clock.lap("generation")
         scored, auxiliary, measured = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
         moments = None if self.moments is None else with_scores(self.moments, scored)
-        known = scored if self.config.credit_is_fused(plan) else self.complete(scored, drawn)
+        known = scored if self.credit_is_fused else self.complete(scored, drawn)
         epoch = iteration // (len(self.prompts) // plan.global_rollout)
         found = self.condition(known, epoch)
         macro = segment(found.ends, scored.response_mask)
@@ -184,6 +184,11 @@ class PPO:
         if self.average is not None:
             self.average.update()
         return metrics
+
+    @property
+    def credit_is_fused(self) -> bool:
+        """Whether the update's own forward passes give log-probs and values; see `FusedCredit`."""
+        return self.config.credit_is_fused(self.plan)
 
     def score(self, drawn: Drawn, texts: ResponseTexts) -> tuple[Trajectory, AuxiliaryScores, Measured]:
         """Scores, log-probs, values; auxiliary scores; what scoring measured."""
