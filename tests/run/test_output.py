@@ -11,7 +11,7 @@ from dschat.errors import UserError
 from dschat.main import _report
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import RunOutput
-from dschat.run.progress import Progress
+from dschat.run.state import Progress
 from factories import checkpoints_of, engine_of, make_causal_lm, ppo_config, run_of
 
 

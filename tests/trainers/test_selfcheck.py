@@ -19,7 +19,7 @@ from dschat.rl.types import Trajectory
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
-from dschat.run.random_states import random_states
+from dschat.run.state import random_states
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.selfcheck import check_modes, check_packing, check_policy, check_rollout, check_scalar
 from dschat.trainers.supervised.dpo import DPOTask

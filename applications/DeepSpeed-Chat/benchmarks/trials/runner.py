@@ -22,7 +22,7 @@ from dschat.rl.masked import masked_moments
 from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory
 from dschat.run.metrics import MetricsLog
-from dschat.run.records import new_record
+from dschat.run.output import new_record
 from dschat.scoring.source import ResponseTexts, ScoreSource
 from dschat.trainers.ppo.credit import assign_credit
 from dschat.trainers.ppo.sampler import ActorSampler

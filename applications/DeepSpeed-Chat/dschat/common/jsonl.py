@@ -4,13 +4,13 @@
 import gzip
 import io
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dschat.common.atomic import writing
 from dschat.errors import UserError
 
 
@@ -110,20 +110,10 @@ def dump_row(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8") + "\n"
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a file at once: whoever reads it sees the old content or the new, never a part.
-
-    Raises:
-        UserError: the place cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], shared: bool = False) -> None:
+    """Writes a file at once, see `dschat.common.atomic.writing`; raises UserError where it cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "w", encoding="utf-8") as file:
+        with writing(path, shared) as beside, open(beside, "w", encoding="utf-8") as file:
             file.writelines(map(dump_row, rows))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {error}") from error

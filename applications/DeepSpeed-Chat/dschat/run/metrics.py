@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics: weighted means over batches and ranks, and the files they go to."""
+"""Metrics: weighted means over batches and ranks, the files they go to, and evaluations as lines on the terminal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
+from dschat.common.atomic import write_file
 from dschat.errors import UserError
 from dschat.run.distributed import device, is_main, sum_over_ranks
 from dschat.run.trackers import HEAD, Sample, Trackers
-from dschat.run.whole_files import write_whole
+
+EVALUATION = "eval/"
+FIRST = ("loss", "perplexity", "accuracy", "scores", "kl")  # of an evaluation's line; the others follow in their order
 
 Number = float | int | Tensor
 
@@ -41,7 +44,7 @@ def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
     *lines, rest = file.read_bytes().split(b"\n")
     try:
         rows = [json.loads(line) for line in lines]
-        trained = [row["update"] for row in rows if not any(name.startswith("eval/") for name in row)]
+        trained = [row["update"] for row in rows if not any(name.startswith(EVALUATION) for name in row)]
         step = per_rollout or 1
         whole = trained == list(range(step, update + 1, step)) and not rest
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -170,7 +173,7 @@ class MetricsLog:
             return
         file = Path(self._file.name)
         self._file.close()
-        write_whole(file, text)  # a run that has lost the folder goes on writing into the old file, which is nobody's
+        write_file(file, text)  # a run that has lost the folder goes on writing into the old file, which is nobody's
         self._file = open(file, "a+", encoding="utf-8")
         # An evaluation may follow its update's checkpoint: trackers show that update anew, with the rows that stay.
         self._trackers.open(self.rows(), update)
@@ -206,3 +209,38 @@ class MetricsLog:
         if self._file is not None:
             self._file.close()
             self._trackers.close()
+
+
+def evaluation_line(update: int, metrics: Mapping[str, float], before: Mapping[str, float]) -> str:
+    """An evaluation in one line: every metric, and how far it has moved since the one before.
+
+    Args:
+        update: optimiser updates until then.
+        metrics: name → number, as in metrics.jsonl.
+        before: those of the evaluation before; empty at the first.
+    """
+    names = sorted(metrics, key=lambda name: _place(name.removeprefix(EVALUATION)))
+    parts = []
+    for name in names:
+        finite = name in before and math.isfinite(metrics[name] - before[name])
+        moved = f" ({_signed(metrics[name] - before[name])})" if finite else ""
+        parts.append(f"{name.removeprefix(EVALUATION).replace('_', ' ')} {_shown(metrics[name])}{moved}")
+    return f"{after(update)}: {', '.join(parts)}"
+
+
+def after(updates: int) -> str:
+    """When something was: "after 1 update", "after 12 updates"."""
+    return f"after {updates} update{'' if updates == 1 else 's'}"
+
+
+def _place(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+def _shown(number: float) -> str:
+    """Four digits that count; none behind the point of large numbers."""
+    return f"{number:.0f}" if 1000 <= abs(number) < 1e6 else f"{number:#.4g}"
+
+
+def _signed(number: float) -> str:
+    return ("+" if number >= 0 else "−") + (f"{abs(number):.2g}" if abs(number) < 100 else _shown(abs(number)))

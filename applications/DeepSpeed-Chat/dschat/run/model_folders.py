@@ -7,29 +7,41 @@
 What else a run leaves behind stands in `checkpoint`. Steps 1 and 2 save their one model in that folder itself, step 3
 in actor/, critic/ and, with --enable_ema, actor_ema/. A model's folder holds safetensors, config.json, tokenizer,
 README.md (the model card) and run.json; with LoRA also adapter/. Folders and files are whole or not there: see
-`whole_files`.
+`dschat.common.atomic`.
 """
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dschat.common.atomic import write_file
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
-from dschat.run.output import RunOutput
-from dschat.run.records import write_model_card
+from dschat.run.metrics import after
+from dschat.run.output import RunOutput, RunRecord
 
 logger = logging.getLogger(__name__)
+
+_TITLES = {
+    "sft": "Supervised fine-tuning (step 1)",
+    "reward": "Reward model (step 2)",
+    "dpo": "Direct preference optimisation (step 2)",
+    "ppo": "PPO with macro actions (step 3)",
+    "rloo": "RLOO, without a critic (step 3)",
+    "refuel": "REFUEL on pairs of replies",
+    "refuel_online": "REFUEL with users from data (step 3)",
+}
 
 
 @dataclass(frozen=True)
@@ -139,3 +151,53 @@ class ModelFolders:
         plain = type(self._config)(**{name: getattr(self._config, name) for name in required})
         values = {f.name: getattr(self._config, f.name) for f in fields}
         return {n: v for n, v in values.items() if n in required or v != getattr(plain, n)}
+
+
+def write_model_card(
+    folder: Path, name: str, role: str, base: str, settings: Mapping[str, object], record: RunRecord
+) -> None:
+    """Writes ``folder/README.md``: data, settings and metrics of the model saved there.
+
+    Args:
+        folder: of the model.
+        name: of the model.
+        role: policy, reward model or critic.
+        base: the model it was trained from.
+        settings: the flags of the run that differ from the defaults.
+        record: of the run.
+    """
+    sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
+    title = _TITLES["rloo" if settings.get("advantage_estimator") == "rloo" else record.step]
+    lines = [
+        "---",
+        "library_name: transformers",
+        "tags: [ma-rlhf, rlhf]",
+        "---",
+        "",
+        f"# {name}: {role}",
+        "",
+        f"{title} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.",
+        "",
+        "## Data",
+        "",
+        *[
+            f"- `{s['name']}`: {s['train']} training and {s['eval']} held-out rows in this step's share"
+            for s in sources
+        ],
+        "",
+        "## Settings",
+        "",
+        *[f"- `--{name}`: {value}" for name, value in settings.items()],
+        "",
+        "## Metrics",
+        "",
+        f"On held-out rows, {after(record.metrics_update)}:",
+        "",
+        *[f"- {name}: {value:.4g}" for name, value in record.metrics.items()],
+        "",
+        "## Made with",
+        "",
+        ", ".join(f"{name} {version}" for name, version in record.packages.items()) + ".",
+        "",
+    ]
+    write_file(folder / "README.md", "\n".join(lines))

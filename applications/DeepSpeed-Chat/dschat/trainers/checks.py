@@ -20,9 +20,9 @@ from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.rl.types import PPOBatch, ScoredRollout, tensors_of
 from dschat.run.distributed import barrier, broadcast_object, first_over_ranks, gather_objects, is_main, rank
+from dschat.run.metrics import after
 from dschat.run.output import Run
-from dschat.run.progress import Json
-from dschat.run.terminal import after
+from dschat.run.state import Json
 
 logger = logging.getLogger(__name__)
 

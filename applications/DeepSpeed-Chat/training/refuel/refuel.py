@@ -15,10 +15,11 @@ def train(config: RefuelConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
+    from dschat.common.fingerprints import model_hash
     from dschat.data.regression import load_regression_data
     from dschat.models.tokenizer import load_tokenizer
     from dschat.run.checkpoint import Checkpoints
-    from dschat.run.identity import identity_of, model_hash
+    from dschat.run.identity import identity_of
     from dschat.run.model_folders import ModelFolders, SavedModel
     from dschat.trainers.supervised.refuel import Kept, RefuelTask
     from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates

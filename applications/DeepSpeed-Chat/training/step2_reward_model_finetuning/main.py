@@ -22,7 +22,7 @@ def train(config: RewardConfig, run: "RunOutput") -> None:
     from dschat.run.checkpoint import Checkpoints
     from dschat.run.identity import identity_of
     from dschat.run.model_folders import ModelFolders, SavedModel
-    from dschat.run.records import warn_unless_made_by
+    from dschat.run.output import warn_unless_made_by
     from dschat.trainers.supervised.reward import RewardTask
     from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
 

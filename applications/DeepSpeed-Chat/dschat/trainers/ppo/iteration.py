@@ -13,7 +13,7 @@ from torch import Tensor
 from dschat.rl.types import PPOBatch, tensors_of
 from dschat.run.distributed import device
 from dschat.run.metrics import Means
-from dschat.run.progress import Json
+from dschat.run.state import Json
 from dschat.trainers.ppo.late_credit import PendingBatch
 from dschat.trainers.ppo.update import UpdateProgress
 

@@ -13,7 +13,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.rollouts.engine import Drawn, RolloutEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
-from dschat.run.seeds import SeedKind
+from dschat.run.state import SeedKind
 from dschat.run.stop import stopping_together
 from dschat.scoring.source import ResponseTexts
 

@@ -28,9 +28,7 @@ from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
 from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
-from dschat.run.progress import Json, Progress
-from dschat.run.random_states import random_states, set_random_states
-from dschat.run.seeds import SeedKind, derive_seed
+from dschat.run.state import Json, Progress, SeedKind, derive_seed, random_states, set_random_states
 from dschat.scoring.source import Measured, ResponseTexts
 from dschat.trainers.checks import COUNTED, NonFinite
 from dschat.trainers.ppo.alarms import Alarms

@@ -12,7 +12,7 @@ from torch import Tensor
 from dschat.rl.refuel import PairBatch
 from dschat.rl.types import tensors_of
 from dschat.run.metrics import Means
-from dschat.run.progress import Json
+from dschat.run.state import Json
 from dschat.trainers.ppo.iteration import put_together
 from dschat.trainers.ppo.update import UpdateProgress
 

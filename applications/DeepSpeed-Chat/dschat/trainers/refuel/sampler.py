@@ -24,7 +24,7 @@ from dschat.rollouts.engine import Drawn, RolloutEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
 from dschat.run.distributed import device
-from dschat.run.seeds import SeedKind
+from dschat.run.state import SeedKind
 from dschat.run.stop import stopping_together
 
 FIRST, SECOND, TURN = range(3)  # what a dialogue's seeds of a round are for

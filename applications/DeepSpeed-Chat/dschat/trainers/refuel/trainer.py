@@ -28,8 +28,7 @@ from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_
 from dschat.run.metrics import Means
 from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
-from dschat.run.progress import Json, Progress
-from dschat.run.random_states import random_states, set_random_states
+from dschat.run.state import Json, Progress, random_states, set_random_states
 from dschat.trainers.checks import COUNTED, NonFinite
 from dschat.trainers.ppo.clock import Clock
 from dschat.trainers.ppo.evaluation import write_samples

@@ -22,8 +22,7 @@ from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_
 from dschat.run.metrics import Means, with_variances
 from dschat.run.model_folders import ModelFolders, evaluation_after_saving
 from dschat.run.output import Run, due
-from dschat.run.progress import Progress
-from dschat.run.random_states import random_states
+from dschat.run.state import Progress, random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.checks import COUNTED, NonFinite
 
