@@ -46,7 +46,7 @@ class LineFile:
         """Every line is flushed as it is written."""
 
 
-class LinesAboveBars(logging.StreamHandler):  # type: ignore[type-arg]
+class LinesAboveBars(logging.StreamHandler):
     """Writes to standard error; a progress bar is wiped before a line and drawn anew below it."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dschat.common.tables import markdown_table
+from dschat.common.display import markdown_table
 
 if TYPE_CHECKING:
     import wandb
