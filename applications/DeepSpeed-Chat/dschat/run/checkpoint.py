@@ -83,15 +83,7 @@ class Checkpoints:
         identity: Identity,
         average: dict[str, Tensor] | None = None,
     ) -> None:
-        """Takes what a checkpoint is made of.
-
-        Args:
-            engines: by name, as in "actor" and "critic".
-            config: the flags.
-            run: its folder, record and metrics.
-            identity: see `dschat.run.identity`.
-            average: this process's parts of the moving average; None without one.
-        """
+        """Takes what a checkpoint is made of: engines by name, as in "actor", and this rank's parts of the average."""
         self._engines, self._config, self._run, self._identity = engines, config, run, identity
         self._average = average
         self._place = Path(config.output_dir)
@@ -135,7 +127,7 @@ class Checkpoints:
             parts = {name: part.cpu().contiguous() for name, part in self._average.items()}
             save_file(parts, inside / _average_file(rank()))
         if is_main():
-            state = {"numbers": progress.numbers, "run": self._run.state()}
+            state = {"numbers": progress.numbers, "run": self._run.state_dict()}
             (inside / STATE).write_text(json.dumps(state), encoding="utf-8")
             (inside / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
@@ -217,7 +209,7 @@ class Checkpoints:
         set_random_states(random)
         if self._average is not None:
             _load_average(self._average, folder, manifest["world_size"])
-        self._run.go_on(state["run"], metrics, manifest["update"])
+        self._run.load_state_dict(state["run"], metrics, manifest["update"])
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith("random.")}
         logger.info("going on from %s", folder)
         self._last = Progress(manifest["update"], state["numbers"], random, own)

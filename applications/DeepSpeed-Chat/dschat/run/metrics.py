@@ -122,12 +122,9 @@ class MetricsLog:
     """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
 
     def __init__(self, folder: Path, trackers: Trackers | None = None, keep: bool = False) -> None:
-        """Opens the files.
+        """Opens the file in a folder, and trackers, that show its rows as well.
 
-        Args:
-            folder: of metrics.jsonl.
-            trackers: that show its rows as well.
-            keep: leave the rows of an earlier run until `cut` says which of them stay.
+        With `keep`, the rows of an earlier run stay until `cut` says which of them do.
         """
         self._start = time.perf_counter()
         self._file: TextIO | None = None
@@ -160,12 +157,9 @@ class MetricsLog:
         return [json.loads(line) for line in self.text().splitlines()]
 
     def cut(self, text: str, seconds: float, update: int) -> None:
-        """Goes on from the rows of a checkpoint: all others go, and trackers are told so.
+        """Goes on from a checkpoint: its rows, from `text`, stay, all others go, and trackers are told so.
 
-        Args:
-            text: the rows, from `text`.
-            seconds: since the beginning of the run, until then.
-            update: optimiser updates until then.
+        `seconds` since the beginning of the run, and optimiser updates, are those until then.
         """
         self._start = time.perf_counter() - seconds
         self._written = [text]
@@ -179,12 +173,9 @@ class MetricsLog:
         self._trackers.open(self.rows(), update)
 
     def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
-        """Writes one row.
+        """Writes one row: so far optimiser updates and samples (prompts, pairs) of all ranks, and metrics by name.
 
-        Args:
-            update: optimiser updates so far.
-            samples: training examples (prompts, pairs) used so far, on all ranks.
-            metrics: name → number; a number that is not finite is written as null.
+        A number that is not finite is written as null.
         """
         if self._file is None:
             return
@@ -212,12 +203,8 @@ class MetricsLog:
 
 
 def evaluation_line(update: int, metrics: Mapping[str, float], before: Mapping[str, float]) -> str:
-    """An evaluation in one line: every metric, and how far it has moved since the one before.
-
-    Args:
-        update: optimiser updates until then.
-        metrics: name → number, as in metrics.jsonl.
-        before: those of the evaluation before; empty at the first.
+    """An evaluation after so many updates in one line: its metrics, as in metrics.jsonl, and how far they have moved
+    since the one before, which is empty at the first.
     """
     names = sorted(metrics, key=lambda name: _place(name.removeprefix(EVALUATION)))
     parts = []

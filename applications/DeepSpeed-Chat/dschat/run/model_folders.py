@@ -12,7 +12,7 @@ README.md (the model card) and run.json; with LoRA also adapter/. Folders and fi
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,31 @@ _TITLES = {
     "refuel": "REFUEL on pairs of replies",
     "refuel_online": "REFUEL with users from data (step 3)",
 }
+CARD = """\
+---
+library_name: transformers
+tags: [ma-rlhf, rlhf]
+---
+
+# {name}: {role}
+
+{title} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.
+
+## Data
+
+{data}
+## Settings
+
+{settings}
+## Metrics
+
+On held-out rows, {after}:
+
+{metrics}
+## Made with
+
+{packages}.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,14 +104,7 @@ class ModelFolders:
     def __init__(
         self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
     ) -> None:
-        """Takes what is saved and what the model cards say of it.
-
-        Args:
-            models: of the run.
-            tokenizer: of the run, saved with each.
-            config: the flags.
-            run: its record, with its last metrics; and what it does when there are models.
-        """
+        """Takes what is saved, the tokenizer with each model, and what the cards say: flags, and the run's record."""
         self._models, self._tokenizer, self._config, self._run = models, tokenizer, config, run
         self._place = Path(config.output_dir)
 
@@ -156,48 +174,22 @@ class ModelFolders:
 def write_model_card(
     folder: Path, name: str, role: str, base: str, settings: Mapping[str, object], record: RunRecord
 ) -> None:
-    """Writes ``folder/README.md``: data, settings and metrics of the model saved there.
-
-    Args:
-        folder: of the model.
-        name: of the model.
-        role: policy, reward model or critic.
-        base: the model it was trained from.
-        settings: the flags of the run that differ from the defaults.
-        record: of the run.
-    """
+    """Writes ``folder/README.md``: data, settings and metrics of the model saved there; `role` as in `SavedModel`."""
     sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
-    title = _TITLES["rloo" if settings.get("advantage_estimator") == "rloo" else record.step]
-    lines = [
-        "---",
-        "library_name: transformers",
-        "tags: [ma-rlhf, rlhf]",
-        "---",
-        "",
-        f"# {name}: {role}",
-        "",
-        f"{title} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.",
-        "",
-        "## Data",
-        "",
-        *[
-            f"- `{s['name']}`: {s['train']} training and {s['eval']} held-out rows in this step's share"
-            for s in sources
-        ],
-        "",
-        "## Settings",
-        "",
-        *[f"- `--{name}`: {value}" for name, value in settings.items()],
-        "",
-        "## Metrics",
-        "",
-        f"On held-out rows, {after(record.metrics_update)}:",
-        "",
-        *[f"- {name}: {value:.4g}" for name, value in record.metrics.items()],
-        "",
-        "## Made with",
-        "",
-        ", ".join(f"{name} {version}" for name, version in record.packages.items()) + ".",
-        "",
-    ]
-    write_file(folder / "README.md", "\n".join(lines))
+    rows = "`{name}`: {train} training and {eval} held-out rows in this step's share"
+    card = CARD.format(
+        name=name,
+        role=role,
+        base=base,
+        title=_TITLES["rloo" if settings.get("advantage_estimator") == "rloo" else record.step],
+        data=_listed(rows.format_map(source) for source in sources),
+        settings=_listed(f"`--{flag}`: {value}" for flag, value in settings.items()),
+        after=after(record.metrics_update),
+        metrics=_listed(f"{metric}: {value:.4g}" for metric, value in record.metrics.items()),
+        packages=", ".join(f"{package} {version}" for package, version in record.packages.items()),
+    )
+    write_file(folder / "README.md", card)
+
+
+def _listed(items: Iterable[str]) -> str:
+    return "".join(f"- {item}\n" for item in items)

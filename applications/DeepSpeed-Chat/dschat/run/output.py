@@ -153,12 +153,7 @@ class RunOutput:
     """
 
     def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
-        """Makes the folder and writes flags and record.
-
-        Args:
-            step: sft, reward, dpo or ppo.
-            config: the flags.
-            plan: the batch sizes that follow from them.
+        """Makes the folder and writes flags, with the batch sizes that follow from them, and the record of the step.
 
         Raises:
             UserError: on every rank: another run has the folder, or has left a run there; or it cannot be written.
@@ -241,12 +236,7 @@ class RunOutput:
         return [*folders, *(file for pattern in FILES for file in self._place.glob(pattern))]
 
     def describe_data(self, data: Data, **dropped: Mapping[str, int]) -> None:
-        """Records sources, row counts, what was dropped and why, and the files' hashes.
-
-        Args:
-            data: the step's rows.
-            dropped: what tokenisation dropped, by split.
-        """
+        """Records sources, row counts, the files' hashes, and by split what tokenisation dropped and why."""
         self.record.data = {
             "sources": data.sources,
             "dropped": {split: dict(counts) for split, counts in dropped.items()},
@@ -287,8 +277,8 @@ class RunOutput:
         self.record.finished = True
         self._save_record()
 
-    def state(self) -> Json:
-        """What `go_on` takes; on the main process."""
+    def state_dict(self) -> Json:
+        """What `load_state_dict` takes; on the main process."""
         record = self.record
         kept = {
             name: getattr(record, name) for name in ("metrics", "metrics_update", "saved", "resumed_at", "wandb_id")
@@ -308,21 +298,15 @@ class RunOutput:
             )
         self._cut("", 0.0, 0)
 
-    def go_on(self, state: Json, metrics: str, update: int) -> None:
-        """Goes on with an earlier run's folder: what that wrote after some update goes.
-
-        Args:
-            state: from `state`.
-            metrics: the rows until then.
-            update: optimiser updates until then.
-        """
+    def load_state_dict(self, state: Json, metrics: str, update: int) -> None:
+        """Goes on with an earlier run's folder from its `state` and rows: what that wrote after the update goes."""
         record, kept = self.record, state["record"]
         record.metrics, record.metrics_update = kept["metrics"], kept["metrics_update"]
         record.saved[:], record.resumed_at = kept["saved"], [*kept["resumed_at"], update]
         if kept.get("wandb_id"):  # checkpoints of earlier versions have none
             record.wandb_id = kept["wandb_id"]
             if self._wandb is not None:
-                self._wandb.go_on(kept["wandb_id"])
+                self._wandb.resume(kept["wandb_id"])
         self._cut(metrics, state["seconds"], update)
 
     def _cut(self, metrics: str, seconds: float, update: int) -> None:
