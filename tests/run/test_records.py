@@ -42,6 +42,7 @@ def git(folder, *words):
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     """As committed; with a changed file; new files are none of git's, and nor is a folder in somebody's checkout."""
+    assert Path(__file__).resolve().parents[2] == output.CHECKOUT
     monkeypatch.setattr(output, "CHECKOUT", tmp_path)
     git(tmp_path, "init", "-q")
     (tmp_path / "code.py").write_text("a = 1\n")
@@ -72,10 +73,6 @@ def test_a_checkout_of_which_git_tells_nothing(tmp_path, monkeypatch):
     assert output.commit_of(tmp_path) == {}
 
 
-def test_the_checkout_is_the_repositorys_root():
-    assert Path(__file__).resolve().parents[2] == output.CHECKOUT
-
-
 def test_a_model_of_another_step_is_warned_of(tmp_path, caplog):
     """run.json lies in the model's folder or above; one that cannot be read says nothing."""
     for name in ("ppo/actor", "broken"):
@@ -91,34 +88,20 @@ def test_a_model_of_another_step_is_warned_of(tmp_path, caplog):
         assert f"--model_name_or_path {tmp_path / name} was not made by the {step} step" in caplog.messages[-1]
 
 
-@pytest.mark.parametrize(
-    ("step", "title"),
-    [
-        ("sft", "Supervised fine-tuning"),
-        ("reward", "Reward model"),
-        ("dpo", "Direct preference optimisation"),
-        ("ppo", "PPO with macro"),
-    ],
-)
-def test_the_model_card_states_data_settings_and_metrics(step, title, tmp_path):
-    record = new_record(step, [], 1, 1)
+@pytest.mark.parametrize("step", ["sft", "reward", "dpo", "ppo", "rloo", "refuel", "refuel_online"])
+def test_the_model_card_states_data_settings_and_metrics(step, tmp_path):
+    titles = {"sft": "Supervised fine-tuning", "reward": "Reward model", "dpo": "Direct preference optimisation"}
+    titles |= {"ppo": "PPO with macro", "rloo": "RLOO, without a critic", "refuel": "REFUEL on pairs"}
+    record = new_record("ppo" if step == "rloo" else step, [], 1, 1)
     record.data = {"sources": [{"name": "tldr", "train": 120, "eval": 30}]}
     record.metrics = {"eval/scores": 1.23456789}
-    write_model_card(tmp_path, "mine", "policy", "base/model", {"ngram": "5", "kl_coef": 0.1}, record)
-    card = (tmp_path / "README.md").read_text()
-    head, body = card.split("---\n", 2)[1:]
+    settings = {"ngram": "5", "kl_coef": 0.1} | ({"advantage_estimator": "rloo"} if step == "rloo" else {})
+    write_model_card(tmp_path, "mine", "policy", "base/model", settings, record)
+    head, body = (tmp_path / "README.md").read_text().split("---\n", 2)[1:]
     assert "library_name: transformers" in head
-    for text in (
-        "# mine: policy",
-        title,
-        "started from `base/model`",
-        "- `tldr`: 120 training and 30 held-out rows",
-        "- `--ngram`: 5",
-        "- `--kl_coef`: 0.1",
-        "- eval/scores: 1.235",
-        f"torch {record.packages['torch']}",
-    ):
-        assert text in body
+    texts = ["# mine: policy", titles.get(step, "REFUEL with users"), "started from `base/model`", "- `--ngram`: 5"]
+    texts += ["- `tldr`: 120 training and 30 held-out rows", "- `--kl_coef`: 0.1", "- eval/scores: 1.235"]
+    assert all(text in body for text in [*texts, f"torch {record.packages['torch']}"])
 
 
 def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
@@ -181,10 +164,3 @@ def test_due():
     assert [n for n in range(1, 13) if due(5, n - 1, n)] == [5, 10]
     assert [n for n in range(4, 25, 4) if due(6, n - 4, n)] == [8, 12, 20, 24]
     assert not any(due(0, n - 1, n) for n in range(1, 13))
-
-
-def test_models_along_the_way(group, tokenizer, tmp_path):
-    config = ppo_config(tmp_path)
-    model = SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")
-    ModelFolders([model], tokenizer, config, run_of("ppo", config)).save_after(40)
-    assert (tmp_path / "models" / "step-40" / "actor" / "model.safetensors").is_file()
