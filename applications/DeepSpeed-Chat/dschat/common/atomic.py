@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and folders that are whole or not there: written beside their place, flushed to the disk, then renamed.
 
-This is the one place that renames. What a kill leaves between two renames is put right by `recover`, `recover_folder`
-and `Backup.restore`, which whoever writes, or reads what was written, calls when it starts.
+Nothing else renames. What a kill leaves between two renames is put right when whoever writes, or reads what was
+written, starts again: by `recover`, `recover_folder` or `Backup.restore`.
 """
 
-from __future__ import annotations
-
+import glob
 import os
 import re
 import shutil
@@ -27,9 +26,8 @@ ABANDONED = 24 * 3600.0  # seconds after which what is being written belongs to 
 def writing(file: Path, shared: bool = False) -> Iterator[Path]:
     """A path to write a file to, which is in its place afterwards; until then, and if that fails, nothing changes.
 
-    Its folder is made if need be; a pipe or a device is written as it is. `shared`: several processes may write it at
-    the same time, the last one's stays; hidden entries of the folder, which holds nothing else, go when a day old.
-    Raises OSError where it cannot be written.
+    Its folder is made if need be; pipes and devices are written as they are. With `shared`, several processes may
+    write it at the same time: the last one's stays. Raises OSError.
     """
     if file.exists() and not file.is_file():
         yield file
@@ -55,11 +53,11 @@ def write_file(file: Path, content: str | bytes) -> None:
 def writing_folder(folder: Path, shared: bool = False) -> Iterator[Path]:
     """A new folder to write into, which is in its place afterwards; one that was there stays until then.
 
-    See `recover_folder`. With `shared` the first one's stays, see `writing`. Raises OSError as that does.
+    See `recover_folder`. `shared` as of `writing`, but the first one's stays. Raises OSError.
     """
     with _new_folder(_beside(folder, shared)) as beside:
         yield beside
-        _flush_all(beside)
+        flush(*beside.rglob("*"), beside)
         try:
             (os.replace if shared else put)(beside, folder)
         except OSError:
@@ -77,7 +75,7 @@ def writing_into(place: Path, beside: Path, before_moving: Callable[[], None]) -
     recover(place)
     with _new_folder(beside):
         yield beside
-        _flush_all(beside)
+        flush(*beside.rglob("*"), beside)
         before_moving()
         place.mkdir(parents=True, exist_ok=True)
         move_all(beside, place)
@@ -117,8 +115,8 @@ def made_way(folder: Path) -> list[Path]:
     """What was at a folder's place until a kill, newest first; earlier versions named it by their process."""
     earlier = "" if folder.exists() else r"|\.\d+\.old"
     name = re.compile(rf"\.{re.escape(folder.name)}(?:{re.escape(REPLACED)}{earlier})")
-    found = [entry for entry in folder.parent.glob(".*") if name.fullmatch(entry.name)]
-    return sorted(found, key=lambda entry: -entry.stat().st_mtime)
+    left = (entry for entry in folder.parent.glob(".*") if name.fullmatch(entry.name))
+    return sorted(left, key=lambda entry: entry.stat().st_mtime, reverse=True)
 
 
 def recover_folder(folder: Path) -> None:
@@ -146,13 +144,11 @@ class Backup:
         if self._folder.exists():
             move_all(self._folder, self._place)
 
-    def drop(self) -> bool:
-        """Deletes what was put aside; whether there was anything."""
-        if not self._folder.exists():
-            return False
-        os.replace(self._folder, self._place / DELETED)
-        remove(self._place / DELETED)
-        return True
+    def drop(self) -> None:
+        """Deletes what was put aside, if anything was."""
+        if self._folder.exists():
+            os.replace(self._folder, self._place / DELETED)
+            remove(self._place / DELETED)
 
 
 def remove(folder: Path) -> None:
@@ -160,27 +156,30 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def flush(path: Path) -> None:
-    """Waits until a file, or a folder's list of names, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Removes what killed processes left of what several write, as a glob pattern names it, when it is a day old."""
+    for left in folder.glob(pattern):
+        with suppress(OSError):  # another process removed it
+            if time.time() - left.stat().st_mtime > ABANDONED:
+                remove(left) if left.is_dir() else left.unlink()
 
 
-def _flush_all(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        flush(path)
+def flush(*paths: Path) -> None:
+    """Waits until files, and folders' lists of names, are on the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _beside(path: Path, shared: bool) -> Path:
     """Where a file or folder is written; of its own for each writer where there are several."""
-    for left in path.parent.glob(".*") if shared else ():
-        with suppress(OSError):  # another process removed it
-            if time.time() - left.stat().st_mtime > ABANDONED:
-                remove(left) if left.is_dir() else left.unlink()
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}{WRITING}" if shared else f".{path.name}{WRITING}")
+    if not shared:
+        return path.with_name(f".{path.name}{WRITING}")
+    remove_abandoned(path.parent, f".{glob.escape(path.name)}.*{WRITING}")
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}{WRITING}")
 
 
 @contextmanager

@@ -117,7 +117,7 @@ class ReplyCache:
     def put(self, digest: str, reply: Reply) -> None:
         """Keeps an answer that is of use; raises UserError where the folder cannot be written."""
         if self._is_usable(reply):
-            write_rows(self._file(digest), [asdict(reply)], shared=True)
+            write_rows(self._file(digest), [asdict(reply)])
 
     def _file(self, digest: str) -> Path:
         return self.folder / digest[:2] / f"{digest}.json"

@@ -110,10 +110,10 @@ def dump_row(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace").decode("utf-8") + "\n"
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], shared: bool = False) -> None:
-    """Writes a file at once, see `dschat.common.atomic.writing`; raises UserError where it cannot be written."""
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a file at once, whoever else writes it at the same time; raises UserError where it cannot be written."""
     try:
-        with writing(path, shared) as beside, open(beside, "w", encoding="utf-8") as file:
+        with writing(path, shared=True) as beside, open(beside, "w", encoding="utf-8") as file:
             file.writelines(map(dump_row, rows))
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from error

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dschat.common.atomic import remove, writing_folder
+from dschat.common.atomic import remove, remove_abandoned, writing_folder
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ def new_entry(key: str, schema: pa.Schema) -> Iterator[EntryWriter]:
     Raises:
         OSError: the cache cannot be written.
     """
+    remove_abandoned(cache_folder(), ".*")  # also what earlier versions called otherwise
     with writing_folder(cache_folder() / key, shared=True) as folder:
         yield EntryWriter(folder, schema)
 

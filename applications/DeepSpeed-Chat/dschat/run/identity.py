@@ -95,7 +95,7 @@ def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> I
     }
     once_one_name = before.get("--lora_module_name", "").startswith('"')
     changed = {"--lora_module_name": f"[{before['--lora_module_name']}]"} if once_one_name else {}
-    if EARLIER_TOKENIZER not in before and before.get(TOKENIZER) == now[EARLIER_TOKENIZER]:
+    if EARLIER_TOKENIZER not in before and before.get(TOKENIZER, "") == now.get(EARLIER_TOKENIZER):
         changed[TOKENIZER] = now[TOKENIZER]
     return {name: defaults[name] for name in now if name in defaults} | before | changed
 

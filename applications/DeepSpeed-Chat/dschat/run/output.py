@@ -227,9 +227,9 @@ class RunOutput:
 
     def forget_earlier_run(self) -> None:
         """Deletes what `take_over` put aside, now that what this run saved is in its place."""
-        if self._backup.drop():
-            for board in self._old_boards:
-                board.unlink(missing_ok=True)
+        self._backup.drop()
+        for board in self._old_boards:
+            board.unlink(missing_ok=True)
 
     def _left_by_earlier_run(self) -> list[Path]:
         folders = [self._place / name for name in RUN_FOLDERS if (self._place / name).is_dir()]
