@@ -14,6 +14,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from dschat.common.atomic import write_file
 from dschat.data import synthetic
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.formats.published import tldr_row
@@ -89,7 +90,7 @@ def _make_sft(task: Task, seed: int, place: Path) -> None:
     gold = draw(task, model, tokenizer, SAMPLES, seed, "start")[1]
     save(place / "sft", model, tokenizer)
     scores = {"mean": float(gold.mean()), "spread": float(gold.std())}
-    (place / "scores.json").write_text(json.dumps(scores) + "\n", encoding="utf-8")
+    write_file(place / "scores.json", json.dumps(scores) + "\n")
 
 
 def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
@@ -130,7 +131,7 @@ def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) ->
         given = RewardModelScores(model, BATCH)(select_rows(rollout, held_out), ResponseTexts([], [], []))  # type: ignore[arg-type]
         made = {"correlation_with_gold": float(torch.corrcoef(torch.stack([given, scores[held_out]]))[0, 1])}
     save(place, inner, tokenizer)
-    (place / "made.json").write_text(json.dumps(made) + "\n", encoding="utf-8")
+    write_file(place / "made.json", json.dumps(made) + "\n")
 
 
 def _fit_critic(model: ScalarModel, rollout: Rollout, scores: Tensor) -> None:

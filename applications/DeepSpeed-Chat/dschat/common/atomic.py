@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and folders that are whole or not there: written beside their place, flushed to the disk, then renamed.
 
-Nothing else renames. What a kill leaves between two renames is put right when whoever writes, or reads what was
-written, starts again: by `recover`, `recover_folder` or `Backup.restore`.
+Nothing else renames. What a kill leaves the next start puts right: `recover`, `recover_folder`, `Backup.restore`.
 """
 
 import glob
