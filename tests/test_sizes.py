@@ -23,6 +23,7 @@ from torch.nn.functional import linear
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dialogue_cases import chat_tokenizer
+from dschat.common.fingerprints import INNER_SAMPLE, SAMPLE, model_hash
 from dschat.data import cache
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
 from dschat.data.dialogues import turn_end
@@ -38,7 +39,7 @@ from dschat.models.layout import group_by_length
 from dschat.rl.logprobs import Head, chunk_positions, token_logprobs
 from dschat.rollouts.choose import inverse_cdf
 from dschat.rollouts.compacting import sample
-from dschat.run.identity import INNER_SAMPLE, SAMPLE, is_same, model_hash
+from dschat.run.identity import is_same
 from dschat.scoring.programs import pool as programs
 from dschat.scoring.programs.problem import exact_int
 from dschat.trainers import checks
@@ -157,8 +158,8 @@ ELSEWHERE = {
     "data.loading.LARGE": "data/test_loading.py::test_the_step_takes_large_data_from_the_cache",
     "data.loading.HUB_ROW": "data/test_loading.py::test_rows_of_the_hub_count_2000_bytes_each",
     "data.parallel.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
-    "run.identity.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "run.identity.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "common.fingerprints.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "common.fingerprints.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
     "scoring.programs.pool.KEPT": "test_sizes.py::test_outcomes_of_many_programs",
     "scoring.serve.LARGEST_REQUEST": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
     "trainers.checks.MOST_KEPT": "test_sizes.py::test_batches_that_are_kept",

@@ -14,7 +14,7 @@ import torch
 
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.scoring.reward_model import RewardModelScores
-from dschat.trainers import PPOModels
+from dschat.trainers.ppo_models import PPOModels
 from factories import (
     engine_of,
     frozen_engine_of,

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from dschat.data.shares import load_share
 from dschat.errors import UserError
 from dschat.plan.counts import find_rows
 from factories import make_tokenizer
+from interruptions import CTRL_C, KILL, stopped_at
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
 LOOSE = ["--minimum_response_length", "0", "--validation_percentage", "0", "--max_length", "100"]
@@ -408,6 +410,29 @@ def test_a_folder_that_another_process_prepares_is_refused(source, model, tmp_pa
     lock.close()
     prepare(source, model, tmp_path / "out", "--overwrite", *LOOSE)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("how", [KILL, CTRL_C])
+def test_a_folder_is_found_wherever_its_replacement_was_stopped(how, source, model, tmp_path, monkeypatch) -> None:
+    """By training and by the next `prepare`: the old or the new one; also what earlier versions had put aside."""
+    monkeypatch.setattr("dschat.data.prepared.write.lengths_picture", lambda splits, info: b"")  # takes a second
+    prepare(source, model, tmp_path / "old", *LOOSE)
+    reached, point, found = True, 0, []
+    while reached:
+        folder = tmp_path / str(point) / "out"
+        shutil.copytree(tmp_path / "old", folder)
+        command = ["prepare", str(source), "--output", str(folder), "--tokenizer", model, "--overwrite", *LOOSE]
+        reached = stopped_at(point, how, partial(main, [*command, "--num_samples", "7"]))
+        if point % 2:
+            found.append(len(prepared_share(find_prepared([str(folder)])).train))
+        else:
+            prepare(source, model, folder, *LOOSE, status=2)  # it exists
+        assert main(command) == 0
+        assert [entry.name for entry in folder.parent.iterdir()] == ["out"], "nothing is left behind"
+        point += 1
+    assert found == sorted(found, reverse=True) and {*found} == {20, 7}
+    (tmp_path / "old").rename(tmp_path / ".old.71.old")
+    assert len(prepared_share(find_prepared([str(tmp_path / "old")])).train) == 20
 
 
 def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplog, monkeypatch) -> None:

@@ -29,8 +29,8 @@ import torch
 from dschat.config.sft import SFTConfig
 from dschat.main import run_main
 from dschat.run.checkpoint import Checkpoints
-from dschat.run.progress import Progress
-from dschat.run.random_states import random_states
+from dschat.run.state import Progress
+from dschat.run.state import random_states
 
 def train(config, run):
     checkpoints = Checkpoints({}, config, run, {})

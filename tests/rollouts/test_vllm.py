@@ -17,7 +17,7 @@ from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm import VllmEngine
-from dschat.run.random_states import random_states
+from dschat.run.state import random_states
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo_models import PPOModels
 from dschat.trainers.selfcheck import TOLERANCE

@@ -11,7 +11,7 @@ import torch
 from closeness import UPDATE, assert_near, near
 from dschat.errors import UserError
 from dschat.rollouts.compacting import CompactingEngine
-from dschat.run.seeds import SeedKind, derive_seed
+from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import Scores

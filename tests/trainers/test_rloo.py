@@ -17,7 +17,7 @@ from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.generate import GenerateEngine
 from dschat.rollouts.uniform import row_seed
 from dschat.run.checkpoint import Checkpoints
-from dschat.run.seeds import SeedKind
+from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.programs.outcome import Outcome
 from dschat.scoring.programs.scores import ProgramScores

@@ -19,7 +19,7 @@ from dschat.rl.types import Trajectory
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
-from dschat.run.random_states import random_states
+from dschat.run.state import random_states
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.dpo import DPOTask
 from dschat.trainers.refuel_pairs import RefuelTask

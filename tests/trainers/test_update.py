@@ -18,7 +18,7 @@ from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Trajectory
 from dschat.rollouts.engine import Drawn
 from dschat.rollouts.uniform import row_seed
-from dschat.run.seeds import SeedKind
+from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.loop import total_updates
 from dschat.trainers.ppo_models import MovingAverage, PPOModels

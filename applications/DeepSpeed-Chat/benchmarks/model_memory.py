@@ -44,7 +44,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.models.tiny import train_tokenizer
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, world_size
-from dschat.trainers.ppo.moving_average import MovingAverage
+from dschat.trainers.ppo_models import MovingAverage
 
 EVERY = 0.002  # seconds between two looks
 GB = 1e9  # bytes

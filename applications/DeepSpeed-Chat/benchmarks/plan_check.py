@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from dschat.trainers.ppo.late_credit import LateCredit
 from machine import machine
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaForSequenceClassification
 
@@ -43,10 +44,9 @@ from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
-from dschat.trainers.ppo.credit import assign_credit
-from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
-from dschat.trainers.ppo.models import PPOModels
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from dschat.trainers.credit import assign_credit
+from dschat.trainers.ppo_models import PPOModels
+from dschat.trainers.ppo_update import PendingBatch, UpdateSettings, ppo_update
 
 MB = 1e6  # bytes
 SHAPES = {"S": (2048, 128, 4), "M": (32_000, 256, 6)}  # vocabulary, width, layers

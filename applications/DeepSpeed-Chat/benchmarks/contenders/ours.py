@@ -32,12 +32,12 @@ def main() -> None:
     from dschat.rl.estimators import ESTIMATORS
 
     ESTIMATORS["gae"] = meter.inside(MACRO_ACTIONS, ESTIMATORS["gae"])
-    from dschat.trainers.ppo.clock import Clock
     from dschat.trainers.ppo.trainer import PPOTrainer
 
     from dschat.conditions.termination import TerminationCondition
     from dschat.config.ppo import PPOConfig
     from dschat.main import run_main
+    from dschat.trainers.iteration import Clock
 
     patched: Any = PPOTrainer
     patched.iterate = measured(PPOTrainer.iterate, job, meter)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from dschat.trainers.ppo.credit import assign_credit
 from torch import Tensor
 
 from dschat.config.ppo import PPOConfig
@@ -21,6 +20,7 @@ from dschat.rl.macro_actions import pool_rewards, pool_values, segment, to_token
 from dschat.rl.masked import last_true
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import MacroActions, PPOBatch, Trajectory
+from dschat.trainers.credit import assign_credit
 
 Estimator = Callable[[Trajectory, MacroActions, float, PPOConfig], PPOBatch]
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from dschat.trainers.ppo.credit import assign_credit
-from dschat.trainers.ppo.sampler import ActorSampler
 from dschat.trainers.ppo.trainer import PPOTrainer
 from torch import Tensor
 
@@ -24,8 +22,10 @@ from dschat.rl.masked import masked_moments
 from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory
 from dschat.run.metrics import MetricsLog
-from dschat.run.records import new_record
+from dschat.run.output import new_record
 from dschat.scoring.source import ResponseTexts, ScoreSource
+from dschat.trainers.credit import assign_credit
+from dschat.trainers.ppo_models import ActorSampler
 from trials.conditions import HighEntropy
 from trials.estimators import ESTIMATORS, Estimator, values_of
 from trials.spec import BATCH, Spec

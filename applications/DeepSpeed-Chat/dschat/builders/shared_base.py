@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from dschat.builders.names import ACTOR, CRITIC, REWARD
+from dschat.common.fingerprints import model_hash
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
@@ -21,7 +22,6 @@ from dschat.models.load import open_config
 from dschat.models.scalar import ScalarModel
 from dschat.models.scored_at import warn_of_reward_loss
 from dschat.models.shared_base import adapter_settings, classifier_beside, find_adapter, load_adapter
-from dschat.run.identity import model_hash
 from dschat.scoring.reward_model import RewardModelScores
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from dschat.common.display import HOST, check_address, gradio
 from dschat.common.script import run_script
-from dschat.common.web_page import HOST, check_address, gradio
 from dschat.demo.checkpoints import find_checkpoints
 from dschat.demo.options import DemoOptions, parse_options
 

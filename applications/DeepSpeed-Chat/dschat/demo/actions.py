@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from dschat.common.hidden_text import EMPTY
-from dschat.common.web_page import Component
+from dschat.common.display import EMPTY, Component
 from dschat.demo.chats import Conversation, Stops
 from dschat.demo.checkpoints import chosen, find_checkpoints
 from dschat.demo.markup import answer_html, status_html, summary_html, text_html

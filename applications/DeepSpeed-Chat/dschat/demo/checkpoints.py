@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
-from dschat.common.hidden_text import visible
+from dschat.common.display import visible
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
 from dschat.inference.text_options import FLAGS_FILE, STEP

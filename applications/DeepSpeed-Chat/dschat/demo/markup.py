@@ -3,7 +3,7 @@
 
 from html import escape
 
-from dschat.common.hidden_text import EMPTY, visible
+from dschat.common.display import EMPTY, visible
 from dschat.demo.session import Reply
 from dschat.macro_view.html import legend_html, macro_spans
 

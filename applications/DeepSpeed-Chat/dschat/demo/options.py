@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from dschat.common.display import HOST
 from dschat.common.script import add_flags, flag
-from dschat.common.web_page import HOST
 from dschat.config.macro_actions import TerminationFlags, parse_ngram
 from dschat.errors import UserError
 from dschat.inference.options import DTYPES, check_known, check_positive, check_temperature

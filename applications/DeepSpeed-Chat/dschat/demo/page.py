@@ -6,7 +6,7 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
-from dschat.common.web_page import Component, gradio, launch
+from dschat.common.display import Component, gradio, launch
 from dschat.demo.actions import Actions, Update
 from dschat.demo.chats import Conversation
 from dschat.demo.checkpoints import find_checkpoints

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from dschat.common.hidden_text import visible
+from dschat.common.display import visible
 from dschat.demo.chats import Conversation
 from dschat.demo.checkpoints import find_checkpoints
 from dschat.demo.session import Reply, Session

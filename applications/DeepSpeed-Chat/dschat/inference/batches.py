@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of prompts → entries of a journal, which an interruption does not lose."""
 
-import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import Journal
 from dschat.common.progress import progress
 from dschat.data.examples import PromptExample
@@ -117,21 +116,11 @@ def settings_of(
         names = ("best_of", "temperatures", "single_temperatures")
         settings |= {flag_of(name).removeprefix("--"): list(getattr(options, name)) for name in names}
     if isinstance(options, ScoredOptions):
-        settings |= {"reward-model": fingerprint(options.reward_model), "rm-template": options.rm_template}
+        settings |= {"reward-model": folder_stamp(options.reward_model), "rm-template": options.rm_template}
     return settings | {
         "num-samples": options.samples,
         "device": device.type,
         "dtype": str(dtype).removeprefix("torch."),
-        "model": None if path is None else fingerprint(path),
+        "model": None if path is None else folder_stamp(path),
         "data-path": f"{options.data_path or options.dataset} (rows {selection.digest})",
     }
-
-
-def fingerprint(path: str) -> str:
-    """A model's place and, of a folder, 12 hexadecimal digits that change when its files are written again."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return path
-    stats = sorted((file.name, file.stat()) for file in folder.iterdir() if file.is_file())
-    listing = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
-    return f"{os.path.abspath(path)} (files {hashlib.sha256(listing.encode()).hexdigest()[:12]})"

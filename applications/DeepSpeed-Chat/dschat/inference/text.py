@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import Journal
 from dschat.data.formats.rows import Row
 from dschat.data.prepared.folder import open_prepared
@@ -17,7 +18,7 @@ from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.evaluation.text.report import without_nan, write_text_report
 from dschat.evaluation.text.results import policy_result, reward_result
-from dschat.inference.batches import LARGER, Work, batches_of, do_batches, enough_memory, fingerprint
+from dschat.inference.batches import LARGER, Work, batches_of, do_batches, enough_memory
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.policy import load_policy, locate_policy
 from dschat.inference.prompts import shuffled
@@ -54,7 +55,7 @@ def run_text(options: TextOptions) -> str:
     settings = {name.replace("_", "-"): getattr(options, name) for name in RECORDED}
     settings |= {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
     settings |= {"data": f"{options.data} (rows {hashlib.sha256(texts.encode()).hexdigest()[:12]})"}
-    settings |= {"models": [f"{each.name}: {fingerprint(each.path)}" for each in subjects]}
+    settings |= {"models": [f"{each.name}: {folder_stamp(each.path)}" for each in subjects]}
     with closing(Journal(path, settings, options.overwrite)) as journal:
         written = {each.name: _measure(each, rows, options, journal, device, dtype) for each in subjects}
         policies = [policy_result(written[each.name]) for each in subjects if each.kind == "policy"]

@@ -12,7 +12,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from dschat.common.hidden_text import pictures
+from dschat.common.display import pictures
 
 # Tints of the Okabe-Ito colours (fill, edge). Neighbours differ for every common form of colour blindness, and the
 # edge on the left marks where a macro action begins without any colour.

@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 from itertools import groupby
 
-from dschat.common.hidden_text import pictures
+from dschat.common.display import pictures
 from dschat.macro_view.html import MacroToken
 
 # Black on light backgrounds of the 256-colour palette; neighbours differ in lightness, too.

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from dschat.common.tables import text_table
+from dschat.common.display import text_table
 from dschat.config.common import CommonConfig
 from dschat.config.dpo import DPOConfig
 from dschat.config.ppo import PPOConfig

@@ -138,7 +138,7 @@ class ServerWriter:
 
     def _send(self, body: dict[str, object]) -> Reply | None:
         """The server's answer; None where it refuses this text though it has answered others."""
-        from dschat.common.chat_requests import FormRefused, complete
+        from dschat.common.chat_servers import FormRefused, complete
 
         flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
         try:

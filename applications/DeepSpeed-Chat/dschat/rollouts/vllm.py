@@ -20,7 +20,7 @@ from dschat.rollouts.engine import Draw, Drawn
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm_weights import check_layers, plain_weights
 from dschat.run.distributed import device
-from dschat.run.random_states import random_states, set_random_states
+from dschat.run.state import random_states, set_random_states
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -40,11 +40,7 @@ class ProcessReport:
 def preflight(config: CommonConfig) -> None:
     """Compares all processes: package versions, output_dir writable and shared, enough memory for the models.
 
-    Args:
-        config: the run's flags.
-
-    Raises:
-        UserError: on every rank, naming the rank that cannot go on.
+    Raises UserError on every rank, naming the rank that cannot go on.
     """
     output_dir = Path(config.output_dir)
     problem = _folder_problem(output_dir)
@@ -69,12 +65,7 @@ def preflight(config: CommonConfig) -> None:
 
 
 def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
-    """Raises UserError at the first problem.
-
-    Args:
-        reports: of all ranks, in order.
-        output_dir: for the message.
-    """
+    """Raises UserError at the first problem in the reports of all ranks, which are in order."""
     first = reports[0]
     processes = Counter(report.host for report in reports)
     for report in reports:

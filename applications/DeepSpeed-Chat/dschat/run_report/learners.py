@@ -8,9 +8,9 @@ from statistics import fmean
 
 from matplotlib.figure import Figure
 
+from dschat.common.display import markdown_table, text_table
 from dschat.common.pictures import COLOURS, GREY, MARKERS, interval_line, plain_axes, plain_legend, png
 from dschat.common.statistics import mean_interval
-from dschat.common.tables import markdown_table, text_table
 
 HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length", "seconds")
 

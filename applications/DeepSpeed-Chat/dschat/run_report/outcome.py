@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dschat.common.display import text_table
 from dschat.common.statistics import (
     Estimate,
     Rate,
@@ -15,7 +16,6 @@ from dschat.common.statistics import (
     unpaired_error,
     win_rates,
 )
-from dschat.common.tables import text_table
 from dschat.run_report.data import HeldOut, RunData
 from dschat.run_report.speed import speed_rows
 

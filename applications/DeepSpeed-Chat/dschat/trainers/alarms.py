@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.run.distributed import is_main
-from dschat.run.progress import Json
-from dschat.run.terminal import after
+from dschat.run.metrics import after
+from dschat.run.state import Json
 
 logger = logging.getLogger(__name__)
 

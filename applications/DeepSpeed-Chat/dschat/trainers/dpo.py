@@ -48,7 +48,7 @@ class DPOTask:
             pad_id: of the tokenizer.
             config: the flags.
             run: its folder keeps the log-probs of the reference.
-            model: the policy's `dschat.run.identity.model_hash`.
+            model: the policy's `dschat.common.fingerprints.model_hash`.
         """
         self.train, self.eval = train, eval
         self._pad_id, self._config, self._run, self._model = pad_id, config, run, model

@@ -16,7 +16,7 @@ from dschat.models.engines import Trained
 from dschat.rl.types import tensors_of
 from dschat.run.distributed import device
 from dschat.run.metrics import Means
-from dschat.run.progress import Json
+from dschat.run.state import Json
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE
 
 Metrics = dict[str, float]

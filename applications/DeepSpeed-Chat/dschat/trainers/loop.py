@@ -21,8 +21,7 @@ from dschat.run.distributed import is_main, rank, world_size
 from dschat.run.identity import identity_of
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
 from dschat.run.output import Run, RunOutput, due
-from dschat.run.progress import Progress
-from dschat.run.random_states import random_states, set_random_states
+from dschat.run.state import Progress, random_states, set_random_states
 from dschat.trainers.evaluation import Sample, write_samples
 from dschat.trainers.iteration import Metrics, State
 from dschat.trainers.nonfinite import NonFinite

@@ -16,13 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dschat.common.atomic import write_file
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.rl.types import PPOBatch, ScoredRollout, tensors_of
 from dschat.run.distributed import barrier, broadcast_object, first_over_ranks, gather_objects, is_main, rank
+from dschat.run.metrics import after
 from dschat.run.output import Run
-from dschat.run.progress import Json
-from dschat.run.terminal import after
+from dschat.run.state import Json
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ def _write(folder: Path, stem: str, tensors: Mapping[str, Tensor], record: Json)
         if len(list(folder.glob(f"*-rank-{rank()}.json"))) >= MOST_KEPT:
             return False
         save_file({name: x.detach().cpu().clone() for name, x in tensors.items()}, folder / f"{stem}.safetensors")
-        (folder / f"{stem}.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+        write_file(folder / f"{stem}.json", json.dumps(record, indent=1))
     except (OSError, SafetensorError) as error:
         logger.warning("%s could not be written: %s", folder / stem, error)
         return False

@@ -23,9 +23,7 @@ from dschat.rollouts.engine import Drawn
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run
-from dschat.run.progress import Json
-from dschat.run.random_states import random_states
-from dschat.run.seeds import SeedKind, derive_seed
+from dschat.run.state import Json, SeedKind, derive_seed, random_states
 from dschat.scoring.source import Measured, ResponseTexts
 from dschat.trainers.alarms import Alarms
 from dschat.trainers.credit import assign_credit, with_scores

@@ -18,7 +18,7 @@ from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_response
 from dschat.rollouts.engine import Drawn, RolloutEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
-from dschat.run.seeds import SeedKind
+from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource
 

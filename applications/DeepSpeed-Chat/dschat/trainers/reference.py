@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dschat.common.atomic import writing
 from dschat.common.progress import progress
 from dschat.data.collate import eval_batches
 from dschat.data.preferences import PreferenceExample, collate_preferences
@@ -68,7 +68,7 @@ def with_logprobs(examples: Sequence[Pair], logprobs: Tensor) -> list[Pair]:
 def describe_reference(
     examples: Sequence[PreferenceExample], model: str, dtype: torch.dtype, temperature: float
 ) -> dict[str, str]:
-    """What reference log-probs depend on, by name; `model` is the policy's `dschat.run.identity.model_hash`."""
+    """What reference log-probs depend on, by name; `model` is the policy's `dschat.common.fingerprints.model_hash`."""
     ids = hashlib.sha256()
     for example in examples:
         ids.update(json.dumps([example.prompt_ids, example.chosen_ids, example.rejected_ids]).encode())
@@ -115,10 +115,8 @@ def reference_logprobs(
     numbers = _compute(engine, examples, pad_id, batch_size, temperature)
     if is_main():
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            beside = file.with_name(f".{file.name}.writing")
-            save_file({CONTENT: numbers}, beside, metadata=dict(identity))
-            os.replace(beside, file)
+            with writing(file) as beside:
+                save_file({CONTENT: numbers}, beside, metadata=dict(identity))
         except (OSError, SafetensorError) as error:
             logger.warning("%s could not be written, the log-probs are computed again next time: %s", file, error)
     barrier()

@@ -27,8 +27,7 @@ from dschat.rollouts.uniform import row_seed
 from dschat.run.distributed import device, sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.output import Run
-from dschat.run.random_states import random_states
-from dschat.run.seeds import SeedKind
+from dschat.run.state import SeedKind, random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.evaluation import Sample, evaluate_dialogues
 from dschat.trainers.iteration import Clock, Iteration, Metrics, State, UpdateProgress, run_updates, state_with

@@ -27,7 +27,7 @@ from dschat.rollouts.engine import Drawn, RolloutEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
 from dschat.run.distributed import device
-from dschat.run.seeds import SeedKind
+from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.dialogue_scores import DialogueScores
 

@@ -140,7 +140,7 @@ class Kept:
         Args:
             config: the flags.
             pad_id: of the tokenizer.
-            model: the policy's `dschat.run.identity.model_hash`.
+            model: the policy's `dschat.common.fingerprints.model_hash`.
             run: its folder keeps them, unless --task.cluster names another place.
         """
         self._config, self._pad_id, self._model, self._run = config, pad_id, model, run

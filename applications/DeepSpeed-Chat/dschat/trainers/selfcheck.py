@@ -23,7 +23,7 @@ from dschat.rl.masked import last_true
 from dschat.rl.types import ScoredRollout, Trajectory, select_rows
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import device, first_over_ranks, gather_objects
-from dschat.run.random_states import random_states, set_random_states
+from dschat.run.state import random_states, set_random_states
 from dschat.trainers.ppo_models import response_logprobs
 
 # Largest difference that rounding explains, by the precision of the forward pass; in units of the largest number that

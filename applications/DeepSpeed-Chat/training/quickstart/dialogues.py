@@ -7,9 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.common.launch import TRAINING, Processes, as_arguments, run_command, run_step
 from dschat.errors import UserError
-from inputs import COMMON
+from inputs import COMMON, TRAINING, Processes, as_arguments, run_command, run_step
 
 ROOT = TRAINING.parents[2]
 GOLD = TRAINING.parent / "dschat" / "data" / "synthetic_dialogues.py"
@@ -110,8 +109,8 @@ def refuel_flags(data: Path, sft: Path, output: Path, scale: Scale) -> list[str]
 
 def scores_by_round(run: Path) -> str:
     """The evaluations of a run as a table."""
+    from dschat.common.display import markdown_table
     from dschat.common.statistics import mean_interval
-    from dschat.common.tables import markdown_table
 
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     evaluations = [row for row in map(json.loads, lines) if "eval/scores" in row]

@@ -12,9 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dialogues
-from dschat.common.launch import Processes, as_arguments, run_step
 from dschat.errors import UserError
-from inputs import COMMON, FULL, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
+from inputs import (
+    COMMON,
+    FULL,
+    SMALL,
+    Processes,
+    Scale,
+    as_arguments,
+    critic_flags,
+    make_inputs,
+    ppo_flags,
+    run_step,
+    supervised_flags,
+)
 
 if TYPE_CHECKING:
     from dschat.run_report.learners import Learner

@@ -9,9 +9,20 @@ import sys
 import time
 from pathlib import Path
 
-from dschat.common.launch import Processes, run_step
 from dschat.errors import UserError
-from inputs import COMMON, FULL, RUNS, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
+from inputs import (
+    COMMON,
+    FULL,
+    RUNS,
+    SMALL,
+    Processes,
+    Scale,
+    critic_flags,
+    make_inputs,
+    ppo_flags,
+    run_step,
+    supervised_flags,
+)
 
 REGIME = (
     "Regime: 64 tokens, a score at the end, a critic that starts from nothing, whitened advantages. With seeds 0 to 9,"

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.common.launch import Processes, as_arguments, run_command, run_step
 from dschat.errors import UserError
+from inputs import Processes, as_arguments, run_command, run_step
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from dschat.common.launch import Processes, run_step
 from dschat.config.reward import RewardLoss
 from dschat.errors import UserError
-from inputs import COMMON, FULL, SMALL, Scale, make_inputs, supervised_flags
+from inputs import COMMON, FULL, SMALL, Processes, Scale, make_inputs, run_step, supervised_flags
 
 ONE = Processes()
 END, OWN, MEANS = "eval/end_accuracy", "eval/accuracy", "eval/mean_accuracy"

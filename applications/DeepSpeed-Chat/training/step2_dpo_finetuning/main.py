@@ -17,12 +17,13 @@ def train(config: DPOConfig, run: "RunOutput") -> None:
     from dschat.builders.data import load_step_data
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
+    from dschat.common.fingerprints import model_hash
     from dschat.data.dialogues import warn_of_turn_end
     from dschat.data.preferences import PreferenceExample, preference_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.identity import model_hash
     from dschat.run.model_folders import SavedModel
-    from dschat.run.records import warn_unless_made_by
+    from dschat.run.output import warn_unless_made_by
     from dschat.trainers.dpo import DPOTask
     from dschat.trainers.loop import loop_of, total_updates
     from dschat.trainers.supervised import Supervised

@@ -20,7 +20,7 @@ def train(config: RewardConfig, run: "RunOutput") -> None:
     from dschat.data.examples import PairExample, pair_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.model_folders import SavedModel
-    from dschat.run.records import warn_unless_made_by
+    from dschat.run.output import warn_unless_made_by
     from dschat.trainers.loop import loop_of, total_updates
     from dschat.trainers.reward import RewardTask
     from dschat.trainers.supervised import Supervised

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.common.lock import Lock
+from dschat.common.atomic import recover_folder
 from dschat.common.script import flag
 from dschat.data.formats.rows import DataKeys
-from dschat.data.prepared.folder import PLOT, SKIPPED, STAGES
+from dschat.data.prepared.folder import PLOT, SKIPPED, STAGES, lock_of
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def run_prepare(
         keys,
     )
     target = Target(Path(arguments.output), arguments.format, arguments.save_skipped, arguments.overwrite)
-    place = target.folder.resolve()
-    with closing(Lock(place.with_name(f".{place.name}.lock"), f"--output {target.folder}")):
+    with closing(lock_of(target.folder, "--output")):
+        recover_folder(target.folder.resolve())
         info = prepare(path, preparation, target, tokenizer, arguments.tokenizer, end_id)
     return "\n".join([f"{path} is prepared in {target.folder}", *(f"  {line}" for line in summary_of(info))])
 

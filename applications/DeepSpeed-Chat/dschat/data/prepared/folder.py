@@ -8,11 +8,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from dschat.common.atomic import made_way, recover_folder
 from dschat.common.jsonl import parse_json
+from dschat.common.lock import Lock
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 
@@ -90,13 +93,24 @@ class PreparedFolder:
         return content if isinstance(content, dict) else {}
 
 
+def lock_of(folder: Path, flag: str, waits: bool = False) -> Lock:
+    """The lock of whoever writes a prepared folder, see `Lock`; `flag` named it."""
+    place = folder.resolve()
+    return Lock(place.with_name(f".{place.name}.lock"), f"{flag} {folder}", waits)
+
+
 def open_prepared(path: str | Path) -> PreparedFolder | None:
     """The prepared folder at a path; None where there is none.
+
+    One that made way for a newer one whose `prepare` was killed comes back first.
 
     Raises:
         UserError: it lacks a file that it should have.
     """
     folder = Path(path)
+    if not folder.exists() and made_way(folder.resolve()):
+        with closing(lock_of(folder, "--data_path", waits=True)):
+            recover_folder(folder.resolve())
     if (folder / INFO).is_file():
         try:
             info = json.loads((folder / INFO).read_text(encoding="utf-8"))

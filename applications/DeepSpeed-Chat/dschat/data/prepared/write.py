@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a prepared folder: beside its place, then renamed."""
+"""Writes a prepared folder."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dschat.common.atomic import writing_folder
 from dschat.common.jsonl import write_rows
 from dschat.data.prepared.folder import (
     ARGUMENTS,
@@ -44,35 +43,20 @@ def write_folder(
     Raises:
         UserError: it cannot be written.
     """
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.writing")
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        for split, examples in splits.items():
-            if examples:
-                file = split_file(beside, info["stage"], split, info["format"])
-                (_write_parquet if info["format"] == "parquet" else _write_pt)(file, examples, info)
-        if info["format"] == "pt":
-            _write_pt_extras(beside, info)
-        if skipped is not None:
-            write_rows(beside / SKIPPED, (_told(example, reason) for example, reason in skipped))
-        (beside / PLOT).write_bytes(lengths_picture(splits, info))
-        (beside / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-        if folder.exists():
-            old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-            folder.rename(old)
-            try:
-                beside.rename(folder)
-            except OSError:
-                old.rename(folder)
-                raise
-            shutil.rmtree(old)
-        else:
-            beside.rename(folder)
+        with writing_folder(folder) as beside:
+            for split, examples in splits.items():
+                if examples:
+                    file = split_file(beside, info["stage"], split, info["format"])
+                    (_write_parquet if info["format"] == "parquet" else _write_pt)(file, examples, info)
+            if info["format"] == "pt":
+                _write_pt_extras(beside, info)
+            if skipped is not None:
+                write_rows(beside / SKIPPED, (_told(example, reason) for example, reason in skipped))
+            (beside / PLOT).write_bytes(lengths_picture(splits, info))
+            (beside / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _told(example: PreparedExample, reason: str) -> dict[str, object]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from dschat.common.display import markdown_table
 from dschat.common.statistics import MeanInterval, mean_interval
-from dschat.common.tables import markdown_table
 from dschat.errors import UserError
 from dschat.evaluation.best_of.estimator import PUBLISHED, best_of_first, expected_best
 from dschat.evaluation.best_of.read import Sweep, read_sweep

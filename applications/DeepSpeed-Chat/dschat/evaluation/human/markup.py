@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 
-from dschat.common.hidden_text import for_reading
+from dschat.common.display import for_reading
 from dschat.evaluation.human.guidelines import guidelines
 from dschat.evaluation.human.session import View
 

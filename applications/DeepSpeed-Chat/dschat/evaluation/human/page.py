@@ -6,7 +6,7 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
-from dschat.common.web_page import HOST, Component, check_address, gradio, launch
+from dschat.common.display import HOST, Component, check_address, gradio, launch
 from dschat.evaluation.human.markup import done_html, guidelines_html, item_html, note_html, progress_html
 from dschat.evaluation.human.screens import Screen, Screens
 from dschat.evaluation.human.session import LONGEST_NAME, Study

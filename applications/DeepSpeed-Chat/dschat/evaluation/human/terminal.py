@@ -4,7 +4,7 @@
 import shutil
 from collections.abc import Callable
 
-from dschat.common.hidden_text import for_reading, wrapped
+from dschat.common.display import for_reading, wrapped
 from dschat.evaluation.human.guidelines import guidelines
 from dschat.evaluation.human.session import CHOICES, HumanSession, ShownPair, View
 

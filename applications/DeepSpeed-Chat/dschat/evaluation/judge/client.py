@@ -4,8 +4,7 @@
 import logging
 import threading
 
-from dschat.common.chat_requests import FormRefused
-from dschat.common.chat_servers import Endpoint, Reply, ReplyCache, Unanswered
+from dschat.common.chat_servers import Endpoint, FormRefused, Reply, ReplyCache, Unanswered
 from dschat.common.journal import make_writable
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Spending

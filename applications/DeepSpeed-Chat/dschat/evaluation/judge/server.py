@@ -8,8 +8,7 @@ from typing import Any
 import httpx2
 import openai
 
-from dschat.common.chat_requests import complete, no_answer, short, text_of
-from dschat.common.chat_servers import Endpoint, Reply
+from dschat.common.chat_servers import Endpoint, Reply, complete, no_answer, short, text_of
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Spending, estimated_tokens
 from dschat.evaluation.judge.question import Form, Question, Stopped

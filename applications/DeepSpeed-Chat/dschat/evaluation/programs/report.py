@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dschat.common.tables import text_table
+from dschat.common.display import text_table
 from dschat.data.formats.registry import find_known
 from dschat.errors import UserError
 from dschat.evaluation.programs.pass_at_k import PassRates, pass_rates

@@ -3,8 +3,8 @@
 
 from collections.abc import Sequence
 
+from dschat.common.display import text_table, text_width
 from dschat.common.statistics import Rate, Tally, WinRates
-from dschat.common.tables import text_table, text_width
 from dschat.evaluation.report.results import SectionResult
 
 NONE = "–"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dschat.common.tables import markdown_table
+from dschat.common.display import markdown_table
 from dschat.errors import UserError
 from dschat.evaluation.text.plot import draw_results
 from dschat.evaluation.text.results import PolicyResult, RewardResult

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dschat.common.display import markdown_table
 from dschat.common.jsonl import read_rows
 from dschat.common.statistics import RESAMPLES, WinRates, win_rates
-from dschat.common.tables import markdown_table
 from dschat.errors import UserError
 from dschat.evaluation.pairs.comparisons import comparison_of
 

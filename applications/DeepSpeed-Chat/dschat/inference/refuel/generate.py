@@ -13,11 +13,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.chat_servers import Endpoint, ServerFlags, checked_address, checked_key
+from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import Journal
 from dschat.common.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
 from dschat.data.dialogues import Message, state, turn_end
-from dschat.inference.batches import LARGER, enough_memory, fingerprint
+from dschat.inference.batches import LARGER, enough_memory
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.policy import locate_policy
 from dschat.inference.refuel.options import GenerateOptions
@@ -187,11 +188,11 @@ def _settings(options: GenerateOptions, path: str, device: torch.device, dtype: 
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
     names += ["batch_size"] if options.rollout_engine == "generate" else []  # then the draws depend on it
     settings = {name.replace("_", "-"): getattr(options, name) for name in names}
-    settings |= {"device": device.type, "dtype": str(dtype).removeprefix("torch."), "model": fingerprint(path)}
+    settings |= {"device": device.type, "dtype": str(dtype).removeprefix("torch."), "model": folder_stamp(path)}
     if options.num_turns == 1:
         return settings
     if options.user_function:
         return settings | {"user-function": described_function(options.user_function)}
     on_server = options.user_server is not None
-    user = options.user_model if on_server else fingerprint(locate_policy(options.user_model))
+    user = options.user_model if on_server else folder_stamp(locate_policy(options.user_model))
     return settings | {"user-model": f"{user} on a server" if on_server else user}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dschat.common.atomic import writing
 from dschat.common.journal import make_writable
 from dschat.data import dialogue_pairs
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
@@ -103,10 +104,8 @@ def _write_parquet(table: "pyarrow.Table", file: Path) -> None:
     """Writes a file at once; raises UserError where the place cannot be written."""
     from pyarrow import parquet
 
-    beside = file.with_name(f".{file.name}.writing")
     try:
-        parquet.write_table(table, beside)
-        beside.replace(file)
+        with writing(file) as beside:
+            parquet.write_table(table, beside)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise UserError(f"{file}: cannot be written: {error}") from error

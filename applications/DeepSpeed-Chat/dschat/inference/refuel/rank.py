@@ -9,13 +9,14 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import Journal
 from dschat.common.user_function import call_function, load_function
 from dschat.data.dialogue_pairs import FAILED, FIRST, REWARD, SECOND, DialoguePair, read_dialogue_pair
 from dschat.data.dialogues import Dialogue
 from dschat.data.places import open_data
 from dschat.errors import UserError
-from dschat.inference.batches import LARGER, enough_memory, fingerprint
+from dschat.inference.batches import LARGER, enough_memory
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.refuel.options import RankOptions
 from dschat.inference.refuel.work import Entry, Place, described_function, digest, go_through, in_words
@@ -101,7 +102,7 @@ def _scorer_settings(options: RankOptions) -> dict[str, Any]:
         return settings | {"reward-function": described_function(options.reward_function)}
     device = choose_device(device=options.device)
     dtype = str(choose_dtype(options.dtype, device)).removeprefix("torch.")
-    model = {"reward-model": fingerprint(options.reward_model or ""), "max-length": options.max_length}
+    model = {"reward-model": folder_stamp(options.reward_model or ""), "max-length": options.max_length}
     return settings | model | {"device": device.type, "dtype": dtype}
 
 

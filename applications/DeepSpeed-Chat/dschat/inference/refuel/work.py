@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dschat.common.atomic import writing
+from dschat.common.fingerprints import content_hash, file_hash
 from dschat.common.journal import Journal
 from dschat.common.jsonl import parse_json, write_rows
 from dschat.common.progress import progress
@@ -78,11 +80,9 @@ class Place:
         target = Path(self.repo)
         if target.resolve() != self.folder.resolve():
             try:
-                target.mkdir(parents=True, exist_ok=True)
                 for name in files:
-                    beside = target / f".{name}.writing"
-                    shutil.copyfile(self.folder / name, beside)
-                    beside.replace(target / name)
+                    with writing(target / name) as beside:
+                        shutil.copyfile(self.folder / name, beside)
             except OSError as error:
                 raise UserError(
                     f"{FLAG} {target}: cannot be written: {error}; the rows are in {self.folder}"
@@ -142,5 +142,4 @@ def digest(rows: Iterable[object]) -> str:
 def described_function(spec: str) -> str:
     """A function by name, and the content of its file."""
     path = Path(spec.rpartition(":")[0])
-    content = path.read_bytes() if path.is_file() else b""
-    return f"{spec} (file {hashlib.sha256(content).hexdigest()[:12]})"
+    return f"{spec} (file {(file_hash(path) if path.is_file() else content_hash(b''))[:12]})"

@@ -1,15 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The global random states of a process, as tensors. What the run itself draws has seeds of its own."""
+"""What a run must know to go on where it was: counters, random states, and the seeds of what it draws itself."""
 
 import random
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+Json = dict[str, Any]  # type: ignore[explicit-any]  # an object that JSON can hold
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is, beside models and optimisers.
+
+    Attributes:
+        update: optimiser updates so far.
+        numbers: counters and coefficients, the same on every rank.
+        random: the global random states of this rank, see `random_states`.
+        tensors: of this rank: a rollout that is in use, and sums over it.
+    """
+
+    update: int
+    numbers: Json
+    random: dict[str, Tensor]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
 
 def random_states() -> dict[str, Tensor]:
-    """Of Python, NumPy, torch on the CPU and torch on each GPU."""
+    """The global random states of Python, NumPy, torch on the CPU and torch on each GPU."""
     version, words, gauss = random.getstate()
     numpy = np.random.get_state(legacy=False)
     states = {
@@ -34,3 +56,17 @@ def set_random_states(states: dict[str, Tensor]) -> None:
     for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if f"cuda{number}" in states:
             torch.cuda.set_rng_state(states[f"cuda{number}"], number)
+
+
+class SeedKind(IntEnum):
+    """What a seed is for; each kind draws numbers of its own."""
+
+    TRAINING = 0
+    EVALUATION = 1
+    SHUFFLE = 2
+    SELF_CHECK = 3
+
+
+def derive_seed(*parts: int) -> int:
+    """A 32-bit seed that depends on all parts."""
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
