@@ -12,11 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from data_fixtures import write_set
 from dschat.data.__main__ import main
-from dschat.data.formats.rows import DataKeys
-from dschat.data.inspect.check import check_report, describe_columns
-from dschat.data.inspect.histogram import bin_width, summary, text_histogram
-from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.steps import Settings
+from dschat.data.check import bin_width, check_report, describe_columns, summary, text_histogram
+from dschat.data.preview import Settings, preview_report
+from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from factories import put_before_texts
 

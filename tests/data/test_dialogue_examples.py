@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.data.dialogue_examples import (
+from dschat.data.dialogues import (
     MALFORMED,
     PROMPT_TOO_LONG,
     REPLY_TOO_LONG,
@@ -15,7 +15,7 @@ from dschat.data.dialogue_examples import (
     DialogueLimits,
     dialogue_examples,
 )
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 
 LIMITS = DialogueLimits(turns=2, prompt_tokens=5, reply_tokens=4, total_tokens=100)

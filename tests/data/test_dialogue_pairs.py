@@ -5,7 +5,7 @@ import pytest
 
 from dialogue_cases import TEMPLATES, chat_tokenizer
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
-from dschat.data.dialogues import turn_end
+from dschat.data.encoding import turn_end
 from dschat.errors import UserError
 from refuel_cases import row
 

@@ -4,15 +4,8 @@
 import pytest
 
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
-from dschat.data.dialogues import (
-    check_dialogue,
-    encode_replies,
-    encode_states,
-    messages_of_text,
-    num_turns,
-    state,
-    turn_end,
-)
+from dschat.data.dialogues import check_dialogue, encode_replies, encode_states, messages_of_text, num_turns, state
+from dschat.data.encoding import turn_end
 from dschat.errors import UserError
 
 TALK = dialogue("first question", "an answer", "second question", "more words", "third", "last")

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from dschat.data.encoding import decode_response, encode_prompts, encode_responses, prompt_text
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from factories import put_before_texts
 

@@ -8,15 +8,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dschat.data.examples import (
-    PairExample,
-    PromptExample,
-    SFTExample,
-    pair_examples,
-    prompt_examples,
-    sft_examples,
-)
-from dschat.data.formats.rows import Row
+from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from factories import put_before_texts
 

@@ -10,8 +10,7 @@ from datasets import Dataset, DatasetDict
 
 from dschat.common.jsonl import read_rows
 from dschat.data.__main__ import main
-from dschat.data.places import open_data
-from dschat.data.sources import load_source
+from dschat.data.sources import load_source, open_data
 from dschat.errors import UserError
 
 ROWS = [

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 from data_fixtures import BIG, make_rows, write_rows
-from dschat.data.formats import registry
-from dschat.data.shares import load_share
-from dschat.data.sources import load_source
+from dschat.data import hub as registry
+from dschat.data.sources import load_share, load_source
 from dschat.errors import UserError
 
 EVAL_SPLITS = {"tldr": "validation", "hh": "test", "webgpt": None, "apps": "test"}

@@ -20,16 +20,17 @@ from dschat.data import loading, parallel
 from dschat.data.cache import ENTRY, cache_folder
 from dschat.data.examples import (
     PairExample,
+    PreferenceExample,
     PromptExample,
     SFTExample,
     pair_examples,
+    preference_examples,
     prompt_examples,
     sft_examples,
 )
-from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.loading import ExampleLoader
 from dschat.data.parallel import BATCH, Encoder, encode_rows, num_workers
-from dschat.data.preferences import PreferenceExample, preference_examples
+from dschat.data.rows import DataKeys, Row
 from dschat.data.stored import NotStorable, StoredExamples, lengths_of, row_of, row_text, table_of, to_batch
 from dschat.errors import UserError
 from factories import make_tokenizer

@@ -7,12 +7,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dschat.data.examples import pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.rows import DataKeys
-from dschat.data.inspect.check import check_report
-from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.steps import Settings
-from dschat.data.preferences import preference_examples
+from dschat.data.check import check_report
+from dschat.data.examples import pair_examples, preference_examples, prompt_examples, sft_examples
+from dschat.data.preview import Settings, preview_report
+from dschat.data.rows import DataKeys
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 from factories import make_tokenizer

@@ -4,8 +4,9 @@
 import pytest
 import torch
 
-from dschat.data.formats.rows import Row
-from dschat.data.preferences import PreferenceExample, collate_preferences, preference_examples
+from dschat.data.collate import collate_preferences
+from dschat.data.examples import PreferenceExample, preference_examples
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from factories import make_tokenizer
 

@@ -19,15 +19,23 @@ from data_fixtures import SETS, write_set
 from dschat.common.lock import Lock
 from dschat.config.sft import SFTConfig
 from dschat.data.__main__ import main
-from dschat.data.dialogues import warn_of_turn_end
-from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.rows import Row
+from dschat.data.encoding import warn_of_turn_end
+from dschat.data.examples import (
+    PairExample,
+    PreferenceExample,
+    PromptExample,
+    SFTExample,
+    pair_examples,
+    preference_examples,
+    prompt_examples,
+    sft_examples,
+)
 from dschat.data.loading import ExampleLoader
-from dschat.data.preferences import PreferenceExample, preference_examples
-from dschat.data.prepared.filters import Filter, Limits
-from dschat.data.prepared.folder import PreparedExample, open_prepared
-from dschat.data.prepared.read import find_prepared, prepared_share, read_split
-from dschat.data.shares import load_share
+from dschat.data.prepared.folder import PreparedExample, find_prepared, open_prepared
+from dschat.data.prepared.make import Filter, RowLimits
+from dschat.data.prepared.read import prepared_share, read_split
+from dschat.data.rows import Row
+from dschat.data.sources import load_share
 from dschat.errors import UserError
 from dschat.plan.counts import find_rows
 from factories import make_tokenizer
@@ -89,7 +97,7 @@ def example(prompt: str, chosen: str, rejected: str | None = None) -> PreparedEx
 
 
 def test_reasons_in_their_order() -> None:
-    limits = Limits(max_length=9, max_prompt_length=5, minimum_response_length=2, unit="tokens")
+    limits = RowLimits(max_length=9, max_prompt_length=5, minimum_response_length=2, unit="tokens")
     examples = [
         example("abc", "de", "fg"),
         example("abc", "de", "hi"),  # the same input
@@ -112,10 +120,10 @@ def test_reasons_in_their_order() -> None:
 
 
 def test_a_test_row_that_stands_in_training_is_a_duplicate() -> None:
-    filtered, dropped = Filter("finetune", Limits(9, 9, 0, "tokens")), Counter[str]()
+    filtered, dropped = Filter("finetune", RowLimits(9, 9, 0, "tokens")), Counter[str]()
     assert len(list(filtered.kept([example("a", "b")], dropped))) == 1
     assert not list(filtered.kept([example("a", "b")], dropped)) and dropped == {"duplicate input": 1}
-    keeps = Filter("finetune", Limits(9, 9, 0, "tokens", remove_same_inputs=False))
+    keeps = Filter("finetune", RowLimits(9, 9, 0, "tokens", remove_same_inputs=False))
     assert len(list(keeps.kept([example("a", "b"), example("a", "b")], dropped))) == 2
 
 
@@ -126,7 +134,7 @@ def test_lengths_in_characters() -> None:
         *(("tokens", 3, 4, True), ("tokens", 2, 4, False), ("tokens", 3, 5, False)),
         *(("characters", 1, 2, True), ("characters", 0, 2, False), ("characters", 1, 3, False)),
     ):
-        kept = list(Filter("finetune", Limits(99, most, least, unit)).kept([row], Counter()))
+        kept = list(Filter("finetune", RowLimits(99, most, least, unit)).kept([row], Counter()))
         assert bool(kept) == is_kept, (unit, most, least)
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from dschat.data.formats.published import apps_row
+from dschat.data.formats import apps_row
 from dschat.data.problems import FRAMES, PROBLEMS, make_row, write_problems
 from dschat.scoring.programs.levels import weakness
 from dschat.scoring.programs.pool import ProgramPool

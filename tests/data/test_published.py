@@ -7,9 +7,8 @@ import pytest
 
 from data_fixtures import BIG, apps_row, hh_row, make_rows, tldr_row, webgpt_row, write_set
 from dschat.data.examples import pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.formats import format_of, parse_row
-from dschat.data.formats.published import without_citations
-from dschat.data.formats.rows import DataKeys
+from dschat.data.formats import format_of, parse_row, without_citations
+from dschat.data.rows import DataKeys
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 

@@ -6,16 +6,8 @@ from pathlib import Path
 import pytest
 
 from data_fixtures import make_rows, write_all, write_rows, write_set
-from dschat.data.formats.registry import (
-    KNOWN_SETS,
-    compared_set,
-    data_folder,
-    fetch_command,
-    find_known,
-    local_copy,
-)
-from dschat.data.sources import load_source
-from dschat.data.splits import TRAIN_EVAL_SPLIT, split_indices
+from dschat.data.hub import KNOWN_SETS, compared_set, data_folder, fetch_command, find_known, local_copy
+from dschat.data.sources import TRAIN_EVAL_SPLIT, load_source, split_indices
 from dschat.errors import UserError
 
 IDS = {
@@ -159,7 +151,7 @@ def test_the_local_copy_comes_first(path, copies, caplog, monkeypatch):
 def test_a_copy_of_the_published_size_is_not_warned_of(copies, caplog, monkeypatch):
     import dataclasses
 
-    from dschat.data.formats import registry
+    from dschat.data import hub as registry
 
     small = dataclasses.replace(by_name("hh"), train_rows=20, eval_rows=6)
     monkeypatch.setattr(registry, "KNOWN_SETS", (small,))

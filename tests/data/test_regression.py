@@ -4,7 +4,7 @@
 import pytest
 
 from cli_runs import write_jsonl
-from dschat.data.regression import load_regression_data
+from dschat.data.dialogue_pairs import load_regression_data
 from dschat.errors import UserError
 
 

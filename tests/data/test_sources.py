@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dschat.data.formats.rows import DataKeys
-from dschat.data.sources import load_source
-from dschat.data.splits import split_indices
+from dschat.data.rows import DataKeys
+from dschat.data.sources import load_source, split_indices
 from dschat.errors import UserError
 
 PAIR = {"prompt": "Q", "chosen": " a", "rejected": " b"}

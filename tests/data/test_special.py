@@ -7,13 +7,10 @@ import pytest
 
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.__main__ import main
-from dschat.data.dialogues import other_turn_end, warn_of_turn_end
-from dschat.data.encoding import encode_prompts
-from dschat.data.formats.rows import Row
-from dschat.data.inspect.check import check_report
-from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.special import row_tokens, special_notes
-from dschat.data.inspect.steps import Settings
+from dschat.data.check import check_report
+from dschat.data.encoding import encode_prompts, other_turn_end, warn_of_turn_end
+from dschat.data.preview import Settings, preview_report, row_tokens, special_notes
+from dschat.data.rows import Row
 from factories import make_tokenizer
 
 BOS, EOS = 1, 2  # of make_tokenizer: <bos>, <eos>

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dschat.data.splits import TRAIN_EVAL_SPLIT, split_bounds, split_indices, split_part
+from dschat.data.sources import TRAIN_EVAL_SPLIT, split_bounds, split_indices, split_part
 from dschat.errors import UserError
 
 SIZES = {

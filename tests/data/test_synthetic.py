@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dschat.data import synthetic
-from dschat.data.synthetic_words import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
+from dschat.data.synthetic import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
 from dschat.models.tiny import make_gemma, make_model, train_tokenizer
 
 COLUMNS = {"info", "summaries", "choice", "worker", "batch", "split", "extra"}

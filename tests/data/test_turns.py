@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from closeness import near
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.collate import collate_sft
+from dschat.data.encoding import encode_turns
 from dschat.data.examples import CUT_TO_NOTHING, SFTExample, sft_examples
-from dschat.data.formats.rows import Row
-from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.steps import Settings
-from dschat.data.turns import encode_turns
+from dschat.data.preview import Settings, preview_report
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from factories import PAD, engine_of, make_causal_lm
 

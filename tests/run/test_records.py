@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from closeness import assert_near
-from dschat.data.shares import Share
+from dschat.data.sources import Share
 from dschat.run import records
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import due

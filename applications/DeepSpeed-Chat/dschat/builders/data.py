@@ -7,7 +7,7 @@ import os
 from typing import TypeVar
 
 from dschat.data.loading import ExampleLoader, Look, Make, StepData
-from dschat.data.shares import ShareFlags
+from dschat.data.sources import ShareFlags
 from dschat.run.distributed import barrier, broadcast_object, is_main
 
 E = TypeVar("E")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows → examples: token ids cut to length, with a count of what was dropped and why.
 
-The three functions take rows, the tokenizer of the model, the longest example in tokens, and the id that ends a
-response. They return the examples in the order of the rows, and reason → number of rows dropped. If none is left they
-raise UserError, except for `held_out` rows: an evaluation may have none.
+The functions take rows, the tokenizer of the model, the longest example in tokens, and the id that ends a response.
+They return the examples in the order of the rows, and reason → number of rows dropped. If none is left they raise
+UserError, except for `held_out` rows: an evaluation may have none.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
-from dschat.data.formats.conversations import PROMPT_MESSAGES
-from dschat.data.formats.rows import Row
-from dschat.data.turns import MarkedPrompt, encode_turns
+from dschat.data.encoding import MarkedPrompt, encode_prompts, encode_responses, encode_turns, prompt_text
+from dschat.data.formats import PROMPT_MESSAGES
+from dschat.data.rows import Row
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-
 CUT_TO_NOTHING = "response cut to nothing"
 EQUAL_PAIR = "pair equal after cutting"
 PROMPT_TOO_LONG = "prompt too long"
@@ -265,3 +263,59 @@ def refuse_none_left(
             f"{limit}: none of the {len(rows)} rows is left ({reasons}; the first is {rows[0].origin}). Give a larger "
             "limit or other data."
         )
+
+
+@dataclass(frozen=True)
+class PreferenceExample:
+    """A prompt with a better and a worse response; no part is empty.
+
+    Attributes:
+        prompt_ids: ids, BOS included.
+        chosen_ids, rejected_ids: ids of the responses, with the token that ends them unless they were cut.
+        ref_logprobs: log-probs of the chosen and of the rejected response under the policy before training; None
+            until they are computed.
+    """
+
+    prompt_ids: list[int]
+    chosen_ids: list[int]
+    rejected_ids: list[int]
+    ref_logprobs: tuple[float, float] | None = None
+
+    def __len__(self) -> int:
+        """Tokens of the longer sequence, which decides the padding."""
+        return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids))
+
+
+def preference_examples(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_seq_len: int, eos_id: int, held_out: bool = False
+) -> tuple[list[PreferenceExample], Counter[str]]:
+    """Comparisons, each response cut so that prompt and response together have at most `max_seq_len` tokens.
+
+    Dropped are rows of whose responses nothing is left, rows whose responses are equal, and rows whose prompt has no
+    token.
+
+    Returns:
+        The examples in the order of the rows, and reason → number of rows dropped.
+
+    Raises:
+        UserError: a row lacks a response, or no row is left (of `held_out` rows none may be).
+    """
+    require_both_responses(rows, "DPO")
+    examples: list[PreferenceExample] = []
+    dropped: Counter[str] = Counter()
+    prompts = encode_prompts(tokenizer, rows)
+    chosen = encode_responses(tokenizer, [row.chosen or "" for row in rows])
+    rejected = encode_responses(tokenizer, [row.rejected or "" for row in rows])
+    for prompt_ids, better, worse in zip(prompts, chosen, rejected, strict=True):
+        room = max(0, max_seq_len - len(prompt_ids))
+        chosen_ids, rejected_ids = [*better, eos_id][:room], [*worse, eos_id][:room]
+        if not prompt_ids:
+            dropped[EMPTY_PROMPT] += 1
+        elif not room:
+            dropped[CUT_TO_NOTHING] += 1
+        elif chosen_ids == rejected_ids:
+            dropped[EQUAL_PAIR] += 1
+        else:
+            examples.append(PreferenceExample(prompt_ids, chosen_ids, rejected_ids))
+    refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
+    return examples, dropped

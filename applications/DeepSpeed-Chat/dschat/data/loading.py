@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
 from dschat.data.cache import cache_folder, key_of, new_entry, open_entry
 from dschat.data.examples import PromptExample, SFTExample, empty_responses
-from dschat.data.formats.rows import RawSource
 from dschat.data.parallel import Encoder, encode_rows, num_workers
-from dschat.data.prepared.read import check_folder, find_prepared, from_prepared, prepared_share
-from dschat.data.shares import Share, ShareFlags, keys_of, load_share
-from dschat.data.sources import open_source
+from dschat.data.prepared.folder import find_prepared
+from dschat.data.prepared.read import check_folder, from_prepared, prepared_share
+from dschat.data.rows import RawSource
+from dschat.data.sources import Share, ShareFlags, keys_of, load_share, open_source
 from dschat.data.stored import NotStorable, StoredExamples, schema_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class ExampleLoader(Generic[E]):
         """Reads and encodes everything in this process; lists of examples.
 
         Raises:
-            UserError: see `dschat.data.shares.load_share` and the function that makes examples.
+            UserError: see `dschat.data.sources.load_share` and the function that makes examples.
         """
         share = self._share(show)
         if show:

@@ -8,8 +8,7 @@ import torch
 import transformers
 
 from dschat.data.examples import prompt_examples
-from dschat.data.sources import load_source
-from dschat.data.splits import split_part
+from dschat.data.sources import load_source, split_part
 from dschat.data.synthetic import gold_score
 from dschat.inference.measure import Answer, best_of, measure
 from dschat.models.load import load_causal_lm, load_scalar

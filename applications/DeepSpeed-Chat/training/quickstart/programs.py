@@ -80,7 +80,7 @@ def programs(folder: Path, seed: int, scale: Scale) -> None:
 
 def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     """The problems and the random model, as files."""
-    from dschat.data.formats.published import apps_row
+    from dschat.data.formats import apps_row
     from dschat.data.problems import make_row, write_problems
     from dschat.models.tiny import make_model
 

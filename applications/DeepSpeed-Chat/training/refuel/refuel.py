@@ -15,7 +15,7 @@ def train(config: RefuelConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
-    from dschat.data.regression import load_regression_data
+    from dschat.data.dialogue_pairs import load_regression_data
     from dschat.models.tokenizer import load_tokenizer
     from dschat.run.checkpoint import Checkpoints
     from dschat.run.identity import identity_of, model_hash

@@ -17,8 +17,8 @@ def train(config: DPOConfig, run: "RunOutput") -> None:
     from dschat.builders.data import load_step_data
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
-    from dschat.data.dialogues import warn_of_turn_end
-    from dschat.data.preferences import PreferenceExample, preference_examples
+    from dschat.data.encoding import warn_of_turn_end
+    from dschat.data.examples import PreferenceExample, preference_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.checkpoint import Checkpoints
     from dschat.run.identity import identity_of, model_hash

@@ -19,7 +19,7 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
     from dschat.builders.scores import build_program_pool
     from dschat.conditions.termination import TerminationCondition
-    from dschat.data.dialogues import warn_of_turn_end
+    from dschat.data.encoding import warn_of_turn_end
     from dschat.data.examples import PromptExample, prompt_examples
     from dschat.models.tokenizer import end_token_id
     from dschat.run.checkpoint import Checkpoints

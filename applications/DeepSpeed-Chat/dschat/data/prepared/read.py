@@ -15,15 +15,14 @@ from dschat.data.examples import (
     EQUAL_PAIR,
     PROMPT_TOO_LONG,
     PairExample,
+    PreferenceExample,
     PromptExample,
     SFTExample,
     refuse_none_left,
 )
-from dschat.data.formats.rows import Row
-from dschat.data.preferences import PreferenceExample
-from dschat.data.prepared.folder import PreparedExample, PreparedFolder, open_prepared
-from dschat.data.prepared.pt import check_example_prompt, read_pt
-from dschat.data.shares import Share, ShareFlags
+from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, find_prepared, read_pt
+from dschat.data.rows import Row
+from dschat.data.sources import Share, ShareFlags
 from dschat.data.stored import StoredExamples
 from dschat.errors import UserError
 
@@ -31,25 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-
-PREPARE = "`python -m dschat.data prepare SOURCE --output FOLDER --tokenizer MODEL`"
-
-
-def find_prepared(paths: Sequence[str]) -> list[PreparedFolder]:
-    """The prepared folders that a `--data_path` names; none where it names other data.
-
-    Raises:
-        UserError: it names both, or a folder is damaged.
-    """
-    found = [open_prepared(path) for path in paths]
-    folders = [folder for folder in found if folder is not None]
-    if folders and len(folders) < len(found):
-        other = next(path for path, folder in zip(paths, found, strict=True) if folder is None)
-        raise UserError(
-            f"--data_path: {folders[0].path} is a prepared folder and {other} is not; give data of one kind, or "
-            f"prepare the other as well ({PREPARE})."
-        )
-    return folders
 
 
 def check_folder(

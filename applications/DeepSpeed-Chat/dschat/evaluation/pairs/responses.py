@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dschat.common.jsonl import read_rows, text_of
-from dschat.data.formats.conversations import PROMPT_MESSAGES, check_messages, dialogue_text
+from dschat.data.formats import PROMPT_MESSAGES, check_messages, dialogue_text
 from dschat.errors import UserError
 
 REMEDY = "both files must answer the same prompts. Sample both with the same command and seed."

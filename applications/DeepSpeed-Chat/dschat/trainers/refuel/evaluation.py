@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dschat.data.dialogue_examples import DialogueExample
+from dschat.data.dialogues import DialogueExample
 from dschat.rollouts.dialogues import Conversation, Reply
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.metrics import Means

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.data.dialogue_examples import DialogueExample
-from dschat.data.dialogues import encode_states
+from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import regression_loss

@@ -15,7 +15,7 @@ from dschat.common.progress import Bar, progress
 from dschat.config.batches import BatchPlan
 from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.data.collate import update_batches
-from dschat.data.dialogue_examples import DialogueExample
+from dschat.data.dialogues import DialogueExample
 from dschat.errors import UserError
 from dschat.models.layout import layouts
 from dschat.rl.masked import masked_moments

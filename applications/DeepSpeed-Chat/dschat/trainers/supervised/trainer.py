@@ -133,7 +133,7 @@ class SupervisedTrainer(Generic[Example, EngineT]):
                 epoch,
                 rank=rank(),
                 world_size=world_size(),
-                spread=config.spreads_lengths,
+                balance_tokens=config.spreads_lengths,
             )
             for micro_batches in updates[self.update % per_epoch : total - epoch * per_epoch]:
                 metrics = self.train_once(micro_batches)
