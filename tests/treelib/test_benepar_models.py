@@ -19,11 +19,10 @@ pytest.importorskip("spacy")
 
 import nltk.data
 
-from constituent_treelib import benepar_model as loading
-from constituent_treelib.backends import make_backend
+from constituent_treelib import benepar_backend as loading
 from constituent_treelib.benepar_backend import BeneparBackend
-from constituent_treelib.errors import TreelibError
-from constituent_treelib.trees import is_sound
+from constituent_treelib.parsing import make_backend
+from constituent_treelib.trees import TreelibError, is_sound
 from toy_parser import publish_pretrained, save
 
 pytestmark = pytest.mark.xdist_group("benepar")  # one process trains the model

@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from constituent_treelib.chunker import Chunker, chunk_sentence
-from constituent_treelib.words import word_pattern
+from constituent_treelib.chunker import Chunker, chunk_sentence, word_pattern
 from treelib_cases import cuts_of
 
 

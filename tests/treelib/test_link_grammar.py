@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from constituent_treelib import link_grammar
-from constituent_treelib.errors import TreelibError
 from constituent_treelib.link_grammar import LinkGrammarBackend
 from constituent_treelib.parsing import parse_texts
+from constituent_treelib.trees import TreelibError
 from treelib_cases import SALAD, check_partition, check_trees
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from constituent_treelib.sentences import sentence_spans
+from constituent_treelib.chunker import sentence_spans
 from constituent_treelib.trees import Tree, is_sound
 from treelib_cases import flat_tree
 

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from constituent_treelib.errors import TreelibError
-from constituent_treelib.link_grammar import MAX_WORDS, LinkGrammarBackend, read_tree
+from constituent_treelib.link_grammar import MAX_WORDS, LinkGrammarBackend, WorkerProcess, WorkerStartError, read_tree
 from constituent_treelib.parsing import parse_texts
-from constituent_treelib.trees import Tree
-from constituent_treelib.worker_process import WorkerProcess, WorkerStartError
+from constituent_treelib.trees import Tree, TreelibError
 
 # Answers with the words between blanks under one root; writes down what it is asked.
 STUB = """
@@ -210,7 +208,7 @@ def test_a_timeout_is_positive(timeout):
 
 
 def test_a_process_that_says_nothing(monkeypatch):
-    monkeypatch.setattr("constituent_treelib.worker_process.START_SECONDS", 0.2)
+    monkeypatch.setattr("constituent_treelib.link_grammar.START_SECONDS", 0.2)
     with pytest.raises(WorkerStartError, match="did not start: TimeoutError"):
         WorkerProcess([sys.executable, "-c", "import time; time.sleep(60)"], 1).start()
 
