@@ -369,7 +369,7 @@ def test_what_is_looked_at_is_part_of_the_key_and_is_said_again(tmp_path, caplog
     keys = []
     for end_id in (2, 3):
         loader = loader_of(PromptExample, folder)
-        loader._look = partial(look, end_id=end_id)
+        loader._validate = partial(look, end_id=end_id)
         loader.make()
         assert f"rows, end {end_id}" in caplog.text
         caplog.clear()

@@ -482,7 +482,7 @@ def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source
     prepare(source, model, tmp_path / "prepared", *LOOSE)
     loader = loader_of(SFTExample, tmp_path / "prepared")
     loader._make.keywords["tokenizer"].chat_template = "{{ messages[0].content }}"
-    loader._look = partial(warn_of_turn_end, loader._make.keywords["tokenizer"], end_id=2)
+    loader._validate = partial(warn_of_turn_end, loader._make.keywords["tokenizer"], end_id=2)
     assert len(loader.read(show=True).train) > 0
 
 

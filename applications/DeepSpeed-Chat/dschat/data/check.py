@@ -57,8 +57,8 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     if tokenizer is None:
         sections |= _lengths_in_characters(rows)
     else:
-        look = partial(row_tokens, tokenizer, settings.end_id)
-        parts = encode_rows(look, rows, "tokenising", workers_for(rows), show=True)
+        count = partial(row_tokens, tokenizer, settings.end_id)
+        parts = encode_rows(count, rows, "tokenising", workers_for(rows), show=True)
         tokens = [row for part in parts for row in part]
         sections |= _lengths_in_tokens(tokens, settings)
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"

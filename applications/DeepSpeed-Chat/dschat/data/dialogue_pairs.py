@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dschat.data.dialogues import Dialogue, check_dialogue, encode_replies, encode_states, state
 from dschat.data.encoding import TurnEnd
 from dschat.data.examples import PreferenceExample
+from dschat.data.loading import StepData
 from dschat.data.sources import open_data
 from dschat.errors import UserError
 
@@ -187,27 +188,9 @@ class RegressionExample(PreferenceExample):
     rejected_reward: float
 
 
-@dataclass(frozen=True)
-class RegressionData:
-    """The pairs of a run, and what run.json says of them.
-
-    Attributes:
-        train, eval: pairs.
-        sources: per data set its name, rows and what was left out.
-        files: local files, in order.
-        dropped: by split, reason → number of rows left out.
-    """
-
-    train: list[RegressionExample] = field(repr=False)
-    eval: list[RegressionExample] = field(repr=False)
-    sources: list[dict[str, Any]]
-    files: tuple[Path, ...]
-    dropped: dict[str, Counter[str]]
-
-
 def load_regression_data(
     names: Sequence[str], max_seq_len: int, vocabulary: int, start: int = 0, end: int = -1
-) -> RegressionData:
+) -> StepData[RegressionExample]:
     """Reads what tokenize_masks.py wrote.
 
     Args:
@@ -244,7 +227,7 @@ def load_regression_data(
             f"{FLAG} {' '.join(names)}: no training pair is left of {number} ({reasons or 'none in that range'}). "
             "Give a larger --task.total_length, another range of --start_idx and --end_idx, or other data."
         )
-    return RegressionData(train, held_out, sources, tuple(files), dropped)
+    return StepData(train, held_out, sources, tuple(files), dropped)
 
 
 def _examples(

@@ -242,8 +242,15 @@ def _arrow_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _unreadable(folder: Path, error: Exception) -> UserError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return UserError(
-        f"--data_path {folder}: a folder of save_to_disk that cannot be opened ({type(error).__name__}: {reason}); "
-        "save it again, with the version of datasets that is installed here or an older one."
+        f"--data_path {folder}: a folder of save_to_disk that cannot be opened ({reason_of(error)}); save it again, "
+        "with the version of datasets that is installed here or an older one."
     )
+
+
+def reason_of(error: Exception) -> str:
+    """First line of what went wrong, with its kind; what lies below an error that only says where it happened."""
+    if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

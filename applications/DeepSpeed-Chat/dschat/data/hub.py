@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.files import EVAL_PREFIXES, TRAIN_PREFIX, find_files, split_with
+from dschat.data.files import EVAL_PREFIXES, TRAIN_PREFIX, find_files, reason_of, split_with
 from dschat.data.rows import RawSource
 from dschat.errors import UserError
 
@@ -251,7 +251,9 @@ def _load_cached(known: KnownSet, error: Exception) -> "DatasetDict | None":
         splits = datasets.load_dataset(builder, data_files={name: paths for name, paths in files.items() if paths})
     except Exception:  # of the two failures the hub's is the one to report
         return None
-    logger.warning("%s: the hub gave none (%s); using an earlier download in %s", known.hub_id, _reason(error), folder)
+    logger.warning(
+        "%s: the hub gave none (%s); using an earlier download in %s", known.hub_id, reason_of(error), folder
+    )
     return splits
 
 
@@ -263,7 +265,7 @@ def _rows(dataset: "Dataset", hub_id: str) -> Iterator[tuple[str, Any]]:
 
 def _explain_unavailable(path: str, known: KnownSet | None, error: Exception) -> str:
     """One message for a data set that is neither here nor to be had from the hub."""
-    reason = _reason(error)
+    reason = reason_of(error)
     if known is None:
         return (
             f"--data_path {path}: there is no such local file or folder, and the data set of that name on the Hugging "
@@ -289,20 +291,11 @@ def _target(known: KnownSet) -> str:
     return str((data_folder() or Path(DEFAULT_FOLDER)) / known.name)
 
 
-def _reason(error: Exception) -> str:
-    """First line of what went wrong, with its kind; what lies below an error that only says where it happened."""
-    if type(error).__name__ == "DatasetGenerationError" and isinstance(error.__cause__, Exception):
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
-
-
 def push(folder: Path, files: Sequence[str], repository: str, public: bool, flag: str) -> str:
     """Pushes files of a folder to a data set of the hub, which is made where there is none; where it can be seen.
 
     Args:
-        folder: of the files.
-        files: their names.
+        folder, files: the folder, and the names of the files in it.
         repository: owner/name.
         public: everybody may see a data set that is made.
         flag: the command-line flag that gave the name, for messages.
@@ -320,10 +313,9 @@ def push(folder: Path, files: Sequence[str], repository: str, public: bool, flag
             delete_patterns=["train*", "test*"], commit_message=f"{', '.join(files)}",
         )  # fmt: skip
     except Exception as error:  # the library lets through whatever the libraries below it raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{flag} {repository}: the data set is finished, in {folder}, but the Hugging Face hub did not take it "
-            f"({type(error).__name__}: {reason}). Log in with `hf auth login` where there is a network and give the "
+            f"({reason_of(error)}). Log in with `hf auth login` where there is a network and give the "
             "same command again: it only pushes. For a folder of this machine instead, take it from there."
         ) from error
     return f"https://huggingface.co/datasets/{repository}"

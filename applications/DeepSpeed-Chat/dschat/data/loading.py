@@ -37,7 +37,7 @@ HUB_ROW = 2000  # bytes of text in a row of the hub
 SLOWER = 10  # times as long takes a slow tokenizer
 
 E = TypeVar("E")
-Look = partial[None]
+Validate = partial[None]
 Make = partial[tuple[list[E], Counter[str]]]
 
 
@@ -67,23 +67,23 @@ class ExampleLoader(Generic[E]):
         flags: ShareFlags,
         kind: type[E],
         make: Make[E],
-        look: Look | None = None,
+        validate: Validate | None = None,
         on_prompt: bool | None = None,
     ) -> None:
-        """Looks which files there are; reads the data of none.
+        """Finds which files there are; reads the data of none.
 
         Args:
             flags: which rows the step reads.
             kind: of the examples.
             make: one of `dschat.data.examples` with everything but the rows and `held_out`, by name: the tokenizer
                 as `tokenizer`, and settings that are numbers or texts.
-            look: sees the training rows, to warn of what is odd in them; its settings by name.
+            validate: is given the training rows, to warn of what is odd in them; its settings by name.
             on_prompt: in step 1, whether prompts are learnt from, too.
 
         Raises:
             UserError: there is nothing to read, or a prepared folder is of another tokenizer.
         """
-        self._flags, self._kind, self._make, self._look = flags, kind, make, look
+        self._flags, self._kind, self._make, self._validate = flags, kind, make, validate
         self._prepared = find_prepared(flags.data_path)
         for folder in self._prepared:
             check_folder(folder, make.keywords["tokenizer"], make.keywords.get("eos_id"), on_prompt, kind)
@@ -113,7 +113,9 @@ class ExampleLoader(Generic[E]):
                 "sources": [[[str(f), file_hash(f)] for f in source.files] + [source.hub] for source in self._sources],
                 "share": [flags.data_path, flags.data_split, flags.step, flags.seed, asdict(keys_of(flags))],
                 "examples": [self._kind.__name__, self._make.func.__qualname__, settings],
-                "looks": None if self._look is None else [str(value) for value in self._look.keywords.values()],
+                "validate": None
+                if self._validate is None
+                else [str(value) for value in self._validate.keywords.values()],
                 "tokenizer": [tokenizer_fingerprint(tokenizer), tokenizer.chat_template],
             }
         )
@@ -126,7 +128,7 @@ class ExampleLoader(Generic[E]):
         """
         share = self._share(show)
         if show:
-            self._look_at(share)
+            self._validate_rows(share)
         train, dropped = self._make(share.train)
         held_out, dropped_eval = self._make(share.eval, held_out=True)
         return StepData(train, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
@@ -161,7 +163,7 @@ class ExampleLoader(Generic[E]):
         try:
             with _warnings() as warnings:
                 share = self._share(show)
-                self._look_at(share)
+                self._validate_rows(share)
             with new_entry(self.key, schema_of(self._kind)) as entry:
                 dropped = {
                     name: self._encode(name, rows, entry, show)
@@ -189,15 +191,15 @@ class ExampleLoader(Generic[E]):
             return prepared_share(self._prepared, self._make.keywords["tokenizer"])
         return load_share(self._flags, show)
 
-    def _look_at(self, share: Share[Any]) -> None:
-        """Warns of empty responses, and shows the training rows to `look`; prepared folders were looked at before."""
+    def _validate_rows(self, share: Share[Any]) -> None:
+        """Warns of empty responses, and gives `validate` the training rows; prepared folders were validated before."""
         if self._prepared:
             return
         empty = "" if self._kind is PromptExample else empty_responses(share.train, self._kind is SFTExample)
         if empty:
             logger.warning("%s; remove these rows if that is not meant", empty)
-        if self._look is not None:
-            self._look(share.train)
+        if self._validate is not None:
+            self._validate(share.train)
 
     def _encode(self, name: str, rows: Sequence[Any], entry: EntryWriter, show: bool) -> Counter[str]:
         total: Counter[str] = Counter()

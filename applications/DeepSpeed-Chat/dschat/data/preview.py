@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any
 from dschat.data.encoding import (
     decode_response,
     encode_prompts,
-    encode_responses,
     other_turn_end,
     prompt_text,
     puts_bos,
     special_ids,
 )
-from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
+from dschat.data.examples import (
+    PairExample,
+    PromptExample,
+    SFTExample,
+    encode_pairs,
+    pair_examples,
+    prompt_examples,
+    sft_examples,
+)
 from dschat.data.rows import DataKeys, Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
@@ -40,6 +47,51 @@ Examples = Sequence[SFTExample] | Sequence[PairExample] | Sequence[PromptExample
 
 
 @dataclass(frozen=True)
+class Settings:
+    """What training would be told.
+
+    Attributes:
+        keys: column names.
+        seed: seed of the splits.
+        tokenizer: of the model to train; without one nothing is encoded.
+        max_seq_len: longest prompt and response, in tokens (steps 1 and 2).
+        max_prompt_seq_len: longest prompt, in tokens (step 3).
+        all_turns: step 1 trains on every turn of the assistant (--train_on all).
+        end_of_response: id of the token that ends a response; EOS if None.
+    """
+
+    keys: DataKeys = DataKeys()
+    seed: int = 1234
+    tokenizer: PreTrainedTokenizerBase | None = None
+    max_seq_len: int = 1024
+    max_prompt_seq_len: int = 512
+    end_of_response: int | None = None
+    all_turns: bool = False
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a response; 0 without a tokenizer."""
+        eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
+        return self.end_of_response if self.end_of_response is not None else eos or 0
+
+
+def examples_of(
+    step: int, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, settings: Settings
+) -> tuple[Examples, Counter[str]]:
+    """The examples of step 1, 2 or 3, and reason → number of rows dropped.
+
+    Raises:
+        UserError: a row lacks a response that the step needs.
+    """
+    if step == 3:
+        return prompt_examples(rows, tokenizer, settings.max_prompt_seq_len, held_out=True)
+    limit, end_id = settings.max_seq_len, settings.end_id
+    if step == 1:
+        return sft_examples(rows, tokenizer, limit, end_id, held_out=True, all_turns=settings.all_turns)
+    return pair_examples(rows, tokenizer, limit, end_id, held_out=True)
+
+
+@dataclass(frozen=True)
 class Part:
     """A stretch of one row.
 
@@ -58,7 +110,7 @@ class Part:
 
 @dataclass(frozen=True)
 class View:
-    """Who looks: the tokenizer, the step that rows are shown for, and the token that ends a response."""
+    """For whom rows are shown: the tokenizer, the step, and the token that ends a response."""
 
     tokenizer: PreTrainedTokenizerBase
     step: int
@@ -66,14 +118,10 @@ class View:
 
 
 def preview_report(path: str, count: int, step: int | None, colour: bool, settings: Settings) -> str:
-    """The first training rows of a source with their parts marked; without a tokenizer, the texts as they are read.
+    """The first `count` training rows of a source, their parts marked by name and, with `colour`, by a terminal's colours.
 
-    Args:
-        path: what `--data_path` takes.
-        count: number of rows, 1 or more.
-        step: 1, 2 or 3; if None, the first of 2, 1, 3 for which the first row has the responses.
-        colour: mark parts by colours of a terminal, beside their names.
-        settings: what training would be told.
+    Without a tokenizer, the texts as they are read. Without a `step`, the first of 2, 1, 3 for which the first row has
+    the responses.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`; or a row lacks the responses that the step needs.
@@ -210,51 +258,6 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bo
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What training would be told.
-
-    Attributes:
-        keys: column names.
-        seed: seed of the splits.
-        tokenizer: of the model to train; without one nothing is encoded.
-        max_seq_len: longest prompt and response, in tokens (steps 1 and 2).
-        max_prompt_seq_len: longest prompt, in tokens (step 3).
-        all_turns: step 1 trains on every turn of the assistant (--train_on all).
-        end_of_response: id of the token that ends a response; EOS if None.
-    """
-
-    keys: DataKeys = DataKeys()
-    seed: int = 1234
-    tokenizer: PreTrainedTokenizerBase | None = None
-    max_seq_len: int = 1024
-    max_prompt_seq_len: int = 512
-    end_of_response: int | None = None
-    all_turns: bool = False
-
-    @property
-    def end_id(self) -> int:
-        """The token that ends a response; 0 without a tokenizer."""
-        eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
-        return self.end_of_response if self.end_of_response is not None else eos or 0
-
-
-def examples_of(
-    step: int, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, settings: Settings
-) -> tuple[Examples, Counter[str]]:
-    """The examples of step 1, 2 or 3, and reason → number of rows dropped.
-
-    Raises:
-        UserError: a row lacks a response that the step needs.
-    """
-    if step == 3:
-        return prompt_examples(rows, tokenizer, settings.max_prompt_seq_len, held_out=True)
-    limit, end_id = settings.max_seq_len, settings.end_id
-    if step == 1:
-        return sft_examples(rows, tokenizer, limit, end_id, held_out=True, all_turns=settings.all_turns)
-    return pair_examples(rows, tokenizer, limit, end_id, held_out=True)
-
-
-@dataclass(frozen=True)
 class RowTokens:
     """What the token ids of a row show; a response that the row lacks is empty.
 
@@ -276,11 +279,8 @@ def row_tokens(
 ) -> list[RowTokens]:
     """Rows as training encodes them; `start` is not used (see `dschat.data.parallel.encode_rows`)."""
     special, bos = ends_and_special(tokenizer, end_id), tokenizer.bos_token_id
-    prompts = encode_prompts(tokenizer, rows)
-    chosen = encode_responses(tokenizer, [row.chosen or "" for row in rows])
-    rejected = encode_responses(tokenizer, [row.rejected or "" for row in rows])
     found = []
-    for prompt, *responses in zip(prompts, chosen, rejected, strict=True):
+    for prompt, *responses in encode_pairs(tokenizer, rows):
         inside = tuple(special[number] for ids in responses for number in special.keys() & set(ids))
         twice = bos is not None and prompt[:2] == [bos, bos]
         found.append(RowTokens(len(prompt), max(map(len, responses)), inside, twice))

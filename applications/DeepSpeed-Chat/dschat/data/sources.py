@@ -50,9 +50,7 @@ def open_source(path: str | Path, keys: DataKeys | None = None) -> RawSource:
     Raises:
         UserError: there is nothing to read.
     """
-    known = find_known(str(path))
-    copy = local_copy(known) if known and not _is_here(path) else None
-    return _open(path, known, copy, keys or DataKeys())
+    return _open(path, *_known(path), keys or DataKeys())
 
 
 def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None = 1234, show: bool = False) -> Source:
@@ -77,8 +75,7 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
     Raises:
         UserError: nothing to read, a file that cannot be read, or a bad row, named by file and line.
     """
-    keys, known = keys or DataKeys(), find_known(str(path))
-    copy = local_copy(known) if known and not _is_here(path) else None
+    keys, (known, copy) = keys or DataKeys(), _known(path)
     raw = _open(path, known, copy, keys)
     train, skipped = _parse(raw.train, keys, raw.name, show)
     held_out, skipped_eval = _parse(raw.eval, keys, raw.name, show) if raw.eval is not None else (None, 0)
@@ -94,6 +91,12 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
     if held_out is None:
         train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
     return Source(raw.name, train, held_out, raw.files, dropped, raw.hub)
+
+
+def _known(path: str | Path) -> tuple[KnownSet | None, Path | None]:
+    """The published set that a path names, and its local copy if that is what the path means."""
+    known = find_known(str(path))
+    return known, local_copy(known) if known and not _is_here(path) else None
 
 
 def _is_here(path: str | Path) -> bool:

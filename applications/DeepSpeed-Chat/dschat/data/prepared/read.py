@@ -18,7 +18,7 @@ from dschat.data.examples import (
     PreferenceExample,
     PromptExample,
     SFTExample,
-    refuse_none_left,
+    kept,
 )
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, find_prepared, read_pt
 from dschat.data.rows import Row
@@ -190,16 +190,11 @@ def cut_examples(
     Raises:
         UserError: a row has no second response, or none is left.
     """
-    examples: list[Any] = []
-    dropped: Counter[str] = Counter()
-    for index, row in enumerate(rows):
-        made = _prompt(row, index, limit) if kind is PromptExample else _whole(row, kind, limit)
-        if isinstance(made, str):
-            dropped[made] += 1
-        else:
-            examples.append(made)
-    refuse_none_left([row.row for row in rows[:1]] * len(rows), examples, dropped, f"--{flag} {limit}", held_out)
-    return examples, dropped
+    numbered = enumerate(rows)
+    made = (
+        _prompt(row, index, limit) if kind is PromptExample else _whole(row, kind, limit) for index, row in numbered
+    )
+    return kept([row.row for row in rows[:1]] * len(rows), made, f"--{flag} {limit}", held_out)
 
 
 def _prompt(row: PreparedExample, index: int, limit: int) -> PromptExample | str:
