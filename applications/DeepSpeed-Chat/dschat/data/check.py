@@ -57,8 +57,8 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     if tokenizer is None:
         sections |= _lengths_in_characters(rows)
     else:
-        count = partial(row_tokens, tokenizer, settings.end_id)
-        parts = encode_rows(count, rows, "tokenising", workers_for(rows), show=True)
+        measured = partial(row_tokens, tokenizer, settings.end_id)
+        parts = encode_rows(measured, rows, "tokenising", workers_for(rows), show=True)
         tokens = [row for part in parts for row in part]
         sections |= _lengths_in_tokens(tokens, settings)
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
@@ -222,11 +222,7 @@ def _type(value: Any) -> str:
 
 
 def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Describes a prepared folder, in lines.
-
-    Args:
-        folder: to describe.
-        tokenizer: of a model that is to be trained on it; says whether it fits.
+    """Describes a prepared folder, in lines; with the tokenizer of a model, whether it fits.
 
     Raises:
         UserError: a file cannot be read.

@@ -18,7 +18,7 @@ from dschat.data.dialogues import Dialogue, check_dialogue, encode_replies, enco
 from dschat.data.encoding import TurnEnd
 from dschat.data.examples import PreferenceExample
 from dschat.data.loading import StepData
-from dschat.data.sources import open_data
+from dschat.data.sources import described, open_data
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -60,12 +60,7 @@ class DialoguePair:
 
 
 def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
-    """A row as it was read.
-
-    Args:
-        raw: the row.
-        origin: where it stands.
-        scored: it must have rewards.
+    """A row as it was read; a `scored` one must have rewards.
 
     Raises:
         UserError: a column is missing, a dialogue is none, or they do not belong together; names row and column.
@@ -218,8 +213,7 @@ def load_regression_data(
         own = _examples(rows, max_seq_len, vocabulary, dropped["train"])
         own_eval = _examples(raw.eval or (), max_seq_len, vocabulary, dropped["eval"])
         train, held_out = train + own, held_out + own_eval
-        described = {"name": raw.name, "train": len(own), "eval": len(own_eval), "dropped": {}}
-        sources.append(described | ({"hub": raw.hub} if raw.hub else {}))
+        sources.append(described(raw.name, own, own_eval, {}, raw.hub))
         files += raw.files
     if not train:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped["train"].items())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dschat.data.encoding import TurnEnd, encode_prompts, encode_responses, render
-from dschat.data.examples import refuse_none_left
+from dschat.data.examples import kept
 from dschat.data.rows import Row, check_text, kind_of
 from dschat.errors import UserError
 
@@ -104,13 +104,7 @@ def encode_replies(
     """Token ids of the last reply of n dialogues, as the template writes it, with the token that ends the turn.
 
     After the ids of its state these are the ids of the dialogue up to there. The texts are encoded apart, as they are
-    when the reply is sampled.
-
-    Args:
-        tokenizer: with a chat template.
-        dialogues: each ends with a reply.
-        end: of the template.
-        origin: where they are from, for messages.
+    when the reply is sampled. Messages say the `origin`.
     """
     texts = []
     for messages in dialogues:
@@ -169,43 +163,30 @@ def dialogue_examples(
 ) -> tuple[list[DialogueExample], Counter[str]]:
     """Dialogues within the limits, in the order of the rows; and reason → number of rows dropped.
 
-    Args:
-        rows: of messages.
-        tokenizer: the policy's, with a chat template.
-        limits: of a dialogue.
-        held_out: an evaluation may have none.
-
     Raises:
         UserError: rows without messages, or none is left.
     """
-    examples: list[DialogueExample] = []
-    dropped: Counter[str] = Counter()
-    complaint: UserError | None = None
-    for index, row in enumerate(rows):
+    complaints: list[UserError] = []
+
+    def make(index: int, row: Row) -> DialogueExample | str:
         try:
             messages = _messages_of(row)
         except UserError as error:
-            dropped[MALFORMED] += 1
-            complaint = complaint or error
-            continue
-        if num_turns(messages) > limits.turns:
-            dropped[TOO_MANY_TURNS] += 1
-            continue
-        reason, length = _measured(messages, row, tokenizer, limits)
-        if reason is not None:
-            dropped[reason] += 1
-        else:
-            examples.append(DialogueExample(messages, length, row, index))
-    if complaint is not None:
-        if not examples and not held_out and dropped[MALFORMED] == len(rows):
-            raise complaint
-        logger.warning("the first row that is left out: %s", complaint)
+            complaints.append(error)
+            return MALFORMED
+        length = _length(messages, row, tokenizer, limits)
+        return length if isinstance(length, str) else DialogueExample(messages, length, row, index)
+
+    made = list(map(make, range(len(rows)), rows))
+    if complaints:
+        if len(complaints) == len(rows) and not held_out:
+            raise complaints[0]
+        logger.warning("the first row that is left out: %s", complaints[0])
     named = (
         f"--max_turns {limits.turns}, --max_prompt_seq_len {limits.prompt_tokens}, --max_answer_seq_len "
         f"{limits.reply_tokens}, --max_seq_len {limits.total_tokens}"
     )
-    refuse_none_left(rows, examples, dropped, named, held_out)
-    return examples, dropped
+    return kept(rows, made, named, held_out)
 
 
 def _messages_of(row: Row) -> Dialogue:
@@ -220,17 +201,17 @@ def _messages_of(row: Row) -> Dialogue:
     return check_dialogue([*messages, *replies], row.origin)
 
 
-def _measured(
-    messages: Dialogue, row: Row, tokenizer: PreTrainedTokenizerBase, limits: DialogueLimits
-) -> tuple[str | None, int]:
-    """Why a dialogue must go, if it must, and the tokens that it can come to."""
-    lengths = [len(ids) for ids in encode_responses(tokenizer, [message["content"] for message in messages])]
+def _length(messages: Dialogue, row: Row, tokenizer: PreTrainedTokenizerBase, limits: DialogueLimits) -> int | str:
+    """The tokens that a dialogue can come to, or why it must go."""
     turns = num_turns(messages)
+    if turns > limits.turns:
+        return TOO_MANY_TURNS
+    lengths = [len(ids) for ids in encode_responses(tokenizer, [message["content"] for message in messages])]
     if max(lengths[0::2]) > limits.prompt_tokens:
-        return PROMPT_TOO_LONG, 0
+        return PROMPT_TOO_LONG
     if max(lengths[1::2], default=0) > limits.reply_tokens:
-        return REPLY_TOO_LONG, 0
+        return REPLY_TOO_LONG
     (last,) = encode_states(tokenizer, [state(messages, turns - 1)], row.origin)
     earlier = sum(lengths[1 : 2 * turns - 1 : 2])  # of the replies in that state
     total = len(last) - earlier + turns * limits.reply_tokens
-    return (TOO_LONG if total > limits.total_tokens else None), total
+    return TOO_LONG if total > limits.total_tokens else total

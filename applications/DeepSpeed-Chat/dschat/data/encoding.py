@@ -241,15 +241,9 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
 
 
 def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
-    """Says so where the chat template ends earlier turns with another token than the one that ends a response.
+    """What differs, and the flag that mends it, where the chat template ends earlier turns with another token.
 
-    Args:
-        tokenizer: of the model.
-        rows: only those with messages go through the template.
-        end_id: ends a response in training: EOS, or --end_of_conversation_token.
-
-    Returns:
-        What differs, and the flag that mends it; None where nothing does, or no row holds messages.
+    With another than `end_id`, that is, which ends a response in training. None also where no row holds messages.
     """
     if tokenizer.chat_template is None or all(row.messages is None for row in rows):
         return None

@@ -273,7 +273,12 @@ def kept(rows: Sequence[Row], made: Iterable[E | str], limit: str, held_out: boo
             dropped[example] += 1
         else:
             examples.append(example)
-    refuse_none_left(rows, examples, dropped, limit, held_out)
+    if rows and not examples and not held_out:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.items())
+        raise UserError(
+            f"{limit}: none of the {len(rows)} rows is left ({reasons}; the first is {rows[0].origin}). Give a larger "
+            "limit or other data."
+        )
     return examples, dropped
 
 
@@ -311,15 +316,3 @@ def margin_of(row: Row, key: str) -> float:
             " much the chosen response is better."
         )
     return float(margin)
-
-
-def refuse_none_left(
-    rows: Sequence[Row], examples: Sequence[object], dropped: Counter[str], limit: str, held_out: bool
-) -> None:
-    """Raises UserError where rows were given and no example is left of them."""
-    if rows and not examples and not held_out:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.items())
-        raise UserError(
-            f"{limit}: none of the {len(rows)} rows is left ({reasons}; the first is {rows[0].origin}). Give a larger "
-            "limit or other data."
-        )

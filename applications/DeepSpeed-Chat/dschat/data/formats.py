@@ -54,15 +54,7 @@ def response_column(raw: dict[str, Any], keys: DataKeys) -> str:
 
 
 def parse_row(raw: Any, keys: DataKeys, origin: str) -> Row | None:
-    """Recognises the format of one row by its columns (see `format_of`).
-
-    Args:
-        raw: the parsed row.
-        keys: column names.
-        origin: where the row stands.
-
-    Returns:
-        The row, or None for a TL;DR row with neither post nor article.
+    """Recognises the format of one row by its columns (see `format_of`); None for a TL;DR row without any text.
 
     Raises:
         UserError: the row is not an object, lacks a column or holds a value of the wrong type; the message names
@@ -105,12 +97,7 @@ def messages_row(
 ) -> Row:
     """A conversation in a column of its own: its last message is the response if the assistant wrote it.
 
-    Args:
-        messages: what the column holds.
-        keys: column names.
-        texts: the chosen and the rejected response of other columns.
-        raw: the row.
-        origin: where it stands.
+    `texts` are the chosen and the rejected response of other columns.
 
     Raises:
         UserError: it is no list of messages, holds nothing but the response, or there are two responses.
@@ -132,11 +119,7 @@ def messages_row(
 def message_lists_row(raw: dict[str, Any], keys: DataKeys, answered: str, origin: str) -> Row:
     """A row in which the prompt, the responses or both are lists of messages.
 
-    Args:
-        raw: the row.
-        keys: column names.
-        answered: the column of the preferred, or only, response.
-        origin: where the row stands.
+    `answered` is the column of the preferred, or only, response.
 
     Raises:
         UserError: a list is no conversation that ends with the assistant, one response is a text and the other a list,

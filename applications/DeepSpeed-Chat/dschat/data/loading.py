@@ -47,7 +47,7 @@ class StepData(Generic[E]):
 
     Attributes:
         train, eval: examples.
-        sources: per source: name, train and eval rows of the share, dropped, hub (if from there).
+        sources: see `dschat.data.sources.described`.
         files: local files, in order.
         dropped: by split, reason → number of rows that encoding left out.
     """

@@ -118,7 +118,7 @@ class View:
 
 
 def preview_report(path: str, count: int, step: int | None, colour: bool, settings: Settings) -> str:
-    """The first `count` training rows of a source, their parts marked by name and, with `colour`, by a terminal's colours.
+    """The first `count` training rows of a source, their parts marked by name and, with `colour`, by colours.
 
     Without a tokenizer, the texts as they are read. Without a `step`, the first of 2, 1, 3 for which the first row has
     the responses.
@@ -295,14 +295,7 @@ def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[in
 def special_notes(
     rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase, end_id: int
 ) -> list[str]:
-    """What somebody should know of the special tokens of these rows, a line each; none where all is well.
-
-    Args:
-        rows: of a source.
-        tokens: of the same rows.
-        tokenizer: of the model.
-        end_id: the token that ends a response in training.
-    """
+    """What somebody should know of the special tokens of rows, a line each; none where all is well."""
     notes = []
     inside, places = Counter[str](), []
     for row, found in zip(rows, tokens, strict=True):

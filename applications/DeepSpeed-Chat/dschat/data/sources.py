@@ -21,6 +21,7 @@ from dschat.common.progress import progress
 from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
 from dschat.data.formats import NO_TEXT, parse_row
 from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
+from dschat.data.prepared.folder import find_prepared
 from dschat.data.rows import DataKeys, RawSource, Row
 from dschat.errors import UserError
 
@@ -254,12 +255,20 @@ class ShareFlags(Protocol):
 
 @dataclass(frozen=True)
 class Share(Generic[R_co]):
-    """Rows of one step, the sources one after another, and what run.json says of them."""
+    """Rows of one step, the sources one after another, and what run.json says of each (see `described`)."""
 
     train: Sequence[R_co]
     eval: Sequence[R_co]
-    sources: list[dict[str, Any]]  # per source: name, train and eval rows of the share, dropped, hub (if from there)
+    sources: list[dict[str, Any]]
     files: tuple[Path, ...]
+
+
+def described(
+    name: str, train: Sequence[object], held_out: Sequence[object], dropped: dict[str, int], hub: Any = None
+) -> dict[str, Any]:
+    """What run.json says of a source: rows of the share, what was left out and, if from there, the hub's data set."""
+    found = {"name": name, "train": len(train), "eval": len(held_out), "dropped": dropped}
+    return found | ({"hub": hub} if hub else {})
 
 
 def keys_of(flags: ShareFlags) -> DataKeys:
@@ -277,8 +286,6 @@ def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:
     Raises:
         UserError: see :func:`dschat.data.sources.load_source`; or ``--data_split`` has no part for this step.
     """
-    from dschat.data.prepared.folder import find_prepared
-
     for folder in find_prepared(flags.data_path):
         raise UserError(
             f"--data_path {folder.path}: a prepared folder serves steps 1, 2, 3 and DPO; this run needs the rows of"
@@ -300,7 +307,6 @@ def read_share(
         own, own_eval = (split_part(rows, data_split, step - 1, seed) for rows in (source.train, source.eval))
         train += own
         held_out += own_eval
-        described = {"name": source.name, "train": len(own), "eval": len(own_eval), "dropped": source.dropped}
-        sources.append(described | ({"hub": source.hub} if source.hub else {}))
+        sources.append(described(source.name, own, own_eval, source.dropped, source.hub))
         files += source.files
     return Share(train, held_out, sources, tuple(files))

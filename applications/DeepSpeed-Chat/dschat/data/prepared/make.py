@@ -86,8 +86,7 @@ def prepare(
         path: what `--data_path` takes.
         preparation: what to make of it.
         target: where to write it; it appears when it is whole.
-        tokenizer: of the model to train.
-        name: what it was called, for messages.
+        tokenizer, name: of the model to train, and what it was called, for messages.
         end_id: id of the token that ends a response.
 
     Raises:

@@ -22,7 +22,7 @@ from dschat.data.examples import (
 )
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, find_prepared, read_pt
 from dschat.data.rows import Row
-from dschat.data.sources import Share, ShareFlags
+from dschat.data.sources import Share, ShareFlags, described
 from dschat.data.stored import StoredExamples
 from dschat.errors import UserError
 
@@ -92,7 +92,7 @@ def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedToken
         own, own_eval = read_split(folder, "train", tokenizer), read_split(folder, split, tokenizer) if split else []
         train.append(own)
         held_out.append(own_eval)
-        sources.append({"name": str(folder.path), "train": len(own), "eval": len(own_eval), "dropped": {}})
+        sources.append(described(str(folder.path), own, own_eval, {}))
     files = tuple(file for folder in folders for file in folder.files.values())
     return Share(_joined(train), _joined(held_out), sources, files)
 
