@@ -8,6 +8,7 @@ import json
 import pytest
 from datasets import Dataset, DatasetDict
 
+from data_cases import error_of
 from dschat.common.jsonl import read_rows
 from dschat.data.__main__ import main
 from dschat.data.sources import load_source, open_data
@@ -36,13 +37,6 @@ def pack(path):
 
 def texts_of(source):
     return [{"prompt": r.prompt, "chosen": r.chosen, "rejected": r.rejected} for r in source.train]
-
-
-def error_of(path):
-    with pytest.raises(UserError) as caught:
-        load_source(path)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.fixture
@@ -82,11 +76,7 @@ def test_csv_of_spreadsheets(tmp_path):
 @pytest.mark.parametrize(
     ("content", "line", "wanted"),
     [
-        (
-            b"prompt,chosen\na,b\nc,d,e\n",
-            3,
-            "3 cells where the first line names 2 columns; put texts that hold commas",
-        ),
+        (b"prompt,chosen\na,b\nc,d,e\n", 3, "3 cells where the first line names 2 columns; put texts that hold"),
         (b"prompt,chosen\na\n", 2, "1 cells where the first line names 2"),
         (b'prompt,chosen\n"a\nb",c\n"d"x,e\n', 4, "not readable as CSV"),
         (b'prompt,chosen\na,b\n"c,d\n', 3, "not readable as CSV (unexpected end of data)"),

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts and responses written as lists of messages: the explicit and the implicit form, and what does not fit."""
 
-import json
-
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from cli_runs import write_jsonl as write
+from data_cases import error_of
+from dialogue_cases import bot, dialogue, user
 from dschat.data.check import check_report
 from dschat.data.examples import pair_examples, preference_examples, prompt_examples, sft_examples
 from dschat.data.preview import Settings, preview_report
@@ -19,21 +20,8 @@ EOS = 2
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
 
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def bot(text):
-    return {"role": "assistant", "content": text}
-
-
 SYSTEM = {"role": "system", "content": "be brief"}
 TALK = [SYSTEM, user("hi"), bot("hello"), user("2+2?")]
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def read(tmp_path, raw, keys=None):
@@ -129,18 +117,15 @@ def test_completion_is_the_response_where_there_is_none(tmp_path):
     ("row", "wanted"),
     [
         (
-            {
-                "chosen": [user("a"), bot("b"), user("c"), bot("d")],
-                "rejected": [user("a"), bot("x"), user("c"), bot("e")],
-            },
+            {"chosen": dialogue("a", "b", "c", "d"), "rejected": dialogue("a", "x", "c", "e")},
             "'chosen' and 'rejected' differ in message 2 already (assistant: 'b' and assistant: 'x'); only their last",
         ),
         (
-            {"chosen": [user("a"), bot("b"), user("c"), bot("d")], "rejected": [user("a"), bot("x")]},
+            {"chosen": dialogue("a", "b", "c", "d"), "rejected": dialogue("a", "x")},
             "'chosen' comes to 4 messages, 'rejected' to 2; both must be the same up to their last",
         ),
         (
-            {"prompt": [user("a")], "chosen": [bot("b")], "rejected": [user("z"), bot("c")]},
+            {"prompt": [user("a")], "chosen": [bot("b")], "rejected": dialogue("z", "c")},
             "'rejected' begins with other messages than 'prompt' holds (user: 'z'); correct the row, or give --prompt",
         ),
         (
@@ -148,18 +133,12 @@ def test_completion_is_the_response_where_there_is_none(tmp_path):
             "'chosen' begins with other messages than 'prompt' holds (system: 'be brief')",
         ),
         (
-            {"prompt": "Z", "chosen": [user("a"), bot("b")], "rejected": [user("a"), bot("c")]},
+            {"prompt": "Z", "chosen": dialogue("a", "b"), "rejected": dialogue("a", "c")},
             "no message of the user in 'chosen' says what column 'prompt' says ('Z')",
         ),
-        (
-            {"chosen": [user("a")], "rejected": [user("a")]},
-            "the last message of 'chosen' is of 'user'; it is the resp",
-        ),
+        ({"chosen": [user("a")], "rejected": [user("a")]}, "the last message of 'chosen' is of 'user'"),
         ({"chosen": [bot("a")], "rejected": [bot("b")]}, "'chosen' holds only the response; put the messages"),
-        (
-            {"prompt": "a", "chosen": [bot("b")], "rejected": "c"},
-            "'chosen' a list and 'rejected' text; give both as text or both as lists of messages",
-        ),
+        ({"prompt": "a", "chosen": [bot("b")], "rejected": "c"}, "'chosen' a list and 'rejected' text; give both as"),
         ({"prompt": [user("a"), bot("b")]}, "the last message of 'prompt' is the assistant's, so there is nothing to"),
         ({"prompt": []}, "column 'prompt' must hold a non-empty list of messages"),
         ({"prompt": ["a"]}, "message 1 of 'prompt' must be an object with role and content; .* --prompt_key"),
@@ -174,9 +153,7 @@ def test_completion_is_the_response_where_there_is_none(tmp_path):
 )
 def test_what_does_not_fit_is_named(row, wanted, tmp_path):
     path = write(tmp_path / "rows.jsonl", [{"prompt": "fine"}, row])
-    with pytest.raises(UserError) as caught:
-        load_source(path)
-    message = str(caught.value)
+    message = error_of(path)
     assert message.startswith(f"{path}:2: ")
     assert all(part in message for part in wanted.split(" .* ")), message
 

@@ -178,14 +178,8 @@ def test_another_kind_of_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            lambda content: content["state_dict"].pop("f_label.0.weight"),
-            'Missing key(s) in state_dict: "f_label',
-        ),
-        (
-            lambda content: content["state_dict"].update(extra=torch.zeros(1)),
-            'Unexpected key(s) in state_dict: "ex',
-        ),
+        (lambda content: content["state_dict"].pop("f_label.0.weight"), 'Missing key(s) in state_dict: "f_label'),
+        (lambda content: content["state_dict"].update(extra=torch.zeros(1)), 'Unexpected key(s) in state_dict: "ex'),
         (lambda content: content["config"]["hparams"].pop("d_model"), "d_model"),
         (lambda content: content["config"].pop("label_vocab"), "label_vocab"),
         (lambda content: content["config"]["hparams"].update(d_model=32), "size mismatch"),
