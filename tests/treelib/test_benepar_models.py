@@ -56,13 +56,8 @@ def test_version_names_the_weights(benepar_model):
     digits = hashlib.sha256(benepar_model.read_bytes()).hexdigest()[:12]
     assert BeneparBackend(benepar_model).version == f"0.2.0 toy.pt {digits}"
     assert (BeneparBackend.name, BeneparBackend.unit) == ("benepar", "sentence")
-
-
-def test_by_name(benepar_model):
     backend = make_backend("benepar", str(benepar_model))
     assert isinstance(backend, BeneparBackend) and backend.version == BeneparBackend(benepar_model).version
-    with pytest.raises(TreelibError, match="there is no such file or folder"):
-        make_backend("benepar", "missing/model.pt")
 
 
 def test_loaded_once_until_the_file_changes(benepar_model, tmp_path):
@@ -95,11 +90,6 @@ def test_stays_on_the_cpu_where_a_gpu_is_visible(benepar_model, tmp_path, monkey
     assert backend.parse([FOX]) != [None]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_no_gpu(benepar_model):
-    assert "device cuda" in refusal(benepar_model, device="cuda")
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu(benepar_model):
@@ -108,8 +98,11 @@ def test_on_a_gpu(benepar_model):
     assert backend.parse([FOX]) == BeneparBackend(benepar_model).parse([FOX])
 
 
-def test_unknown_device(benepar_model):
-    assert "device nonsense" in refusal(benepar_model, device="nonsense")
+@pytest.mark.parametrize(
+    "device", [pytest.param("cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")), "none"]
+)
+def test_a_device_that_is_not_there(device, benepar_model):
+    assert f"device {device}" in refusal(benepar_model, device=device)
 
 
 def test_a_downloaded_name_is_found_where_nltk_keeps_its_data(published, tmp_path, monkeypatch):
