@@ -49,13 +49,6 @@ def test_state_and_reply_are_the_template_up_to_the_end_token(name, turn) -> Non
         assert (bos + text).startswith(whole.removesuffix("<eos>"))
 
 
-def test_both_replies_to_a_state_share_its_ids() -> None:
-    tokenizer = chat_tokenizer("llama-3")
-    other = [*TALK[:3], {"role": "assistant", "content": "something else"}]
-    first, second = encode_states(tokenizer, [state(TALK, 1), state(other, 1)], "x")
-    assert first == second
-
-
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [

@@ -5,7 +5,7 @@ import pytest
 
 from cli_runs import write_jsonl
 from dialogue_cases import TEMPLATES, chat_tokenizer
-from dschat.data.dialogue_pairs import load_regression_data, read_dialogue_pair, tokenize_pairs
+from dschat.data.dialogue_pairs import FIRST, SECOND, load_regression_data, read_dialogue_pair, tokenize_pairs
 from dschat.data.encoding import turn_end
 from dschat.errors import UserError
 from refuel_cases import row
@@ -90,11 +90,7 @@ MISTAKES = {
         ["message 3 (user) is empty"],
     ),
     "lengths": (broken("trajectory", row()["trajectory"][:4]), ["the same number of turns"]),
-    "half a turn": (
-        broken("trajectory", row()["trajectory"][:5])
-        | {"trajectory_sampled_h_from_sampled_len": row()["trajectory"][:5]},
-        ["each with its reply"],
-    ),
+    "half a turn": (row() | dict.fromkeys((FIRST, SECOND), row()[FIRST][:5]), ["each with its reply"]),
     "turn behind the last": (row(turn=1, last=0), ["must be turns"]),
     "turn beyond": (row(turn=0, last=3), ["must be turns"]),
     "another beginning": (broken("sampled_h_from_sampled_len", 2) | {"sampled_len_from_5": 2}, ["differ before"]),

@@ -79,13 +79,9 @@ def test_pairs_cut_and_dropped():
 def test_margins_of_pairs():
     rows = [text_row("a", "b", "c"), text_row("a", "b", "b"), text_row("a", "b", "d")]
     rows = [replace(row, extra={"gap": i}) for i, row in enumerate(rows)]
+    rows.append(replace(rows[0], extra={"gap": "1.5"}))  # text, as in CSV files
     examples, _ = pair_examples(rows, word_tokenizer(), 9, EOS, margin_key="gap")
-    assert [example.margin for example in examples] == [0.0, 2.0]
-
-
-def test_a_margin_may_be_text_as_in_csv_files():
-    row = replace(text_row("a", "b", "c"), extra={"gap": "1.5"})
-    assert pair_examples([row], word_tokenizer(), 9, EOS, margin_key="gap")[0][0].margin == 1.5
+    assert [example.margin for example in examples] == [0.0, 2.0, 1.5]
 
 
 @pytest.mark.parametrize("margin", [-0.5, True, "much", "-1", "nan", None, math.nan, math.inf])
@@ -111,7 +107,7 @@ def test_nothing_left():
         UserError, match="--max_prompt_seq_len 2: none of the 2 rows .*prompt too long: 2.*rows.jsonl:1"
     ):
         prompt_examples(rows, tokenizer, 2)
-    for build in (sft_examples, pair_examples):
+    for build in (sft_examples, pair_examples, preference_examples):
         with pytest.raises(UserError, match="--max_seq_len 3: none of the 2 rows .*response cut to nothing: 2"):
             build(rows, tokenizer, 3, EOS)
 
@@ -129,6 +125,8 @@ def test_missing_responses_are_named():
         sft_examples([text_row("a", "b"), text_row("a", line=4)], tokenizer, 9, EOS)
     with pytest.raises(UserError, match="rows.jsonl:4: .*no rejected response.* --rejected_key"):
         pair_examples([text_row("a", "b", line=4)], tokenizer, 9, EOS)
+    with pytest.raises(UserError, match="rows.jsonl:4: .*no rejected response. DPO .*--rejected_key"):
+        preference_examples([text_row("a", "b", line=4)], tokenizer, 9, EOS)
     with pytest.raises(UserError, match="rows.jsonl:1: .*no chosen response.* --chosen_key"):
         pair_examples([text_row("a", None, "b")], tokenizer, 9, EOS)
 
@@ -150,16 +148,6 @@ def test_preferences_that_are_dropped_are_counted() -> None:
     examples, dropped = preference_examples(rows, tokenizer, 40, EOS)
     assert len(examples) == 1
     assert dropped == {"pair equal after cutting": 1, "response cut to nothing": 1}
-
-
-def test_a_missing_preference_is_named() -> None:
-    with pytest.raises(UserError, match=r"rows.jsonl:7: the row has no rejected response. DPO .*--rejected_key"):
-        preference_examples([text_row("a", "b", None, 7)], make_tokenizer(), 40, EOS)
-
-
-def test_equal_preferences_alone_are_refused() -> None:
-    with pytest.raises(UserError, match="pair equal after cutting: 1"):
-        preference_examples([text_row("a", "b", "b")], make_tokenizer(), 40, EOS)
 
 
 def test_targets_of_preferences_are_the_response_tokens() -> None:

@@ -10,7 +10,6 @@ from datasets import Dataset, DatasetDict
 
 from data_cases import error_of
 from dschat.common.jsonl import read_rows
-from dschat.data.__main__ import main
 from dschat.data.sources import load_source, open_data
 from dschat.errors import UserError
 
@@ -45,9 +44,6 @@ def folder(tmp_path):
     for kind in ("csv", "jsonl", "saved"):
         (tmp_path / kind).mkdir()
     return tmp_path
-
-
-# CSV
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -111,9 +107,6 @@ def test_csv_that_is_no_text(tmp_path):
     assert f"{path} is empty" in error_of(path)
 
 
-# packed JSON
-
-
 def test_packed_json(folder):
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     for name, text in (("a.jsonl", lines), ("b.json", lines), ("c.json", "\ufeff\n" + json.dumps(ROWS))):
@@ -145,9 +138,6 @@ def test_damaged_packed_files(tmp_path):
         read_rows(path, "--file")
     path.write_bytes(b"plain text")
     assert f"cannot read {path}" in error_of(path) and "gzip" in error_of(path)
-
-
-# save_to_disk
 
 
 def test_saved_splits(folder):
@@ -183,12 +173,3 @@ def test_bad_saved_folders(folder, tmp_path):
     assert f"--data_path {tmp_path}/rows: a folder of save_to_disk that cannot be opened" in error_of(
         tmp_path / "rows"
     )
-
-
-def test_the_command_takes_them(folder, capsys):
-    path = write_csv(folder / "a.csv", ROWS)
-    Dataset.from_list(ROWS).save_to_disk(folder / "saved")
-    assert main(["check", str(path), str(folder / "saved")]) == 0
-    printed = capsys.readouterr().out
-    assert f"read       {path}" in printed and f"read       {folder}/saved/data-00000-of-00001.arrow" in printed
-    assert printed.count("chosen and rejected: 2") == 2

@@ -94,16 +94,8 @@ def test_another_set_is_loaded_plainly(hub):
     assert source.train[3].origin == "Dahoas/rm-static train row 4"
     hub.answer = splits(train=pairs)
     assert (len(load_source("a/b").train), len(load_source("a/b").eval)) == (38, 2)
-
-
-def test_prompts_from_the_hub(hub, small_sets):
-    hub.answer = answer_for("tldr")
-    source = load_source("tldr")
-    raw = make_rows("tldr", 12)[2]
-    assert source.train[2].prompt == f"POST\n{raw['info']['post']}\nTL;DR: "
-    assert source.train[2].extra == raw
-    assert source.eval[4].prompt.startswith("ARTICLE\n(CNN) -- ")
-    assert source.train[2].origin == "openai/summarize_from_feedback train row 3"
+    hub.answer = splits(test=pairs)
+    assert "me/mine has no training split, only test" in error_of("me/mine")
 
 
 def test_a_share_records_the_data_set(hub, small_sets):
@@ -138,11 +130,6 @@ def test_other_counts_than_published(path, name, sizes, words, hub):
         assert word in message
 
 
-def test_a_merged_set_is_refused(hub, small_sets):
-    hub.answer = splits(train=make_rows("apps", 12), test=make_rows("apps", 12, "test"))
-    assert "12 training and 12 evaluation rows came from the hub" in error_of("apps")
-
-
 # no answer
 
 
@@ -161,15 +148,9 @@ FAILURES = [
 def test_not_available(error, hub):
     hub.answer = error
     message = error_of("tldr")
-    for word in (
-        "--data_path tldr: the data set openai/summarize_from_feedback is not here",
-        "is not here: the folder of local copies, ",
-        "MA_RLHF_DATA, is not set",
-        type(error).__name__,
-        "`hf download openai/summarize_from_feedback --repo-type dataset --revision refs/convert/parquet"
-        " --include 'comparisons/*.parquet' --local-dir data/tldr`; then set MA_RLHF_DATA=data, or give data/tldr",
-    ):
-        assert word in message
+    assert message.startswith("--data_path tldr: the data set openai/summarize_from_feedback is not here")
+    assert "MA_RLHF_DATA, is not set" in message and type(error).__name__ in message
+    assert f"`{registry.find_known('tldr').fetch_command('data/tldr')}`; then set MA_RLHF_DATA=data, or" in message
     assert "Please pick one" not in message  # the first line is enough
 
 
@@ -185,8 +166,7 @@ def test_not_available_with_a_folder_of_copies(hub, tmp_path, monkeypatch):
 def test_another_set_that_is_not_available(hub):
     hub.answer = FAILURES[1]
     message = error_of("me/mine")
-    for word in ("--data_path me/mine: there is no such local file or folder", "hub", "DatasetNotFoundError"):
-        assert word in message
+    assert "--data_path me/mine: there is no such local file" in message and "DatasetNotFoundError" in message
     assert "`hf download me/mine --repo-type dataset --local-dir DIR`" in message
 
 
@@ -201,11 +181,6 @@ def test_the_cause_of_a_failure_is_shown(hub):
     hub.answer = datasets.exceptions.DatasetGenerationError("An error occurred while generating the dataset")
     hub.answer.__cause__ = OSError("No space left on device")
     assert "No space left on device" in error_of("hh")
-
-
-def test_no_training_split(hub):
-    hub.answer = splits(test=make_rows("hh", 2))
-    assert "me/mine has no training split, only test" in error_of("me/mine")
 
 
 def test_a_bad_row_of_the_hub_is_named(hub):

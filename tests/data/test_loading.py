@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ import pytest
 
 import data_cases
 from cli_runs import write_jsonl
-from data_cases import KINDS
+from data_cases import KINDS, flags_of
 from dschat.common.fingerprints import tokenizer_fingerprint
-from dschat.config.reward import RewardConfig
 from dschat.data import loading, parallel
 from dschat.data.cache import ENTRY, cache_folder
 from dschat.data.examples import (
@@ -30,27 +29,12 @@ from dschat.data.examples import (
 )
 from dschat.data.loading import ExampleLoader
 from dschat.data.parallel import BATCH, Encoder, encode_rows, num_workers
-from dschat.data.rows import DataKeys, Row
+from dschat.data.rows import Row
 from dschat.data.stored import NotStorable, StoredExamples, lengths_of, row_of, row_text, table_of, to_batch
 from dschat.errors import UserError
 from factories import make_tokenizer
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
-
-
-@dataclass
-class Flags:
-    """What decides which rows a step reads."""
-
-    data_path: list[str]
-    data_split: str = "1,1,1"
-    seed: int = 3
-    step: int = 1
-    prompt_key: str = DataKeys.prompt
-    chosen_key: str = DataKeys.chosen
-    rejected_key: str = DataKeys.rejected
-    response_key: str = DataKeys.response
-    messages_key: str = DataKeys.messages
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +58,8 @@ def write(folder: Path) -> Path:
 
 def loader_of(kind: type, folder: Path, tokenizer: Any = None, limit: int = 40, **changes: Any) -> ExampleLoader[Any]:
     """A loader of one kind of example; `changes` are flags."""
-    return data_cases.loader_of(kind, Flags([str(folder)], **changes), limit, tokenizer=tokenizer)
+    flags = flags_of(folder, **({"data_split": "1,1,1", "seed": 3} | changes))
+    return data_cases.loader_of(kind, flags, limit, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -257,7 +242,7 @@ def test_the_step_takes_large_data_from_the_cache(tmp_path, monkeypatch, caplog)
     from dschat.builders.data import load_step_data
 
     folder = write(tmp_path / "data")
-    flags = Flags([str(folder)], "1,0,0")
+    flags = flags_of(folder, data_split="1,0,0")
     tokenizer = make_tokenizer()
     make = partial(sft_examples, tokenizer=tokenizer, max_seq_len=40, eos_id=2)
     small = load_step_data(flags, SFTExample, make)
@@ -314,10 +299,6 @@ def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
             assert told[0].startswith(f"{len(lines)} responses without any text, which end at once")
             places = re.findall(r"train\.jsonl:(\d)", told[0])
             assert len(places) == 3 and set(places) <= set(lines), "the first three in the order of the shuffle"
-
-
-def test_the_flags_of_a_step_will_do() -> None:
-    assert {field for field in Flags.__dataclass_fields__} - {"step"} <= set(RewardConfig.__dataclass_fields__)
 
 
 def test_what_validates_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -> None:

@@ -37,18 +37,10 @@ PAIRS = {
     "prompt once, repeated once": {"prompt": TALK, "chosen": [bot("yes")], "rejected": [*TALK, bot("no")]},
     "responses as text": {"prompt": TALK, "chosen": "yes", "rejected": "no"},
     "a question of it as text": {"prompt": "hi ", "chosen": [*TALK, bot("yes")], "rejected": [*TALK, bot("no")]},
-    "messages beside": {
-        "prompt": "2+2?",
-        "messages": [*TALK, bot("yes")],
-        "chosen": [*TALK, bot("yes")],
-        "rejected": [*TALK, bot("no")],
-    },
-    "several turns after the prompt": {
-        "prompt": TALK[:2],
-        "chosen": [*TALK[2:], bot("yes")],
-        "rejected": [*TALK[2:], bot("no")],
-    },
 }
+PAIRS["messages beside"] = PAIRS["implicit"] | {"prompt": "2+2?", "messages": [*TALK, bot("yes")]}
+LATER = {"chosen": [*TALK[2:], bot("yes")], "rejected": [*TALK[2:], bot("no")]}
+PAIRS["several turns after the prompt"] = {"prompt": TALK[:2]} | LATER
 
 
 @pytest.mark.parametrize("form", PAIRS)
@@ -112,34 +104,27 @@ def test_completion_is_the_response_where_there_is_none(tmp_path):
 
 # what does not fit
 
+ASK, FOUR = [user("a")], dialogue(*"abcd")
+
 
 @pytest.mark.parametrize(
     ("row", "wanted"),
     [
         (
-            {"chosen": dialogue("a", "b", "c", "d"), "rejected": dialogue("a", "x", "c", "e")},
-            "'chosen' and 'rejected' differ in message 2 already (assistant: 'b' and assistant: 'x'); only their last",
+            {"chosen": FOUR, "rejected": dialogue(*"axce")},
+            "differ in message 2 already (assistant: 'b' and assistant: 'x')",
         ),
+        ({"chosen": FOUR, "rejected": dialogue("a", "x")}, "'chosen' comes to 4 messages, 'rejected' to 2"),
+        ({"prompt": ASK, "chosen": [bot("b")], "rejected": dialogue("z", "c")}, "(user: 'z'); .* give --prompt_key"),
         (
-            {"chosen": dialogue("a", "b", "c", "d"), "rejected": dialogue("a", "x")},
-            "'chosen' comes to 4 messages, 'rejected' to 2; both must be the same up to their last",
+            {"prompt": ASK, "chosen": [SYSTEM, *ASK, bot("b")]},
+            "other messages than 'prompt' holds (system: 'be brief')",
         ),
-        (
-            {"prompt": [user("a")], "chosen": [bot("b")], "rejected": dialogue("z", "c")},
-            "'rejected' begins with other messages than 'prompt' holds (user: 'z'); correct the row, or give --prompt",
-        ),
-        (
-            {"prompt": [user("a")], "chosen": [SYSTEM, user("a"), bot("b")]},
-            "'chosen' begins with other messages than 'prompt' holds (system: 'be brief')",
-        ),
-        (
-            {"prompt": "Z", "chosen": dialogue("a", "b"), "rejected": dialogue("a", "c")},
-            "no message of the user in 'chosen' says what column 'prompt' says ('Z')",
-        ),
-        ({"chosen": [user("a")], "rejected": [user("a")]}, "the last message of 'chosen' is of 'user'"),
+        ({"prompt": "Z", "chosen": dialogue("a", "b")}, "no message of the user in 'chosen' says .* ('Z')"),
+        ({"chosen": ASK, "rejected": ASK}, "the last message of 'chosen' is of 'user'"),
         ({"chosen": [bot("a")], "rejected": [bot("b")]}, "'chosen' holds only the response; put the messages"),
         ({"prompt": "a", "chosen": [bot("b")], "rejected": "c"}, "'chosen' a list and 'rejected' text; give both as"),
-        ({"prompt": [user("a"), bot("b")]}, "the last message of 'prompt' is the assistant's, so there is nothing to"),
+        ({"prompt": dialogue("a", "b")}, "the last message of 'prompt' is the assistant's .* --messages_key"),
         ({"prompt": []}, "column 'prompt' must hold a non-empty list of messages"),
         ({"prompt": ["a"]}, "message 1 of 'prompt' must be an object with role and content; .* --prompt_key"),
         ({"prompt": "a", "completion": [1]}, "message 1 of 'completion' must be an object .* --response_key"),
@@ -148,7 +133,7 @@ def test_completion_is_the_response_where_there_is_none(tmp_path):
             "content of message 1 in 'chosen' must be text, not null",
         ),
         ({"prompt": 3, "chosen": [bot("b")]}, "column 'prompt' must be text, not a value of type int"),
-        ({"prompt": [user("a")], "chosen": 3, "rejected": 4}, "column 'chosen' must be text, not a value of type int"),
+        ({"prompt": ASK, "chosen": 3, "rejected": 4}, "column 'chosen' must be text, not a value of type int"),
     ],
 )
 def test_what_does_not_fit_is_named(row, wanted, tmp_path):

@@ -39,7 +39,7 @@ def test_earlier_turns_that_are_trained_on_by_hand():
     assert collate_packed([example], 0, 8, sft_on_prompt=True)["targets"].tolist() == [1, 2, 3, 4]
 
 
-def test_spread_micro_batches_hold_the_updates_rows_and_similar_numbers_of_tokens():
+def test_balanced_micro_batches_hold_the_updates_rows_and_similar_numbers_of_tokens():
     lengths = [1 + 7 * i % 40 for i in range(48)]
     plain = update_batches(lengths, 24, 4, seed=3, epoch=1, rank=1, world_size=2)
     balanced = update_batches(lengths, 24, 4, seed=3, epoch=1, rank=1, world_size=2, balance_tokens=True)

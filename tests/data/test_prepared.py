@@ -17,10 +17,9 @@ from datasets import Dataset, DatasetDict
 
 import data_cases
 from cli_runs import write_jsonl
-from data_cases import KINDS
+from data_cases import KINDS, flags_of
 from data_fixtures import SETS, write_set
 from dschat.common.lock import Lock
-from dschat.config.sft import SFTConfig
 from dschat.data.__main__ import main
 from dschat.data.encoding import warn_of_turn_end
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
@@ -64,18 +63,8 @@ def prepare(source: Path, model: str, output: Path, *flags: str, status: int = 0
     return json.loads((output / "prepared.json").read_text()) if status == 0 else {}
 
 
-def config_of(folder: Path, **flags: Any) -> Any:
-    """Flags of step 1, or those of another step with the same names."""
-    return SFTConfig(data_path=[str(folder)], output_dir="out", model_name_or_path="model", **flags)
-
-
 def loader_of(kind: type, folder: Path, limit: int = 100, **more: Any) -> ExampleLoader[Any]:
-    return data_cases.loader_of(kind, config_of(folder), limit, **more)
-
-
-def share_of(step: int, path: Any, **flags: Any) -> Any:
-    """What a step reads of a source."""
-    return load_share(type("Step", (), vars(config_of(path, **flags)) | {"step": step})())
+    return data_cases.loader_of(kind, flags_of(folder), limit, **more)
 
 
 def example(prompt: str, chosen: str, rejected: str | None = None) -> PreparedExample:
@@ -134,7 +123,7 @@ def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) ->
     stage, part = ("preference", 2) if kind in (PairExample, PreferenceExample) else ("finetune", 1)
     folder = tmp_path / "prepared"
     prepare(source, model, folder, "--stage", stage, "--data_split", "2,4,4", "--format", form, *LOOSE)
-    share = share_of(part, source)
+    share = load_share(flags_of(source, step=part))
     loader = loader_of(kind, folder, limit=14)
     expected, dropped = loader_of(kind, source, limit=14)._make(share.train)
     held_out, dropped_eval = loader_of(kind, source, limit=14)._make(share.eval, held_out=True)
@@ -236,7 +225,7 @@ def test_a_folder_holds_the_rows_of_its_step(form, split, seed, model, tmp_path,
     (tmp_path / "data").mkdir()
     monkeypatch.setattr("dschat.data.prepared.write.lengths_picture", lambda splits, info: b"")  # takes a second
     path = write_form(form, tmp_path / "data")
-    steps = {k: share_of(k, path, data_split=split, seed=seed) for k in (1, 2, 3)}
+    steps = {k: load_share(flags_of(path, step=k, data_split=split, seed=seed)) for k in (1, 2, 3)}
     if form in FILES and split == "2,4,4":
         assert [len(share.train) for share in steps.values()] == [11, 23, 23]
     for step, stage in ((1, "finetune"), (2, "preference")) if form != "apps" else ((1, "finetune"),):
@@ -261,7 +250,7 @@ def test_several_folders_are_several_sources(model, tmp_path) -> None:
         paths.append(write_form(form, tmp_path / form))
         folders.append(tmp_path / f"{form}-prepared")
         prepare(Path(paths[-1]), model, folders[-1], "--stage", "preference", "--data_split", "2,4,4", *LOOSE)
-    shares = [share_of(2, path) for path in paths]
+    shares = [load_share(flags_of(path, step=2)) for path in paths]
     read = prepared_share(find_prepared(list(map(str, folders))))
     assert [e.row.origin for e in read.train] == [row.origin for share in shares for row in share.train]
     assert [e.row.origin for e in read.eval] == [row.origin for share in shares for row in share.eval]
@@ -457,7 +446,7 @@ def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
 
 def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
-    assert find_rows(config_of(tmp_path / "out")) == (20, 5)
+    assert find_rows(flags_of(tmp_path / "out")) == (20, 5)
 
 
 def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source, model, tmp_path) -> None:
@@ -476,4 +465,4 @@ def test_what_prepared_rows_do_not_hold_is_refused(source, model, tmp_path) -> N
     with pytest.raises(UserError, match="--train_on all: a prepared folder holds one response per row"):
         loader_of(SFTExample, tmp_path / "prepared", all_turns=True)
     with pytest.raises(UserError, match="needs the rows of the source itself"):
-        load_share(config_of(tmp_path / "prepared"))
+        load_share(flags_of(tmp_path / "prepared"))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from data_fixtures import BIG, apps_row, hh_row, make_rows, tldr_row, webgpt_row, write_set
+from data_fixtures import BIG, apps_row, hh_row, tldr_row, webgpt_row, write_set
 from dschat.data.examples import prompt_examples, sft_examples
 from dschat.data.formats import format_of, parse_row, without_citations
 from dschat.data.rows import DataKeys
@@ -47,14 +47,9 @@ def test_tldr(info, prompt):
 
 
 def test_hh_is_unchanged():
-    raw = {
-        "prompt": "\n\nHuman: Hello\n\nAssistant: Hi\n\nHuman: Why?\n\nAssistant:",
-        "response": " Because.",
-        "chosen": " Because.",
-        "rejected": " No. ",
-    }
-    row = parsed(raw)
-    assert (row.prompt, row.chosen, row.rejected) == (raw["prompt"], " Because.", " No. ")
+    prompt = "\n\nHuman: Hello\n\nAssistant: Hi\n\nHuman: Why?\n\nAssistant:"
+    row = parsed({"prompt": prompt, "response": " Because.", "chosen": " Because.", "rejected": " No. "})
+    assert (row.prompt, row.chosen, row.rejected) == (prompt, " Because.", " No. ")
 
 
 # WebGPT
@@ -210,14 +205,3 @@ def test_formats():
     assert found == [*published, "prompt and responses", "conversation", "conversation"]
     keys = DataKeys(prompt="q", response="a")
     assert format_of({"q": "a", "a": "b", "messages": []}, keys) == "prompt and responses"
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("name", ["tldr", "hh", "webgpt", "apps"])
-def test_fixtures_read_the_same_from_both_kinds_of_file(name, suffix, tmp_path):
-    source = load_source(write_set(tmp_path / name, name, rows=8, eval_rows=5, suffix=suffix), seed=3)
-    count = 8 if name == "webgpt" else 13
-    assert len(source.train) + len(source.eval) == count and source.dropped == {}
-    texts = {(row.prompt, row.chosen, row.rejected) for row in source.train}
-    parsed_rows = [parsed(raw) for raw in make_rows(name, 8)]
-    assert texts <= {(row.prompt, row.chosen, row.rejected) for row in parsed_rows}

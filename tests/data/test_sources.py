@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading files and folders, recognising columns, and the message for every kind of bad row."""
+"""Reading files and folders, recognising columns, the message of every bad row; and which rows a step reads."""
 
 import json
+import random
 import re
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from cli_runs import write_jsonl as write
 from data_cases import error_of
 from dschat.data.rows import DataKeys
-from dschat.data.sources import load_source, split_indices
+from dschat.data.sources import load_source, split_bounds, split_indices, split_part
 from dschat.errors import UserError
 
 PAIR = {"prompt": "Q", "chosen": " a", "rejected": " b"}
@@ -89,8 +93,8 @@ def test_one_file_is_split_by_the_seed(tmp_path):
     path = write(tmp_path / "train.jsonl", [{"prompt": str(i)} for i in range(40)])
     train, held_out = (split_indices(40, "95,5", part, 5) for part in (0, 1))
     assert len(held_out) == 2
-    for given, name in ((str(path), "train"), (tmp_path, tmp_path.name)):
-        source = load_source(given, seed=5)
+    for named, name in ((str(path), "train"), (tmp_path, tmp_path.name)):
+        source = load_source(named, seed=5)
         assert [row.prompt for row in source.train] == [str(i) for i in train]
         assert [row.prompt for row in source.eval] == [str(i) for i in held_out]
         assert (source.name, source.files, source.dropped) == (name, (path,), {})
@@ -250,3 +254,75 @@ def test_file_that_cannot_be_opened(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(UserError, match="cannot read .*a.jsonl .denied"):
         load_source(path)
+
+
+def reference_shuffle(num_rows: int, seed: int) -> list[int]:
+    """Fisher-Yates from the end, indices by masked rejection, on MT19937 seeded by Knuth's recurrence."""
+    state = [seed]
+    for i in range(1, 624):
+        state.append((1812433253 * (state[-1] ^ (state[-1] >> 30)) + i) & 0xFFFFFFFF)
+    twister = random.Random()
+    twister.setstate((3, (*state, 624), None))
+    order = list(range(num_rows))
+    for i in range(num_rows - 1, 0, -1):
+        mask = (1 << i.bit_length()) - 1
+        j = twister.getrandbits(32) & mask
+        while j > i:
+            j = twister.getrandbits(32) & mask
+        order[i], order[j] = order[j], order[i]
+    return order
+
+
+@pytest.mark.parametrize(("num_rows", "seed"), [(1, 0), (10, 1234), (1000, 1234), (257, 2**32 - 1)])
+def test_order_equals_a_twister_written_out(num_rows, seed):
+    assert split_indices(num_rows, "1", 0, seed).tolist() == reference_shuffle(num_rows, seed)
+
+
+def test_parts_are_slices_of_one_order():
+    order = reference_shuffle(1000, 1234)
+    assert split_indices(1000, "2,4,4", 0, 1234).tolist() == order[:200]
+    assert split_indices(1000, "2,4,4", 1, 1234).tolist() == order[200:600]
+    assert split_indices(1000, "2,4,4", 2, 1234).tolist() == order[600:]
+    assert split_part(range(1000), "2,4,4", 1, 1234) == order[200:600]
+    assert split_indices(1000, "2,4,4", 0, 1234).dtype == np.uint32
+
+
+def test_excess_and_deficit_by_hand():
+    # 7 rows: 1.4 → 1, 2.8 → 3, 2.8 → 3: exact. 8 rows: 1.6 → 2, 3.2 → 3, 3.2 → 3: exact.
+    assert split_bounds(7, [2, 4, 4]) == [0, 1, 4, 7]
+    assert split_bounds(8, [2, 4, 4]) == [0, 2, 5, 8]
+    # 4 rows: .8 → 1, 1.6 → 2, 1.6 → 2 is one too many. 18,599 rows: 3720 + 7440 + 7440 is one too many.
+    assert split_bounds(4, [2, 4, 4]) == [0, 0, 2, 4]
+    assert split_bounds(18599, [2, 4, 4]) == [0, 3719, 11159, 18599]
+    # 5 rows, halves: 2.5 rounds to 2 (to even), one too few, added to every bound.
+    assert split_bounds(5, [1, 1]) == [0, 3, 5]
+
+
+def test_a_bound_stays_at_zero():
+    # 3 rows: 0, 1.5 → 2, 2 is one too many; the first bound would be -1.
+    assert split_bounds(3, [0, 1, 1]) == [0, 0, 1, 3]
+    assert [len(split_indices(3, "0,1,1", part, 7)) for part in range(3)] == [0, 1, 2]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    num_rows=st.integers(0, 300),
+    fractions=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_parts_cover_every_row_once(num_rows, fractions, seed):
+    text = ",".join(map(str, fractions))
+    parts = [split_indices(num_rows, text, part, seed).tolist() for part in range(len(fractions))]
+    assert sorted(sum(parts, [])) == list(range(num_rows))
+
+
+@pytest.mark.parametrize("data_split", ["", "a,b", "2,-4,4", "0,0,0", "2,nan,4", "2,inf,4"])
+def test_bad_split(data_split):
+    with pytest.raises(UserError, match="--data_split .* is no list of fractions"):
+        split_indices(10, data_split, 0, 1234)
+
+
+@pytest.mark.parametrize(("part", "named"), [(2, "PPO step"), (3, "part 3"), (-1, "part -1")])
+def test_absent_part(part, named):
+    with pytest.raises(UserError, match=f"--data_split 1,1 has 2 parts, none for .*{named}"):
+        split_indices(10, "1,1", part, 1234)

@@ -2,10 +2,12 @@
 """Rows of data in a line each, a tokenizer of one token per word, and the loaders of every kind of example."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dschat.config.sft import SFTConfig
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -53,6 +55,12 @@ def error_of(path: Any, keys: DataKeys | None = None) -> str:
         load_source(path, keys)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def flags_of(*paths: Any, step: int = 1, **flags: Any) -> Any:
+    """What decides which rows a step reads."""
+    config = SFTConfig(data_path=list(map(str, paths)), output_dir="out", model_name_or_path="model", **flags)
+    return SimpleNamespace(**vars(config) | {"step": step})
 
 
 def make_of(kind: type, tokenizer: Any, limit: int, eos_id: int = EOS, **more: Any) -> partial[Any]:

@@ -76,12 +76,6 @@ def test_positions_are_characters(backend):
     assert [text[leaf.start : leaf.end] for leaf in tree.leaves()] == words
 
 
-def test_what_it_aborts_on_is_not_sent(backend):
-    before = backend._worker.pid
-    assert backend.parse(["", " ", "\0", "\0a", "a\0", SALAD]) == [None] * 6
-    assert backend._worker.pid == before
-
-
 def test_salad_and_one_second(backend):
     """A grammar takes its time for words without one; the run goes on."""
     quick = LinkGrammarBackend(timeout=1.0)
@@ -266,12 +260,8 @@ def test_no_such_program():
 
 def test_not_installed():
     program = """import json; print(json.dumps({"error": "no library"}))"""
-    with pytest.raises(TreelibError) as caught:
+    with pytest.raises(TreelibError, match=r"\(no library\): apt-get install .*, or use the backend chunker"):
         LinkGrammarBackend(command=[sys.executable, "-c", program])
-    assert str(caught.value) == (
-        "the backend link-grammar is not installed (no library): apt-get install liblink-grammar5 "
-        "link-grammar-dictionaries-en, or use the backend chunker."
-    )
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
