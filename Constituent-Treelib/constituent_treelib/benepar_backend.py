@@ -19,6 +19,7 @@ from unittest.mock import patch
 from constituent_treelib.trees import Tree, TreelibError
 
 logger = logging.getLogger(__name__)
+
 DEFAULT_MODEL = "benepar_en3"
 MAX_WORDS = 200  # time and memory grow with the square of a sentence's words and more
 MAX_CHARACTERS = 4000  # of a sentence; what takes spaCy's tokenizer longest, brackets, takes two seconds then

@@ -19,6 +19,7 @@ from constituent_treelib.chunker import word_pattern
 from constituent_treelib.trees import Tree, TreelibError, is_sound
 
 logger = logging.getLogger(__name__)
+
 MAX_WORDS = 35  # marks included: time grows with the cube of the words
 MAX_CHARACTERS = 1000
 INSTALL = "apt-get install liblink-grammar5 link-grammar-dictionaries-en"

@@ -21,8 +21,9 @@ from constituent_treelib.trees import Tree, TreelibError, draw_png, draw_svg, fo
 if TYPE_CHECKING:
     import nltk
 
-NAMES = ("benepar", "link-grammar", "chunker", "tree-sitter")
 logger = logging.getLogger(__name__)
+
+NAMES = ("benepar", "link-grammar", "chunker", "tree-sitter")
 
 
 def make_backend(name: str, model: str | None = None, device: str = "cpu", timeout: float = 1.0) -> Backend:

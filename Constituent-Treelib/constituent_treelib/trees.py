@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-FONT_SIZE = 15.0  # all lengths in pixels
+FONT_SIZE = 15.0  # of pictures; all lengths in pixels
 ROW = 46.0
 GAP = 16.0
 MARGIN = 14.0

@@ -29,6 +29,7 @@ PATH_HELP = (
     + ", ".join(known.name for known in KNOWN_SETS)
     + f" (from ${DATA_VARIABLE} or the hub), or a data set of the Hugging Face hub"
 )
+UNITS = ("tokens", "characters")
 # The smallest value of a flag that is a number.
 LEAST = {"max_seq_len": 1, "max_prompt_seq_len": 1, "rows": 1, "run_solutions": 0, "max_length": 2}
 LEAST |= {"max_prompt_length": 1, "minimum_response_length": 0, "num_samples": 1}
@@ -87,7 +88,7 @@ class PrepareOptions:
     max_length: int = flag("tokens of prompt and response; the rest is cut", 512)
     max_prompt_length: int = flag("longest prompt; rows with a longer one are left out", 512)
     minimum_response_length: int = flag("shortest response; rows with a shorter one are left out", 5)
-    length_unit: str = flag("what the two limits above count", "tokens", choices=("tokens", "characters"))
+    length_unit: str = flag("what the two limits above count: tokens or characters", "tokens", choices=UNITS)
     remove_same_inputs: bool = flag("leave out rows whose prompt and (chosen) response were there before", True)
     remove_same_responses: bool = flag("leave out pairs of equal texts", True)
     num_samples: int | None = flag("of training and of test rows, only the first so many", None)

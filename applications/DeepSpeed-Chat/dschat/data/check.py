@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 60  # lines of a description
 Shares = Mapping[str, Sequence[Sequence[Row]]]  # training, evaluation → the rows of each step
-MAX_BINS = 12
+MAX_BINS = 12  # of a histogram
 BAR_WIDTH = 40  # characters of the longest bar
 
 

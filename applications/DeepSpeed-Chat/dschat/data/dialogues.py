@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
 Message = dict[str, str]  # role (user or assistant) and content
 Dialogue = list[Message]
 ROLES = ("user", "assistant")

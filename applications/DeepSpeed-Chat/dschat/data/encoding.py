@@ -5,7 +5,7 @@
 
 Each part is encoded alone, without special tokens: encoding them together would merge tokens across the border.
 Some tokenizers put a space (the dummy prefix) before every text; a response continues a text, so it gets none.
-Tokenizers may be fast or slow.
+Tokenizers may be fast or slow. Conversations are what the chat template writes; `TurnEnd` is how it ends a turn.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 CHUNK = 1000  # texts per call of the tokenizer; bounds the memory of its offsets
 SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response where the dummy prefix cannot be switched off
 PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # → key of a Sequence
 # tokenizer → (its length then, its backend without dummy prefix; None if it has no such prefix)
 _BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
-logger = logging.getLogger(__name__)
 PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 

@@ -21,8 +21,9 @@ from dschat.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-OWN_NAME = re.compile(r"\w[\w.-]*")
 logger = logging.getLogger(__name__)
+
+OWN_NAME = re.compile(r"\w[\w.-]*")
 DATA_VARIABLE = "MA_RLHF_DATA"  # folder with local copies, one folder or file per short name
 PARQUET_BRANCH = "refs/convert/parquet"
 COPY_SUFFIXES = ("", ".jsonl", ".parquet", ".json")

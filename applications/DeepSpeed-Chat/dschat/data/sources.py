@@ -25,10 +25,12 @@ from dschat.data.prepared.folder import find_prepared
 from dschat.data.rows import DataKeys, RawSource, Row
 from dschat.errors import UserError
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 logger = logging.getLogger(__name__)
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 STEPS = ("SFT", "reward model", "PPO")
 TRAIN_EVAL_SPLIT = "95,5"  # of a source without evaluation rows
+
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 

@@ -25,6 +25,8 @@ from dschat.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 Stage = Literal["finetune", "preference"]
 STAGES = ("finetune", "preference")
 SPLITS = ("train", "validation", "test")
@@ -33,7 +35,6 @@ ARGUMENTS = "args.json"  # SheepRL's
 EXAMPLE_PROMPT = "example_prompt.pt"
 PLOT, SKIPPED = "lengths.png", "skipped.jsonl"
 PREPARE = "`python -m dschat.data prepare SOURCE --output FOLDER --tokenizer MODEL`"
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
 # Prompts to look at while training; of other data, the first one.
 EXAMPLE_PROMPTS = {
     "hh": "\n\nHuman: How does the computer work?\n\nAssistant: ",

@@ -19,8 +19,9 @@ from dschat.errors import UserError
 
 BATCH = 1000  # rows of a part of a file
 IGNORE_INDEX = -1  # the target of a prompt's token in .pt files
+BINS = 30  # of a histogram
+
 Splits = Mapping[str, Sequence[PreparedExample]]
-BINS = 30
 
 
 def write_folder(
