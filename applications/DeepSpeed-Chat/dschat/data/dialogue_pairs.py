@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,12 +140,8 @@ def _encoded(
     total_length: int,
     left_out: Counter[str],
 ) -> list[dict[str, Any]]:
-    def replies(dialogues: list[Dialogue]) -> list[list[int]]:
-        return encode_replies(tokenizer, dialogues, end, "a pair of dialogues") if dialogues else []
-
-    def states(dialogues: list[Dialogue]) -> list[list[int]]:
-        return encode_states(tokenizer, dialogues, "a pair of dialogues") if dialogues else []
-
+    states = partial(encode_states, tokenizer, origin="a pair of dialogues")
+    replies = partial(encode_replies, tokenizer, end=end, origin="a pair of dialogues")
     shared = states([state(pair.first, pair.turn) for pair in pairs])
     first = replies([pair.first[: 2 * pair.turn + 2] for pair in pairs])
     second = replies([pair.second[: 2 * pair.turn + 2] for pair in pairs])

@@ -134,12 +134,7 @@ class ExampleLoader(Generic[E]):
         return StepData(train, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
 
     def find(self, key: str, show: bool = False) -> StepData[E] | None:
-        """The examples of an earlier run; None if there are none.
-
-        Args:
-            key: of these data, see `key`.
-            show: whether to say where they lie.
-        """
+        """The examples of an earlier run, by their `key`; None if there are none."""
         found = open_entry(key)
         if found is None:
             return None

@@ -281,12 +281,8 @@ def keys_of(flags: ShareFlags) -> DataKeys:
 def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:
     """Reads every source and takes the step's slice of its training and evaluation rows (``--data_split``).
 
-    Args:
-        flags: of the step.
-        show: whether to show progress.
-
     Raises:
-        UserError: see :func:`dschat.data.sources.load_source`; or ``--data_split`` has no part for this step.
+        UserError: see `load_source`; or ``--data_split`` has no part for this step.
     """
     for folder in find_prepared(flags.data_path):
         raise UserError(

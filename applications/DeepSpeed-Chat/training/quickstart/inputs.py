@@ -51,11 +51,13 @@ RUNS = {
 }
 
 
-def example_flags(description: str | None, folder: str) -> argparse.ArgumentParser:
-    """The flags of every example."""
+def example_flags(description: str | None, folder: str, seed_of: str = "") -> argparse.ArgumentParser:
+    """The flags of every example; --seed where it says of what."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--output_dir", type=Path, default=Path(folder), help="folder of everything made")
     parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    if seed_of:
+        parser.add_argument("--seed", type=int, default=1234, help=f"of {seed_of}")
     return parser
 
 

@@ -65,8 +65,7 @@ TRAINED = {
 
 def main() -> int:
     """Parses the flags and runs everything; returns the exit status."""
-    parser = example_flags(__doc__, "runs/learners")
-    parser.add_argument("--seed", type=int, default=1234, help="of data, models and training")
+    parser = example_flags(__doc__, "runs/learners", seed_of="data, models and training")
     args = parser.parse_args()
     return run_example(lambda: learners(args.output_dir, args.seed, SMALL if args.small else FULL))
 

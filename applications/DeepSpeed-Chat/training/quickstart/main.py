@@ -32,8 +32,7 @@ REGIME = (
 
 def main() -> int:
     """Parses the flags and runs everything; returns the exit status."""
-    parser = example_flags(__doc__, "runs/quickstart")
-    parser.add_argument("--seed", type=int, default=1234, help="of corpus, model and training")
+    parser = example_flags(__doc__, "runs/quickstart", seed_of="corpus, model and training")
     parser.add_argument(
         "--num_gpus", type=int, choices=(1, 2, 4, 8), default=1, help="processes, each on a GPU or CPU"
     )

@@ -34,8 +34,7 @@ RUNS = {"PPO (n = 1)": ("ppo", 1), "MA-PPO (n = 10)": ("ma-ppo", 10)}
 
 def main() -> int:
     """Parses the flags and runs everything; returns the exit status."""
-    parser = example_flags(__doc__, "runs/programs")
-    parser.add_argument("--seed", type=int, default=1234, help="of problems, model and training")
+    parser = example_flags(__doc__, "runs/programs", seed_of="problems, model and training")
     args = parser.parse_args()
     return run_example(lambda: programs(args.output_dir, args.seed, SMALL if args.small else FULL))
 

@@ -79,9 +79,7 @@ def check_folder(
 def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedTokenizerBase | None = None) -> Share[Any]:
     """The rows of prepared folders, one after another: their training rows, and validation (else test) rows.
 
-    Args:
-        folders: to read.
-        tokenizer: writes the texts of `.pt` files, which hold ids alone.
+    The tokenizer writes the texts of `.pt` files, which hold ids alone.
     """
     train: list[Sequence[PreparedExample]] = []
     held_out: list[Sequence[PreparedExample]] = []
