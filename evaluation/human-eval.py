@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.script import add_flags, flag, run_script
-from dschat.data.formats.registry import compared_set
+from dschat.data.hub import compared_set
 from dschat.evaluation.human.session import Study
 from dschat.evaluation.human.terminal import TerminalRating
 from dschat.evaluation.human.vote_file import VoteFile

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from dschat.common.script import run_script
-from dschat.data.formats.registry import compared_set
+from dschat.data.hub import compared_set
 from dschat.errors import UserError
 
 

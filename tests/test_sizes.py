@@ -26,12 +26,11 @@ from dialogue_cases import chat_tokenizer
 from dschat.common.fingerprints import INNER_SAMPLE, SAMPLE, model_hash
 from dschat.data import cache
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
-from dschat.data.dialogues import turn_end
-from dschat.data.encoding import encode_prompts, encode_responses
-from dschat.data.formats.rows import Row
+from dschat.data.encoding import encode_prompts, encode_responses, turn_end
 from dschat.data.parallel import encode_rows, num_workers, workers_for
 from dschat.data.prepared import write
 from dschat.data.prepared.folder import PreparedExample
+from dschat.data.rows import Row
 from dschat.inference.refuel.options import RankOptions
 from dschat.inference.refuel.prompts import first_messages
 from dschat.inference.refuel.rank import run_rank

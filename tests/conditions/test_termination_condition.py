@@ -184,7 +184,7 @@ def test_a_parser_of_a_wrong_kind(tmp_path):
 
 
 def test_the_package_of_parsers_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "constituent_treelib.backends", None)
+    monkeypatch.setitem(sys.modules, "constituent_treelib.parsing", None)
     config = ppo_config(tmp_path, termination_condition="parsing", parser="chunker")
     with pytest.raises(UserError, match="--parser chunker: .* not installed .*cd Constituent-Treelib && pip"):
         condition_of(config, make_tokenizer())

@@ -86,7 +86,7 @@ def test_losses_that_leave_the_score_of_step_3_untrained_warn(loss, caplog):
 
 
 def test_the_parsers_are_those_of_the_package():
-    from constituent_treelib.backends import NAMES
+    from constituent_treelib.parsing import NAMES
     from dschat.config.macro_actions import PARSERS
 
     assert PARSERS == NAMES

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dschat.data.formats.rows import DataKeys
+from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.options import InferenceOptions, parse_flags

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.data.dialogues import turn_end
+from dschat.data.encoding import turn_end
 from dschat.errors import UserError
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.dialogues import PolicyAssistant, Reply, UserFromData, roll_out

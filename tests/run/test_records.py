@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from closeness import assert_near
-from dschat.data.shares import Share
+from dschat.data.sources import Share
 from dschat.run import output
 from dschat.run.model_folders import ModelFolders, SavedModel, write_model_card
 from dschat.run.output import due, new_record, warn_unless_made_by

@@ -6,7 +6,7 @@ import torch
 
 from closeness import near
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.scoring.classifier import ClassifierReader
 from dschat.scoring.dialogue_scores import FunctionDialogueScores, RewardModelDialogueScores

@@ -8,7 +8,7 @@ import torch
 
 from dschat.builders.problems import rows_with_tests
 from dschat.builders.scores import reward_source
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.scoring.programs.outcome import Outcome
 from dschat.scoring.programs.scores import ProgramScores

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from closeness import near
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts

@@ -43,7 +43,7 @@ PRELOADED = (
     "dschat.builders.ppo",
     "dschat.builders.supervised",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
-    "dschat.data.shares",
+    "dschat.data.sources",
     "dschat.main",
     "dschat.trainers.evaluation",
     "dschat.trainers.dpo",
@@ -258,7 +258,7 @@ def message_of(result: Result, *words: str) -> str:
 
 def rows_of(folder: Path, phase: int) -> list[dict[str, Any]]:
     """The held-out rows that belong to a step."""
-    from dschat.data.splits import split_indices
+    from dschat.data.sources import split_indices
 
     name, split = ("comparisons", SPLIT) if phase else ("demonstrations", "1,0,0")
     rows = read_jsonl(folder / "data" / name / "validation.jsonl")

@@ -53,7 +53,7 @@ def put_before_texts(backend: Any, bos: str | None) -> None:
 def make_prompt(ids: list[int], text: str, index: int, extra: dict[str, Any] | None = None) -> Any:
     """A prompt to answer, of a row with the columns `extra`."""
     from dschat.data.examples import PromptExample
-    from dschat.data.formats.rows import Row
+    from dschat.data.rows import Row
 
     return PromptExample(ids, text, Row(text, None, None, None, extra or {}, f"prompts.jsonl:{index + 1}"), index)
 

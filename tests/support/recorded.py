@@ -12,8 +12,7 @@ from dschat.config.dpo import DPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 from dschat.data.collate import update_batches
-from dschat.data.examples import PairExample, SFTExample
-from dschat.data.preferences import PreferenceExample
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.rl.termination import fixed_ngram_ends

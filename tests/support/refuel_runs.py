@@ -9,9 +9,9 @@ import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.config.refuel_online import RefuelOnlineConfig
-from dschat.data.dialogue_examples import DialogueExample
-from dschat.data.dialogues import turn_end
-from dschat.data.formats.rows import Row
+from dschat.data.dialogues import DialogueExample
+from dschat.data.encoding import turn_end
+from dschat.data.rows import Row
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.finetuning import train_top_layers
 from dschat.models.lora import add_lora

@@ -12,8 +12,7 @@ import torch
 from dschat.config.dpo import DPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
-from dschat.data.examples import PairExample, SFTExample
-from dschat.data.preferences import PreferenceExample
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.models.lora import add_lora
 from dschat.rollouts.compacting import CompactingEngine

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dschat.config.batches import plan_batches
 from dschat.config.ppo import PPOConfig
-from dschat.data.examples import PairExample, PromptExample, SFTExample
-from dschat.data.preferences import PreferenceExample
+from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.engine import EngineSettings, frozen_engine
 from dschat.engine.zero3 import parameter_offload

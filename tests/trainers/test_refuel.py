@@ -8,7 +8,7 @@ import torch
 
 from closeness import UPDATE, assert_near, near
 from dschat.config.refuel import RefuelConfig
-from dschat.data.regression import RegressionExample
+from dschat.data.dialogue_pairs import RegressionExample
 from dschat.errors import UserError
 from dschat.run.metrics import with_variances
 from dschat.trainers.reference import describe_reference, reference_logprobs, with_logprobs

@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dschat.config.dpo import DPOConfig
-from dschat.data.examples import PairExample, SFTExample
-from dschat.data.preferences import PreferenceExample
-from dschat.data.regression import RegressionExample
+from dschat.data.dialogue_pairs import RegressionExample
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora

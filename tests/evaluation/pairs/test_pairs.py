@@ -77,6 +77,9 @@ def test_other_prompts_and_other_lengths_are_named(tmp_path):
         pairs_of(tmp_path, responses("p"), responses("p", "q"))
     with pytest.raises(UserError, match=r"a\.jsonl:2: no row of --model_name_b .*b\.jsonl answers this prompt \('q'"):
         pairs_of(tmp_path, responses("p", "q"), responses("p", "r"))
+    said = [row | {"prompt_messages": [{"role": "user", "content": "p"}]} for row in responses("<user>p")]
+    with pytest.raises(UserError, match="only one of the files has the column prompt_messages"):
+        pairs_of(tmp_path, said, responses("<user>p"))
 
 
 @pytest.mark.parametrize(

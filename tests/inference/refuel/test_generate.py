@@ -7,7 +7,7 @@ import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.data.dialogues import turn_end
+from dschat.data.encoding import turn_end
 from dschat.errors import UserError
 from dschat.inference.refuel.generate import Drawing, run_generate, sampled_turns
 from dschat.inference.refuel.options import GenerateOptions

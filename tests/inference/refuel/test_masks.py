@@ -5,8 +5,8 @@ import pytest
 from pyarrow import parquet
 
 from cli_runs import write_jsonl
-from dschat.data.places import is_folder, open_data
-from dschat.data.regression import load_regression_data
+from dschat.data.dialogue_pairs import load_regression_data
+from dschat.data.sources import is_folder, open_data
 from dschat.errors import UserError
 from dschat.inference.refuel.masks import held_out_rows, run_masks
 from dschat.inference.refuel.options import MaskOptions

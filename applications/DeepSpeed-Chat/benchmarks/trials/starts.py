@@ -17,7 +17,7 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedT
 from dschat.common.atomic import write_file
 from dschat.data import synthetic
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.published import tldr_row
+from dschat.data.formats import tldr_row
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from dschat.data.examples import PromptExample
-from dschat.data.formats.rows import Row
 from dschat.data.loading import StepData
-from dschat.data.shares import ShareFlags, load_share
+from dschat.data.rows import Row
+from dschat.data.sources import ShareFlags, load_share
 from dschat.run.distributed import gather_objects, is_main, rank, world_size
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.scoring.programs.solutions import has_tests, run_solutions

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from dschat.data.dialogues import turn_end
+from dschat.data.encoding import turn_end
 from dschat.demo.checkpoints import has_head, is_classifier, read_json
 from dschat.errors import UserError
 from dschat.inference.policy import locate_policy, own_end_ids

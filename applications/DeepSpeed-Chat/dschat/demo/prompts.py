@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from dschat.data.formats.published import tldr_prompt
-from dschat.data.formats.rows import Row
+from dschat.data.formats import tldr_prompt
+from dschat.data.rows import Row
 from dschat.errors import UserError
 
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"

@@ -13,7 +13,7 @@ import torch
 
 from dschat.config.macro_actions import TerminationFlags
 from dschat.data.encoding import encode_prompts, prompt_text
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.demo.checkpoints import chosen, find_checkpoints, own_sampling
 from dschat.demo.macro import MacroActionsOf
 from dschat.demo.models import Opened, find_model, open_model

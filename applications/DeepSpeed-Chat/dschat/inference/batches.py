@@ -12,7 +12,7 @@ from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import Journal
 from dschat.common.progress import progress
 from dschat.data.examples import PromptExample
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.inference.options import BestOfOptions, ProgramOptions, ScoredOptions, TemperatureOptions
 from dschat.inference.prompts import Selection

@@ -9,8 +9,8 @@ from typing import Any
 
 from dschat.common.journal import Journal
 from dschat.data.examples import PromptExample
-from dschat.data.formats.registry import find_known
-from dschat.data.formats.rows import Row
+from dschat.data.hub import find_known
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.inference.batches import (
     LARGER,

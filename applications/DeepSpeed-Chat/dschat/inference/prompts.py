@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.examples import PromptExample, prompt_examples
-from dschat.data.formats.registry import find_known
-from dschat.data.formats.rows import Row
+from dschat.data.hub import find_known
+from dschat.data.rows import Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.inference.options import UNSHUFFLED, ProgramOptions, ScoredOptions

@@ -13,7 +13,7 @@ from dschat.common.journal import Journal
 from dschat.common.statistics import mean_estimate
 from dschat.data.encoding import encode_responses
 from dschat.data.examples import PromptExample
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.inference.batches import (
     LARGER,

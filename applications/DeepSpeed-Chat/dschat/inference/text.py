@@ -11,9 +11,9 @@ import torch
 
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import Journal
-from dschat.data.formats.rows import Row
 from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
+from dschat.data.rows import Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.evaluation.text.report import without_nan, write_text_report

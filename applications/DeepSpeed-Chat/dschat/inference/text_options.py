@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from dschat.common.script import flag
-from dschat.data.formats.rows import DataKeys
+from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.options import DTYPES, ENGINES, check_known, check_positive, model_name
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.evaluation.text.rouge import rouge
 from dschat.inference.batches import Entry

@@ -15,7 +15,7 @@ from dschat.conditions.termination import TerminationCondition
 from dschat.config.macro_actions import FLAGS_OF, TerminationFlags, parse_ngram
 from dschat.config.rules import default_of
 from dschat.data.encoding import encode_prompts, encode_responses
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.evaluation.pairs.responses import read_responses
 from dschat.macro_view.html import STYLE, MacroPanel, MacroToken, legend_html, panels_html

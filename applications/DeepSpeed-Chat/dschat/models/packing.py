@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that hold several texts, none of which sees another; where a text begins is told by the positions."""
+"""Packed rows: the block-diagonal attention mask of several texts in a row, which positions from 0 on tell apart."""
 
 import inspect
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Families that read positions, but do not tell the function that makes their masks, which would see where texts begin.
+# Families that read positions, but do not tell the function that makes their masks where texts begin.
 OWN_MASK = ("opt", "falcon")
 
 
@@ -18,7 +18,7 @@ def reads_positions(model: Any) -> bool:
 
 
 def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
-    """What a backbone is given so that the texts of a row do not see each other.
+    """What a backbone is given for a block-diagonal attention mask over the texts of a row.
 
     Args:
         model: a Hugging Face model.
@@ -31,7 +31,7 @@ def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
     if model.config.model_type not in OWN_MASK:
         return {"position_ids": position_ids}
     text = (position_ids == 0).cumsum(1)
-    sees = (text[:, :, None] == text[:, None, :]).tril()[:, None]
+    allowed = (text[:, :, None] == text[:, None, :]).tril()[:, None]
     dtype = next(model.parameters()).dtype
-    mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, torch.finfo(dtype).min)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min)
     return {"position_ids": position_ids, "attention_mask": mask}

@@ -11,10 +11,9 @@ from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SupervisedConfig
-from dschat.data.formats.registry import find_known
+from dschat.data.hub import find_known
 from dschat.data.prepared.read import share_sizes
-from dschat.data.shares import load_share
-from dschat.data.splits import TRAIN_EVAL_SPLIT, split_bounds
+from dschat.data.sources import TRAIN_EVAL_SPLIT, load_share, split_bounds
 from dschat.errors import UserError
 
 

@@ -133,7 +133,7 @@ class Run(Protocol):
 
 
 class Data(Protocol):
-    """What a run records of its data; see `dschat.data.shares.Share`."""
+    """What a run records of its data; see `dschat.data.sources.Share`."""
 
     @property
     def eval(self) -> Sequence[object]: ...

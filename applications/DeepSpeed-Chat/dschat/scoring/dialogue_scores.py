@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.user_function import call_function
-from dschat.data.dialogues import PROBE, Dialogue
-from dschat.data.formats.rows import Row
+from dschat.data.dialogues import Dialogue
+from dschat.data.encoding import PROBE
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.scoring.classifier import ClassifierReader
 

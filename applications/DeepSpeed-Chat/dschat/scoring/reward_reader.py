@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.load import load_classifier, load_scalar
 from dschat.models.shared_base import base_of, load_adapter

@@ -23,7 +23,7 @@ from dschat.common.script import add_flags, flag, run_script
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
-    from dschat.data.formats.rows import Row
+    from dschat.data.rows import Row
     from dschat.scoring.reward_reader import RewardReader
 
 logger = logging.getLogger("dschat.scoring.serve")  # also where the module is __main__
@@ -117,7 +117,7 @@ class Scorer:
 
     def __call__(self, request: Request) -> dict[str, object]:
         """The answer: a number for each response, None where there is none, and why the first of these has none."""
-        from dschat.data.formats.rows import Row
+        from dschat.data.rows import Row
         from dschat.scoring.reward_model import readable_rows
         from dschat.scoring.source import ResponseTexts
 

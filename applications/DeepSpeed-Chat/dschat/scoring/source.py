@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.models.engines import Scalar
 from dschat.rl.types import Rollout
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from dschat.config.dpo import DPOConfig
-from dschat.data.collate import collate_sft
-from dschat.data.examples import SFTExample
-from dschat.data.preferences import PreferenceExample, collate_preferences
+from dschat.data.collate import collate_preferences, collate_sft
+from dschat.data.examples import PreferenceExample, SFTExample
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import dpo_loss
 from dschat.run.distributed import device, world_size

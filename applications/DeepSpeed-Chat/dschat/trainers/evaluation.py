@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.jsonl import write_rows
-from dschat.data.dialogue_examples import DialogueExample
+from dschat.data.dialogues import DialogueExample
 from dschat.data.examples import PromptExample
 from dschat.rl.types import PPOBatch, Trajectory
 from dschat.rollouts.dialogues import Conversation, Reply

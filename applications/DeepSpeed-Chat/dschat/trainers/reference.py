@@ -22,8 +22,8 @@ from torch import Tensor
 
 from dschat.common.atomic import writing
 from dschat.common.progress import progress
-from dschat.data.collate import eval_batches
-from dschat.data.preferences import PreferenceExample, collate_preferences
+from dschat.data.collate import collate_preferences, eval_batches
+from dschat.data.examples import PreferenceExample
 from dschat.data.stored import lengths_of
 from dschat.errors import UserError
 from dschat.models.engines import PolicyForward, TrainedPolicy

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.config.batches import BatchPlan
 from dschat.config.refuel_online import RefuelOnlineConfig
-from dschat.data.dialogue_examples import DialogueExample
-from dschat.data.dialogues import encode_states
+from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import Layout, layouts

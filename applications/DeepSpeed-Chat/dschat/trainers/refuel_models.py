@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from dschat.config.refuel_online import RefuelOnlineConfig
-from dschat.data.dialogue_examples import DialogueExample
-from dschat.data.dialogues import Dialogue, state, turn_end
+from dschat.data.dialogues import Dialogue, DialogueExample, state
+from dschat.data.encoding import turn_end
 from dschat.models.engines import Policy, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, group_by_length, lay_out
 from dschat.models.limits import position_limit

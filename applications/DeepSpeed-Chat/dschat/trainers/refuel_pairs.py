@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dschat.config.refuel import RefuelConfig
-from dschat.data.preferences import collate_preferences
-from dschat.data.regression import RegressionExample
+from dschat.data.collate import collate_preferences
+from dschat.data.dialogue_pairs import RegressionExample
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import regression_loss

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dschat.data.collate import collate_packed
 from dschat.data.examples import SFTExample
-from dschat.data.packing import collate_packed
 from dschat.errors import UserError
 from dschat.models.engines import ModelEngine, Policy, Scalar, TrainedPolicy
 from dschat.models.lora import lora_config

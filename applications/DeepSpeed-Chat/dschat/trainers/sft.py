@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dschat.data.collate import collate_sft
+from dschat.data.collate import collate_packed, collate_sft
 from dschat.data.examples import SFTExample
-from dschat.data.packing import collate_packed
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import sft_loss
 from dschat.run.distributed import device

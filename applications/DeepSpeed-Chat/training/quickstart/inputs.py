@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples on the synthetic reviews share: corpus, model, flags of the three steps; and how mains start."""
+"""What the examples share: how they start, and, on the reviews, corpus, model and the flags of the three steps."""
 
+import argparse
 import os
 import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,31 +101,54 @@ RUNS = {
 }
 
 
+def example_flags(description: str | None, folder: str, seed_of: str = "") -> argparse.ArgumentParser:
+    """The flags of every example; --seed where it says of what."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--output_dir", type=Path, default=Path(folder), help="folder of everything made")
+    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    if seed_of:
+        parser.add_argument("--seed", type=int, default=1234, help=f"of {seed_of}")
+    return parser
+
+
+def run_example(run: Callable[[], None]) -> int:
+    """Runs an example; returns the exit status."""
+    try:
+        run()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def make_folder(folder: Path, content: str) -> Path:
+    """Makes the folder of an example, and says what comes into it; the place of its data."""
+    print(f"== {content}", flush=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {folder}: cannot be made: {error}") from error
+    return folder / "data"
+
+
 def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     """The corpus and the random model, as files."""
     from dschat.data.synthetic import make_rows, row_texts, write_corpus
     from dschat.models.tiny import make_model
 
-    print("== corpus and model", flush=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir {folder}: cannot be made: {error}") from error
-    write_corpus(folder / "data", scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
-    texts = row_texts(make_rows(1000, seed, "demonstrations"))
-    return folder / "data", make_model(folder / "model", texts, seed)
+    data = make_folder(folder, "corpus and model")
+    write_corpus(data, scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
+    return data, make_model(folder / "model", row_texts(make_rows(1000, seed, "demonstrations")), seed)
 
 
-def supervised_flags(
-    data: Path, split: str, model: Path, output: Path, epochs: int, scale: Scale, processes: Processes
-) -> list[str]:
-    """Step 1 on the demonstrations, or step 2 on the first share of the comparisons."""
+def supervised_flags(data: Path, split: str, model: Path, output: Path, epochs: int, batch: int) -> list[str]:
+    """Step 1 on demonstrations, or step 2 on the first share of the comparisons."""
     flags = {
         "--data_path": data,
         "--data_split": split,
         "--model_name_or_path": model,
         "--output_dir": output,
-        "--per_device_train_batch_size": processes.share(scale.batch),
+        "--per_device_train_batch_size": batch,
         "--per_device_eval_batch_size": 64,
         "--learning_rate": 3e-3,
         "--num_train_epochs": epochs,

@@ -16,9 +16,9 @@ def train(config: RefuelOnlineConfig, run: "RunOutput") -> None:
     from dschat.builders.lengths import check_lengths
     from dschat.builders.refuel import build_refuel_models
     from dschat.builders.scores import build_dialogue_scores
-    from dschat.data.dialogue_examples import DialogueLimits, dialogue_examples
-    from dschat.data.dialogues import turn_end
-    from dschat.data.shares import load_share
+    from dschat.data.dialogues import DialogueLimits, dialogue_examples
+    from dschat.data.encoding import turn_end
+    from dschat.data.sources import load_share
     from dschat.models.tokenizer import load_tokenizer
     from dschat.run.distributed import device
     from dschat.run.model_folders import SavedModel

@@ -16,7 +16,7 @@ def train(config: RefuelConfig, run: "RunOutput") -> None:
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
     from dschat.common.fingerprints import model_hash
-    from dschat.data.regression import load_regression_data
+    from dschat.data.dialogue_pairs import load_regression_data
     from dschat.models.tokenizer import load_tokenizer
     from dschat.run.identity import model_hash
     from dschat.run.model_folders import SavedModel

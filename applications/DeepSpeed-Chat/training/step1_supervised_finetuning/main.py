@@ -17,7 +17,7 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     from dschat.builders.data import load_step_data
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
-    from dschat.data.dialogues import warn_of_turn_end
+    from dschat.data.encoding import warn_of_turn_end
     from dschat.data.examples import SFTExample, sft_examples
     from dschat.models.load import warn_without_classifier
     from dschat.models.tokenizer import end_token_id, load_tokenizer

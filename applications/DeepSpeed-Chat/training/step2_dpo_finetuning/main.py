@@ -18,8 +18,8 @@ def train(config: DPOConfig, run: "RunOutput") -> None:
     from dschat.builders.lengths import check_lengths
     from dschat.builders.supervised import build_policy
     from dschat.common.fingerprints import model_hash
-    from dschat.data.dialogues import warn_of_turn_end
-    from dschat.data.preferences import PreferenceExample, preference_examples
+    from dschat.data.encoding import warn_of_turn_end
+    from dschat.data.examples import PreferenceExample, preference_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.identity import model_hash
     from dschat.run.model_folders import SavedModel

@@ -20,7 +20,7 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     from dschat.builders.problems import load_problems
     from dschat.builders.scores import build_program_pool
     from dschat.conditions.termination import TerminationCondition
-    from dschat.data.dialogues import warn_of_turn_end
+    from dschat.data.encoding import warn_of_turn_end
     from dschat.data.examples import PromptExample, prompt_examples
     from dschat.models.tokenizer import end_token_id
     from dschat.run.model_folders import SavedModel

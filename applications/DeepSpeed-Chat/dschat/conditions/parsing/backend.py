@@ -24,8 +24,8 @@ def load_backend(parser: str, model: str | None, device: str = "cpu") -> Backend
         UserError: the package, a library, the model or the user's function is missing; the message says what to do.
     """
     try:
-        from constituent_treelib.backends import make_backend
-        from constituent_treelib.errors import TreelibError
+        from constituent_treelib.parsing import make_backend
+        from constituent_treelib.trees import TreelibError
     except ModuleNotFoundError as error:
         raise UserError(
             f"--parser {parser}: the package constituent_treelib is not installed ({error}). Run "

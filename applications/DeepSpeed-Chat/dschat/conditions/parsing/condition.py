@@ -62,7 +62,7 @@ class ParsingCondition:
         Args:
             rows: per response its ids, EOS included, without padding.
         """
-        from constituent_treelib.parsing import parse_texts  # installed for this condition only
+        from constituent_treelib.parsing import parse_texts
 
         start = time.perf_counter()
         trailing = [self._num_trailing(row) for row in rows]

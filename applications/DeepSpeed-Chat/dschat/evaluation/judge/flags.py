@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar
 
 from dschat.common.chat_servers import Endpoint, checked_address, checked_key
 from dschat.common.script import add_flags, flag
-from dschat.data.formats.registry import compared_set
+from dschat.data.hub import compared_set
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Prices
 

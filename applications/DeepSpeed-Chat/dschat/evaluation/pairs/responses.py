@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dschat.common.jsonl import read_rows, text_of
-from dschat.data.formats.conversations import PROMPT_MESSAGES, check_messages, dialogue_text
+from dschat.data.formats import PROMPT_MESSAGES, check_messages, dialogue_text
 from dschat.errors import UserError
 
 REMEDY = "both files must answer the same prompts. Sample both with the same command and seed."
@@ -81,6 +81,8 @@ def read_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pai
         prompt = response.prompt
         if not waiting[prompt]:
             lacks = f"no row of {flag_b} {path_b} answers this prompt ({prompt[:60]!r}…)"
+            if (PROMPT_MESSAGES in response.row) != (PROMPT_MESSAGES in second[0].row):
+                lacks += f", for only one of the files has the column {PROMPT_MESSAGES}, which older ones lack"
             raise UserError(f"{response.origin}: {lacks}: {REMEDY}")
         other = waiting[prompt].popleft()
         pairs.append(Pair(pair_id(prompt, response.response, other.response), prompt, response, other))

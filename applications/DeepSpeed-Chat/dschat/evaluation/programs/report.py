@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dschat.common.display import text_table
-from dschat.data.formats.registry import find_known
+from dschat.data.hub import find_known
 from dschat.errors import UserError
 from dschat.evaluation.programs.pass_at_k import PassRates, pass_rates
 
-APPS = "apps"  # its name in `dschat.data.formats.registry`
+APPS = "apps"  # its name in `dschat.data.hub.KNOWN_SETS`
 # Problems of its test set.
 NUMBERS = {"interview": 3000, "introductory": 1000, "competition": 1000}
 # Chai et al., ICLR 2025: pass@1 and pass@5 in per cent, PPO and MA-PPO (n = 10), by difficulty and over all problems.

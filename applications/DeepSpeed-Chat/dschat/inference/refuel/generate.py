@@ -17,7 +17,8 @@ from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import Journal
 from dschat.common.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
-from dschat.data.dialogues import Message, state, turn_end
+from dschat.data.dialogues import Message, state
+from dschat.data.encoding import turn_end
 from dschat.inference.batches import LARGER, enough_memory
 from dschat.inference.devices import choose_device, choose_dtype
 from dschat.inference.policy import locate_policy

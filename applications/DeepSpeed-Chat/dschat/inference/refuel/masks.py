@@ -12,8 +12,8 @@ from dschat.common.atomic import writing
 from dschat.common.journal import make_writable
 from dschat.data import dialogue_pairs
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
-from dschat.data.dialogues import turn_end
-from dschat.data.places import open_data
+from dschat.data.encoding import turn_end
+from dschat.data.sources import open_data
 from dschat.errors import UserError
 from dschat.inference.policy import locate_policy
 from dschat.inference.refuel.options import MaskOptions

@@ -7,8 +7,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from dschat.data.dialogues import Message, check_dialogue, encode_states
-from dschat.data.formats.rows import check_text
-from dschat.data.places import open_data
+from dschat.data.rows import check_text
+from dschat.data.sources import open_data
 from dschat.errors import UserError
 
 FLAG = "--prompts"
@@ -22,7 +22,7 @@ def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> 
     Two are the same where the policy's chat template makes the same tokens of them.
 
     Args:
-        name: data set, see `dschat.data.places.open_data`.
+        name: data set, see `dschat.data.sources.open_data`.
         tokenizer: of the policy, with a chat template.
         most: messages to take, 0 = all.
 

@@ -14,7 +14,7 @@ from dschat.common.journal import Journal
 from dschat.common.user_function import call_function, load_function
 from dschat.data.dialogue_pairs import FAILED, FIRST, REWARD, SECOND, DialoguePair, read_dialogue_pair
 from dschat.data.dialogues import Dialogue
-from dschat.data.places import open_data
+from dschat.data.sources import open_data
 from dschat.errors import UserError
 from dschat.inference.batches import LARGER, enough_memory
 from dschat.inference.devices import choose_device, choose_dtype

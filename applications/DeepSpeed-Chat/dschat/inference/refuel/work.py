@@ -15,7 +15,8 @@ from dschat.common.fingerprints import content_hash, file_hash
 from dschat.common.journal import Journal
 from dschat.common.jsonl import parse_json, write_rows
 from dschat.common.progress import progress
-from dschat.data.places import is_folder, push
+from dschat.data.hub import push
+from dschat.data.sources import is_folder
 from dschat.errors import UserError
 from dschat.inference.refuel.options import PlaceOptions
 
@@ -32,7 +33,7 @@ class Place:
     Attributes:
         folder: of the rows.
         repo: what --output-repo said.
-        public: see `dschat.data.places.push`.
+        public: see `dschat.data.hub.push`.
         overwrite: make a finished one anew.
     """
 

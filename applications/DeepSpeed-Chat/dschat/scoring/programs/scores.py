@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.rl.types import Rollout
 from dschat.run.distributed import gather_objects

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.scoring.programs.outcome import Outcome
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.scoring.programs.problem import parse_problem

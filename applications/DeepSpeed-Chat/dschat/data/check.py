@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.data check`: what a source holds, how it is read, and what training will leave out, as text."""
+"""`python -m dschat.data check`: what data hold, how they are read, and what training will leave out, as text."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
-from typing import Any
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
 
 from dschat.common.progress import progress
 from dschat.data.examples import empty_responses
-from dschat.data.formats.formats import format_of
-from dschat.data.formats.registry import find_known
-from dschat.data.formats.rows import DataKeys, Row
-from dschat.data.inspect.histogram import summary, text_histogram
-from dschat.data.inspect.special import RowTokens, row_tokens, special_notes
-from dschat.data.inspect.steps import Settings, examples_of
+from dschat.data.formats import format_of
+from dschat.data.hub import find_known
 from dschat.data.parallel import encode_rows, workers_for
-from dschat.data.sources import Source, load_source
-from dschat.data.splits import STEPS, split_part
+from dschat.data.prepared.folder import PreparedFolder, summary_of
+from dschat.data.prepared.read import check_folder, read_split
+from dschat.data.prepared.write import lengths_of_parts
+from dschat.data.preview import RowTokens, Settings, examples_of, row_tokens, special_notes
+from dschat.data.rows import DataKeys, Row
+from dschat.data.sources import STEPS, Source, load_source, split_part
 from dschat.errors import UserError
 
-MAX_COLUMNS = 60  # lines of a description
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
+MAX_COLUMNS = 60  # lines of a description
 Shares = Mapping[str, Sequence[Sequence[Row]]]  # training, evaluation → the rows of each step
+MAX_BINS = 12  # of a histogram
+BAR_WIDTH = 40  # characters of the longest bar
 
 
 def check_report(path: str, data_split: str, settings: Settings) -> str:
@@ -53,8 +57,8 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     if tokenizer is None:
         sections |= _lengths_in_characters(rows)
     else:
-        look = partial(row_tokens, tokenizer, settings.end_id)
-        parts = encode_rows(look, rows, "tokenising", workers_for(rows), show=True)
+        measured = partial(row_tokens, tokenizer, settings.end_id)
+        parts = encode_rows(measured, rows, "tokenising", workers_for(rows), show=True)
         tokens = [row for part in parts for row in part]
         sections |= _lengths_in_tokens(tokens, settings)
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
@@ -215,3 +219,68 @@ def _type(value: Any) -> str:
         return "text" if value else "text (empty)"
     names = {type(None): "null", bool: "true/false", int: "number", float: "number", list: "list", dict: "object"}
     return names.get(type(value), type(value).__name__)
+
+
+def prepared_report(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """Describes a prepared folder, in lines; with the tokenizer of a model, whether it fits.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    title = str(folder.path)
+    lines = [title, "=" * len(title), "prepared data with splits of their own: --data_split does not cut them"]
+    parts = {split: lengths_of_parts(read_split(folder, split)) for split in folder.files}
+    if folder.info:
+        lines += summary_of(folder.info)
+    else:
+        rows = ", ".join(f"{len(lengths['prompt']):,} {split}" for split, lengths in parts.items())
+        lines += [f"for        {folder.stage}, tokenizer {folder.tokenizer_name}, pt files", f"rows       {rows}"]
+    if tokenizer is not None:
+        try:
+            check_folder(folder, tokenizer, None, None)
+            lines.append(f"tokenizer  {tokenizer.name_or_path} gives the same ids")
+        except UserError as error:
+            lines.append(f"tokenizer  {error}")
+    for name in parts["train"]:
+        lines += ["", f"length of {name}, in tokens"]
+        for split, lengths in parts.items():
+            bars = text_histogram(lengths[name]) if split == "train" else []
+            lines += [f"  {line}" for line in [f"{split}: {summary(lengths[name])}", *bars]]
+    return "\n".join(lines)
+
+
+def bin_width(largest: int) -> int:
+    """Width of the bins: the smallest of 1, 2, 5, 10, 20, 50, ... that needs at most MAX_BINS from 0 to `largest`."""
+    widths = (factor * 10**zeros for zeros in count() for factor in (1, 2, 5))
+    return next(width for width in widths if largest // width < MAX_BINS)
+
+
+def text_histogram(lengths: Sequence[int]) -> list[str]:
+    """Bars of how many numbers, each 0 or more, fall into bins of equal width.
+
+    One line per bin, from the one of the smallest number to the one of the largest: "20 - 29  12 ##########". A bar of
+    a bin that is not empty has at least one mark.
+    """
+    width = bin_width(max(lengths))
+    counts = Counter(length // width for length in lengths)
+    most, last = max(counts.values()), max(counts)
+    digits = len(str((last + 1) * width - 1))
+    lines = []
+    for number in range(min(counts), last + 1):
+        bar = "#" * -(-counts[number] * BAR_WIDTH // most)  # rounded up
+        bounds = f"{number * width:{digits}d} - {(number + 1) * width - 1:{digits}d}"
+        lines.append(f"{bounds}  {counts[number]:{len(str(most))}d} {bar}".rstrip())
+    return lines
+
+
+def summary(lengths: Sequence[int]) -> str:
+    """Smallest, median, mean, 95th and 99th percentile (nearest rank) and largest of at least one number."""
+    ordered = sorted(lengths)
+
+    def percentile(percent: int) -> int:
+        return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
+
+    return (
+        f"min {ordered[0]}, median {percentile(50)}, mean {sum(ordered) / len(ordered):.1f}, "
+        f"95 % {percentile(95)}, 99 % {percentile(99)}, max {ordered[-1]}"
+    )

@@ -1,24 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.data preview`: rows as training sees them, encoded, collated and decoded again, part by part."""
+"""`python -m dschat.data preview`: rows as training sees them, and special tokens that surprise in them."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from dschat.data.collate import collate_pairs, collate_prompts, collate_sft
-from dschat.data.encoding import decode_response, encode_prompts, special_ids
-from dschat.data.formats.rows import Row
-from dschat.data.inspect.special import ends_and_special, row_tokens, special_notes
-from dschat.data.inspect.steps import Settings, examples_of
+from dschat.data.encoding import (
+    decode_response,
+    encode_prompts,
+    other_turn_end,
+    prompt_text,
+    puts_bos,
+    special_ids,
+)
+from dschat.data.examples import (
+    PairExample,
+    PromptExample,
+    SFTExample,
+    encode_pairs,
+    pair_examples,
+    prompt_examples,
+    sft_examples,
+)
+from dschat.data.rows import DataKeys, Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 COLOURS = {"prompt": "36", "response": "32", "chosen": "32", "rejected": "31", "padding": "90"}
@@ -30,6 +43,52 @@ NOTES = {
 ALL_TURNS = "step 1: the loss is taken on every turn of the assistant; what is between them and padding are masked"
 RESPONSES = {1: ("response",), 2: ("chosen", "rejected"), 3: ()}  # that a step reads
 PROMPT_USE, RESPONSE_USE = {1: "masked", 2: "read", 3: "read"}, {1: "trained", 2: "scored"}
+Examples = Sequence[SFTExample] | Sequence[PairExample] | Sequence[PromptExample]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What training would be told.
+
+    Attributes:
+        keys: column names.
+        seed: seed of the splits.
+        tokenizer: of the model to train; without one nothing is encoded.
+        max_seq_len: longest prompt and response, in tokens (steps 1 and 2).
+        max_prompt_seq_len: longest prompt, in tokens (step 3).
+        all_turns: step 1 trains on every turn of the assistant (--train_on all).
+        end_of_response: id of the token that ends a response; EOS if None.
+    """
+
+    keys: DataKeys = DataKeys()
+    seed: int = 1234
+    tokenizer: PreTrainedTokenizerBase | None = None
+    max_seq_len: int = 1024
+    max_prompt_seq_len: int = 512
+    end_of_response: int | None = None
+    all_turns: bool = False
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a response; 0 without a tokenizer."""
+        eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
+        return self.end_of_response if self.end_of_response is not None else eos or 0
+
+
+def examples_of(
+    step: int, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, settings: Settings
+) -> tuple[Examples, Counter[str]]:
+    """The examples of step 1, 2 or 3, and reason → number of rows dropped.
+
+    Raises:
+        UserError: a row lacks a response that the step needs.
+    """
+    if step == 3:
+        return prompt_examples(rows, tokenizer, settings.max_prompt_seq_len, held_out=True)
+    limit, end_id = settings.max_seq_len, settings.end_id
+    if step == 1:
+        return sft_examples(rows, tokenizer, limit, end_id, held_out=True, all_turns=settings.all_turns)
+    return pair_examples(rows, tokenizer, limit, end_id, held_out=True)
 
 
 @dataclass(frozen=True)
@@ -51,7 +110,7 @@ class Part:
 
 @dataclass(frozen=True)
 class View:
-    """Who looks: the tokenizer, the step that rows are shown for, and the token that ends a response."""
+    """For whom rows are shown: the tokenizer, the step, and the token that ends a response."""
 
     tokenizer: PreTrainedTokenizerBase
     step: int
@@ -59,14 +118,10 @@ class View:
 
 
 def preview_report(path: str, count: int, step: int | None, colour: bool, settings: Settings) -> str:
-    """The first training rows of a source with their parts marked; without a tokenizer, the texts as they are read.
+    """The first `count` training rows of a source, their parts marked by name and, with `colour`, by colours.
 
-    Args:
-        path: what `--data_path` takes.
-        count: number of rows, 1 or more.
-        step: 1, 2 or 3; if None, the first of 2, 1, 3 for which the first row has the responses.
-        colour: mark parts by colours of a terminal, beside their names.
-        settings: what training would be told.
+    Without a tokenizer, the texts as they are read. Without a `step`, the first of 2, 1, 3 for which the first row has
+    the responses.
 
     Raises:
         UserError: see `dschat.data.sources.load_source`; or a row lacks the responses that the step needs.
@@ -125,6 +180,8 @@ def _encoded_parts(rows: Sequence[Row], view: View, settings: Settings) -> list[
 
 
 def _batch_parts(rows: Sequence[Row], examples: Sequence[Any], view: View) -> list[list[Part]]:
+    from dschat.data.collate import collate_pairs, collate_prompts, collate_sft
+
     tokenizer, step = view.tokenizer, view.step
     pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     collate: Any = {1: collate_sft, 2: collate_pairs, 3: collate_prompts}[step]
@@ -198,3 +255,81 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bo
         else:
             texts.append(str(tokenizer.decode(run, clean_up_tokenization_spaces=False)))
     return "".join(texts)
+
+
+@dataclass(frozen=True)
+class RowTokens:
+    """What the token ids of a row show; a response that the row lacks is empty.
+
+    Attributes:
+        prompt: number of its tokens.
+        response: tokens of the longer response, without the one that ends it.
+        special: names of the special tokens inside the responses, each once a response.
+        twice_bos: the prompt begins with BOS twice.
+    """
+
+    prompt: int
+    response: int
+    special: tuple[str, ...]
+    twice_bos: bool
+
+
+def row_tokens(
+    tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row], start: int = 0
+) -> list[RowTokens]:
+    """Rows as training encodes them; `start` is not used (see `dschat.data.parallel.encode_rows`)."""
+    special, bos = ends_and_special(tokenizer, end_id), tokenizer.bos_token_id
+    found = []
+    for prompt, *responses in encode_pairs(tokenizer, rows):
+        inside = tuple(special[number] for ids in responses for number in special.keys() & set(ids))
+        twice = bos is not None and prompt[:2] == [bos, bos]
+        found.append(RowTokens(len(prompt), max(map(len, responses)), inside, twice))
+    return found
+
+
+def ends_and_special(tokenizer: PreTrainedTokenizerBase, end_id: int) -> dict[int, str]:
+    """Id → name of what nobody expects inside a response: special tokens, and the token that ends responses."""
+    return {number: str(tokenizer.convert_ids_to_tokens(number)) for number in special_ids(tokenizer) | {end_id}}
+
+
+def special_notes(
+    rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase, end_id: int
+) -> list[str]:
+    """What somebody should know of the special tokens of rows, a line each; none where all is well."""
+    notes = []
+    inside, places = Counter[str](), []
+    for row, found in zip(rows, tokens, strict=True):
+        inside.update(found.special)
+        places += [row.origin] if found.special else []
+    if inside:
+        counted = ", ".join(f"{name} in {count}" for name, count in inside.most_common())
+        notes.append(
+            f"responses hold special tokens, written out in their texts and read as the tokens themselves: {counted} "
+            f"({len(places)} rows, the first is {places[0]}); remove them from the texts, or write them otherwise"
+        )
+    if tokenizer.bos_token_id is not None:
+        notes += _bos_notes(rows, tokens, tokenizer)
+    other = other_turn_end(tokenizer, rows, end_id)
+    return [*notes, *([other] if other else [])]
+
+
+def _bos_notes(rows: Sequence[Row], tokens: Sequence[RowTokens], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    notes, name = [], str(tokenizer.bos_token)
+    doubled = [row.origin for row, found in zip(rows, tokens, strict=True) if found.twice_bos]
+    if doubled:
+        notes.append(
+            f"prompts that begin with {name} twice: {len(doubled)} (the first is {doubled[0]}); the chat template "
+            "puts one, or the tokenizer, and the text brings another; remove it from the texts"
+        )
+    if not puts_bos(tokenizer):
+        return notes
+    own = [row.origin for row in rows if row.prompt is not None and row.prompt.startswith(name)]
+    if own:
+        notes.append(
+            f"prompts whose text begins with {name}: {len(own)} (the first is {own[0]}); the tokenizer's is not put "
+            "before it"
+        )
+    talk = next((row for row in rows if row.messages is not None), None)
+    if talk is not None and prompt_text(tokenizer, talk).startswith(name):
+        notes.append(f"the chat template begins with {name}; the tokenizer's is not put before it")
+    return notes
