@@ -8,7 +8,7 @@ import pytest
 from dschat.data.formats.published import apps_row
 from dschat.data.problems import FRAMES, PROBLEMS, make_row, write_problems
 from dschat.scoring.programs.levels import weakness
-from dschat.scoring.programs.pool import ProgramPool
+from dschat.scoring.programs.run import ProgramPool
 
 needs_walls = pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces"))
 

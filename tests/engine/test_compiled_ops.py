@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from dschat.engine.compiled_ops import prepare_op
+from dschat.engine.process_group import prepare_op
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.config.batches import plan_batches
 from dschat.engine.engine import Engine, EngineSettings, deepspeed_config
-from dschat.engine.process_group import choose_dtype
+from dschat.engine.process_group import training_dtype
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
 from dschat.rl.losses import sft_loss
@@ -314,13 +314,13 @@ def test_an_engine_with_a_users_config_trains(group, tmp_path):
 
 def test_dtype_by_name():
     cuda = torch.cuda.is_available()
-    assert choose_dtype("fp32") == torch.float32 and choose_dtype("bf16") == torch.bfloat16
-    assert choose_dtype(None) == (torch.bfloat16 if cuda else torch.float32)
+    assert training_dtype("fp32") == torch.float32 and training_dtype("bf16") == torch.bfloat16
+    assert training_dtype(None) == (torch.bfloat16 if cuda else torch.float32)
     if cuda:
-        assert choose_dtype("fp16") == torch.float16
+        assert training_dtype("fp16") == torch.float16
     else:
         with pytest.raises(UserError, match="--dtype fp16 needs a GPU"):
-            choose_dtype("fp16")
+            training_dtype("fp16")
 
 
 @pytest.mark.parametrize("section", ["optimizer", "scheduler"])

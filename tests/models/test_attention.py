@@ -12,10 +12,9 @@ from torch.nn import functional as F
 from closeness import assert_near
 from dschat.builders.ppo import build_ppo_models
 from dschat.errors import UserError
-from dschat.models import attention
-from dschat.models.attention import check_attention, say_what_is_used, without_flash
+from dschat.models import opening
 from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.placement import Opening
+from dschat.models.opening import Opening, check_attention, say_what_is_used, without_flash
 from factories import make_causal_lm, ppo_config, replace_in_builders, save_folder
 
 CAP = 0.7
@@ -41,10 +40,10 @@ def test_flash_attention_needs_half_precision(gpu):
 
 
 def test_flash_attention_needs_its_package(gpu, monkeypatch):
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: False)
+    monkeypatch.setattr(opening, "is_flash_attn_2_available", lambda: False)
     with pytest.raises(UserError, match="flash_attention_2 needs the package flash-attn, which is not installed"):
         check_attention("flash_attention_2", torch.bfloat16)
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr(opening, "is_flash_attn_2_available", lambda: True)
     check_attention("flash_attention_2", torch.bfloat16)
     check_attention("sdpa", torch.float32)
 

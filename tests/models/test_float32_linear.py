@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
 from closeness import assert_near
-from dschat.models.float32_linear import Float32Linear, keep_float32
+from dschat.models.heads import Float32Linear, keep_float32
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from factories import KINDS, make_causal_lm, make_classifier, pad_rows, ragged_rows

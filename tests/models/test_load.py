@@ -32,11 +32,10 @@ from transformers import (
 
 from closeness import FORMULA, assert_near, near
 from dschat.errors import UserError
-from dschat.models.checkpointing import enable_gradient_checkpointing
-from dschat.models.load import load_causal_lm, load_classifier, load_scalar, warn_without_classifier
+from dschat.models.finetuning import enable_gradient_checkpointing
+from dschat.models.load import classifier_beside, load_causal_lm, load_classifier, load_scalar, warn_without_classifier
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
-from dschat.models.shared_base import classifier_beside
 from dschat.models.tokenizer import load_tokenizer
 from factories import (
     KINDS,
@@ -238,7 +237,7 @@ def test_whole_folders_open_without_a_warning(kind, tokenizer, tmp_path, caplog)
     load_causal_lm(lm, "--m", torch.float32, tokenizer)
     load_scalar(lm, "--m", torch.float32, tokenizer)
     load_scalar(classifier, "--m", torch.float32, tokenizer)
-    said = "dschat.models.attention"  # of Gemma-2, whose attention sdpa cannot do
+    said = "dschat.models.opening"  # of Gemma-2, whose attention sdpa cannot do
     records = [r for r in caplog.records if r.name.startswith("dschat") and (r.name != said or kind != "gemma2")]
     assert not [record for record in records if record.levelno >= logging.WARNING]
 

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, CohereConfig, GraniteConfig, OPTConfig
 
 from closeness import UPDATE, assert_near
+from dschat.models.backbone import position_ids
 from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
-from dschat.models.positions import position_ids
 from dschat.models.save import save_model
 from factories import KINDS, hf_logprobs, make_causal_lm, pad_rows, ragged_rows, save_folder, saved_weights
 

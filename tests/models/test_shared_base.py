@@ -9,11 +9,10 @@ from transformers import AutoModelForSequenceClassification
 from closeness import FORMULA, assert_near
 from dschat.data.synthetic import make_rows, row_texts
 from dschat.errors import UserError
-from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.lora import add_lora
+from dschat.models.load import classifier_beside, load_causal_lm, load_scalar
+from dschat.models.lora import add_lora, find_adapter, load_adapter
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
-from dschat.models.shared_base import classifier_beside, find_adapter, load_adapter
 from dschat.models.tokenizer import load_tokenizer
 from factories import largest_difference, make_causal_lm, save_folder, saved_weights
 from loading_checks import FAMILIES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compacting engine against a loop that knows no cache, no batch and no slots."""
+"""Continuous batching against a loop that knows no cache, no batch and no slots."""
 
 import functools
 from collections.abc import Sequence
@@ -10,11 +10,10 @@ import torch
 import transformers
 
 from closeness import assert_near
-from dschat.rollouts import pool
-from dschat.rollouts.compacting import sample, supports
-from dschat.rollouts.engine import Drawn
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed, uniforms
+from dschat.rollouts import scheduler
+from dschat.rollouts.engine import Generation
+from dschat.rollouts.generate import sample, supports
+from dschat.rollouts.sampling import Sampling, row_seed, uniforms
 from factories import BOS, EOS, PAD, hf_logprobs, make_causal_lm, random_ids, sampling_of
 from model_families import MODEL_FAMILIES
 
@@ -55,7 +54,7 @@ def by_hand(causal_lm: Any, prompt: Sequence[int], sampling: Sampling, seed: int
     return response
 
 
-def check_logprobs(causal_lm: Any, prompts: Sequence[list[int]], drawn: Drawn, temperature: float = 1.0) -> None:
+def check_logprobs(causal_lm: Any, prompts: Sequence[list[int]], drawn: Generation, temperature: float = 1.0) -> None:
     """They are those of the model's own logits, row by row; 0 off the response."""
     assert drawn.logprobs is not None and drawn.logprobs.dtype == torch.float32
     assert not bool(drawn.logprobs[~drawn.rollout.response_mask].any())
@@ -89,13 +88,13 @@ def rows_alone() -> tuple[Any, list[list[int]], Sampling, list[int], list[list[i
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8, 24])
-@pytest.mark.parametrize("look_every", [1, 7])
+@pytest.mark.parametrize("sync_interval", [1, 7])
 def test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order(
-    slots: int, look_every: int, monkeypatch: pytest.MonkeyPatch
+    slots: int, sync_interval: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is looked only now and then which rows have ended, as on a GPU."""
     causal_lm, prompts, sampling, seeds, alone = rows_alone()
-    monkeypatch.setitem(pool.LOOK_EVERY, "cpu", look_every)
+    monkeypatch.setitem(scheduler.SYNC_INTERVAL, "cpu", sync_interval)
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(slots)).tolist()
     drawn = sample(causal_lm, [prompts[i] for i in order], sampling, [seeds[i] for i in order], slots)
     assert drawn.rollout.response_rows() == [alone[i] for i in order]
@@ -106,9 +105,9 @@ def test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order(
 @pytest.mark.parametrize(("kind", "attention"), [("gemma2", "eager"), ("llama", "eager"), ("llama", "sdpa")])
 def test_buffers_that_are_soon_full(slots: int, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few spare columns live rows move to the first columns before all prompts have come in."""
-    monkeypatch.setattr(pool, "SPARE_COLUMNS", 2)
-    moves, move = [], pool.SlotCache.shift
-    monkeypatch.setattr(pool.SlotCache, "shift", lambda cache, *place: (moves.append(place), move(cache, *place)))
+    monkeypatch.setattr(scheduler, "SPARE_COLUMNS", 2)
+    moves, move = [], scheduler.SlotCache.shift
+    monkeypatch.setattr(scheduler.SlotCache, "shift", lambda cache, *place: (moves.append(place), move(cache, *place)))
     causal_lm = make_causal_lm(kind, attn_implementation=attention)
     assert causal_lm.config._attn_implementation == attention
     lengths = [2, 7, 1, 12, 3, 9, 2, 4, 6, 11, 1, 5]

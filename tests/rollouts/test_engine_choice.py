@@ -8,8 +8,7 @@ import pytest
 import transformers
 
 from dschat.builders import ppo as builders
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.generate import GenerateEngine
+from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from factories import PAD, make_causal_lm, ppo_config, sampling_of
 
 
@@ -20,7 +19,7 @@ def engine_of(folder: Any, causal_lm: Any, **flags: Any) -> Any:
     return builders._rollout_engine(ppo_config(folder, **sizes, **flags), actor, None)
 
 
-@pytest.mark.parametrize(("flags", "kind"), [({}, CompactingEngine), ({"rollout_engine": "generate"}, GenerateEngine)])
+@pytest.mark.parametrize(("flags", "kind"), [({}, ContinuousEngine), ({"rollout_engine": "generate"}, GenerateEngine)])
 def test_the_flag_chooses_the_engine_and_the_generation_batch_is_what_lives_at_once(
     flags: dict[str, str], kind: type, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -39,7 +38,7 @@ def test_a_model_that_the_loop_does_not_know_is_sampled_by_generate_and_said(
 ) -> None:
     config = transformers.MambaConfig(vocab_size=100, hidden_size=16, num_hidden_layers=1, pad_token_id=PAD)
     assert isinstance(engine_of(tmp_path, transformers.MambaForCausalLM(config)), GenerateEngine)
-    assert "--rollout_engine compacting" in caplog.text and "models of type mamba" in caplog.text
+    assert "--rollout_engine continuous" in caplog.text and "models of type mamba" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.compacting import sample
-from dschat.rollouts.engine import Drawn
-from dschat.rollouts.generate import generate
+from dschat.rollouts.engine import Generation
+from dschat.rollouts.generate import generate, sample
 from dschat.rollouts.sampling import Sampling
 from factories import (
     BOS,
@@ -25,11 +24,13 @@ from factories import (
     sampling_of,
 )
 
-ENGINES = {"compacting": sample, "generate": generate}
+ENGINES = {"continuous": sample, "generate": generate}
 pytestmark = pytest.mark.parametrize("engine", ENGINES)
 
 
-def draw(engine: str, causal_lm: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int = 1) -> Drawn:
+def draw(
+    engine: str, causal_lm: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int = 1
+) -> Generation:
     """One response to each prompt, at most five rows at once."""
     return ENGINES[engine](causal_lm, prompts, sampling, [1000 * seed + row for row in range(len(prompts))], 5)
 
@@ -171,7 +172,7 @@ def test_logits_that_are_not_finite_are_noted_and_hurt_no_other_row(engine: str)
     causal_lm, prompts = make_causal_lm("llama", initializer_range=0.1), prompts_of([6, 3, 4, 2, 8, 5, 5])
     prompts = [[token if token != 50 else 51 for token in prompt] for prompt in prompts]
     prompts[1][2] = prompts[4][0] = 50
-    sampling = sampling_of(6, end_ids=(EOS, *range(50, 70)), temperature=1.0 if engine == "compacting" else 0.0)
+    sampling = sampling_of(6, end_ids=(EOS, *range(50, 70)), temperature=1.0 if engine == "continuous" else 0.0)
     clean = draw(engine, causal_lm, prompts, sampling)
     with torch.no_grad():
         causal_lm.get_input_embeddings().weight[50] = torch.nan

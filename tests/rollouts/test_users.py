@@ -8,7 +8,7 @@ import pytest
 from dialogue_cases import dialogue
 from dschat.common.chat_servers import Endpoint, ServerFlags
 from dschat.errors import UserError
-from dschat.rollouts.dialogues import OUTGROWN, SILENT, Reply, UserFromData, roll_out
+from dschat.rollouts.dialogues import OUTGROWN, SILENT, AssistantTurn, UserFromData, roll_out
 from dschat.rollouts.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser, question_of, simulator_prompt
 from judges import KEY, FakeJudge, judge_server
 
@@ -38,7 +38,7 @@ def test_the_prompt_shows_the_dialogue_and_asks_for_justification_and_question()
 
 
 def answer(states, seeds):
-    return [Reply([1], [2], f"reply {len(state)}", True) for state in states]
+    return [AssistantTurn([1], [2], f"reply {len(state)}", True) for state in states]
 
 
 def test_no_question_ends_a_dialogue_and_leaves_the_others():
@@ -74,7 +74,7 @@ def test_a_model_plays_the_user():
 
     def assistant(states, seeds):
         asked.append((list(states), list(seeds)))
-        return [None, Reply([1], [2], "because. Question: next?", True)]
+        return [None, AssistantTurn([1], [2], "because. Question: next?", True)]
 
     user = SimulatedUser(ModelWriter(assistant))
     dialogues = [dialogue("a", "b"), dialogue("c", "d")]

@@ -23,15 +23,15 @@ from pathlib import Path
 
 import pytest
 
-from dschat.scoring.programs import Limits, run_tests
+from dschat.scoring.programs import SandboxLimits, run_tests
 from dschat.scoring.programs.levels import try_out, weakness
 from dschat.scoring.programs.sandbox import Job, execute
 
 pytestmark = pytest.mark.xdist_group("sandbox")
 
 KERNEL = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
-LIMITS, PATIENT = (Limits(seconds=seconds, memory=2**29) for seconds in (0.5, 60.0))
-# What `Limits` cannot know of: starting, killing, and a machine on which much else runs.
+LIMITS, PATIENT = (SandboxLimits(seconds=seconds, memory=2**29) for seconds in (0.5, 60.0))
+# What `SandboxLimits` cannot know of: starting, killing, and a machine on which much else runs.
 SLACK = 6.0
 KINDS = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
 
@@ -225,7 +225,7 @@ os._exit(0)
 def test_a_sandbox_has_its_own_limit_of_threads_and_processes(level) -> None:
     if weak := weakness(level):
         pytest.skip(f"{level}: {weak}")
-    execution = execute(Job(MANY), Limits(), level)
+    execution = execute(Job(MANY), SandboxLimits(), level)
     assert execution.status == 0, execution
     assert 32 < int(execution.output) < 64
     assert try_out(level) == ("", ())  # which looks for it, too
@@ -239,9 +239,9 @@ def test_killed_programs_are_waited_for(level) -> None:
     code = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # this process adopts orphans, and does not look after them
-from dschat.scoring.programs import Limits, run_tests
+from dschat.scoring.programs import SandboxLimits, run_tests
 for _ in range(3):
-    found = run_tests("while True: pass", {"inputs": [""], "outputs": ["1"]}, Limits(seconds=.3), "LEVEL")
+    found = run_tests("while True: pass", {"inputs": [""], "outputs": ["1"]}, SandboxLimits(seconds=.3), "LEVEL")
     assert found.status == "timeout"
 try: print(os.waitpid(-1, os.WNOHANG))
 except ChildProcessError: print("none")

@@ -8,8 +8,9 @@ from closeness import near
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from dschat.scoring.classifier import ClassifierReader
-from dschat.scoring.dialogue_scores import FunctionDialogueScores, RewardModelDialogueScores
+from dschat.scoring.function import FunctionDialogueScores
+from dschat.scoring.reward_model import RewardModelDialogueScores
+from dschat.scoring.reward_reader import ClassifierReader
 from factories import hf_score, make_classifier
 
 TALKS = [dialogue("a", "b"), dialogue("first", "an answer", "more", "and more"), dialogue("x", "")]

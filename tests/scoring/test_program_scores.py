@@ -9,9 +9,8 @@ import torch
 from dschat.builders.scores import reward_source
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from dschat.scoring.programs.outcome import Outcome
-from dschat.scoring.programs.scores import ProgramScores
-from dschat.scoring.programs.solutions import solutions_report
+from dschat.scoring.programs.run import ProgramOutcome
+from dschat.scoring.programs.scores import ProgramScores, solutions_report
 from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo.problems import rows_with_tests
 from factories import make_rollout, ppo_config, ragged_rows
@@ -32,7 +31,7 @@ class Pool:
 
     def run(self, programs, tests, origins):
         self.programs += programs
-        return [Outcome(tuple(program.split()), 2, "namespaces", 0.1, "no room") for program in programs]
+        return [ProgramOutcome(tuple(program.split()), 2, "namespaces", 0.1, "no room") for program in programs]
 
 
 def scores_of(responses, reward="paper", skips=False):

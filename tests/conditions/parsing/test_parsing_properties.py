@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import pytest
 
-from dschat.conditions.parsing.rule import macro_action_lengths
-from dschat.conditions.parsing.token_text import TokenReader
+from dschat.conditions.parsing import macro_action_lengths
+from dschat.conditions.token_text import TokenReader
 from tokenizer_families import FAMILIES, TEXTS, Family, unknown_decoder, word_piece
 
 

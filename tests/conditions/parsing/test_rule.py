@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dschat.conditions.parsing.rule import anchor, macro_action_lengths
+from dschat.conditions.parsing import anchor, macro_action_lengths
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class CheckOptions(Options):
 
     data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
     run_solutions: int = flag("run the reference solutions of so many rows of APPS, the first, on their tests", 0)
-    sandbox_level: str = flag("the weakest walls that they may run behind", "namespaces", choices=LEVELS)
+    sandbox_level: str = flag("minimum isolation level of their sandbox", "namespaces", choices=LEVELS)
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ def _prepare(path: str, arguments: argparse.Namespace, keys: DataKeys) -> str:
 def _solutions(path: str, number: int, level: Level, settings: Settings) -> str:
     """How many reference solutions pass their tests, of the first rows."""
     from dschat.data.sources import load_source
-    from dschat.scoring.programs.pool import ProgramPool
-    from dschat.scoring.programs.solutions import solutions_report
+    from dschat.scoring.programs.run import ProgramPool
+    from dschat.scoring.programs.scores import solutions_report
 
     source = load_source(path, settings.keys, settings.seed)
     pool = ProgramPool(level, workers=os.cpu_count() or 1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening Hugging Face models. Weights that a folder lacks are an error, not new numbers; its code is never run."""
 
+import copy
 import logging
 from collections.abc import Collection
 from functools import lru_cache
@@ -25,9 +26,16 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from dschat.errors import UserError
-from dschat.models.attention import check_attention, implementation, say_what_is_used, without_flash
-from dschat.models.placement import PLAIN, Opening, Placement
-from dschat.models.scored_at import warn_of_reward_loss
+from dschat.models.opening import (
+    PLAIN,
+    Opening,
+    Placement,
+    check_attention,
+    implementation,
+    say_what_is_used,
+    without_flash,
+)
+from dschat.models.scalar import warn_of_reward_loss
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +84,7 @@ def load_causal_lm(
     model, loading = _from_pretrained(AutoModelForCausalLM, path, flag, dtype, config, opening)
     _check_weights(path, flag, loading)
     _make_room(model, tokenizer, opening.placement, f"{flag} {path}")
-    opening.placement.settle(model)
+    opening.placement.finalise(model)
     _set_special_ids(model, tokenizer)
     generation = model.generation_config
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
@@ -163,7 +171,7 @@ def load_scalar(
         if head.bias is not None:
             nn.init.zeros_(head.bias)
     _make_room(model, tokenizer, opening.placement, f"{flag} {path}")
-    opening.placement.settle(model)
+    opening.placement.finalise(model)
     _set_special_ids(model, tokenizer)
     return model
 
@@ -235,7 +243,7 @@ def _from_pretrained(
     options = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     options["attn_implementation"] = implementation(attention, config)
     try:
-        with opening.placement.arriving() as where:
+        with opening.placement.load_sharded() as where:
             model, loading = auto_class.from_pretrained(path, trust_remote_code=False, **options, **where)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         problem = without_flash(attention, path, error) or explain_missing("model", path, flag, error)
@@ -310,6 +318,37 @@ def classifier_class(config: PreTrainedConfig) -> Any:
     name = causal_lm.__name__.replace("ForCausalLM", "ForSequenceClassification")
     members = {"base_model_prefix": causal_lm.base_model_prefix}
     return type(name, (GenericForSequenceClassification, family), members)
+
+
+def classifier_beside(causal_lm: Any, flag: str) -> Any:
+    """A sequence classifier with one label whose backbone holds a causal LM's own weights; its head starts at zero.
+
+    Args:
+        causal_lm: without adapters. Its weights must not be trained: a change of them would change the classifier.
+        flag: that asked for it, for messages.
+
+    Raises:
+        UserError: the family's classifiers have another backbone, or no ``score`` layer.
+    """
+    shared = [*causal_lm.base_model.parameters(), *causal_lm.base_model.buffers()]
+    backbone = copy.deepcopy(causal_lm.base_model, {id(tensor): tensor for tensor in shared})
+    config = backbone.config
+    config.num_labels = 1
+    with torch.device("meta"):
+        classifier: Any = classifier_class(config)(config)
+    prefix, head = classifier.base_model_prefix, getattr(classifier, "score", None)
+    if type(getattr(classifier, prefix, None)) is not type(backbone) or not isinstance(head, nn.Linear):
+        raise UserError(
+            f"{flag}: a {type(classifier).__name__} cannot stand on the base of a {type(causal_lm).__name__}. Leave "
+            "--share_base out."
+        )
+    setattr(classifier, prefix, backbone)
+    weight = next(causal_lm.parameters())
+    classifier.score = nn.Linear(head.in_features, 1, head.bias is not None, device=weight.device, dtype=weight.dtype)
+    nn.init.zeros_(classifier.score.weight)
+    if classifier.score.bias is not None:
+        nn.init.zeros_(classifier.score.bias)
+    return classifier
 
 
 def _disable_dropout(config: PreTrainedConfig) -> None:

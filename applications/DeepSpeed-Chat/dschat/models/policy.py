@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dschat.models.backbone import last_hidden_state
-from dschat.models.float32_linear import keep_float32
+from dschat.models.heads import keep_float32
 from dschat.rl.logprobs import Head, token_logprobs
 
 

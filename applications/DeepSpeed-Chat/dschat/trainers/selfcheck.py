@@ -14,10 +14,9 @@ from torch.nn import functional as F
 from dschat.data.examples import SFTExample
 from dschat.data.packing import collate_packed
 from dschat.errors import UserError
+from dschat.models.backbone import position_ids, reads_positions
 from dschat.models.engines import ModelEngine, Scalar, TrainedPolicy
 from dschat.models.lora import lora_config
-from dschat.models.packing import reads_positions
-from dschat.models.positions import position_ids
 from dschat.models.scalar import last_scores
 from dschat.rl.masked import last_true
 from dschat.rl.types import Trajectory, select_rows

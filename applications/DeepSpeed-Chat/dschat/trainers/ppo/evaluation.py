@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.common.jsonl import write_rows
 from dschat.data.examples import PromptExample
 from dschat.rl.types import PPOBatch, Trajectory
-from dschat.rollouts.engine import Drawn
+from dschat.rollouts.engine import Generation
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.metrics import Means
 from dschat.scoring.source import Measured, ResponseTexts
@@ -32,8 +32,8 @@ Sample = dict[str, object]  # a row of a sample file
 def evaluate(
     prompts: Sequence[PromptExample],
     tokenizer: PreTrainedTokenizerBase,
-    sample: Callable[[Sequence[PromptExample]], tuple[Drawn, ResponseTexts]],
-    score: Callable[[Drawn, ResponseTexts], tuple[Trajectory, Beside, Measured]],
+    sample: Callable[[Sequence[PromptExample]], tuple[Generation, ResponseTexts]],
+    score: Callable[[Generation, ResponseTexts], tuple[Trajectory, Beside, Measured]],
     assign_credit: Callable[[Trajectory], PPOBatch],
 ) -> tuple[dict[str, float], list[Sample]]:
     """Answers the prompts, each rank its share.

@@ -4,14 +4,16 @@
 import torch
 
 from dschat.errors import UserError
-from dschat.models.engines import Policy
+from dschat.models.engines import PolicyEngine
 from dschat.rl.types import ScoredRollout, Trajectory, select_rows
 from dschat.run.distributed import gather_objects
 from dschat.trainers.ppo.models import response_logprobs
 from dschat.trainers.selfcheck import TOLERANCE
 
 
-def check_gap(known: Trajectory | ScoredRollout, actor: Policy, temperature: float, most: int) -> dict[str, float]:
+def check_gap(
+    known: Trajectory | ScoredRollout, actor: PolicyEngine, temperature: float, most: int
+) -> dict[str, float]:
     """How far the log-probs of the engine that drew the tokens are from the actor's. Every rank must call it.
 
     Args:
@@ -45,6 +47,6 @@ def check_gap(known: Trajectory | ScoredRollout, actor: Policy, temperature: flo
         raise UserError(
             f"--rollout_engine: the engine's log-probs differ from the actor's by {mean:.3g} on average (rounding "
             f"explains {tolerance:g}): it draws with other weights than the actor's, or computes this model in "
-            "another way. Use --rollout_engine compacting, and please report the model."
+            "another way. Use --rollout_engine continuous, and please report the model."
         )
     return {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": max(largest)}

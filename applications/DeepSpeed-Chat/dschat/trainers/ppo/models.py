@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dschat.models.engines import Policy, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
+from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, layouts
 from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_responses
 from dschat.rollouts.engine import RolloutEngine
@@ -25,7 +25,7 @@ class PPOModels:
     """Engines and score sources of a run, and what draws from the actor; without a critic it is None."""
 
     actor: TrainedPolicy
-    reference: Policy
+    reference: PolicyEngine
     critic: TrainedScalar | None
     reward: ScoreSource
     rollouts: RolloutEngine

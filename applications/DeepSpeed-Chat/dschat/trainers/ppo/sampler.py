@@ -10,9 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.engines import TrainedPolicy
-from dschat.rollouts.engine import Drawn, RolloutEngine
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.engine import Generation, RolloutEngine
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.seeds import SeedKind
 from dschat.run.stop import stopping_together
 from dschat.scoring.source import ResponseTexts
@@ -43,7 +42,7 @@ class ActorSampler:
 
     def __call__(
         self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1
-    ) -> tuple[Drawn, ResponseTexts]:
+    ) -> tuple[Generation, ResponseTexts]:
         """Some responses to each prompt, in rows that follow each other. Every rank must call it.
 
         Args:

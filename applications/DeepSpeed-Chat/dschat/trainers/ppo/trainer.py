@@ -22,7 +22,7 @@ from dschat.models.tokenizer import end_ids_of
 from dschat.rl.macro_actions import segment
 from dschat.rl.rewards import ScoreMoments, kl_controller
 from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, tensors_of
-from dschat.rollouts.engine import Drawn
+from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
@@ -260,13 +260,13 @@ class PPOTrainer:
         """Whether the update's own forward passes give log-probs and values; see `dschat.trainers.ppo.late_credit`."""
         return self.config.credit_is_late(self.run.plan)
 
-    def score(self, drawn: Drawn, texts: ResponseTexts) -> tuple[Trajectory, Beside, Measured]:
+    def score(self, drawn: Generation, texts: ResponseTexts) -> tuple[Trajectory, Beside, Measured]:
         """Scores, log-probs, values; the numbers beside the scores; what scoring measured."""
         temperature, most = self.config.temperature, self.run.plan.micro_batch
         scored, beside, measured = self.models.score(drawn.rollout, texts, temperature, most)
         return self.complete(scored, drawn), beside, measured
 
-    def complete(self, scored: ScoredRollout, drawn: Drawn) -> Trajectory:
+    def complete(self, scored: ScoredRollout, drawn: Generation) -> Trajectory:
         """Log-probs and values. In float32, the drawing pass has given the log-probs already; else it rounds more."""
         logprobs = drawn.logprobs if next(self.models.actor.module.parameters()).dtype == torch.float32 else None
         return self.models.complete(scored, self.config.temperature, self.run.plan.micro_batch, logprobs)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dschat.data.dialogue_examples import DialogueExample
-from dschat.rollouts.dialogues import Conversation, Reply
+from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.metrics import Means
-from dschat.scoring.dialogue_scores import DialogueScores
+from dschat.scoring.source import DialogueScores
 
 Sample = dict[str, object]  # a row of a sample file
 
@@ -20,9 +20,9 @@ Sample = dict[str, object]  # a row of a sample file
 @torch.no_grad()
 def evaluate(
     held_out: Sequence[DialogueExample],
-    answer: Callable[[Sequence[DialogueExample]], list[Conversation]],
+    answer: Callable[[Sequence[DialogueExample]], list[DialogueRollout]],
     reward: DialogueScores,
-    kl: Callable[[Sequence[Reply]], Tensor] | None,
+    kl: Callable[[Sequence[AssistantTurn]], Tensor] | None,
 ) -> tuple[dict[str, float], list[Sample]]:
     """Talks with the users of held-out dialogues, each rank with its share.
 
@@ -67,7 +67,7 @@ def evaluate(
 
 
 def _scores_by_turn(
-    conversations: Sequence[Conversation], examples: Sequence[DialogueExample], reward: DialogueScores
+    conversations: Sequence[DialogueRollout], examples: Sequence[DialogueExample], reward: DialogueScores
 ) -> list[list[float]]:
     """Of each dialogue, its scores after one turn, after two, and so on."""
     places = [
@@ -83,6 +83,6 @@ def _scores_by_turn(
     return scores
 
 
-def _sample(example: DialogueExample, talk: Conversation, scores: list[float]) -> Sample:
+def _sample(example: DialogueExample, talk: DialogueRollout, scores: list[float]) -> Sample:
     finished = [reply.finished for _, reply in sorted(talk.replies.items())]
     return {"number": example.index, "messages": talk.messages, "scores": scores, "finished": finished}

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dschat.models.engines import Policy, PolicyForward, TrainedPolicy
+from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, group_by_length, lay_out
 from dschat.rl.types import Rollout
 from dschat.rollouts.engine import RolloutEngine
 from dschat.run.stop import raise_if_stopped
-from dschat.scoring.dialogue_scores import DialogueScores
+from dschat.scoring.source import DialogueScores
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RefuelModels:
     """Engines and the source of scores of a run, and what draws from the policy."""
 
     policy: TrainedPolicy
-    reference: Policy | None  # None where no reward depends on it
+    reference: PolicyEngine | None  # None where no reward depends on it
     reward: DialogueScores
     rollouts: RolloutEngine
 

@@ -13,7 +13,7 @@ from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import regression_loss
 from dschat.rl.refuel import PairBatch
 from dschat.rl.types import Trajectory
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.sampling import row_seed
 from dschat.run.seeds import SeedKind
 from dschat.trainers.ppo.models import response_logprobs
 from dschat.trainers.refuel.models import RefuelModels, pair_layouts, reply_logprobs

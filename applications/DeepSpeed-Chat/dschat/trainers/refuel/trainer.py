@@ -22,7 +22,7 @@ from dschat.rl.masked import masked_moments
 from dschat.rl.refuel import PairBatch, reply_rewards, whiten_rewards
 from dschat.rl.rewards import kl_controller
 from dschat.rl.types import tensors_of
-from dschat.rollouts.dialogues import Reply
+from dschat.rollouts.dialogues import AssistantTurn
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import device, is_main, rank, sum_over_ranks, world_size
 from dschat.run.metrics import Means
@@ -146,7 +146,7 @@ class RefuelTrainer:
         self.nonfinite.in_evaluation(metrics, self.update)
         return metrics
 
-    def _kl_of_replies(self, replies: Sequence[Reply]) -> Tensor:
+    def _kl_of_replies(self, replies: Sequence[AssistantTurn]) -> Tensor:
         """log π − log π_ref of each reply, (B,)."""
         assert self.models.reference is not None
         rollout = self.sampler.rollout_of(replies, [0] * len(replies))
