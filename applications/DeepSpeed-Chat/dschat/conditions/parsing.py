@@ -105,7 +105,6 @@ def _visit(
         word: number of the sentence's first word in the response.
         words_under: see `_words_under`.
         before: tokens before each word of the response, and after the last.
-        cutoff: C.
 
     Returns:
         Where the macro actions end, in tokens, and the number of the word after the sentence.
@@ -212,8 +211,6 @@ class ParsingCondition:
         """Reads the tokenizer once.
 
         Args:
-            tokenizer: of the policy.
-            backend: the parser.
             cutoff: C, in tokens.
             end_ids: ids that end a response beside the tokenizer's special ones.
         """

@@ -27,6 +27,9 @@ from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import barrier, device, is_main, world_size
 
+ADAM_BETAS = (0.9, 0.95)
+M = TypeVar("M", PolicyModel, ScalarModel)
+
 
 def accumulation_of(parameter: nn.Parameter) -> Any:
     """The node of the graph where a parameter's gradient arrives; it remembers the shape the parameter has now."""
@@ -76,11 +79,6 @@ class FiniteWatch:
         loss, gradient, number = torch.stack([self._loss, self._gradient, norm]).tolist()
         self._reset()
         return math.isfinite(loss), math.isfinite(gradient), number
-
-
-ADAM_BETAS = (0.9, 0.95)
-
-M = TypeVar("M", PolicyModel, ScalarModel)
 
 
 @dataclass(frozen=True)
@@ -241,11 +239,6 @@ def _put_shards_together(folder: Path, engine: Any, target: Path) -> None:
 def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
     """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule.
 
-    Args:
-        model: to train.
-        optimizer: its optimiser and schedule.
-        settings: of the run.
-
     Raises:
         UserError: an unreadable ``--deepspeed_config``, or one that sets the batch sizes differently.
     """
@@ -321,7 +314,7 @@ def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, A
 
 
 class AdaptersOff:
-    """The actor's engine with its adapters off: no second copy of the weights."""
+    """The reference of a LoRA run: the actor's engine with its adapters off, no second copy of the weights."""
 
     def __init__(self, actor: Engine[PolicyModel]) -> None:
         self._actor = actor
@@ -331,14 +324,7 @@ class AdaptersOff:
         """The shared module."""
         return self._actor.module
 
-    def __call__(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        targets: Tensor | int,
-        temperature: float = 1.0,
-        with_entropy: bool = True,
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies under the base model; see `PolicyModel.forward`."""
         with torch.no_grad(), adapters_off(self._actor.module):
-            return self._actor(input_ids, attention_mask, targets, temperature, with_entropy)
+            return self._actor(*args, **kwargs)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group's beginning and end, the dtype of a run, and what DeepSpeed compiles on first use."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket
@@ -12,13 +10,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-import deepspeed  # noqa: E402
 import psutil
 import torch
 import torch.distributed as dist
+from torch.utils import cpp_extension
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no GPU
+
+import deepspeed  # noqa: E402
 from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.runtime import bf16_optimizer  # noqa: E402
-from torch.utils import cpp_extension
 
 from dschat.errors import UserError  # noqa: E402
 from dschat.models.opening import choose_dtype  # noqa: E402
@@ -26,11 +28,8 @@ from dschat.run.distributed import make_host_groups  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no GPU
-
-
 SHARED_MEMORY = "deepspeed_shm_comm"  # DeepSpeed's collectives between processes of one machine
+YOUNG = 600  # seconds; no op takes so long to compile
 
 
 @contextmanager
@@ -109,17 +108,11 @@ def decide_on_shared_memory(wanted: bool) -> None:
         known[SHARED_MEMORY] = builder is not None and builder.is_compatible()
 
 
-YOUNG = 600  # seconds; no op takes so long to compile
-
-
 def prepare_op(name: str) -> None:
-    """To be called before DeepSpeed loads an op.
+    """To be called before DeepSpeed loads an op, such as cpu_adam.
 
     While torch compiles an op, it holds a file called `lock` open beside it, and other processes wait until that is
     gone. A process that is killed then leaves it there, and every later one would wait for ever.
-
-    Args:
-        name: of the op, such as cpu_adam.
     """
     if int(os.environ.get("LOCAL_RANK", "0")) > 0:
         return

@@ -20,13 +20,12 @@ from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
 from dschat.models.opening import Placement, Whole
 from dschat.run.distributed import device, largest_over_ranks, own_part, put_together, rank
 
+# transformers reads several weights ahead unless this is set.
+IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
+
 
 def parameter_offload(engine: Any) -> Any | None:
-    """The object of DeepSpeed that holds the stage-3 hooks; None below stage 3.
-
-    Args:
-        engine: DeepSpeed's engine, with an optimiser or without.
-    """
+    """The object of DeepSpeed that holds the stage-3 hooks; None below stage 3."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "parameter_offload"):
         return optimizer.parameter_offload
@@ -38,9 +37,6 @@ def hold_head(engine: Any) -> None:
 
     Log-probs go through the head chunk by chunk, and the number of chunks depends on a rank's own response lengths.
     With DeepSpeed's hooks on the head, ranks would gather its weight unequally often, which hangs or crashes them.
-
-    Args:
-        engine: DeepSpeed's engine.
     """
     head = engine.module.output_head
     if parameter_offload(engine) is None or head is None:
@@ -98,11 +94,7 @@ def gathered(engine: Any) -> Iterator[None]:
 
 
 def parts(engine: Any) -> dict[str, Tensor]:
-    """By name, this rank's part of every parameter that trains, flat and without padding.
-
-    Args:
-        engine: DeepSpeed's engine, at any stage.
-    """
+    """By name, this rank's part of every parameter that trains, flat and without padding."""
     at_rest(engine)
     return {name: _part(p) for name, p in engine.module.named_parameters() if p.requires_grad}
 
@@ -120,7 +112,6 @@ def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[
     A tensor is valid until the next is asked for. Called by every rank.
 
     Args:
-        engine: DeepSpeed's engine, at any stage.
         instead: parts of values to be put together in the place of the parameters of these names.
     """
     at_rest(engine)
@@ -139,10 +130,6 @@ def _remove_hooks(offload: Any) -> None:
     for hook in (*offload.forward_hooks, *offload.backward_hooks):
         hook.remove()
     offload.forward_hooks, offload.backward_hooks = [], []
-
-
-# transformers reads several weights ahead unless this is set.
-IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
 
 
 def placement_of(settings: EngineSettings) -> Placement:

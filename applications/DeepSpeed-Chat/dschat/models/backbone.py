@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from transformers import masking_utils
 
+# Families that read positions, but do not tell the function that makes their masks, which would see where texts begin.
+OWN_MASK = ("opt", "falcon")
+
 
 def position_ids(backbone: nn.Module, attention_mask: Tensor) -> dict[str, Tensor]:
     """The ``position_ids`` argument for a backbone that takes one, else nothing (ALiBi models derive their own).
 
     Args:
-        backbone: a Hugging Face base model.
         attention_mask: (B, T) bool.
 
     Returns:
@@ -24,10 +26,6 @@ def position_ids(backbone: nn.Module, attention_mask: Tensor) -> dict[str, Tenso
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
         return {}
     return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0)}
-
-
-# Families that read positions, but do not tell the function that makes their masks, which would see where texts begin.
-OWN_MASK = ("opt", "falcon")
 
 
 def reads_positions(model: Any) -> bool:
@@ -40,7 +38,6 @@ def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
     """What a backbone is given so that the texts of a row do not see each other.
 
     Args:
-        model: a Hugging Face model.
         position_ids: (B, T) long, 0 where a text begins.
 
     Returns:

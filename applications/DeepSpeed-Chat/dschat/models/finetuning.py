@@ -62,7 +62,6 @@ def train_top_layers(model: PreTrainedModel, count: int, flag: str) -> None:
     Args:
         model: a causal LM, changed in place; its weights may be sharded.
         count: of layers, at least 1.
-        flag: the command-line flag that asked for it, for messages.
 
     Raises:
         UserError: the model has fewer layers, or none that can be told.

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+HEAD, GAIN = "score.", "score.gain"  # names in a Hugging Face classifier
+
 
 def keep_float32(head: nn.Module | None) -> None:
     """Makes an ordinary linear layer give float32; its parameters, and their names, stay.
@@ -56,9 +58,6 @@ class _Product(torch.autograd.Function):
         grad = grads[0].to(x.dtype)
         of_x, of_weight = ctx.needs_input_grad  # a frozen head's would be as large as the head, for every chunk
         return grad @ weight if of_x else None, grad.t() @ x if of_weight else None
-
-
-HEAD, GAIN = "score.", "score.gain"  # names in a Hugging Face classifier
 
 
 class GainedLinear(Float32Linear):

@@ -22,6 +22,12 @@ logger = logging.getLogger(__name__)
 
 NAME = "default"  # peft's name of the adapter
 ALPHA_PER_RANK = 2  # the update is scaled by alpha / rank
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of every name in peft's files
+# What an adapter's config may set; peft knows variants of LoRA beside, which are merged in other ways.
+PLAIN_LORA = """r lora_alpha lora_dropout use_rslora rank_pattern alpha_pattern fan_in_fan_out target_modules
+exclude_modules layers_to_transform layers_pattern modules_to_save base_model_name_or_path revision task_type peft_type
+peft_version inference_mode auto_mapping""".split()
 
 
 def add_lora(
@@ -36,7 +42,6 @@ def add_lora(
 
     Args:
         model: Hugging Face model, changed in place.
-        rank: of the adapters.
         targets: parts of the names of the layers to adapt; every linear layer but the heads when None.
         base: path of the model, recorded in the adapter's config.
         alpha: the adapters' output is scaled by alpha / rank; twice the rank when None.
@@ -149,14 +154,6 @@ def merged(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[
             yield name.replace(".base_layer.", "."), tensor
 
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."  # of every name in peft's files
-# What an adapter's config may set; peft knows variants of LoRA beside, which are merged in other ways.
-PLAIN_LORA = """r lora_alpha lora_dropout use_rslora rank_pattern alpha_pattern fan_in_fan_out target_modules
-exclude_modules layers_to_transform layers_pattern modules_to_save base_model_name_or_path revision task_type peft_type
-peft_version inference_mode auto_mapping""".split()
-
-
 def find_adapter(path: str | None) -> Path | None:
     """The folder of a LoRA adapter, which is ``path`` or ``path/adapter``; None where neither holds one."""
     folders = [] if path is None else [Path(path), Path(path) / "adapter"]
@@ -197,7 +194,6 @@ def load_adapter(model: Any, folder: Path, flag: str, base: str) -> None:
     Args:
         model: of `classifier_beside` or `load_scalar`, changed in place.
         folder: from `find_adapter`.
-        flag: that named it, for messages.
         base: path of the model below it, recorded when the adapter is saved again.
 
     Raises:

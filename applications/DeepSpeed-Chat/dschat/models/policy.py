@@ -82,9 +82,6 @@ def logits_function(causal_lm: Any) -> Callable[[Tensor], Tensor]:
     The result runs the forward method of a shallow copy of the model whose backbone hands its input through. The copy
     shares the head with the original and owns nothing.
 
-    Args:
-        causal_lm: a Hugging Face causal LM.
-
     Returns:
         A function (N, H) → (N, V).
     """

@@ -14,6 +14,8 @@ from dschat.rl.masked import last_true
 
 logger = logging.getLogger(__name__)
 
+KEY = "reward_loss"  # in config.json
+
 
 class ScalarModel(nn.Module):
     """Reward model or critic. ``inner`` is the Hugging Face classifier, which is what gets saved."""
@@ -43,9 +45,6 @@ def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:
     return torch.where(last_true(attention_mask), numbers, 0.0).sum(1)
 
 
-KEY = "reward_loss"  # in config.json
-
-
 def note_reward_loss(model: Any, loss: str, default: str = "end") -> None:
     """Writes the name of a loss into a classifier's config; nothing where it is the default and always was."""
     if loss != default or hasattr(model.config, KEY):
@@ -53,12 +52,7 @@ def note_reward_loss(model: Any, loss: str, default: str = "end") -> None:
 
 
 def warn_of_reward_loss(config: PreTrainedConfig, name: str) -> None:
-    """Warns before scores are read at last tokens of a model that was trained elsewhere.
-
-    Args:
-        config: of a reward model.
-        name: of the model, for the message.
-    """
+    """Warns before scores are read at last tokens of a model that was trained elsewhere."""
     loss = getattr(config, KEY, None)
     if loss in ("last_token", "average"):
         logger.warning(

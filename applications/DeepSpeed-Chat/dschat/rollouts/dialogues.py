@@ -135,8 +135,6 @@ def roll_out(
     Args:
         starts: B dialogues of at least one message; one that has its turns already is left as it is.
         turns: (B,) replies that each shall have, at least 1.
-        assistant: answers.
-        user: asks.
         seeds: (B,) of the dialogues.
 
     Returns:

@@ -73,8 +73,6 @@ def choose_engine(name: str, rows: int, causal_lm: PreTrainedModel, flag: str) -
     Args:
         name: continuous or generate.
         rows: drawn together at most.
-        causal_lm: that draws.
-        flag: the command-line flag that named the engine, for messages.
     """
     if name == "continuous":
         if supports(causal_lm):

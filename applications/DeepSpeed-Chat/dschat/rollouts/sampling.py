@@ -20,6 +20,8 @@ from transformers import (
 from dschat.config.ppo import PPOConfig
 from dschat.models.tokenizer import end_token_id
 
+BLOCK = 256  # ids that are summed up before the search for the drawn one; any number gives the same draws
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -113,9 +115,6 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 def row_seed(*parts: int) -> int:
     """A 63-bit seed of one row that depends on all parts, for instance the run's seed, the draw and the prompt."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0]) >> 1
-
-
-BLOCK = 256  # ids that are summed up before the search for the drawn one; any number gives the same draws
 
 
 class TokenSampler:

@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin, get_layer_types_and_kwargs
 
+ALIGNED = {"cuda": 16}  # columns; attention kernels read a mask in pieces, and fail where one begins elsewhere
+
 
 @dataclass
 class Window:
@@ -93,13 +95,7 @@ class SlotCache(Cache):
     """The buffers of all layers."""
 
     def __init__(self, config: PreTrainedConfig, slots: int, columns: int) -> None:
-        """Makes no buffers yet: a layer's first keys and values decide their types and widths.
-
-        Args:
-            config: of the language model.
-            slots: live rows at most.
-            columns: of the buffers.
-        """
+        """Makes no buffers yet: a layer's first keys and values decide their types and widths."""
         self.window = Window()
         kinds = get_layer_types_and_kwargs(config)[0]
         spans = [config.sliding_window if kind == "sliding_attention" else None for kind in kinds]
@@ -128,9 +124,6 @@ class SlotCache(Cache):
         return [buffer for layer in self.slot_layers for buffer in (layer.keys, layer.values)]
 
 
-ALIGNED = {"cuda": 16}  # columns; attention kernels read a mask in pieces, and fail where one begins elsewhere
-
-
 class StepMasks:
     """Which columns of its slot a row's next token sees: those from the row's first token on."""
 
@@ -139,7 +132,6 @@ class StepMasks:
 
         Args:
             config: of the language model; models with ``layer_types`` take a mask for each type.
-            cache: whose layers the masks are for.
         """
         self._cache = cache
         self._implementation: str = config._attn_implementation

@@ -75,7 +75,6 @@ class RewardModelDialogueScores:
         """Takes a model and its tokenizer.
 
         Args:
-            classifier: what computes.
             tokenizer: its own; it need not be able to pad.
             name: flag and path, for messages.
 

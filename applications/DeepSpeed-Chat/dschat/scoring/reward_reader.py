@@ -42,7 +42,6 @@ class ClassifierReader:
         Args:
             classifier: of transformers, with one label, on the device unless it is offloaded or an engine computes.
             pad_id: of its tokenizer, if that can pad; padding is masked, whatever it is.
-            device: where to compute.
             batch_size: sequences read together at most; all if not given.
             offload: keep the model in CPU memory between calls.
             engine: computes in its place, with every rank calling equally often; of a decoder.
@@ -150,11 +149,8 @@ class RewardReader:
         """Takes a model and its tokenizer.
 
         Args:
-            classifier: what computes.
             tokenizer: from `load_reward_tokenizer`.
             path: of both, for messages.
-            rm_template: use the chat template.
-            flags: for messages.
 
         Raises:
             UserError: the response's end cannot be marked, since the tokenizer has no EOS.
@@ -297,10 +293,7 @@ def load_reward_model(
         path: folder or hub id; a folder may hold a LoRA adapter alone, which is put on its base.
         tokenizer: from `load_reward_tokenizer`.
         rm_template: use the chat template.
-        device: where to compute.
-        dtype: of the parameters.
         batch_size: texts read together at most; all if not given.
-        flags: for messages.
 
     Raises:
         UserError: there is no such model, or it is none that gives one number.

@@ -57,9 +57,6 @@ print(json.dumps(found))
 def strongest_level(least: Level) -> Level:
     """The strongest walls that stand on this machine.
 
-    Args:
-        least: what is asked for.
-
     Raises:
         UserError: only weaker ones stand; says what to install or to allow.
     """

@@ -19,6 +19,9 @@ from dschat.scoring.programs.sandbox import Execution, Job, Level, SandboxLimits
 
 logger = logging.getLogger(__name__)
 
+DEFAULT = SandboxLimits()
+ATTEMPTS = 3  # to start a sandbox
+KEPT = 100_000  # outcomes of programs seen before
 Status = Literal["passed", "wrong", "runtime_error", "timeout", "compile_error", "invalid"]
 # From what counts most: a program is the first of these that one of its tests is. The sandbox could not be started for
 # an `invalid` one, which says nothing about it.
@@ -66,17 +69,12 @@ def ratio_reward(outcome: ProgramOutcome) -> float:
     return outcome.passed / outcome.total
 
 
-DEFAULT = SandboxLimits()
-ATTEMPTS = 3  # to start a sandbox
-
-
 def run_tests(
     program: str, tests: Mapping[str, object] | str, limits: SandboxLimits = DEFAULT, level: Level = "namespaces"
 ) -> ProgramOutcome:
     """Runs a program on every test, up to the first that ends in an error.
 
     Args:
-        program: Python source.
         tests: as APPS's column `input_output`: inputs, outputs, and fn_name where a function is to be called.
         limits: what it may use.
         level: the walls around it, which must be there: see `dschat.scoring.programs.levels`.
@@ -96,10 +94,6 @@ def run_problem(
     """Runs a program on the tests of a problem.
 
     Args:
-        program: Python source.
-        problem: its tests.
-        limits: what it may use.
-        level: the walls around it.
         to_the_end: go on after an error; the tests after a compile error are not run.
     """
     begun, ran, found, message = time.monotonic(), 0.0, list[Status](), ""
@@ -152,9 +146,6 @@ def _used_its_time(execution: Execution, limits: SandboxLimits) -> bool:
     return execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
 
 
-KEPT = 100_000  # outcomes of programs seen before
-
-
 class ProgramPool:
     """Runs programs on tests. Equal programs with equal tests are run once, but for `invalid` ones and time-outs."""
 
@@ -171,7 +162,6 @@ class ProgramPool:
         Args:
             least: minimum isolation level.
             workers: programs at a time.
-            limits: of each.
             max_tests: only so many tests of a problem, the first.
             to_the_end: run the tests after one that ended in an error, too.
 
@@ -191,7 +181,6 @@ class ProgramPool:
         """Outcomes of programs, in their order.
 
         Args:
-            programs: Python sources.
             tests: the column `input_output` of each one's row, a JSON text.
             origins: of the rows, for messages.
 

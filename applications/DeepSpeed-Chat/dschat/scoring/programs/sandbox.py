@@ -24,10 +24,20 @@ from typing import IO, Literal
 from dschat.scoring.programs.inside.job import JobFile
 from dschat.scoring.programs.inside.namespaces import DEVICES, OURS, PROGRAM, WORK
 
+Level = Literal["bubblewrap", "namespaces", "rlimits"]
+LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces", "rlimits")  # strongest first
+HERE = Path(__file__).resolve().parent
+START = "import sys; sys.path.insert(0, {here!r}); from inside.main import main; main({level!r}, *{ends})"
+# Nothing of the parent's; hashes are the same in every run.
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
+SET_UP_SECONDS = 20.0  # for the walls and the interpreter, before the program's own time begins
+MESSAGE = 4096  # bytes read of a report
+CHUNK, SMALL = 2**16, 2**12
+
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """SandboxLimits of one test, except where another thing is said."""
+    """What a program may use: limits of one test, except where another thing is said."""
 
     seconds: float = 4.0  # of the clock, and of the processor
     program_seconds: float = 60.0  # of the clock, all tests of a program together
@@ -36,18 +46,6 @@ class SandboxLimits:
     output_bytes: int = 8 * 2**20  # printed or returned
     open_files: int = 64
     threads: int = 64  # and processes, at a time
-
-
-Level = Literal["bubblewrap", "namespaces", "rlimits"]
-LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces", "rlimits")  # strongest first
-
-HERE = Path(__file__).resolve().parent
-START = "import sys; sys.path.insert(0, {here!r}); from inside.main import main; main({level!r}, *{ends})"
-# Nothing of the parent's; hashes are the same in every run.
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
-SET_UP_SECONDS = 20.0  # for the walls and the interpreter, before the program's own time begins
-MESSAGE = 4096  # bytes read of a report
-CHUNK, SMALL = 2**16, 2**12
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,6 @@ class Execution:
 
 def execute(job: Job, limits: SandboxLimits, level: Level) -> Execution:
     """Runs a program once. It can only return data; all its processes are gone afterwards.
-
-    Args:
-        job: the program and one input.
-        limits: what it may use.
-        level: the walls around it.
 
     Raises:
         OSError: no process could be started.

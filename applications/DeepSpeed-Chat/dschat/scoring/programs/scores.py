@@ -21,6 +21,7 @@ from dschat.scoring.source import Measured, ResponseTexts, Scores
 
 logger = logging.getLogger(__name__)
 
+COLUMN = "input_output"
 # Fenced blocks, each with the first word behind its fence; one that is never closed goes to the end.
 BLOCK = re.compile(r"^```[ \t]*([^\s`]*)[^\n]*\n(.*?)(?:^```[ \t]*\r?$|\Z)", re.MULTILINE | re.DOTALL)
 PYTHON = re.compile(r"(python|py)?[\d.]*", re.IGNORECASE)
@@ -34,7 +35,6 @@ def program_of(response: str) -> str:
     return response
 
 
-COLUMN = "input_output"
 REWARDS: dict[str, Callable[[ProgramOutcome], float]] = {"paper": paper_reward, "ratio": ratio_reward}
 
 
@@ -97,10 +97,6 @@ def has_tests(row: Row) -> bool:
 
 def run_solutions(rows: Sequence[Row], pool: ProgramPool) -> dict[int, ProgramOutcome]:
     """Runs the first reference solution of each row that has one.
-
-    Args:
-        rows: problems with tests.
-        pool: runs them.
 
     Returns:
         Number of the row → outcome.
