@@ -20,12 +20,6 @@ from factories import make_causal_lm, ppo_config, replace_in_builders, save_fold
 CAP = 0.7
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """A GPU, for all that is asked before one is used."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-
 def test_flash_attention_needs_a_gpu(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     folder = save_folder(tmp_path, make_causal_lm(), tokenizer)
@@ -34,12 +28,10 @@ def test_flash_attention_needs_a_gpu(tokenizer, tmp_path, monkeypatch):
             load(folder, "--m", torch.bfloat16, tokenizer, opening=Opening(attention="flash_attention_2"))
 
 
-def test_flash_attention_needs_half_precision(gpu):
+def test_flash_attention_needs_half_precision_and_its_package(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # all is asked before one is used
     with pytest.raises(UserError, match="flash_attention_2 computes in half precision only: give --dtype bf16"):
         check_attention("flash_attention_2", torch.float32)
-
-
-def test_flash_attention_needs_its_package(gpu, monkeypatch):
     monkeypatch.setattr(opening, "is_flash_attn_2_available", lambda: False)
     with pytest.raises(UserError, match="flash_attention_2 needs the package flash-attn, which is not installed"):
         check_attention("flash_attention_2", torch.bfloat16)
@@ -81,21 +73,9 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
 
     for name in ("load_causal_lm", "load_scalar"):
         replace_in_builders(monkeypatch, name, lambda *args, **options: noted(opening=_opening_of(args, options)))
-    for name in (
-        "PolicyModel",
-        "ScalarModel",
-        "frozen_engine",
-        "train_engine",
-        "end_token_id",
-        "RewardModelScores",
-        "choose_trained",
-        "lora_config",
-        "own_end_ids",
-        "own_reward_tokenizer",
-        "seed_new_rows",
-        "warn_of_reward_loss",
-        "_rollout_engine",
-    ):
+    others = "PolicyModel ScalarModel frozen_engine train_engine end_token_id RewardModelScores choose_trained"
+    others += " lora_config own_end_ids own_reward_tokenizer seed_new_rows warn_of_reward_loss _rollout_engine"
+    for name in others.split():
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     overrides = {"reward_function": None, "reward_model_name_or_path": "unused", "attn_implementation": "eager"}
     config = ppo_config(tmp_path, **overrides)

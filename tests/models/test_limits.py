@@ -37,19 +37,15 @@ TABLES = {
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_the_limit_of_a_table_is_the_longest_text_that_transformers_reads(kind):
+def test_a_longer_text_than_a_table_of_positions_is_refused(kind, tokenizer, tmp_path, caplog):
+    """The limit is the longest text that transformers reads."""
     config, limit = TABLES[kind]
     model = AutoModelForCausalLM.from_config(config)
     assert position_limit(model) == limit
     model(torch.full((1, limit), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.full((1, limit + 1), 5))
-
-
-@pytest.mark.parametrize("kind", TABLES)
-def test_a_longer_text_than_a_table_of_positions_is_refused(kind, tokenizer, tmp_path, caplog):
-    config, limit = TABLES[kind]
-    folder = save_folder(tmp_path, AutoModelForCausalLM.from_config(config), tokenizer)
+    folder = save_folder(tmp_path, model, tokenizer)
     with caplog.at_level(logging.INFO, logger="dschat"):
         for tokens in (1, limit):
             check_length(folder, "--model_name_or_path", tokens, "--max_seq_len")
