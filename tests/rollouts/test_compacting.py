@@ -54,6 +54,10 @@ def by_hand(causal_lm: Any, prompt: Sequence[int], sampling: Sampling, seed: int
     return response
 
 
+def all_by_hand(causal_lm: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Any:
+    return [by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)]
+
+
 def check_logprobs(causal_lm: Any, prompts: Sequence[list[int]], drawn: Generation, temperature: float = 1.0) -> None:
     """They are those of the model's own logits, row by row; 0 off the response."""
     assert drawn.logprobs is not None and drawn.logprobs.dtype == torch.float32
@@ -70,7 +74,7 @@ def test_every_family_is_drawn_as_by_hand(family: str) -> None:
     sampling = sampling_of(20, ENDS, temperature=0.9)
     assert supports(causal_lm)
     drawn = sample(causal_lm, prompts, sampling, seeds, 3)
-    expected = [by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)]
+    expected = all_by_hand(causal_lm, prompts, sampling, seeds)
     assert drawn.rollout.response_rows() == expected
     assert drawn.rollout.finished.tolist() == [row[-1] in ENDS for row in expected]
     check_logprobs(causal_lm, prompts, drawn, 0.9)
@@ -113,18 +117,13 @@ def test_buffers_that_are_soon_full(slots: int, kind: str, attention: str, monke
     lengths = [2, 7, 1, 12, 3, 9, 2, 4, 6, 11, 1, 5]
     prompts, sampling, seeds = prompts_of(lengths), sampling_of(10, ENDS), seeds_of(len(lengths))
     drawn = sample(causal_lm, prompts, sampling, seeds, slots)
-    assert drawn.rollout.response_rows() == [
-        by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)
-    ]
-    assert moves
+    assert drawn.rollout.response_rows() == all_by_hand(causal_lm, prompts, sampling, seeds) and moves
 
 
 def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one() -> None:
     """Every third prompt ends with a token whose embedding is not a number; the others are drawn as without them."""
     causal_lm, sampling, seeds = make_causal_lm("llama"), sampling_of(12, (*ENDS, 50)), seeds_of(30)
-    prompts = [
-        [token if token != 50 else 51 for token in prompt] for prompt in prompts_of([2 + i % 7 for i in range(30)])
-    ]
+    prompts = [[51 if token == 50 else token for token in p] for p in prompts_of([2 + i % 7 for i in range(30)])]
     clean = sample(causal_lm, prompts, sampling, seeds, 30).rollout.response_rows()
     with torch.no_grad():
         causal_lm.get_input_embeddings().weight[50] = torch.nan
@@ -139,8 +138,8 @@ def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one() -> None:
 def test_one_token(slots: int) -> None:
     causal_lm, prompts, sampling, seeds = make_causal_lm(), prompts_of([3, 1, 4, 1, 5]), sampling_of(1), seeds_of(5)
     drawn = sample(causal_lm, prompts, sampling, seeds, slots)
-    expected = [by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)]
-    assert drawn.rollout.response_rows() == expected and drawn.rollout.response_mask.shape == (5, 1)
+    assert drawn.rollout.response_rows() == all_by_hand(causal_lm, prompts, sampling, seeds)
+    assert drawn.rollout.response_mask.shape == (5, 1)
 
 
 def test_only_live_rows_are_computed() -> None:
@@ -155,13 +154,12 @@ def test_only_live_rows_are_computed() -> None:
 
 
 def test_models_that_remember_otherwise_are_not_supported() -> None:
-    config = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=20)
-    assert not supports(transformers.MambaForCausalLM(config))
-    alibi = transformers.FalconConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=20, alibi=True
-    )
-    assert not supports(transformers.FalconForCausalLM(alibi))
-    bloom = transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20)
-    assert not supports(transformers.BloomForCausalLM(bloom))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 20}
+    for config in (
+        transformers.MambaConfig(**sizes),
+        transformers.FalconConfig(**sizes, num_attention_heads=2, alibi=True),
+        transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20),
+    ):
+        assert not supports(transformers.AutoModelForCausalLM.from_config(config))
     t5 = transformers.T5Config(d_model=16, num_layers=1, num_heads=2, d_kv=8, d_ff=16, vocab_size=20)
     assert not supports(transformers.T5ForConditionalGeneration(t5))
