@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of whole dialogues: a reward model against plain transformers, a user's function, and bad ones."""
+"""Scores of whole dialogues by a reward model, against plain transformers."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from closeness import near
 from dialogue_cases import chat_tokenizer, dialogue
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from dschat.scoring.function import FunctionDialogueScores
 from dschat.scoring.reward_model import RewardModelDialogueScores
 from dschat.scoring.reward_reader import ClassifierReader
 from factories import hf_score, make_classifier
@@ -60,29 +59,3 @@ def test_a_reward_model_without_a_template_is_refused():
         reader(chat_template=None)
     with pytest.raises(UserError, match="its chat template refuses a dialogue of one turn: no assistants"):
         reader(chat_template="{{ raise_exception('no assistants') }}")
-
-
-def test_a_users_function_gets_dialogues_and_rows():
-    seen = []
-
-    def score(dialogues, rows):
-        seen.append((dialogues, rows))
-        return [float(len(talk)) for talk in dialogues]
-
-    scores = FunctionDialogueScores(score, "--reward_function")
-    assert scores(TALKS, ROWS).tolist() == [2.0, 4.0, 2.0]
-    assert seen == [(TALKS, [{"n": 0}, {"n": 1}, {"n": 2}])]
-
-
-@pytest.mark.parametrize(
-    ("result", "words"),
-    [
-        ([1.0], r"returned shape \(1,\) for 3 dialogues; it must return one number per dialogue"),
-        ("abc", "returned str, which is no list of numbers"),
-        (lambda: 1 / 0, "ZeroDivisionError"),
-    ],
-)
-def test_what_a_function_returns_is_checked(result, words):
-    scores = FunctionDialogueScores(lambda d, r: result() if callable(result) else result, "--reward_function")
-    with pytest.raises(UserError, match=words):
-        scores(TALKS, ROWS)

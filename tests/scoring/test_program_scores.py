@@ -83,13 +83,8 @@ def test_the_fenced_block_is_run():
 
 def test_rows_without_tests_and_without_a_working_solution():
     tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
-    rows = [
-        row("", number=1),
-        row(tests, "passed passed", 2),
-        row(tests, "wrong", 3),
-        row(tests, None, 4),
-        row("{}", "x", 5),
-    ]
+    rows = [row("", number=1), row(tests, "passed passed", 2), row(tests, "wrong", 3), row(tests, None, 4)]
+    rows.append(row("{}", "x", 5))
     kept, dropped = rows_with_tests(rows, Pool())
     assert [r.origin for r in kept] == ["apps.jsonl:2", "apps.jsonl:3", "apps.jsonl:4"] and dropped == {"no tests": 2}
     kept, dropped = rows_with_tests(rows, Pool(), drop_unsolvable=True)

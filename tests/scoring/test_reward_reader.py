@@ -3,14 +3,15 @@
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, RobertaConfig, RobertaModel
 
 from closeness import near
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
+from dschat.models.limits import position_limit
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
-from factories import BOS, EOS, KINDS, make_causal_lm, make_classifier, make_tokenizer, save_folder
+from factories import BOS, EOS, KINDS, make_causal_lm, make_classifier, make_config, make_tokenizer, save_folder
 
 TOLERANCE = 1e-5
 PROMPTS = ("POST\nThe cat sat. \nTL;DR: ", "a ", "the lazy dog jumps over a mat, and a table.\n\nAssistant:")
@@ -42,6 +43,15 @@ def encode(tokenizer, text):
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+def with_template(folder, tokenizer, template=TEMPLATE):
+    """The folder of a classifier whose tokenizer has a chat template."""
+    path = save_folder(folder, make_classifier(vocab_size=300), tokenizer)
+    saved = AutoTokenizer.from_pretrained(path)
+    saved.chat_template = template
+    saved.save_pretrained(path)
+    return path, saved
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompt_response_and_eos(kind, bytes_tokenizer, tmp_path):
     path = save_folder(tmp_path, make_classifier(kind, vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
@@ -67,10 +77,7 @@ def test_a_tokenizer_of_its_own_without_bos_and_pad(tmp_path):
 
 
 def test_a_chat_template(bytes_tokenizer, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(save_folder(tmp_path, make_classifier(vocab_size=300), bytes_tokenizer))
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(tmp_path)
-    path = str(tmp_path)
+    path, tokenizer = with_template(tmp_path, bytes_tokenizer)
     scores = read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
     sequences = []
     for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
@@ -82,10 +89,7 @@ def test_a_chat_template(bytes_tokenizer, tmp_path):
 
 
 def test_a_conversation_through_the_template(bytes_tokenizer, tmp_path):
-    path = save_folder(tmp_path, make_classifier(vocab_size=300), bytes_tokenizer)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(path)
+    path, tokenizer = with_template(tmp_path, bytes_tokenizer)
     turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     turns.append({"role": "user", "content": "three"})
     row = Row(None, turns, None, None, {}, "chat.jsonl:1")
@@ -144,18 +148,7 @@ def test_a_text_longer_than_the_model_names_its_row(tmp_path):
         read(path, rows_of(PROMPTS), ["", long, ""])
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("gpt2", 128), ("gemma", None), ("llama", None)])
-def test_position_limits(kind, limit):
-    from dschat.models.limits import position_limit
-
-    assert position_limit(make_classifier(kind)) == limit
-
-
 def test_the_position_limit_of_roberta_leaves_out_its_pad():
-    from transformers import RobertaConfig, RobertaModel
-
-    from dschat.models.limits import position_limit
-
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = RobertaModel(RobertaConfig(vocab_size=20, max_position_embeddings=42, pad_token_id=1, **size))
     assert position_limit(model) == 40
@@ -169,11 +162,8 @@ def test_what_is_no_reward_model_is_refused(bytes_tokenizer, tmp_path):
     causal = save_folder(tmp_path / "causal", make_causal_lm(**size), bytes_tokenizer)
     with pytest.raises(UserError, match=r"--reward-model .*causal: not a reward model.*step 2"):
         read(causal, rows_of(PROMPTS), RESPONSES)
-    from transformers import AutoModelForSequenceClassification as Auto
-
-    from factories import make_config
-
-    three = save_folder(tmp_path / "three", Auto.from_config(make_config("gemma", 300, num_labels=3)), bytes_tokenizer)
+    three = AutoModelForSequenceClassification.from_config(make_config("gemma", 300, num_labels=3))
+    three = save_folder(tmp_path / "three", three, bytes_tokenizer)
     with pytest.raises(UserError, match=r"--reward-model .*three: a classifier with 3 labels.*one label"):
         read(three, rows_of(PROMPTS), RESPONSES)
     with pytest.raises(UserError, match=r"--reward-model /no/such/rm: no such folder"):
@@ -193,10 +183,7 @@ def test_a_missing_template_or_eos_is_refused(bytes_tokenizer, tmp_path):
 
 
 def test_a_template_that_refuses_names_the_row(bytes_tokenizer, tmp_path):
-    path = save_folder(tmp_path, make_classifier(vocab_size=300), bytes_tokenizer)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    tokenizer.chat_template = "{{ raise_exception('no user turns') }}"
-    tokenizer.save_pretrained(path)
+    path, _ = with_template(tmp_path, bytes_tokenizer, "{{ raise_exception('no user turns') }}")
     with pytest.raises(UserError, match=r"--rm-template.*refuses set.jsonl:1: no user turns"):
         read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
 
