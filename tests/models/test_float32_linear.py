@@ -98,14 +98,15 @@ def test_a_float32_head_stays_as_it_is():
     assert torch.equal(head(x), plain(x))
 
 
-def test_parameters_and_their_names_stay():
-    model = make_causal_lm("llama")
+def test_parameters_and_their_names_stay_and_only_the_head_gives_float32():
+    model = make_causal_lm("llama").bfloat16()
     before = dict(model.named_parameters())
-    keep_float32(model.lm_head)
+    PolicyModel(model)
     after = dict(model.named_parameters())
-    assert type(model.lm_head) is Float32Linear
     assert list(before) == list(after) and all(before[name] is after[name] for name in before)
     assert model.state_dict().keys() == make_causal_lm("llama").state_dict().keys()
+    assert [name for name, module in model.named_modules() if isinstance(module, Float32Linear)] == ["lm_head"]
+    assert model.model(torch.tensor([ROWS[0][0]])).last_hidden_state.dtype == torch.bfloat16
 
 
 def test_other_layers_are_left_alone():
@@ -117,12 +118,6 @@ def test_other_layers_are_left_alone():
     for layer in (*layers, None):
         keep_float32(layer)
     assert [type(layer) for layer in layers] == kinds and type(layers[-1][0]) is nn.Linear
-
-
-def test_only_the_head_of_a_model_gives_float32():
-    model = PolicyModel(make_causal_lm("llama").bfloat16()).inner
-    assert [name for name, module in model.named_modules() if isinstance(module, Float32Linear)] == ["lm_head"]
-    assert model.model(torch.tensor([ROWS[0][0]])).last_hidden_state.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,7 @@ from transformers import (
 
 from dschat.errors import UserError
 from dschat.models.limits import check_length, position_limit
-from factories import make_causal_lm, make_classifier, make_config, save_folder
+from factories import make_causal_lm, make_config, save_folder
 
 SIZES = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 OPT = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -54,12 +54,6 @@ def test_a_longer_text_than_a_table_of_positions_is_refused(kind, tokenizer, tmp
     with pytest.raises(UserError) as caught:
         check_length(folder, "--model_name_or_path", limit + 1, "--max_seq_len")
     assert message in str(caught.value)
-
-
-def test_a_reward_model_has_the_limit_of_its_family(tokenizer, tmp_path):
-    folder = save_folder(tmp_path, make_classifier("gpt2", n_positions=48), tokenizer)
-    with pytest.raises(UserError, match=r"--critic .* reads at most 48 tokens, but --a \+ --b is 49"):
-        check_length(folder, "--critic", 49, "--a + --b")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])

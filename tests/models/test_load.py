@@ -282,21 +282,16 @@ def save_random(config, folder, tokenizer):
 
 
 @pytest.mark.parametrize("kind", NO_CLASSIFIER)
-def test_step_1_says_that_step_2_will_not_work(kind, tokenizer, tmp_path, caplog):
+def test_step_1_says_that_step_2_will_not_work_and_step_2_does_not(kind, tokenizer, tmp_path, caplog):
     folder = save_random(NO_CLASSIFIER[kind], tmp_path / kind, tokenizer)
     warn_without_classifier(folder)
     (message,) = caplog.messages
     assert f"no sequence classifier of the family {kind}" in message and "--reward_function" in message
+    with pytest.raises(UserError, match=f"no sequence classifier of the family {kind}.*--reward_function"):
+        load_scalar(folder, "--m", torch.float32, tokenizer)
     caplog.clear()
     warn_without_classifier(save_folder(tmp_path / "llama", make_causal_lm("llama"), tokenizer))
     assert not caplog.messages
-
-
-@pytest.mark.parametrize("kind", NO_CLASSIFIER)
-def test_no_reward_model_of_a_family_without_classifiers(kind, tokenizer, tmp_path):
-    folder = save_random(NO_CLASSIFIER[kind], tmp_path, tokenizer)
-    with pytest.raises(UserError, match=f"no sequence classifier of the family {kind}.*--reward_function"):
-        load_scalar(folder, "--m", torch.float32, tokenizer)
 
 
 def test_no_critic_of_a_family_without_causal_lms(tokenizer, tmp_path):

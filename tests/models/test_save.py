@@ -15,15 +15,7 @@ from dschat.models import save
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.run.model_folders import ModelFolders, SavedModel
-from factories import (
-    engine_of,
-    largest_difference,
-    make_causal_lm,
-    make_classifier,
-    ppo_config,
-    run_of,
-    saved_weights,
-)
+from factories import engine_of, largest_difference, make_causal_lm, make_classifier, ppo_config, run_of, saved_weights
 from model_families import MODEL_FAMILIES
 
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 20

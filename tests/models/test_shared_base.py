@@ -108,8 +108,7 @@ def test_a_users_adapter_is_merged_as_peft_merges_it(options, kind, tokenizer, t
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("use_dora", True), ("lora_bias", True), ("bias", "lora_only"), ("init_lora_weights", "pissa")],
+    ("name", "value"), [("use_dora", True), ("lora_bias", True), ("bias", "lora_only"), ("init_lora_weights", "pissa")]
 )
 def test_an_adapter_that_is_more_than_lora_is_refused_by_name(name, value, tokenizer, tmp_path):
     base = save_folder(tmp_path / "base", make_causal_lm(), tokenizer)

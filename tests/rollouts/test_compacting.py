@@ -146,9 +146,7 @@ def test_only_live_rows_are_computed() -> None:
     """The rows of all forward passes are little more than the tokens drawn, about a third of what all rows take."""
     causal_lm, prompts, sampling = make_causal_lm(), prompts_of([4] * 64), sampling_of(40, ENDS)
     rows: list[int] = []
-    causal_lm.register_forward_pre_hook(
-        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
+    causal_lm.register_forward_pre_hook(lambda *call: rows.append(len(call[2]["input_ids"])), with_kwargs=True)
     drawn = sample(causal_lm, prompts, sampling, seeds_of(64), 16)
     assert sum(rows) < 1.1 * int(drawn.rollout.response_mask.sum()) and max(rows) == 16
 

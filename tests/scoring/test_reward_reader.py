@@ -1,17 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards against plain AutoModelForSequenceClassification, on ids written out here, for every form of text."""
+"""Rewards of texts against plain AutoModelForSequenceClassification, on ids written out here, and of dialogues."""
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, RobertaConfig, RobertaModel
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from closeness import near
+from dialogue_cases import chat_tokenizer, dialogue
 from dschat.data.formats.rows import Row
 from dschat.errors import UserError
 from dschat.models.limits import position_limit
-from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_model import RewardModelDialogueScores
+from dschat.scoring.reward_reader import ClassifierReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
-from factories import BOS, EOS, KINDS, make_causal_lm, make_classifier, make_config, make_tokenizer, save_folder
+from factories import (
+    BOS,
+    EOS,
+    KINDS,
+    hf_score,
+    make_causal_lm,
+    make_classifier,
+    make_config,
+    make_tokenizer,
+    save_folder,
+)
 
 TOLERANCE = 1e-5
 PROMPTS = ("POST\nThe cat sat. \nTL;DR: ", "a ", "the lazy dog jumps over a mat, and a table.\n\nAssistant:")
@@ -103,9 +124,6 @@ def test_a_conversation_through_the_template(bytes_tokenizer, tmp_path):
 
 def bert_folder(folder, positions=96):
     """A BERT-like classifier and tokenizer: [CLS] prompt [SEP] response [SEP]."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
@@ -194,3 +212,53 @@ def test_a_score_that_is_no_number_names_its_row(bytes_tokenizer, tmp_path):
     path = save_folder(tmp_path, model, bytes_tokenizer)
     with pytest.raises(UserError, match=r"--reward-model .*the score of set.jsonl:1 is .*--dtype fp32"):
         read(path, rows_of(PROMPTS), RESPONSES)
+
+
+# -- whole dialogues
+
+
+TALKS = [dialogue("a", "b"), dialogue("first", "an answer", "more", "and more"), dialogue("x", "")]
+ROWS = [Row(None, None, None, None, {"n": n}, f"talk.jsonl:{n}") for n in range(3)]
+
+
+def dialogue_reader(kind="gemma", batch_size=2, offload=False, **tokenizer):
+    own = chat_tokenizer("llama-3")
+    for name, value in tokenizer.items():
+        setattr(own, name, value)
+    classifier = make_classifier(kind, vocab_size=len(own))
+    reading = ClassifierReader(classifier, own.pad_token_id, torch.device("cpu"), batch_size, offload)
+    scores = RewardModelDialogueScores(reading, own, "--reward_model rm")
+    return scores, own, classifier
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_scores_are_plain_transformers_of_the_templates_text(batch_size, offload):
+    scores, tokenizer, classifier = dialogue_reader(batch_size=batch_size, offload=offload)
+    found = scores(TALKS, ROWS).tolist()
+    for talk, score in zip(TALKS, found, strict=True):
+        ids = tokenizer(tokenizer.apply_chat_template(talk, tokenize=False), add_special_tokens=False)["input_ids"]
+        assert score == near(hf_score(classifier, ids))
+
+
+def test_a_classifier_of_another_architecture():
+    """BERT's kind: what its own forward gives for the template's text."""
+    tokenizer = chat_tokenizer("llama-3")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(tokenizer), num_labels=1, max_position_embeddings=40, **sizes)
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config).eval()
+    reading = ClassifierReader(model, tokenizer.pad_token_id, torch.device("cpu"), 2)
+    scores = RewardModelDialogueScores(reading, tokenizer, "--reward_model rm")
+    text = tokenizer.apply_chat_template(TALKS[0], tokenize=False)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert scores(TALKS[:1], ROWS[:1])[0] == near(hf_score(model, ids))
+    with pytest.raises(UserError, match="rm reads at most 40 tokens, but a dialogue of talk.jsonl:1 has come to"):
+        scores([dialogue("q" * 30, "r" * 30)], ROWS[1:2])
+
+
+def test_a_reward_model_without_a_template_is_refused():
+    with pytest.raises(UserError, match="--reward_model rm: its tokenizer has no chat template"):
+        dialogue_reader(chat_template=None)
+    with pytest.raises(UserError, match="its chat template refuses a dialogue of one turn: no assistants"):
+        dialogue_reader(chat_template="{{ raise_exception('no assistants') }}")
