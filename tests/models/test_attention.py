@@ -67,12 +67,12 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
     """Actor, reference, critic and reward model."""
     seen = []
 
-    def noted(*_, opening, **__):
-        seen.append(opening.attention)
+    def noted(*args, **options):
+        seen.extend(one.attention for one in (*args, *options.values()) if isinstance(one, Opening))
         return SimpleNamespace(config=None)
 
     for name in ("load_causal_lm", "load_scalar"):
-        replace_in_builders(monkeypatch, name, lambda *args, **options: noted(opening=_opening_of(args, options)))
+        replace_in_builders(monkeypatch, name, noted)
     others = "PolicyModel ScalarModel frozen_engine train_engine end_token_id RewardModelScores choose_trained"
     others += " lora_config own_end_ids own_reward_tokenizer seed_new_rows warn_of_reward_loss _rollout_engine"
     for name in others.split():
@@ -81,10 +81,6 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
     config = ppo_config(tmp_path, **overrides)
     build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
     assert seen == ["eager"] * 4
-
-
-def _opening_of(args, options):
-    return options.get("opening") or next(value for value in args if isinstance(value, Opening))
 
 
 def normed(x, weight):

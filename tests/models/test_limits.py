@@ -51,9 +51,8 @@ def test_a_longer_text_than_a_table_of_positions_is_refused(kind, tokenizer, tmp
             check_length(folder, "--model_name_or_path", tokens, "--max_seq_len")
     assert not caplog.messages
     message = f"--model_name_or_path {folder} reads at most {limit} tokens, but --max_seq_len is {limit + 1}: lower it"
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=message):
         check_length(folder, "--model_name_or_path", limit + 1, "--max_seq_len")
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])

@@ -121,9 +121,8 @@ def test_the_data_type_is_the_one_asked_for(dtype, tokenizer, tmp_path):
 def test_embeddings_grow_by_an_added_pad_and_the_model_reopens(kind, tmp_path):
     plain = make_tokenizer(pad_token=None)
     base = save_folder(tmp_path / "base", make_causal_lm(kind, vocab_size=100), plain)
-    (tmp_path / "base" / "tokenizer.json").write_text(
-        (tmp_path / "base" / "tokenizer.json").read_text().replace("<pad>", "<nul>")
-    )
+    file = tmp_path / "base" / "tokenizer.json"
+    file.write_text(file.read_text().replace("<pad>", "<nul>"))
     tokenizer = load_tokenizer(base, "--m", may_add_pad=True)
     assert len(tokenizer) == 101 and tokenizer.pad_token_id == 100
     for load in (load_causal_lm, load_scalar):
@@ -257,9 +256,8 @@ def test_a_model_that_reads_in_both_directions_is_no_policy(kind, tokenizer, tmp
     auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     folder = save_folder(tmp_path, auto_class.from_config(config), tokenizer)
     message = f"--m {folder}: a {kind} model is no causal LM, it reads in both directions. Use a decoder-only model"
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"^{message}"):
         load_causal_lm(folder, "--m", torch.float32, tokenizer)
-    assert str(caught.value).startswith(message)
 
 
 def test_a_bert_that_was_made_a_decoder_is_a_policy(tokenizer, tmp_path):
