@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "builders": {"common", "config", "data", "engine", "models", "rollouts", "run", "scoring", "trainers"},
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
-    "inference": {"common", "data", "evaluation", "models", "rl", "rollouts", "scoring"},
+    "inference": {"common", "config", "data", "evaluation", "models", "rl", "rollouts", "scoring"},
     "macro_view": {"common", "conditions", "config", "data", "evaluation", "models", "rl", "trainers"},
     "run_report": {"common", "macro_view"},
     "demo": {"common", "conditions", "config", "data", "inference", "macro_view", "models", "rl", "rollouts"}

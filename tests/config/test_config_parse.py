@@ -346,6 +346,12 @@ def test_documented_flags_are_accepted(config_class, places):
         assert getattr(parse(config_class, arguments), name) == _fill(expected, places), documented
 
 
+@pytest.mark.parametrize("config_class", [PPOConfig, RefuelOnlineConfig])
+def test_the_former_name_of_continuous_batching_is_accepted(config_class, places):
+    former = parse(config_class, [*REQUIRED[config_class], "--rollout_engine", "compacting"])
+    assert former == parse(config_class, REQUIRED[config_class]) and former.rollout_engine == "continuous"
+
+
 def test_other_spellings(places):
     config = parse(PPOConfig, REQUIRED[PPOConfig] + ["--kl-coef=0.3", "--no_self_checks", "--local_rank=0"])
     assert (config.kl_coef, config.self_checks, config.local_rank) == (0.3, False, 0)

@@ -24,7 +24,7 @@ from dschat.data.synthetic_dialogues import gold_score as dialogue_score
 from dschat.data.synthetic_dialogues import gold_scores as dialogue_scores
 from dschat.models.tiny import make_gemma, make_model, train_tokenizer
 from dschat.scoring.programs.levels import weakness
-from dschat.scoring.programs.pool import ProgramPool
+from dschat.scoring.programs.run import ProgramPool
 
 COLUMNS = {"info", "summaries", "choice", "worker", "batch", "split", "extra"}
 SOURCES = ("demonstrations", "comparisons")

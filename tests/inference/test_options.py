@@ -8,9 +8,10 @@ import torch
 
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
-from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.devices import choose_device
 from dschat.inference.options import InferenceOptions, parse_flags
 from dschat.inference.values import model_name
+from dschat.models.opening import choose_dtype
 
 NEEDED = ["--proj-path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward-model", "R"]
 

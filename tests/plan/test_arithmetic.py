@@ -16,7 +16,7 @@ from dschat.plan.models import roles_of
 from dschat.plan.phases import SPARE_COLUMNS
 from dschat.plan.shapes import cached_per_token, meta_model, shape_of
 from dschat.plan.states import Weights, averaging, gathering, passing, reducing, states, stepping
-from dschat.rollouts import pool
+from dschat.rollouts import scheduler
 
 # Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
 # embedding 10 · 8 = 80; a layer: q and o 2 · 8 · 8 = 128, k and v 2 · 8 · 2 = 32, MLP 3 · 8 · 12 = 288, 2 norms of 8
@@ -259,4 +259,4 @@ def test_a_shared_base_is_counted_once():
 
 
 def test_the_spare_columns_are_the_engines():
-    assert SPARE_COLUMNS == pool.SPARE_COLUMNS
+    assert SPARE_COLUMNS == scheduler.SPARE_COLUMNS

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dschat.errors import UserError
-from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import rank, world_size
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo_models import PPOModels
@@ -63,7 +63,7 @@ def trainer_for(folder: Path, zero_stage: int = 0, prompt_lengths: tuple[int, ..
     actor = engine_of(make_causal_lm(), share // 2, 2, **options)
     critic = engine_of(make_classifier(seed=2), share // 2, 2, **options)
     reward = FunctionScores(Reward(), "--reward_function")
-    models = PPOModels(actor, frozen_engine_of(make_causal_lm(seed=1)), critic, reward, CompactingEngine(share))
+    models = PPOModels(actor, frozen_engine_of(make_causal_lm(seed=1)), critic, reward, ContinuousEngine(share))
     lengths = [prompt_lengths[i % len(prompt_lengths)] for i in range(4 * ROLLOUT)]
     prompts = [make_prompt([1, *random_ids(n - 1, i)], f"p{i}", i) for i, n in enumerate(lengths)]
     return ppo_trainer_of(models, prompts, prompts[:3], make_tokenizer(), config)

@@ -12,13 +12,13 @@ from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.data.dialogues import DialogueExample
 from dschat.data.encoding import turn_end
 from dschat.data.rows import Row
-from dschat.engine.adapters_off import AdaptersOff
+from dschat.engine.engine import AdaptersOff
 from dschat.models.finetuning import train_top_layers
 from dschat.models.lora import add_lora
 from dschat.rl.refuel import PairBatch
-from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import world_size
-from dschat.scoring.dialogue_scores import FunctionDialogueScores
+from dschat.scoring.function import FunctionDialogueScores
 from dschat.trainers.loop import Loop
 from dschat.trainers.refuel import Refuel
 from dschat.trainers.refuel_models import RefuelModels
@@ -118,7 +118,7 @@ def trainer_of(
         AdaptersOff(policy) if lora_dim else frozen_engine_of(talker(kind, initializer_range=initializer_range))
     )
     scores = FunctionDialogueScores(reward, "--reward_function")
-    models = RefuelModels(policy, reference if config.kl_coef else None, scores, CompactingEngine(4))
+    models = RefuelModels(policy, reference if config.kl_coef else None, scores, ContinuousEngine(4))
     run = run_of("refuel_online", config)
     examples = examples_of(count)
     algorithm = Refuel(models, examples, examples[:5], tokenizer, config, run)

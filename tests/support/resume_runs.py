@@ -13,10 +13,10 @@ from dschat.config.dpo import DPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.sft import SFTConfig
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
-from dschat.engine.adapters_off import AdaptersOff
+from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
-from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.engine import RolloutEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.run import stop
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.stop import Stopped
@@ -138,7 +138,7 @@ def ppo(folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = N
     actor = setup.engine(make_causal_lm())
     critic = setup.engine(make_classifier()) if config.needs.critic else None
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
-    engine = rollouts or CompactingEngine(4)
+    engine = rollouts or ContinuousEngine(4)
     models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"), engine)
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(18)]
     average = MovingAverage(actor) if config.enable_ema else None

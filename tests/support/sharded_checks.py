@@ -12,18 +12,16 @@ from torch import Tensor
 from dschat.config.batches import plan_batches
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
-from dschat.engine.adapters_off import AdaptersOff
-from dschat.engine.engine import EngineSettings, frozen_engine
+from dschat.engine.engine import AdaptersOff, EngineSettings, frozen_engine
 from dschat.engine.zero3 import parameter_offload
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.generate import GenerateEngine
+from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.scoring.function import FunctionScores
-from dschat.trainers import PPOTrainer
+from dschat.trainers.loop import Loop
 from dschat.trainers.ppo_models import MovingAverage, PPOModels
 from factories import (
     BOS,
@@ -67,7 +65,7 @@ def greedy(engine: Any, lengths: tuple[int, int] = LENGTHS) -> list[list[int]]:
     engine.eval()
     sampling = Sampling(lengths[rank()], (NO_END,), PAD, BOS, temperature=0.0)
     drawn = []
-    for rollouts in (CompactingEngine(2), GenerateEngine(3)):
+    for rollouts in (ContinuousEngine(2), GenerateEngine(3)):
         with rollouts.session(engine) as draw:
             for _ in range(rank() + 1):
                 rollout = draw(prompts_of(rank()), sampling, range(3)).rollout
@@ -203,7 +201,7 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
     return metrics
 
 
-def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPOTrainer:
+def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> Loop:
     config: PPOConfig = ppo_config(folder, per_device_eval_batch_size=2, eval_prompts=0)
     folder.mkdir(exist_ok=True)
     reward = FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")
@@ -212,7 +210,7 @@ def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPO
         engine_for(make_causal_lm(seed=1), case, folder),
         engine_for(make_classifier(seed=2), case, folder),
         reward,
-        CompactingEngine(2),
+        ContinuousEngine(2),
     )
     tokenizer = make_tokenizer()
     return ppo_trainer_of(models, held_out, held_out, tokenizer, config)

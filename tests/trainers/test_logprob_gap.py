@@ -12,7 +12,7 @@ import torch
 from closeness import FORMULA, near
 from dschat.errors import UserError
 from dschat.rl.types import Trajectory
-from dschat.rollouts.engine import Drawn
+from dschat.rollouts.engine import Generation
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.iteration import Iteration
 from dschat.trainers.ppo_models import PPOModels
@@ -81,7 +81,7 @@ class OffEngine:
             with torch.no_grad():
                 own, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1], sampling.temperature)
             logprobs = torch.where(mask, own + self.off, 0.0)
-            return Drawn(replace(rollout, drawn_logprobs=logprobs), None, torch.zeros_like(rollout.finished))
+            return Generation(replace(rollout, drawn_logprobs=logprobs), None, torch.zeros_like(rollout.finished))
 
         yield draw
 

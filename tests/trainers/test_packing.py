@@ -107,7 +107,7 @@ def test_families_without_positions_are_refused_by_name(kind, tmp_path):
 
 def test_examples_that_see_each_other_are_refused(tmp_path, monkeypatch):
     """OPT, told by positions alone, looks at what stands before in a row."""
-    monkeypatch.setattr("dschat.models.packing.OWN_MASK", ())
+    monkeypatch.setattr("dschat.models.backbone.OWN_MASK", ())
     engine = Plain(model_of("opt", tmp_path))
     with pytest.raises(UserError, match="--packing: log-probs differ .* opt models cannot keep packed examples apart"):
         SFTTask(EXAMPLES, [], PAD, packed_width=WIDTH).prepare(engine)

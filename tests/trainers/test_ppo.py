@@ -10,7 +10,7 @@ import torch
 
 from closeness import UPDATE, assert_near, near
 from dschat.errors import UserError
-from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
@@ -71,7 +71,7 @@ def make_trainer(folder, tokenizer, num_prompts=32, reward=share_of_a, spread=0.
     name = "count" if metric else ""
     measured = FunctionScores(metric, "--metric_function") if metric else None
     reference = frozen_engine_of(make_causal_lm(initializer_range=spread))
-    engine = CompactingEngine(config.per_device_generation_batch_size)
+    engine = ContinuousEngine(config.per_device_generation_batch_size)
     models = PPOModels(actor, reference, critic, source, engine, measured, name)
     return ppo_trainer_of(models, prompts_of(num_prompts), prompts_of(6), tokenizer, config)
 

@@ -13,13 +13,12 @@ from dschat.errors import UserError
 from dschat.rl.estimators import rloo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Trajectory
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.generate import GenerateEngine
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
+from dschat.rollouts.sampling import row_seed
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.programs.outcome import Outcome
+from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.iteration import state_with
@@ -65,7 +64,7 @@ def trainer_of(folder, tokenizer, reward=None, rate=5e-5, estimator=None, **over
     reference = frozen_engine_of(make_causal_lm(seed=1))
     slots = config.per_device_generation_batch_size * config.samples_per_prompt
     source = reward or FunctionScores(length, "--reward_function")
-    models = PPOModels(actor, reference, critic, source, CompactingEngine(slots))
+    models = PPOModels(actor, reference, critic, source, ContinuousEngine(slots))
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i, {"input_output": "{}"}) for i in range(16)]
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, estimator)
 
@@ -93,13 +92,13 @@ def test_recorded_seeds_of_rows():
 
 def test_seeds_of_rows_are_those_of_prompt_and_sample(group, tokenizer, tmp_path, monkeypatch):
     trainer, seeds = trainer_of(tmp_path, tokenizer), []
-    real = CompactingEngine.draw_from
+    real = ContinuousEngine.draw_from
 
     def noted(engine, causal_lm):
         draw = real(engine, causal_lm)
         return lambda prompts, sampling, given: (seeds.extend(given), draw(prompts, sampling, given))[1]
 
-    monkeypatch.setattr(CompactingEngine, "draw_from", noted)
+    monkeypatch.setattr(ContinuousEngine, "draw_from", noted)
     drawn_by(trainer, 1, (0, 5), draw=7)
     assert seeds == [row_seed(1234, SeedKind.TRAINING, 7, index) for index in (0, 5)]
     seeds.clear()
@@ -118,7 +117,7 @@ def test_samples_of_a_prompt_depend_on_nothing_else(group, tokenizer, tmp_path):
     assert alone.sample_index is None
     assert all(only[n, 0] == rows[n, 0] for n in (0, 5, 9))
     for slots, numbers in ((1, (9, 5)), (5, (0, 5, 9)), (64, (5,))):
-        trainer.algorithm.sample._engine = CompactingEngine(slots)
+        trainer.algorithm.sample._engine = ContinuousEngine(slots)
         others, _ = drawn_by(trainer, 4, numbers)
         assert all(others[place] == rows[place] for place in others)
 
@@ -274,7 +273,8 @@ class Pool:
         statuses = ["passed passed", "invalid", "invalid", "passed wrong", "wrong wrong", "passed passed"]
         statuses += ["compile_error", "wrong wrong"]
         return [
-            Outcome(tuple(status.split()), 2, "namespaces", 0.1, "no room") for status in statuses[: len(programs)]
+            ProgramOutcome(tuple(status.split()), 2, "namespaces", 0.1, "no room")
+            for status in statuses[: len(programs)]
         ]
 
 

@@ -15,8 +15,7 @@ from dschat.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
 from dschat.rl.types import Trajectory
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.generate import generate
+from dschat.rollouts.generate import ContinuousEngine, generate
 from dschat.rollouts.sampling import Sampling
 from dschat.run.state import random_states
 from dschat.scoring.function import FunctionScores
@@ -221,7 +220,7 @@ def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer
             frozen_engine_of(make_causal_lm(seed=3)),
             engine_of(make_classifier(), 8),
             FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
-            CompactingEngine(8),
+            ContinuousEngine(8),
         )
         return ppo_trainer_of(models, prompts, [], tokenizer, config)
 
@@ -347,7 +346,7 @@ def test_every_step_compares_both_modes(step, group, tokenizer, tmp_path):
                 frozen_engine_of(make_causal_lm()),
                 engine if step == "critic" else engine_of(make_classifier(), 8),
                 FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
-                CompactingEngine(8),
+                ContinuousEngine(8),
             )
             prompts = [make_prompt(random_ids(3, i), "", i) for i in range(8)]
             ppo_trainer_of(models, prompts, [], tokenizer, ppo_config(tmp_path)).self_check()

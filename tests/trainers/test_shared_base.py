@@ -15,7 +15,7 @@ from closeness import WEIGHT_GAP, assert_near, near
 from dschat.builders.lengths import check_lengths
 from dschat.common.fingerprints import model_hash
 from dschat.errors import UserError
-from dschat.models.shared_base import WEIGHTS, adapter_settings, find_adapter, load_adapter
+from dschat.models.lora import WEIGHTS, adapter_settings, find_adapter, load_adapter
 from dschat.run.distributed import device
 from factories import (
     collected,

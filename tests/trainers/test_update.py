@@ -16,8 +16,8 @@ from dschat.config.sft import SFTConfig
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Trajectory
-from dschat.rollouts.engine import Drawn
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.engine import Generation
+from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.loop import total_updates
@@ -155,10 +155,10 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
     def make(rank: int = 0, world_size: int = 1, held_out: int = 0, **flags: Any) -> tuple[Any, Notes]:
         notes = Notes()
 
-        def draw(prompts: Any, sampling: Any, seeds: Any) -> Drawn:
+        def draw(prompts: Any, sampling: Any, seeds: Any) -> Generation:
             notes.draws.extend(seeds)
             rollout = to_device(make_rollout([(prompt, RESPONSE) for prompt in prompts]))
-            return Drawn(rollout, -1.0 * rollout.response_mask, torch.zeros_like(rollout.finished))
+            return Generation(rollout, -1.0 * rollout.response_mask, torch.zeros_like(rollout.finished))
 
         def update(actor: Any, critic: Any, batch: PPOBatch, settings: Any, seed: int, *_: Any) -> dict[str, float]:
             notes.batches.append(batch)

@@ -12,8 +12,8 @@ from dschat.errors import UserError
 from dschat.inference.refuel.generate import Drawing, run_generate, sampled_turns
 from dschat.inference.refuel.options import GenerateOptions
 from dschat.inference.refuel.prompts import first_messages
-from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.dialogues import OUTGROWN, PolicyAssistant
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from factories import make_causal_lm
 from refuel_cases import make_models, make_prompts
@@ -36,7 +36,7 @@ def drawing(most=None, user=None, turns=3, seed=0):
     tokenizer = chat_tokenizer()
     model = make_causal_lm("gemma", vocab_size=len(tokenizer))
     sampling = Sampling(6, (turn_end(tokenizer).token_id, tokenizer.eos_token_id), tokenizer.pad_token_id)
-    assistant = PolicyAssistant(CompactingEngine(4).draw_from(model), tokenizer, sampling, most, may_end=True)
+    assistant = PolicyAssistant(ContinuousEngine(4).draw_from(model), tokenizer, sampling, most, may_end=True)
     return Drawing(assistant, user or (lambda said, numbers, seeds: [f"more {len(d)}" for d in said]), turns, seed)
 
 

@@ -25,9 +25,8 @@ from dschat.models.tiny import make_gemma
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rl.losses import value_loss
 from dschat.rl.types import Rollout, select_rows
-from dschat.rollouts.compacting import sample
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.generate import sample
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo_models import response_values

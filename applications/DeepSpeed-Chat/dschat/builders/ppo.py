@@ -12,10 +12,9 @@ from dschat.builders.settings import engine_settings, frozen_settings, opening_o
 from dschat.builders.shared_base import beside_actor, has_own_tokenizer, is_on_base, shared_scores
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
-from dschat.engine.adapters_off import AdaptersOff
-from dschat.engine.engine import Engine, frozen_engine, train_engine
+from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.errors import UserError
-from dschat.models.engines import Policy
+from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import Finetuning, choose_trained
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_scalar, open_config
@@ -23,9 +22,9 @@ from dschat.models.lora import lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
-from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import RolloutEngine
-from dschat.scoring.programs.pool import ProgramPool
+from dschat.rollouts.generate import choose_engine
+from dschat.scoring.programs.run import ProgramPool
 from dschat.trainers.ppo_models import PPOModels
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,7 @@ def build_ppo_models(
 
 def _build_reference(
     config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
-) -> Policy:
+) -> PolicyEngine:
     if config.actor_lora_dim:
         return AdaptersOff(actor)
     settings = frozen_settings(config, plan)
@@ -144,7 +143,7 @@ def _rollout_engine(
         if grows(config, tokenizer):
             raise UserError(
                 f"{ACTOR} {config.actor_model_name_or_path}: --rollout_engine vllm opens the model as it is, but its "
-                "embeddings must grow by a token to pad with. Use --rollout_engine compacting, or a model of step 1."
+                "embeddings must grow by a token to pad with. Use --rollout_engine continuous, or a model of step 1."
             )
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)

@@ -12,8 +12,8 @@ from dschat.data.loading import StepData
 from dschat.data.rows import Row
 from dschat.data.sources import ShareFlags, load_share
 from dschat.run.distributed import gather_objects, is_main, rank, world_size
-from dschat.scoring.programs.pool import ProgramPool
-from dschat.scoring.programs.solutions import has_tests, run_solutions
+from dschat.scoring.programs.run import ProgramPool
+from dschat.scoring.programs.scores import has_tests, run_solutions
 
 # Why a row is left out.
 NO_TESTS = "no tests"

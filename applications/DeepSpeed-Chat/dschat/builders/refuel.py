@@ -10,14 +10,13 @@ from dschat.builders.names import BASE
 from dschat.builders.settings import engine_settings, one_optimizer, opening_of
 from dschat.config.batches import BatchPlan
 from dschat.config.refuel_online import RefuelOnlineConfig
-from dschat.engine.adapters_off import AdaptersOff
-from dschat.engine.engine import Engine, frozen_engine, train_engine
-from dschat.models.engines import Policy
+from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
+from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import Finetuning, choose_trained, train_top_layers
 from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.choice import choose_engine
-from dschat.scoring.dialogue_scores import DialogueScores
+from dschat.rollouts.generate import choose_engine
+from dschat.scoring.source import DialogueScores
 from dschat.trainers.refuel_models import RefuelModels
 
 
@@ -56,7 +55,7 @@ def build_refuel_models(
 
 def _refuel_reference(
     config: RefuelOnlineConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, policy: Engine[PolicyModel]
-) -> Policy | None:
+) -> PolicyEngine | None:
     if config.kl_coef == 0:
         return None
     if config.lora_dim:

@@ -10,16 +10,16 @@ from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import OptimizerSettings
-from dschat.engine.process_group import choose_dtype
-from dschat.engine.sharded_loading import placement_of
-from dschat.models.placement import Opening
+from dschat.engine.process_group import training_dtype
+from dschat.engine.zero3 import placement_of
+from dschat.models.opening import Opening
 
 
 def engine_settings(
     config: CommonConfig, plan: BatchPlan, gradient_checkpointing: bool, zero_stage: int
 ) -> EngineSettings:
     return EngineSettings(
-        dtype=choose_dtype(config.dtype),
+        dtype=training_dtype(config.dtype),
         plan=plan,
         zero_stage=zero_stage,
         gradient_checkpointing=gradient_checkpointing,

@@ -18,10 +18,9 @@ from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import frozen_engine
 from dschat.errors import UserError
-from dschat.models.load import open_config
-from dschat.models.scalar import ScalarModel
-from dschat.models.scored_at import warn_of_reward_loss
-from dschat.models.shared_base import adapter_settings, classifier_beside, find_adapter, load_adapter
+from dschat.models.load import classifier_beside, open_config
+from dschat.models.lora import adapter_settings, find_adapter, load_adapter
+from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.scoring.reward_model import RewardModelScores
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,10 @@ from dschat.config.reward import RewardConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.engine.engine import Engine, train_engine
 from dschat.models.finetuning import Finetuning, choose_trained
-from dschat.models.gain import add_gain
+from dschat.models.heads import add_gain
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
-from dschat.models.scalar import ScalarModel
-from dschat.models.scored_at import note_reward_loss
+from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id
 
 

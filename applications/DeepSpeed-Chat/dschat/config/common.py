@@ -127,7 +127,7 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
         """Warn where a run of `total_updates` ends before its warm-up."""
         if self.num_warmup_steps >= total_updates:
             logger.warning(
-                "--num_warmup_steps %d: the run makes %d updates, so its learning rate never reaches the highest.",
+                "--num_warmup_steps %d: the run makes %d updates, so its learning rate never reaches its peak.",
                 self.num_warmup_steps,
                 total_updates,
             )

@@ -17,7 +17,7 @@ class DPOConfig(SupervisedConfig):
     step: ClassVar[int] = 2
     sequences_per_example: ClassVar[int] = 2
 
-    learning_rate: float = flag("highest learning rate", 5e-7)
+    learning_rate: float = flag("peak learning rate", 5e-7)
     weight_decay: float = flag("weight decay of AdamW", 0.1)
     beta: float = flag("how close the policy stays to the one before training; a small one lets it go further", 0.1)
     label_smoothing: float = flag("probability that a pair's label is wrong (conservative DPO)", 0.0)

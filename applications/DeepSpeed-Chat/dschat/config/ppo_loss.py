@@ -19,8 +19,8 @@ class PPOLossFlags:
     advantage_estimator: str = flag(
         "; ".join(f"{name}: {needs.summary}" for name, needs in NEEDS.items()), "gae", choices=tuple(NEEDS)
     )
-    actor_learning_rate: float = flag("highest learning rate of the actor", 1.5e-5)
-    critic_learning_rate: float = flag("highest learning rate of the critic", 1.5e-5)
+    actor_learning_rate: float = flag("peak learning rate of the actor", 1.5e-5)
+    critic_learning_rate: float = flag("peak learning rate of the critic", 1.5e-5)
     actor_weight_decay: float = flag("weight decay of the actor", 0.1)
     critic_weight_decay: float = flag("weight decay of the critic", 0.1)
     kl_coef: float = flag("coefficient of the KL penalty against the reference", 0.05, aliases=["--kl_ctl"])

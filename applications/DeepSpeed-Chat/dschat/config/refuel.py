@@ -55,7 +55,7 @@ class RefuelConfig(SupervisedConfig):
     model_name_or_path: str = flag(
         "model to start from, which drew the replies: a folder or a Hugging Face name", aliases=["--base_model"]
     )
-    learning_rate: float = flag("highest learning rate", 3e-7, aliases=["--lr"])
+    learning_rate: float = flag("peak learning rate", 3e-7, aliases=["--lr"])
     weight_decay: float = flag("weight decay of AdamW", 1e-6)
     warmup_ratio: float | None = flag(
         "warm-up as a part of all optimiser updates, instead of num_warmup_steps; 0.1 if neither is given", None

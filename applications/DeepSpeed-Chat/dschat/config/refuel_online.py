@@ -4,12 +4,13 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_batches
 from dschat.config.common import CommonConfig
 from dschat.config.inert import NO_WANDB
+from dschat.config.rollouts import engine_name
 from dschat.config.rules import default_of, flag
 from dschat.config.sections import SCHEDULE_HELP, Schedule
 from dschat.errors import UserError
@@ -62,10 +63,11 @@ class DialogueFlags:
         aliases=["--task.total_length"],
     )
     temperature: float = flag("sampling temperature, also of all log-probs", 1.0, aliases=["--task.temperature"])
-    rollout_engine: Literal["compacting", "generate"] = flag(
-        "what draws replies: our own loop, which drops rows that have ended and takes in waiting ones (compacting); or"
-        " transformers' generate",
-        "compacting",
+    rollout_engine: Annotated[Literal["continuous", "generate"], engine_name] = flag(
+        "what draws replies: our own continuous batching, which drops rows that have ended and takes in waiting ones"
+        " (continuous); or transformers' generate",
+        "continuous",
+        choices=("continuous", "generate"),
     )
     total_episodes: int | None = flag(
         "dialogues sampled in the run, those of an incomplete last round left out; num_train_epochs passes over the"
@@ -106,7 +108,7 @@ class RefuelLossFlags:
         "score of a dialogue whose compared reply was cut", -10.0, aliases=["--task.penalty_reward_value"]
     )
     whiten_rewards: bool = flag("scale the rewards of a round to variance 1", False)
-    learning_rate: float = flag("highest learning rate", 3e-7, aliases=["--lr"])
+    learning_rate: float = flag("peak learning rate", 3e-7, aliases=["--lr"])
     weight_decay: float = flag("weight decay of AdamW", 1e-6)
     gradient_clipping: float = flag("largest gradient norm of an update; 0 = no clipping", 0.0)
     adam_epsilon: float = flag("epsilon of AdamW", 1e-8, aliases=["--eps"])

@@ -22,7 +22,7 @@ class RewardConfig(SupervisedConfig):
     step: ClassVar[int] = 2
     sequences_per_example: ClassVar[int] = 2
 
-    learning_rate: float = flag("highest learning rate", 1e-5)
+    learning_rate: float = flag("peak learning rate", 1e-5)
     weight_decay: float = flag("weight decay of AdamW", 0.1)
     reward_loss: RewardLoss = flag(
         "numbers of a pair that are compared: at the last tokens (end), one token earlier (last_token), at every token"

@@ -39,7 +39,7 @@ class ProgramFlags:
         " ratio: that share, tests that end in an error not passed",
         "paper",
     )
-    sandbox_level: SandboxLevel = flag("the weakest walls that programs may run behind", "namespaces")
+    sandbox_level: SandboxLevel = flag("minimum isolation level of the programs' sandbox", "namespaces")
     sandbox_workers: int = flag("programs that one process runs at a time", 4)
     max_tests: int | None = flag("tests of a row that are run, the first; all if not given", None)
     drop_unsolvable: bool = flag("leave out rows whose own reference solution fails their tests", False)

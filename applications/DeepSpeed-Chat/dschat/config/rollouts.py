@@ -3,14 +3,19 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
 from dschat.config import rules
 from dschat.config.rules import default_of, flag
 from dschat.errors import UserError
 
-RolloutEngineName = Literal["compacting", "generate", "vllm"]
+RolloutEngineName = Literal["continuous", "generate", "vllm"]
 EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
+
+
+def engine_name(value: str) -> str:
+    """A value of --rollout_engine; continuous was called compacting, which is still accepted."""
+    return "continuous" if value == "compacting" else value
 
 
 @dataclass(kw_only=True)
@@ -19,10 +24,11 @@ class RolloutFlags:
 
     _argument_group_name = "rollouts and batches"
 
-    rollout_engine: RolloutEngineName = flag(
-        "what draws responses: our own loop, which drops rows that have ended and takes in waiting prompts"
-        " (compacting); transformers' generate; or vLLM in the training process (vllm)",
-        "compacting",
+    rollout_engine: Annotated[RolloutEngineName, engine_name] = flag(
+        "what draws responses: our own continuous batching, which drops rows that have ended and takes in waiting"
+        " prompts (continuous); transformers' generate; or vLLM in the training process (vllm)",
+        "continuous",
+        choices=get_args(RolloutEngineName),
     )
     per_device_generation_batch_size: int = flag(
         "prompts answered at once on one process, each samples_per_prompt times", 16

@@ -82,7 +82,7 @@ class EngineFlags:
 
     _argument_group_name = "precision, memory and launcher"
 
-    dtype: Dtype | None = flag("number format; bf16 on CUDA and fp32 on a CPU if not given", None)
+    dtype: Dtype | None = flag("dtype of weights and activations; bf16 on CUDA and fp32 on a CPU if not given", None)
     bf16: bool = flag("short for --dtype bf16", False)
     attn_implementation: Attention = flag(
         "attention: sdpa (eager where a family's cap on its logits needs it), eager or flash_attention_2", "sdpa"

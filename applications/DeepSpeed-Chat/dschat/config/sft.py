@@ -19,7 +19,7 @@ class SFTConfig(SupervisedConfig):
     _argument_group_name = "supervised fine-tuning"
     step: ClassVar[int] = 1
 
-    learning_rate: float = flag("highest learning rate", 2e-5)
+    learning_rate: float = flag("peak learning rate", 2e-5)
     weight_decay: float = flag("weight decay of AdamW", 0.01)
     sft_on_prompt: bool = flag("train on the prompt tokens too", False)
     label_smoothing: float = flag("weight of all tokens alike in the targets of training, from 0 to below 1", 0.0)

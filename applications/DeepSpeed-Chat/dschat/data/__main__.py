@@ -181,7 +181,6 @@ def _prepare(path: str, arguments: argparse.Namespace, keys: DataKeys) -> str:
     limits = _from_flags(RowLimits, arguments, unit=arguments.length_unit)
     preparation = _from_flags(Preparation, arguments, limits=limits, keys=keys)
     target = _from_flags(Target, arguments, folder=Path(arguments.output))
-    place = target.folder.resolve()
     with closing(lock_of(target.folder, "--output")):
         recover_folder(target.folder.resolve())
         info = prepare(path, preparation, target, tokenizer, arguments.tokenizer, end_id)
@@ -197,8 +196,8 @@ def _from_flags(kind: type[T], arguments: argparse.Namespace, **given: Any) -> T
 def _solutions(path: str, arguments: argparse.Namespace, settings: Settings) -> str:
     """How many reference solutions pass their tests, of the first rows."""
     from dschat.data.sources import load_source
-    from dschat.scoring.programs.pool import ProgramPool
-    from dschat.scoring.programs.solutions import solutions_report
+    from dschat.scoring.programs.run import ProgramPool
+    from dschat.scoring.programs.scores import solutions_report
 
     source = load_source(path, settings.keys, settings.seed)
     pool = ProgramPool(arguments.sandbox_level, workers=os.cpu_count() or 1)

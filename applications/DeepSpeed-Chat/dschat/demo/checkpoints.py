@@ -12,7 +12,7 @@ from dschat.common.display import visible
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
 from dschat.inference.text_options import FLAGS_FILE, STEP
-from dschat.models.shared_base import find_adapter
+from dschat.models.lora import find_adapter
 
 ADAPTER = "adapter_model.safetensors"  # as peft calls it
 START = ("actor_model_name_or_path", "model_name_or_path")  # the flags that name what a run starts from

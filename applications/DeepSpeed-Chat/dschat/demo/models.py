@@ -16,7 +16,7 @@ from dschat.errors import UserError
 from dschat.inference.policy import locate_policy, own_end_ids
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
-from dschat.models.shared_base import base_of
+from dschat.models.lora import base_of
 from dschat.models.tokenizer import end_token_id, load_tokenizer
 
 logger = logging.getLogger(__name__)

@@ -21,10 +21,10 @@ from dschat.demo.options import DemoOptions
 from dschat.demo.prompts import Prompt
 from dschat.demo.stream import STOPPED, Draft, stream
 from dschat.errors import UserError
-from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.devices import choose_device
 from dschat.macro_view.html import MacroToken
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.models.opening import choose_dtype
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
 

@@ -18,10 +18,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 from dschat.data.encoding import decode_response
 from dschat.demo.models import Opened
 from dschat.errors import UserError
-from dschat.rollouts.choose import Chooser
 from dschat.rollouts.generate import CausalLM
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import uniforms
+from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
 
 UNFINISHED = "\ufffd"  # what a character looks like of which some bytes are to come
 LONGEST_UNFINISHED = 3  # bytes of a character that wait for its last one
@@ -153,17 +151,17 @@ def _generate(
 
 
 class _Draw(LogitsProcessor):
-    """Leaves the one token that is drawn, as step 3 draws it: see `Chooser`."""
+    """Leaves the one token that is drawn, as step 3 draws it: see `TokenSampler`."""
 
     def __init__(self, sampling: Sampling, seed: int, width: int, device: torch.device) -> None:
         self._sampling, self._width = sampling, width
-        self._chooser: Chooser | None = None
+        self._token_sampler: TokenSampler | None = None
         self._uniform = uniforms(torch.tensor([seed]), sampling.max_new_tokens).to(device)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self._chooser is None:
-            self._chooser = Chooser(self._sampling, scores.shape[1], scores.device)
-        ids, logprobs = self._chooser(scores.clone(), self._uniform[:, input_ids.shape[1] - self._width])
+        if self._token_sampler is None:
+            self._token_sampler = TokenSampler(self._sampling, scores.shape[1], scores.device)
+        ids, logprobs = self._token_sampler(scores.clone(), self._uniform[:, input_ids.shape[1] - self._width])
         if not bool(logprobs.isfinite().all()):
             raise UserError("the model's numbers are not finite: its weights are damaged, or need --dtype fp32.")
         return torch.full_like(scores, -torch.inf).scatter_(1, ids[:, None], 0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where to compute, and in which number format."""
+"""Where to compute."""
 
 import logging
 import re
@@ -9,8 +9,6 @@ import torch
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(gpu: int | None = None, device: str | None = None) -> torch.device:
@@ -40,8 +38,3 @@ def choose_device(gpu: int | None = None, device: str | None = None) -> torch.de
     if gpu is not None:
         logger.warning("--gpu %d: there is no GPU here, computing on the CPU", gpu)
     return torch.device("cpu")
-
-
-def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """The number format called fp32, bf16 or fp16; without a name bf16 on CUDA and fp32 on a CPU."""
-    return _DTYPES[name or ("bf16" if device.type == "cuda" else "fp32")]

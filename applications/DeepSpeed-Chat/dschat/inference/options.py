@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dschat.common.script import add_flags, flag
+from dschat.config.rollouts import engine_name
 from dschat.data.hub import COMPARED_SETS, compared_set
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
@@ -17,7 +18,7 @@ from dschat.evaluation.best_of.estimator import PUBLISHED
 from dschat.inference.values import check_known, check_positive, check_temperature, flag_of, model_name
 from dschat.scoring.programs.sandbox import LEVELS, Level
 
-ENGINES = ("compacting", "generate")
+ENGINES = ("continuous", "generate")
 DTYPES = ("fp32", "bf16", "fp16")
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
@@ -36,8 +37,8 @@ class PolicyOptions:
     dtype: str | None = flag("of the models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
     batch_size: int = flag("prompts answered at once (%(default)s)", 16)
     rollout_engine: str = flag(
-        "what draws responses: compacting (our own loop) or generate (transformers'; slower) (%(default)s)",
-        "compacting",
+        "what draws responses: continuous (our own batching) or generate (transformers'; slower) (%(default)s)",
+        "continuous",
     )
     num_samples: int | None = flag("prompts (all)", None)
     top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
@@ -59,6 +60,7 @@ class PolicyOptions:
 
     def __post_init__(self) -> None:
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        object.__setattr__(self, "rollout_engine", engine_name(self.rollout_engine))
         for name, known in (("dtype", (None, *DTYPES)), ("rollout_engine", ENGINES)):
             check_known(name, getattr(self, name), known)
         for name in ("batch_size", "max_new_tokens", "num_samples", "max_prompt_len"):
@@ -228,7 +230,7 @@ class ProgramOptions(TemperatureOptions):
     top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 5)
     num_return: int = flag("programs for a problem (%(default)s)", 5)
     max_prompt_len: int | None = flag("leave out problems of more tokens, BOS included (%(default)s)", 600)
-    sandbox_level: str = flag("the weakest walls that programs may run behind (%(default)s)", "namespaces")
+    sandbox_level: str = flag("minimum isolation level of the programs' sandbox (%(default)s)", "namespaces")
     sandbox_workers: int = flag("programs that are run at a time (%(default)s)", 4)
     max_tests: int | None = flag("tests of a problem that are run, the first (all)", None)
 
@@ -241,7 +243,7 @@ class ProgramOptions(TemperatureOptions):
 
     @property
     def level(self) -> Level:
-        """The weakest sandbox."""
+        """The minimum isolation level."""
         return next(level for level in LEVELS if level == self.sandbox_level)
 
     @property

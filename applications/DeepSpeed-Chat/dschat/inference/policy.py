@@ -16,10 +16,9 @@ from dschat.errors import UserError
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.models.tokenizer import own_end_ids
-from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import Draw
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.generate import choose_engine
+from dschat.rollouts.sampling import Sampling, row_seed
 
 BELOW = "actor"  # folder of the policy below a step-3 output folder
 

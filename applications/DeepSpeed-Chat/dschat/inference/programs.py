@@ -22,16 +22,14 @@ from dschat.inference.batches import (
     refuse_finished,
     settings_of,
 )
-from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.devices import choose_device
 from dschat.inference.options import ProgramOptions
 from dschat.inference.policy import Policy, load_policy, locate_policy
 from dschat.inference.prompts import Selection, select_prompts
+from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import load_tokenizer
-from dschat.scoring.programs.outcome import STATUSES
-from dschat.scoring.programs.pool import ProgramPool
-from dschat.scoring.programs.response import program_of
-from dschat.scoring.programs.scores import tests_of
-from dschat.scoring.programs.solutions import has_tests
+from dschat.scoring.programs.run import STATUSES, ProgramPool
+from dschat.scoring.programs.scores import has_tests, program_of, tests_of
 
 
 def run_programs(options: ProgramOptions) -> str:

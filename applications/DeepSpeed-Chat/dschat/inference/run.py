@@ -25,10 +25,11 @@ from dschat.inference.batches import (
     refuse_finished,
     settings_of,
 )
-from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.devices import choose_device
 from dschat.inference.options import InferenceOptions, ScoredOptions
 from dschat.inference.policy import Policy, SampledResponse, load_policy, locate_policy
 from dschat.inference.prompts import Selection, select_prompts
+from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import load_tokenizer
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts

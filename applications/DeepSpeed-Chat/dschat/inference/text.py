@@ -19,16 +19,16 @@ from dschat.errors import UserError
 from dschat.evaluation.text.report import without_nan, write_text_report
 from dschat.evaluation.text.results import policy_result, reward_result
 from dschat.inference.batches import LARGER, Work, batches_of, do_batches, enough_memory
-from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.devices import choose_device
 from dschat.inference.policy import load_policy, locate_policy
 from dschat.inference.prompts import shuffled
 from dschat.inference.text_options import Subject, TextOptions
 from dschat.inference.text_work import choose_texts, read_and_answer, say_not_finite, score_pairs, shown
 from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
-from dschat.models.scalar import ScalarModel
-from dschat.models.scored_at import warn_of_reward_loss
-from dschat.models.shared_base import base_of, load_adapter
+from dschat.models.lora import base_of, load_adapter
+from dschat.models.opening import choose_dtype
+from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import load_tokenizer
 
 ROWS = "rows.jsonl"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from dschat.common.script import flag
+from dschat.config.rollouts import engine_name
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.options import DTYPES, ENGINES, check_known, check_positive, model_name
@@ -65,7 +66,7 @@ class TextOptions:
     max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included (no limit)", None)
     end_of_conversation_token: str | None = flag("token that ends a response instead of EOS, as in training", None)
     batch_size: int = flag("texts computed at once (%(default)s)", 16)
-    rollout_engine: str = flag("what draws responses: compacting or generate (%(default)s)", "compacting")
+    rollout_engine: str = flag("what draws responses: continuous or generate (%(default)s)", "continuous")
     gpu: int | None = flag("number of the GPU (0 where there is one)", None)
     device: str | None = flag("cpu, cuda or cuda:N; decides over --gpu", None)
     dtype: str | None = flag("of the models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
@@ -84,6 +85,7 @@ class TextOptions:
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
         if not (self.model or self.reward_model or self.checkpoints):
             raise UserError("Nothing to measure: give --model, --reward-model or --checkpoints.")
+        object.__setattr__(self, "rollout_engine", engine_name(self.rollout_engine))
         for name, known in (("split", SPLITS), ("dtype", (None, *DTYPES)), ("rollout_engine", ENGINES)):
             check_known(name, getattr(self, name), known)
         for name in ("num_samples", "max_seq_len", "max_new_tokens", "max_prompt_len", "batch_size"):

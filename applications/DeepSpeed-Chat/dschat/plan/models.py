@@ -16,13 +16,13 @@ from dschat.config.ppo import PPOConfig
 from dschat.config.reward import RewardConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.models.finetuning import EVERYTHING, Finetuning
-from dschat.models.shared_base import adapter_settings, find_adapter
+from dschat.models.lora import adapter_settings, find_adapter
+from dschat.models.opening import choose_dtype
 from dschat.plan.logits import Head
 from dschat.plan.passes import Pass, scoring_pass, training_pass
 from dschat.plan.shapes import Kind, Shape, meta_model, shape_of
 from dschat.plan.states import Weights
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RoleName = Literal["policy", "reward model", "actor", "critic", "reference"]
 
 
@@ -108,7 +108,7 @@ def roles_of(
     Args:
         config: the flags.
         configs: (path, flag) → a model's config.
-        device: of a process: the number format is bf16 on GPUs, float32 on CPUs, unless a flag says otherwise.
+        device: of a process: the dtype is bf16 on GPUs, float32 on CPUs, unless a flag says otherwise.
     """
     if isinstance(config, SupervisedConfig):
         ranks = isinstance(config, RewardConfig)
@@ -178,7 +178,7 @@ class _Maker:
         self, config: CommonConfig, configs: Callable[[str, str], PreTrainedConfig], device: torch.device
     ) -> None:
         self._config, self._configs = config, configs
-        self._dtype = DTYPES[config.dtype or ("fp32" if device.type == "cpu" else "bf16")]
+        self._dtype = choose_dtype(config.dtype, device)
         self._read: dict[str, PreTrainedConfig] = {}
 
     def trained(

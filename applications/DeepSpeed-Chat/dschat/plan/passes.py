@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dschat.errors import UserError
-from dschat.models.checkpointing import enable_gradient_checkpointing
+from dschat.models.finetuning import enable_gradient_checkpointing
 from dschat.plan.shapes import FUSED
 
 

@@ -20,7 +20,7 @@ from dschat.plan.passes import Pass
 from dschat.plan.states import averaging, gathering, keeps_gradients, passing, reducing, states, stepping
 
 NOTHING = Pass(0)
-SPARE_COLUMNS = 64  # of the compacting engine's cache, where prompts wait for slots
+SPARE_COLUMNS = 64  # of the cache of continuous batching, where prompts wait for slots
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _sampled(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine) 
     if config.rollout_engine == "vllm":
         return {"vLLM": _vllm_share(config, actor, machine)}
     slots = config.per_device_generation_batch_size * plan.samples_per_prompt
-    waiting = config.rollout_engine == "compacting" and config.generation_batches > 1
+    waiting = config.rollout_engine == "continuous" and config.generation_batches > 1
     columns = config.max_prompt_seq_len + config.max_answer_seq_len + SPARE_COLUMNS * waiting
     return {
         "gathered weights": gathering(actor.weights, plan.world_size),

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dschat.models.attention import FLASH, SDPA, implementation
 from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained
+from dschat.models.opening import FLASH, SDPA, implementation
 
 FUSED = "fused_on_meta"  # our name of an attention whose scores are never held, as flash attention's are not
 Kind = Literal["policy", "scalar"]

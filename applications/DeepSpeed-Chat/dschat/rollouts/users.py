@@ -91,8 +91,6 @@ class ServerWriter:
         """Opens the client; nothing is sent.
 
         Args:
-            endpoint: whom to ask.
-            temperature: of sampling.
             concurrency: requests at the same time.
             cache: folder of the answers.
 

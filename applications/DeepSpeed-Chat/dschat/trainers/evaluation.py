@@ -13,12 +13,11 @@ from dschat.common.jsonl import write_rows
 from dschat.data.dialogues import DialogueExample
 from dschat.data.examples import PromptExample
 from dschat.rl.types import PPOBatch, Trajectory
-from dschat.rollouts.dialogues import Conversation, Reply
-from dschat.rollouts.engine import Drawn
+from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
+from dschat.rollouts.engine import Generation
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.metrics import Means
-from dschat.scoring.dialogue_scores import DialogueScores
-from dschat.scoring.source import Measured, ResponseTexts
+from dschat.scoring.source import DialogueScores, Measured, ResponseTexts
 from dschat.trainers.ppo_models import AuxiliaryScores
 from dschat.trainers.rollout_metrics import token_table
 
@@ -35,8 +34,8 @@ Sample = dict[str, object]  # a row of a sample file
 def evaluate_responses(
     prompts: Sequence[PromptExample],
     tokenizer: PreTrainedTokenizerBase,
-    sample: Callable[[Sequence[PromptExample]], tuple[Drawn, ResponseTexts]],
-    score: Callable[[Drawn, ResponseTexts], tuple[Trajectory, AuxiliaryScores, Measured]],
+    sample: Callable[[Sequence[PromptExample]], tuple[Generation, ResponseTexts]],
+    score: Callable[[Generation, ResponseTexts], tuple[Trajectory, AuxiliaryScores, Measured]],
     assign_credit: Callable[[Trajectory], PPOBatch],
 ) -> tuple[dict[str, float], list[Sample]]:
     """Answers the prompts, each rank its share.
@@ -92,9 +91,9 @@ def show_samples(samples: Sequence[Sample]) -> None:
 @torch.no_grad()
 def evaluate_dialogues(
     held_out: Sequence[DialogueExample],
-    answer: Callable[[Sequence[DialogueExample]], list[Conversation]],
+    answer: Callable[[Sequence[DialogueExample]], list[DialogueRollout]],
     reward: DialogueScores,
-    kl: Callable[[Sequence[Reply]], Tensor] | None,
+    kl: Callable[[Sequence[AssistantTurn]], Tensor] | None,
 ) -> tuple[dict[str, float], list[Sample]]:
     """Talks with the users of held-out dialogues, each rank with its share.
 
@@ -168,7 +167,7 @@ def _numbers(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
 
 
 def _scores_by_turn(
-    conversations: Sequence[Conversation], examples: Sequence[DialogueExample], reward: DialogueScores
+    conversations: Sequence[DialogueRollout], examples: Sequence[DialogueExample], reward: DialogueScores
 ) -> list[list[float]]:
     """Of each dialogue, its scores after one turn, after two, and so on."""
     places = [
@@ -184,6 +183,6 @@ def _scores_by_turn(
     return scores
 
 
-def _dialogue_sample(example: DialogueExample, talk: Conversation, scores: list[float]) -> Sample:
+def _dialogue_sample(example: DialogueExample, talk: DialogueRollout, scores: list[float]) -> Sample:
     finished = [reply.finished for _, reply in sorted(talk.replies.items())]
     return {"number": example.index, "messages": talk.messages, "scores": scores, "finished": finished}

@@ -19,7 +19,7 @@ from dschat.rl.estimators import Estimator
 from dschat.rl.macro_actions import segment
 from dschat.rl.rewards import ScoreMoments, kl_controller
 from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, tensors_of
-from dschat.rollouts.engine import Drawn
+from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run
@@ -188,13 +188,13 @@ class PPO:
         """Whether the update's own forward passes give log-probs and values; see `FusedCredit`."""
         return self.config.credit_is_fused(self.plan)
 
-    def score(self, drawn: Drawn, texts: ResponseTexts) -> tuple[Trajectory, AuxiliaryScores, Measured]:
+    def score(self, drawn: Generation, texts: ResponseTexts) -> tuple[Trajectory, AuxiliaryScores, Measured]:
         """Scores, log-probs, values; auxiliary scores; what scoring measured."""
         temperature, most = self.config.temperature, self.plan.micro_batch
         scored, auxiliary, measured = self.models.score(drawn.rollout, texts, temperature, most)
         return self.complete(scored, drawn), auxiliary, measured
 
-    def complete(self, scored: ScoredRollout, drawn: Drawn) -> Trajectory:
+    def complete(self, scored: ScoredRollout, drawn: Generation) -> Trajectory:
         """Log-probs and values. In float32, the drawing pass has given the log-probs already; else it rounds more."""
         logprobs = drawn.logprobs if next(self.models.actor.module.parameters()).dtype == torch.float32 else None
         return self.models.complete(scored, self.config.temperature, self.plan.micro_batch, logprobs)

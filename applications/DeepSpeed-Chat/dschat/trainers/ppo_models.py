@@ -12,12 +12,11 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
-from dschat.models.engines import Policy, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
+from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, layouts
 from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_responses
-from dschat.rollouts.engine import Drawn, RolloutEngine
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.engine import Generation, RolloutEngine
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource
@@ -32,7 +31,7 @@ class PPOModels:
     """Engines and score sources of a run, and what draws from the actor; without a critic it is None."""
 
     actor: TrainedPolicy
-    reference: Policy
+    reference: PolicyEngine
     critic: TrainedScalar | None
     reward: ScoreSource
     rollouts: RolloutEngine
@@ -153,7 +152,7 @@ class ActorSampler:
 
     def __call__(
         self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1
-    ) -> tuple[Drawn, ResponseTexts]:
+    ) -> tuple[Generation, ResponseTexts]:
         """Some responses to each prompt, in rows that follow each other. Every rank must call it.
 
         Args:

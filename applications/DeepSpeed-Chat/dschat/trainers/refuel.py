@@ -21,8 +21,8 @@ from dschat.rl.masked import masked_moments
 from dschat.rl.refuel import PairBatch, reply_rewards, whiten_rewards
 from dschat.rl.rewards import kl_controller
 from dschat.rl.types import Trajectory, tensors_of
-from dschat.rollouts.dialogues import Reply
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.dialogues import AssistantTurn
+from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import device, sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.output import Run
@@ -182,7 +182,7 @@ class Refuel:
             self.held_out, lambda examples: self.sampler.answers(examples, temperature), self.models.reward, kl
         )
 
-    def _kl_of_replies(self, replies: Sequence[Reply]) -> Tensor:
+    def _kl_of_replies(self, replies: Sequence[AssistantTurn]) -> Tensor:
         """log π − log π_ref of each reply, (B,)."""
         assert self.models.reference is not None
         rollout = self.sampler.rollout_of(replies, [0] * len(replies))

@@ -16,20 +16,25 @@ from transformers import PreTrainedTokenizerBase
 from dschat.config.refuel_online import RefuelOnlineConfig
 from dschat.data.dialogues import Dialogue, DialogueExample, state
 from dschat.data.encoding import turn_end
-from dschat.models.engines import Policy, PolicyForward, TrainedPolicy
+from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
 from dschat.models.layout import Layout, Lengths, group_by_length, lay_out
 from dschat.models.limits import position_limit
 from dschat.models.tokenizer import end_token_id
 from dschat.rl.types import Rollout
-from dschat.rollouts.assembly import pad_prompts
-from dschat.rollouts.dialogues import Assistant, Conversation, PolicyAssistant, Reply, UserFromData, roll_out
-from dschat.rollouts.engine import Drawn, RolloutEngine
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.dialogues import (
+    Assistant,
+    AssistantTurn,
+    DialogueRollout,
+    PolicyAssistant,
+    UserFromData,
+    roll_out,
+)
+from dschat.rollouts.engine import Generation, RolloutEngine, pad_prompts
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.distributed import device
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
-from dschat.scoring.dialogue_scores import DialogueScores
+from dschat.scoring.source import DialogueScores
 
 FIRST, SECOND, TURN = range(3)  # what a dialogue's seeds of a round are for
 
@@ -39,11 +44,11 @@ class DrawnPair:
     """Two dialogues that are one up to the user's message of a turn."""
 
     turn: int  # h, from 0
-    first: Conversation
-    second: Conversation
+    first: DialogueRollout
+    second: DialogueRollout
 
     @property
-    def replies(self) -> tuple[Reply, Reply]:
+    def replies(self) -> tuple[AssistantTurn, AssistantTurn]:
         """Those that are compared: of turn h."""
         return self.first.replies[self.turn], self.second.replies[self.turn]
 
@@ -110,20 +115,20 @@ class DialogueSampler:
             second = roll_out(shared, count, assistant, user, seeds[1])
         return [DrawnPair(*pair) for pair in zip(turns, first, second, strict=True)]
 
-    def answers(self, examples: Sequence[DialogueExample], temperature: float) -> list[Conversation]:
+    def answers(self, examples: Sequence[DialogueExample], temperature: float) -> list[DialogueRollout]:
         """Whole dialogues for an evaluation, the same draws every time; at temperature 0 with the likeliest tokens."""
         user, count = self._user_of(examples)
         seeds = [row_seed(self._seed, SeedKind.EVALUATION, example.index) for example in examples]
         with self._assistant(replace(self.sampling, temperature=temperature)) as assistant:
             return roll_out([example.messages[:1] for example in examples], count, assistant, user, seeds)
 
-    def first_replies(self, states: Sequence[list[int]], seeds: Sequence[int]) -> Drawn:
+    def first_replies(self, states: Sequence[list[int]], seeds: Sequence[int]) -> Generation:
         """Replies to states as ids, as the engine gives them."""
         self._policy.eval()
         with stopping_together(), self._engine.session(self._policy) as draw:
             return draw(states, self.sampling, seeds)
 
-    def rollout_of(self, replies: Sequence[Reply], indices: Sequence[int]) -> Rollout:
+    def rollout_of(self, replies: Sequence[AssistantTurn], indices: Sequence[int]) -> Rollout:
         """B replies with their states as tensors; `indices` are the examples'."""
         prompts, mask = pad_prompts([reply.state_ids for reply in replies], self.sampling.pad_id, device())
         drawn = [torch.tensor(reply.ids) for reply in replies]
@@ -155,7 +160,7 @@ class RefuelModels:
     """Engines and the source of scores of a run, and what draws from the policy."""
 
     policy: TrainedPolicy
-    reference: Policy | None  # None where no reward depends on it
+    reference: PolicyEngine | None  # None where no reward depends on it
     reward: DialogueScores
     rollouts: RolloutEngine
 

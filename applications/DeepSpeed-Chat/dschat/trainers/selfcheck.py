@@ -14,10 +14,9 @@ from torch.nn import functional as F
 from dschat.data.collate import collate_packed
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
-from dschat.models.engines import ModelEngine, Policy, Scalar, TrainedPolicy
+from dschat.models.backbone import position_ids, reads_positions
+from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPolicy
 from dschat.models.lora import lora_config
-from dschat.models.packing import reads_positions
-from dschat.models.positions import position_ids
 from dschat.models.scalar import last_scores
 from dschat.rl.masked import last_true
 from dschat.rl.types import ScoredRollout, Trajectory, select_rows
@@ -254,7 +253,9 @@ def check_weights(engine: ModelEngine, number: float) -> None:
         raise UserError(f"self-check: {name} of {where} holds numbers that are not finite. {remedy}")
 
 
-def check_gap(known: Trajectory | ScoredRollout, actor: Policy, temperature: float, most: int) -> dict[str, float]:
+def check_gap(
+    known: Trajectory | ScoredRollout, actor: PolicyEngine, temperature: float, most: int
+) -> dict[str, float]:
     """How far the log-probs of the engine that drew the tokens are from the actor's. Every rank must call it.
 
     Args:

@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import get_args
 
 from dschat.config.reward import RewardLoss
-from inputs import COMMON, FULL, SMALL, Scale, example_flags, make_inputs, run_example, supervised_flags
+from inputs import (
+    COMMON,
+    FULL,
+    SMALL,
+    Processes,
+    Scale,
+    example_flags,
+    make_inputs,
+    run_example,
+    run_step,
+    supervised_flags,
+)
 
 ONE = Processes()
 END, OWN, MEANS = "eval/end_accuracy", "eval/accuracy", "eval/mean_accuracy"

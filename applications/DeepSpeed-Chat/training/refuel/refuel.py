@@ -18,7 +18,6 @@ def train(config: RefuelConfig, run: "RunOutput") -> None:
     from dschat.common.fingerprints import model_hash
     from dschat.data.dialogue_pairs import load_regression_data
     from dschat.models.tokenizer import load_tokenizer
-    from dschat.run.identity import model_hash
     from dschat.run.model_folders import SavedModel
     from dschat.trainers.loop import loop_of, total_updates
     from dschat.trainers.refuel_pairs import Kept, RefuelTask

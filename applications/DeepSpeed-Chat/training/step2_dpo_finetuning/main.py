@@ -21,7 +21,6 @@ def train(config: DPOConfig, run: "RunOutput") -> None:
     from dschat.data.encoding import warn_of_turn_end
     from dschat.data.examples import PreferenceExample, preference_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
-    from dschat.run.identity import model_hash
     from dschat.run.model_folders import SavedModel
     from dschat.run.output import warn_unless_made_by
     from dschat.trainers.dpo import DPOTask

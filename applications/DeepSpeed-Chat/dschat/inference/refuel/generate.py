@@ -20,7 +20,7 @@ from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
 from dschat.data.dialogues import Message, state
 from dschat.data.encoding import turn_end
 from dschat.inference.batches import LARGER, enough_memory
-from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.devices import choose_device
 from dschat.inference.policy import locate_policy
 from dschat.inference.refuel.options import GenerateOptions
 from dschat.inference.refuel.prompts import FLAG as PROMPTS
@@ -28,11 +28,11 @@ from dschat.inference.refuel.prompts import first_messages
 from dschat.inference.refuel.work import Entry, Place, described_function, digest, go_through, kept_rows
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
+from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import load_tokenizer, own_end_ids
-from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.generate import choose_engine
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.rollouts.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser
 
 SECOND_SEED = 20000  # is added to the seed for the second rollout

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.script import flag
+from dschat.config.rollouts import engine_name
 from dschat.errors import UserError
 from dschat.inference.options import DTYPES, ENGINES
 from dschat.inference.values import check_known, flag_of
@@ -59,7 +60,7 @@ class GenerateOptions(PlaceOptions, DeviceOptions):
     max_new_tokens: int = flag("longest reply and longest message of the user, in tokens (%(default)s)", 1024)
     seed: int = flag("of the draws, and of the turns that are compared (%(default)s)", 0)
     batch_size: int = flag("dialogues at once; a kill loses so many at most (%(default)s)", 64)
-    rollout_engine: str = flag("what draws: compacting or generate (%(default)s)", "compacting")
+    rollout_engine: str = flag("what draws: continuous or generate (%(default)s)", "continuous")
     user_model: str = flag(
         "who plays the user: with --user-server the name of its model, else a folder or hub id (%(default)s)",
         LLAMA_USER,
@@ -74,6 +75,7 @@ class GenerateOptions(PlaceOptions, DeviceOptions):
         """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
         super().__post_init__()
         _check_compute(self, ["num_turns", "max_new_tokens", "batch_size", "concurrency", "max_tries"])
+        object.__setattr__(self, "rollout_engine", engine_name(self.rollout_engine))
         check_known("rollout_engine", self.rollout_engine, ENGINES)
         if self.num_data < 0:
             raise UserError(f"--num-data {self.num_data}: must be 0 (all) or more.")

@@ -17,9 +17,10 @@ from dschat.data.dialogues import Dialogue
 from dschat.data.sources import open_data
 from dschat.errors import UserError
 from dschat.inference.batches import LARGER, enough_memory
-from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.devices import choose_device
 from dschat.inference.refuel.options import RankOptions
 from dschat.inference.refuel.work import Entry, Place, described_function, digest, go_through, in_words
+from dschat.models.opening import choose_dtype
 from dschat.scoring.reward_reader import NOT_FINITE, RewardReader, load_reward_model, load_reward_tokenizer
 
 logger = logging.getLogger(__name__)

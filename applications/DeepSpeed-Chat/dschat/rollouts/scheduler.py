@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool of the compacting engine: prompts that wait, rows that live in the slots, and what was drawn."""
+"""The scheduler of continuous batching: prompts that wait, rows that live in the slots, and what was drawn."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dschat.rollouts.assembly import assemble, pad_prompts
-from dschat.rollouts.choose import Chooser
-from dschat.rollouts.engine import Drawn
-from dschat.rollouts.masks import StepMasks
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.slots import SlotCache
-from dschat.rollouts.uniform import uniforms
+from dschat.rollouts.engine import Generation, assemble, pad_prompts
+from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
+from dschat.rollouts.slots import SlotCache, StepMasks
 
-LOOK_EVERY = {"cuda": 8}  # steps between two looks at which rows have ended, each of which waits for the device
+SYNC_INTERVAL = {"cuda": 8}  # steps after which the host asks which rows have ended, which waits for the device
 DROP_SHARE = 8  # rows are dropped once one in so many has finished: each time, others are copied into their places
 SPARE_COLUMNS = 64  # of the buffers, so that live rows move back to the first columns only now and then
 
@@ -32,7 +28,7 @@ class LiveRow:
     last: int  # columns that are filled when it has drawn all the tokens that it may
 
 
-class Pool:
+class BatchScheduler:
     """Draws one response to each prompt, slot by slot.
 
     All live rows write into the same column: `_end` of them are filled. Of a live row everything is in the cache but
@@ -47,7 +43,7 @@ class Pool:
         seeds: Sequence[int],
         slots: int,
     ) -> None:
-        """Takes what `dschat.rollouts.compacting.sample` takes."""
+        """Takes what `dschat.rollouts.generate.sample` takes."""
         config, device, longest = causal_lm.config, causal_lm.device, sampling.max_new_tokens
         self._model, self._sampling = causal_lm, sampling
         self._prompts = pad_prompts(prompts, sampling.pad_id, device)
@@ -61,10 +57,10 @@ class Pool:
         self._columns = self._end + longest + (SPARE_COLUMNS if self._slots < len(prompts) else 0)
         self._cache = SlotCache(config, self._slots, self._columns)
         self._masks = StepMasks(config, self._cache)
-        self._look_every, self._steps = LOOK_EVERY.get(device.type, 1), 0
+        self._sync_interval, self._steps = SYNC_INTERVAL.get(device.type, 1), 0
 
         self._uniform = uniforms(torch.tensor(seeds, device=device), longest)
-        self._choose = Chooser(sampling, config.vocab_size, device)
+        self._sample_tokens = TokenSampler(sampling, config.vocab_size, device)
         self._end_ids = torch.tensor(sampling.end_ids, device=device)
         self._tokens = torch.full((len(prompts), longest), sampling.pad_id, device=device)
         self._logprobs = torch.zeros((len(prompts), longest), device=device)
@@ -99,7 +95,7 @@ class Pool:
     def drop_finished(self) -> bool:
         """Frees the slots of rows that have finished, once they are many enough; whether it did so."""
         at_limit = any(row.last == self._end for row in self.live)
-        if not at_limit and self._steps % self._look_every:
+        if not at_limit and self._steps % self._sync_interval:
             return False
         ended = self._ended[: len(self.live)].tolist()
         kept = [slot for slot, row in enumerate(self.live) if not ended[slot] and row.last > self._end]
@@ -131,12 +127,12 @@ class Pool:
         self._forward(rows, self._id[rows, None], self._position[rows, None], self._masks.of_step())
         self._steps += 1
 
-    def drawn(self) -> Drawn:
+    def generation(self) -> Generation:
         """Everything, in the order of the prompts."""
         rollout = assemble(self._prompts, self._tokens, self._sampling)
         mask = rollout.response_mask
         logprobs = torch.where(mask, self._logprobs[:, : mask.shape[1]], 0.0)
-        return Drawn(rollout, logprobs, bad_rows=logprobs.isnan().any(1))
+        return Generation(rollout, logprobs, bad_rows=logprobs.isnan().any(1))
 
     def _forward(
         self, rows: slice[int, int], input_ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor]
@@ -151,7 +147,7 @@ class Pool:
             logits_to_keep=1,
         )
         number, drawn = self._number[rows], self._drawn[rows]
-        ids, logprobs = self._choose(output.logits[:, -1], self._uniform[number, drawn])
+        ids, logprobs = self._sample_tokens(output.logits[:, -1], self._uniform[number, drawn])
         self._tokens[number, drawn], self._logprobs[number, drawn] = ids, logprobs
         self._id[rows] = ids
         self._ended[rows] |= torch.isin(ids, self._end_ids)
