@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table and the plot of learners."""
 
-from dschat.run_report.learners import (
+from dschat.run_report.build import (
     Learner,
     Point,
     draw_learners,

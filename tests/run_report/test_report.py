@@ -6,11 +6,11 @@ import logging
 import pytest
 
 from dschat.run_report.build import read_runs
-from dschat.run_report.outcome import Outcome, compare_runs, metric_label
+from dschat.run_report.summary import RunReport, compare_runs, metric_label
 from report_runs import edit_rows, make_run, table_of
 
 
-def outcome_of(runs) -> Outcome:
+def outcome_of(runs) -> RunReport:
     """What `build_report` returns, without the page and the picture."""
     return compare_runs(*read_runs(runs), "Two runs", ["A remark."])
 

@@ -9,8 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from dschat.run_report.build import build_report, read_runs
-from dschat.run_report.plots import draw_all, smooth
+from dschat.run_report.build import build_report, draw_all, read_runs, smooth
 from report_runs import Page, edit_rows, make_run, table_of
 
 SCRIPT = "<script>alert('x')</script>"

@@ -4,7 +4,7 @@
 import pytest
 
 from dschat.run_report.build import build_report, read_runs
-from dschat.run_report.outcome import compare_runs
+from dschat.run_report.summary import compare_runs
 from report_runs import edit_rows, make_run, make_two_runs, table_of
 
 # Two of two, by Wilson: from 2 / (2 + z²) = 2 / 5.841459 = 34.2 % up; none of two: up to 65.8 %.

@@ -3,10 +3,8 @@
 
 import pytest
 
-from dschat.run_report.build import build_report, read_runs
-from dschat.run_report.outcome import compare_runs
-from dschat.run_report.plots import goal_levels
-from dschat.run_report.speed import final, first_at, trailing_mean
+from dschat.run_report.build import build_report, goal_levels, read_runs
+from dschat.run_report.summary import compare_runs, final, first_at, trailing_mean
 from report_runs import Page, edit_rows, table_of
 
 

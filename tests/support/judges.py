@@ -216,8 +216,7 @@ def verdicts(file: Path) -> list[str]:
 
 def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any:
     """A question about two summaries."""
-    from dschat.evaluation.judge.question import Question
-    from dschat.evaluation.judge.rubrics import RUBRICS, answer_schema, messages_of
+    from dschat.evaluation.judge.rubrics import RUBRICS, Question, answer_schema, messages_of
 
     rubric = RUBRICS["summarize"]
     return Question(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
@@ -228,7 +227,7 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     from dschat.common.chat_servers import Endpoint, ReplyCache
     from dschat.evaluation.judge.client import JudgeClient
     from dschat.evaluation.judge.costs import Spending
-    from dschat.evaluation.judge.pairwise import has_verdict
+    from dschat.evaluation.judge.verdicts import has_verdict
 
     settings = {"model": "gpt-test", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "tries": 8, "key": KEY}
     whom = Endpoint(**(settings | endpoint))

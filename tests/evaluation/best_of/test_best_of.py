@@ -13,9 +13,9 @@ import pytest
 
 from cli_runs import ROOT, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.best_of.estimator import best_of_first, expected_best
-from dschat.evaluation.best_of.read import read_sweep
-from dschat.evaluation.best_of.report import best_of_n, best_of_report
+from dschat.evaluation.best_of import best_of_first, best_of_n, expected_best, read_sweep
+from dschat.evaluation.report import plots
+from dschat.evaluation.report.build import best_of_report
 
 TWO_PROMPTS = {0.5: [[1.0, 4.0, 2.0, 3.0], [0.0, -1.0, 6.0, 2.0]], 0.0: [[2.0], [5.0]]}
 
@@ -102,13 +102,11 @@ def test_other_prompts_are_no_comparison(file, tmp_path):
 
 
 def test_curves_show_the_mean_over_all_subsets(file, monkeypatch):
-    from dschat.evaluation.best_of import plot
-
     lines = {}
-    monkeypatch.setattr(plot, "interval_line", lambda ax, places, means, label, *_: lines.update({label: means}))
+    monkeypatch.setattr(plots, "interval_line", lambda ax, places, means, label, *_: lines.update({label: means}))
     found = best_of_n(read_sweep(file, "ours"), [2, 4])
-    monkeypatch.setattr(plot, "plain_legend", lambda ax: None)
-    assert plot.draw_best_of(found) == plot.draw_best_of(found)
+    monkeypatch.setattr(plots, "plain_legend", lambda ax: None)
+    assert plots.draw_best_of(found) == plots.draw_best_of(found)
     assert [each.value for each in lines["temperature 0.5"]] == pytest.approx([2.125, 3.5, 5.0])
     assert [each.value for each in lines["ours"]] == pytest.approx([3.5, 2.125]), "a single response, by temperature"
 

@@ -9,10 +9,9 @@ import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.human.guidelines import guidelines
-from dschat.evaluation.human.markup import escaped
-from dschat.evaluation.human.session import items_for, rater_name
-from dschat.evaluation.pairs.responses import read_pairs
+from dschat.evaluation.human import guidelines, items_for, rater_name
+from dschat.evaluation.human_page import escaped
+from dschat.evaluation.pairs import read_pairs
 from human_runs import write_responses
 
 
@@ -82,7 +81,7 @@ def test_a_rater_needs_a_name(name):
 
 def test_guidelines_are_of_the_data_set():
     def words(dataset):
-        return " ".join(text for first, parts in guidelines(dataset) for text in (first, *parts))
+        return " ".join(text for point in guidelines(dataset) for text in point)
 
     for dataset, criteria in {
         "summarize": ("relevance", "coherence", "consistency", "fluency"),
@@ -96,7 +95,7 @@ def test_guidelines_are_of_the_data_set():
 
 def test_the_terminal_needs_no_gradio_and_no_torch():
     program = (
-        "import sys, dschat.evaluation.human.terminal, dschat.evaluation.human.session\n"
+        "import sys, dschat.evaluation.human\n"
         "assert not {'gradio', 'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

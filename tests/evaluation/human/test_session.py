@@ -9,9 +9,9 @@ import pytest
 
 from cli_runs import write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.human.screens import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens
-from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.comparisons import comparison_of
+from dschat.evaluation.human import VoteFile
+from dschat.evaluation.human_page import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens
+from dschat.evaluation.pairs import comparison_of
 from human_runs import make_study, places, votes
 
 
@@ -233,7 +233,7 @@ def test_a_full_disk_is_said_and_the_item_stays(tmp_path, monkeypatch):
     def fails(*_):
         raise UserError("votes.jsonl: cannot be written: no space")
 
-    monkeypatch.setattr("dschat.evaluation.human.vote_file.write_rows", fails)
+    monkeypatch.setattr("dschat.evaluation.human.write_rows", fails)
     screen = screens.vote("1", "Anna", item.pair.id, "why")
     assert screen.view is None and screen.note.startswith("Not saved! votes.jsonl: cannot be written")
     assert screens.undo("Anna", item.pair.id).note == NOT_UNDONE

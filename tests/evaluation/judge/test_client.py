@@ -7,8 +7,7 @@ import pytest
 
 from dschat.common.chat_servers import Endpoint, Unanswered
 from dschat.errors import UserError
-from dschat.evaluation.judge.question import Form, TextRefused
-from dschat.evaluation.judge.rubrics import RUBRICS, answer_schema
+from dschat.evaluation.judge.rubrics import RUBRICS, Form, TextRefused, answer_schema
 from judges import KEY, client_of, judge_server, question
 
 OOPS = (500, {"error": {"message": "oops"}}, {})

@@ -8,8 +8,7 @@ import pytest
 
 from cli_runs import ROOT, read_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.judge.rubric_file import read_rubric
-from dschat.evaluation.judge.rubrics import Rubric, answer_schema, messages_of
+from dschat.evaluation.judge.rubrics import Rubric, answer_schema, messages_of, read_rubric
 from judges import better, judged, shown_in, two_files, verdicts
 
 EXAMPLE = ROOT / "evaluation" / "rubrics" / "support.toml"

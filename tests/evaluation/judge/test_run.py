@@ -7,7 +7,7 @@ import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.pairs.comparisons import comparison_of
+from dschat.evaluation.pairs import comparison_of
 from judges import GOOD_A, GOOD_B, better, judged, more_good, rows_of, shown_in, two_files, verdicts
 
 

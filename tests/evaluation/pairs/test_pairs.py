@@ -8,8 +8,16 @@ import pytest
 from cli_runs import write_jsonl
 from dschat.common.jsonl import read_rows, write_rows
 from dschat.errors import UserError
-from dschat.evaluation.pairs.comparisons import Comparison, combined, comparison_of, mirrored
-from dschat.evaluation.pairs.responses import model_names, pair_id, read_pairs, read_responses
+from dschat.evaluation.pairs import (
+    Comparison,
+    combined,
+    comparison_of,
+    mirrored,
+    model_names,
+    pair_id,
+    read_pairs,
+    read_responses,
+)
 
 
 def responses(*prompts, text="yes"):

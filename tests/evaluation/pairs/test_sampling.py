@@ -10,8 +10,7 @@ import pytest
 
 from cli_runs import message_of, read_jsonl, run_command, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.pairs.responses import Response, read_pairs
-from dschat.evaluation.pairs.sampling import group_of, sample_file, sample_responses
+from dschat.evaluation.pairs import Response, group_of, read_pairs, sample_file, sample_responses
 from judges import EVALUATION
 
 SCRIPT = EVALUATION / "tools" / "sample_from_dataset.py"

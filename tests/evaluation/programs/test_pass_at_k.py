@@ -11,8 +11,8 @@ import pytest
 
 from cli_runs import ROOT, read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.programs.pass_at_k import pass_at_k, pass_rates
-from dschat.evaluation.programs.report import NUMBERS, PUBLISHED, pass_table, write_pass_report
+from dschat.evaluation.programs import NUMBERS, PUBLISHED, pass_at_k, pass_rates, pass_table
+from dschat.evaluation.report.build import write_pass_report
 
 
 def problem(difficulty: str, *statuses: str) -> dict:

@@ -4,7 +4,7 @@
 import pytest
 
 from dschat.common.statistics import Rate
-from dschat.evaluation.report.agreement import agreement, group_agreement, majority
+from dschat.evaluation.report.results import agreement, group_agreement, majority
 
 
 def rated(verdicts: str) -> dict[int, str]:

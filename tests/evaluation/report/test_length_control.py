@@ -11,16 +11,14 @@ import math
 import pytest
 
 from dschat.common.statistics import Rate, win_rates
-from dschat.evaluation.report import length_control
+from dschat.evaluation.report import results
 
 Z = 1.959963984540054  # 97.5 % of a normal distribution
 
 
 def length_controlled(verdicts, differences, items=None):
     """Without items every verdict is about one of its own."""
-    return length_control.length_controlled(
-        verdicts, differences, list(range(len(verdicts))) if items is None else items
-    )
+    return results.length_controlled(verdicts, differences, list(range(len(verdicts))) if items is None else items)
 
 
 def two_lengths(longer: tuple[int, int], shorter: tuple[int, int]) -> tuple[list[str], list[int]]:

@@ -12,8 +12,8 @@ from dschat.common.statistics import Tally
 from dschat.errors import UserError
 from dschat.evaluation.report.build import build_evaluation_report
 from dschat.evaluation.report.results import section_result
-from dschat.evaluation.report.sections import sections_of as sorted_votes
 from dschat.evaluation.report.votes import read_votes
+from dschat.evaluation.report.votes import sections_of as sorted_votes
 
 # 50 items: 28 wins, 9 ties, 10 losses, 3 answers that cannot be read. Item i: prompt i, 20 + i letters against 30.
 FIFTY = ["A"] * 28 + ["tie"] * 9 + ["B"] * 10 + ["invalid"] * 3

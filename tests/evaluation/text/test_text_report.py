@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from dschat.evaluation.text.report import write_text_report
-from dschat.evaluation.text.results import policy_result, reward_result
-from dschat.evaluation.text.rouge import rouge
+from dschat.evaluation.report.build import write_text_report
+from dschat.evaluation.text import policy_result, reward_result, rouge
 
 
 def test_rouge_by_hand():

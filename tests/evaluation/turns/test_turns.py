@@ -9,9 +9,9 @@ import pytest
 
 from cli_runs import ROOT, read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.turns.dialogues import turn_pairs
-from dschat.evaluation.turns.report import PUBLISHED, rates_by_turn, turns_report
-from dschat.evaluation.turns.run import run_turns
+from dschat.evaluation.judge.run import run_turns
+from dschat.evaluation.report.build import turns_report
+from dschat.evaluation.turns import PUBLISHED, rates_by_turn, turn_pairs
 
 SCRIPT = ROOT / "evaluation" / "winrate_by_turn.py"
 # Scores of three dialogues; by hand: turn 1 A, tie, B; turn 2 A, A; turn 3 B.

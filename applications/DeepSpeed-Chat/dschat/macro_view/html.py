@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Macro actions drawn as coloured spans: tokens in, an HTML fragment out.
+"""Macro actions drawn as coloured stretches: tokens in, an HTML fragment, a page or text for a terminal out.
 
-One colour per macro action, from a short palette that repeats; hovering over a token shows its numbers. Every text is
-escaped, so a model may write whatever it likes. Put `STYLE` into the page once and `legend_html()` near the spans.
+One colour per macro action, from a short palette that repeats; on a page, hovering over a token shows its numbers.
+Every text is escaped, so a model may write whatever it likes. Pages of `render_page` have `STYLE` and `legend_html()`;
+another page needs the former once and the latter near the spans.
 """
 
 import math
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from dschat.common.hidden_text import pictures
@@ -23,6 +25,10 @@ PALETTE = (
     ("#f3d7e7", "#a3467b"),
     ("#f4efb0", "#8a7f00"),
 )
+
+# Black on light backgrounds of the 256-colour palette; neighbours differ in lightness, too.
+COLOURS = (153, 223, 115, 182, 229)
+RESET = "\x1b[0m"
 
 _COLOURS = "\n".join(
     f".ma{index} {{ background: {fill}; border-left-color: {edge}; }}" for index, (fill, edge) in enumerate(PALETTE)
@@ -126,6 +132,17 @@ def legend_html(numbers: bool = True) -> str:
     )
 
 
+def render_page(template: Path, legend_numbers: bool = True, **values: Any) -> str:
+    """A page from a template of jinja2, which gets `style`, `legend` and the values; all but Markup is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    loader = FileSystemLoader(template.parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    legend = Markup(legend_html(legend_numbers))
+    return environment.get_template(template.name).render(style=Markup(STYLE), legend=legend, **values)
+
+
 def _token_span(token: MacroToken, macro_length: int) -> str:
     text = pictures(token.text)
     length = f"{macro_length} token{'' if macro_length == 1 else 's'}"
@@ -141,3 +158,22 @@ def _token_span(token: MacroToken, macro_length: int) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:+.4f}".replace("-", "−")
+
+
+def macro_text(tokens: Iterable[MacroToken], colour: bool) -> str:
+    """A response with its macro actions marked.
+
+    Args:
+        tokens: of the response, in order.
+        colour: paint macro actions; otherwise a bar ends each.
+    """
+    parts = []
+    for number, group in groupby(tokens, key=lambda token: token.macro_action):
+        text = pictures("".join(token.text for token in group)).replace("\t", "␉").replace("\n", "↵\n")
+        parts.append(_painted(text, COLOURS[number % len(COLOURS)]) if colour else f"{text}|")
+    return "".join(parts)
+
+
+def _painted(text: str, number: int) -> str:
+    """Every line by itself, so that the background does not run to the edge of the screen."""
+    return "\n".join(f"\x1b[30;48;5;{number}m{line}{RESET}" if line else "" for line in text.split("\n"))

@@ -1,31 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report on runs of step 3 that start from the same models: one HTML page, one PNG, one table for the terminal."""
+"""The page and the pictures of runs of step 3 that start from the same models, and of learners side by side."""
 
 import base64
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
+from dschat.common.pictures import COLOURS, GREY, MARKERS, interval_line, plain_axes, plain_legend, png
+from dschat.common.statistics import mean_interval
+from dschat.common.tables import markdown_table, text_table
 from dschat.errors import UserError
-from dschat.macro_view.html import STYLE, MacroPanel, legend_html, panels_html
+from dschat.macro_view.html import MacroPanel, panels_html, render_page
 from dschat.run_report.data import RunData, Sample, read_run
-from dschat.run_report.outcome import Outcome, compare_runs, judges_of, labels_of
-from dschat.run_report.plots import draw_all, draw_chart, run_charts, run_styles
+from dschat.run_report.summary import RunReport, compare_runs, judges_of, labels_of, levels_of
 
 logger = logging.getLogger(__name__)
 
-TEMPLATES = Path(__file__).parent
+TEMPLATE = Path(__file__).with_name("report.html")
 SHOWN_PROMPTS = 4  # held-out prompts whose responses the page shows
+SYMBOLS = "●■▲◆▼✚"  # of the page, for the markers of matplotlib
+SFT_COLOUR = "#444444"
+SMOOTHED_PART = 0.1  # a smoothed line is the mean over this part of the run, centred
+HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length", "seconds")
 
 
 def build_report(
     runs: Mapping[str, Path], output_dir: Path, title: str = "PPO with macro actions", notes: Sequence[str] = ()
-) -> Outcome:
+) -> RunReport:
     """Write `report.html` and `report.png` about runs of step 3.
 
     Args:
@@ -41,13 +54,13 @@ def build_report(
         UserError: when there is no run, or a file of a run is missing or malformed; the message names the file.
     """
     data, labels = read_runs(runs)
-    outcome = compare_runs(data, labels, title, notes)
+    report = compare_runs(data, labels, title, notes)
     picture = draw_all(data, labels, title)
-    page = _page(data, labels, outcome)
+    page = _page(data, labels, report)
     output_dir.mkdir(parents=True, exist_ok=True)
     (output_dir / "report.png").write_bytes(picture)
     (output_dir / "report.html").write_text(page, encoding="utf-8", errors="replace")
-    return outcome
+    return report
 
 
 def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
@@ -65,18 +78,14 @@ def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
     return data, labels_of(data, metrics.pop() if len(metrics) == 1 else None)
 
 
-def _page(runs: Sequence[RunData], labels: Mapping[str, str], outcome: Outcome) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
+def _page(runs: Sequence[RunData], labels: Mapping[str, str], report: RunReport) -> str:
     charts = [
         {"title": chart.title, "png": base64.b64encode(draw_chart(runs, labels, chart)).decode("ascii")}
         for chart in run_charts(runs, labels)
     ]
-    return environment.get_template("report.html").render(
-        outcome=outcome,
-        style=Markup(STYLE),
-        legend=Markup(legend_html()),
+    return render_page(
+        TEMPLATE,
+        report=report,
         charts=charts,
         lines=run_styles(runs),
         examples=_examples(runs, labels),
@@ -119,3 +128,223 @@ def _settings(runs: Sequence[RunData]) -> list[dict[str, Any]]:
         values = [json.dumps(run.config[flag], ensure_ascii=False) if flag in run.config else "–" for run in runs]
         rows.append({"flag": f"--{flag}", "values": values, "differs": len(set(values)) > 1})
     return sorted(rows, key=lambda row: not row["differs"])
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart: its title, the label of the y axis with the unit, and the keys of metrics.jsonl."""
+
+    title: str
+    axis: str
+    train_key: str
+    eval_key: str | None
+
+
+@dataclass(frozen=True)
+class RunStyle:
+    """How a run is drawn: its name, colour, marker of matplotlib and the marker as a character."""
+
+    name: str
+    colour: str
+    marker: str
+    symbol: str
+
+
+def run_charts(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[Chart]:
+    """The charts of a report, in reading order; the metric function's and the critic's only where there is one.
+
+    Args:
+        runs: of the report.
+        labels: what the runs are compared by, the metric function or the scores first.
+    """
+    charts = [
+        Chart(labels["scores"].capitalize(), "score", "objective/scores", "eval/scores"),
+        Chart("KL to SFT per sequence", "KL (nats per response)", "objective/kl", "eval/kl"),
+        Chart("Response length", "length (tokens)", "response/length", "eval/length"),
+    ]
+    critic = Chart("Critic's explained variance", "part of variance (1 = all)", "val/explained_variance", None)
+    charts += [critic] if any(critic.train_key in row for run in runs for row in run.train) else []
+    name, label = next(iter(labels.items()))
+    own = [] if name == "scores" else [Chart(label.capitalize(), label, f"objective/{name}", f"eval/{name}")]
+    return [*own, *charts]
+
+
+def run_styles(runs: Sequence[RunData]) -> list[RunStyle]:
+    """A colour and a marker per run; they repeat after six."""
+    looks = list(zip(COLOURS, MARKERS, SYMBOLS, strict=True))
+    return [RunStyle(run.name, *looks[i % len(looks)]) for i, run in enumerate(runs)]
+
+
+def smooth(values: Sequence[float]) -> np.ndarray:
+    """Centred moving mean over SMOOTHED_PART of the values, cut off at both ends; NaN values are left out.
+
+    Args:
+        values: (N,) numbers.
+
+    Returns:
+        (N,) float64; NaN where the window holds no number.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    half = max(1, round(len(numbers) * SMOOTHED_PART / 2))
+    windows = [numbers[max(0, i - half) : i + half + 1] for i in range(len(numbers))]
+    finite = [window[np.isfinite(window)] for window in windows]
+    return np.array([window.mean() if window.size else math.nan for window in finite])
+
+
+def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> bytes:
+    """All charts and one legend in one PNG of 1800 × 1080 pixels."""
+    figure = Figure(figsize=(15, 9), dpi=120, layout="constrained")
+    figure.suptitle(title, fontsize=15, parse_math=False)
+    axes = figure.subplots(2, 3).flatten()
+    charts = run_charts(runs, labels)
+    goals = goal_levels(runs, labels)
+    for chart, ax in zip(charts, axes, strict=False):
+        _draw(ax, runs, chart, goals)
+    for ax in axes[len(charts) :]:
+        ax.set_axis_off()
+    legend = axes[-1].legend(handles=_handles(runs), loc="center", frameon=False, fontsize=12)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return png(figure)
+
+
+def goal_levels(runs: Sequence[RunData], labels: Mapping[str, str]) -> dict[str, float]:
+    """Key of metrics.jsonl → where the first run ends, which the others are to reach; none for a single run."""
+    if len(runs) < 2:
+        return {}
+    return {f"objective/{name}": level for name, level in levels_of(runs[0], list(judges_of(labels))).items()}
+
+
+def draw_chart(runs: Sequence[RunData], labels: Mapping[str, str], chart: Chart) -> bytes:
+    """One chart without a legend, as a PNG of 1000 × 700 pixels."""
+    figure = Figure(figsize=(5, 3.5), dpi=200, layout="constrained")
+    _draw(figure.subplots(), runs, chart, goal_levels(runs, labels))
+    return png(figure)
+
+
+def _draw(ax: Axes, runs: Sequence[RunData], chart: Chart, goals: Mapping[str, float]) -> None:
+    for run, style in zip(runs, run_styles(runs), strict=True):
+        updates = [row["update"] for row in run.train]
+        numbers = [row.get(chart.train_key, math.nan) for row in run.train]
+        ax.plot(updates, numbers, color=style.colour, alpha=0.22, linewidth=0.8)
+        ax.plot(updates, smooth(numbers), color=style.colour, linewidth=2)
+        if chart.eval_key is not None:
+            updates = [row["update"] for row in run.evals]
+            numbers = [row.get(chart.eval_key, math.nan) for row in run.evals]
+            marks = ax.plot(updates, numbers, color=style.colour, linestyle="none", marker=style.marker, markersize=7)
+            marks[0].set(markeredgecolor="white", zorder=3)
+    if chart.eval_key is not None:
+        for level in sorted({run.first.row.get(chart.eval_key, math.nan) for run in runs}):
+            if math.isfinite(level):
+                ax.axhline(level, color=SFT_COLOUR, linestyle="--", linewidth=1.2, zorder=1)
+    if chart.train_key in goals:
+        ax.axhline(goals[chart.train_key], color=COLOURS[0], linestyle=":", linewidth=1.6, zorder=1)
+    ax.set_title(chart.title, fontsize=12, fontweight="bold", parse_math=False)
+    ax.set_xlabel("optimiser updates")
+    ax.set_ylabel(chart.axis, parse_math=False)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(color="#e3e3e3", linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _handles(runs: Sequence[RunData]) -> list[Line2D]:
+    handles = []
+    for style in run_styles(runs):
+        # matplotlib leaves out a label that begins with an underscore.
+        label = style.name.lstrip("_") or style.name.replace("_", "-")
+        line = Line2D(
+            [], [], color=style.colour, linewidth=2, marker=style.marker, markeredgecolor="white", label=label
+        )
+        handles.append(line)
+    if len(runs) > 1:
+        label = f"where {runs[0].name} ends"
+        handles.append(Line2D([], [], color=COLOURS[0], linestyle=":", linewidth=1.6, label=label))
+    return [
+        *handles,
+        Line2D([], [], color=SFT_COLOUR, linestyle="--", linewidth=1.2, label="SFT, before the first update"),
+        Line2D([], [], color="#888888", linewidth=0.8, alpha=0.5, label="each update, training prompts"),
+        Line2D([], [], color="#888888", linewidth=2, label="the same, smoothed"),
+        Line2D([], [], color="#888888", linestyle="none", marker="o", label="evaluation, held-out prompts"),
+    ]
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a policy is measured to be on the held-out prompts; one number per prompt in each list."""
+
+    gold: list[float]
+    score: list[float]
+    kl: list[float]
+    tokens: list[float]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A way to learn, and where it came to.
+
+    Attributes:
+        name: as the table calls it.
+        points: on the way, in order; the last one is its end.
+        seconds: of training; None where there was none.
+        bound: the KL is an upper bound, not measured.
+    """
+
+    name: str
+    points: list[Point]
+    seconds: float | None = None
+    bound: bool = False
+
+
+def learner_rows(learners: Sequence[Learner]) -> list[list[str]]:
+    """Rows of the table under HEADERS."""
+    rows = []
+    for learner in learners:
+        end = learner.points[-1]
+        kl = mean_interval(end.kl).text(1) if any(end.kl) else "0"
+        rows.append(
+            [
+                learner.name,
+                mean_interval(end.gold).text(),
+                mean_interval(end.score).text(2),
+                f"≤ {end.kl[0]:.1f}" if learner.bound else kl,
+                mean_interval(end.tokens).text(1),
+                "–" if learner.seconds is None else f"{learner.seconds:.0f}",
+            ]
+        )
+    return rows
+
+
+def learner_text(learners: Sequence[Learner]) -> str:
+    """The table for a terminal."""
+    return text_table(HEADERS, learner_rows(learners))
+
+
+def learner_markdown(learners: Sequence[Learner]) -> str:
+    """The table for a page."""
+    return markdown_table(HEADERS, learner_rows(learners))
+
+
+def draw_learners(learners: Sequence[Learner], file: Path) -> None:
+    """Gold score against KL, each learner a line through its points with 95 % intervals of the gold score."""
+    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    ax = figure.subplots()
+    start = mean_interval(learners[0].points[0].gold)
+    ax.axhline(start.value, color=GREY, linestyle="--", linewidth=1, label=learners[0].name)
+    for number, learner in enumerate(learners[1:]):
+        kl = [fmean(point.kl) for point in learner.points]
+        gold = [mean_interval(point.gold) for point in learner.points]
+        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        label = f"{learner.name} (its KL: an upper bound)" if learner.bound else learner.name
+        interval_line(ax, [0.0, *kl], [start, *gold], label, colour, marker)
+    plain_axes(ax, "What the gold score costs in KL", "KL to SFT (nats per response)", "gold score (mean, 95 %)")
+    plain_legend(ax)
+    file.write_bytes(png(figure))
+
+
+def write_page(folder: Path, title: str, parts: Mapping[str, str]) -> Path:
+    """Writes README.md of a folder: a title, and a heading with its text for each part."""
+    body = "".join(f"\n## {heading}\n\n{text.rstrip()}\n" for heading, text in parts.items())
+    page = folder / "README.md"
+    page.write_text(f"# {title}\n{body}", encoding="utf-8")
+    return page

@@ -17,7 +17,7 @@ from dschat.errors import UserError
 from inputs import COMMON, FULL, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
 
 if TYPE_CHECKING:
-    from dschat.run_report.learners import Learner
+    from dschat.run_report.build import Learner
 
 ONE = Processes()
 BEST_OF = (2, 4, 8, 16)
@@ -53,7 +53,7 @@ def main() -> int:
 
 def learners(folder: Path, seed: int, scale: Scale) -> None:
     """Makes data and models, trains every learner, measures all on the same prompts and writes the page."""
-    from dschat.run_report.learners import draw_learners, learner_markdown, learner_text, write_page
+    from dschat.run_report.build import draw_learners, learner_markdown, learner_text, write_page
 
     start = time.perf_counter()
     data, model = make_inputs(folder, seed, scale)
@@ -115,7 +115,7 @@ def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
 
 def measure_all(folder: Path, pairs: Path, seed: int, scale: Scale) -> "list[Learner]":
     """Every learner's models answer the same held-out prompts with the same draws."""
-    from dschat.run_report.learners import Learner
+    from dschat.run_report.build import Learner
     from measured import Measure
 
     print("== every model answers the held-out prompts", flush=True)

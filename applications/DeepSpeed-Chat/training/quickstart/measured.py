@@ -17,7 +17,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.sampling import Sampling
-from dschat.run_report.learners import Point
+from dschat.run_report.build import Point
 from dschat.scoring.reward_model import RewardModelScores
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 64

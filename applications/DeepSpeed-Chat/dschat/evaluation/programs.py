@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """pass@k: the chance that one of k programs for a problem passes its tests, estimated from n ≥ k of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +9,34 @@ from typing import Any
 
 from dschat.common.jsonl import read_rows, text_of
 from dschat.common.statistics import Rate, bootstrap_ratio
+from dschat.common.tables import text_table
 from dschat.errors import UserError
+from dschat.evaluation.pairs import FILE
 
-FLAG = "FILE"
 ALL = "all"
 INVALID = "invalid"  # status of a program that could not be run, which says nothing of it
+APPS = "apps"  # its name in `dschat.data.formats.registry`
+# Problems of its test set.
+NUMBERS = {"interview": 3000, "introductory": 1000, "competition": 1000}
+# Chai et al., ICLR 2025: pass@1 and pass@5 in per cent, PPO and MA-PPO (n = 10), by difficulty and over all problems.
+PUBLISHED = {
+    "PPO, CodeGemma-2B": {
+        1: {"interview": 2.82, "introductory": 15.26, "competition": 0.92, "all": 4.92},
+        5: {"interview": 4.10, "introductory": 17.30, "competition": 1.70, "all": 6.26},
+    },
+    "MA-PPO, CodeGemma-2B": {
+        1: {"interview": 3.25, "introductory": 16.56, "competition": 0.94, "all": 5.45},
+        5: {"interview": 4.37, "introductory": 18.30, "competition": 1.60, "all": 6.60},
+    },
+    "PPO, CodeGemma-7B": {
+        1: {"interview": 4.26, "introductory": 20.90, "competition": 1.21, "all": 6.98},
+        5: {"interview": 6.57, "introductory": 23.30, "competition": 2.30, "all": 9.06},
+    },
+    "MA-PPO, CodeGemma-7B": {
+        1: {"interview": 6.22, "introductory": 26.74, "competition": 2.00, "all": 9.48},
+        5: {"interview": 8.37, "introductory": 30.30, "competition": 3.30, "all": 11.74},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,7 @@ def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> l
     """
     found = []
     for file in files:
-        problems = [_problem(row, dataset, origin) for origin, row in read_rows(file, FLAG)]
+        problems = [_problem(row, dataset, origin) for origin, row in read_rows(file, FILE)]
         of = problems[0].dataset if len({problem.dataset for problem in problems}) == 1 else ""
         named = list(dict.fromkeys(problem.difficulty for problem in problems if problem.difficulty))
         for difficulty in [*named, ALL]:
@@ -91,3 +112,23 @@ def _rate(problems: Sequence[SolvedProblem], k: int) -> Rate | None:
     if any(problem.samples < k for problem in problems):
         return None
     return bootstrap_ratio({i: (pass_at_k(p.samples, p.passed, k), 1) for i, p in enumerate(problems)})
+
+
+def pass_table(found: Sequence[PassRates]) -> str:
+    """The rates in per cent with 95 % intervals; below them, where all are on APPS, what is published."""
+    ks = list(found[0].rates)
+    rows = []
+    for each in found:
+        rates = ["–" if rate is None else rate.text() for rate in each.rates.values()]
+        rows.append([each.model, each.difficulty, str(each.problems), *rates])
+    table = text_table(["model", "difficulty", "problems", *(f"pass@{k}, %" for k in ks)], rows)
+    if any(each.dataset != APPS for each in found):
+        return table
+    numbers = NUMBERS | {"all": sum(NUMBERS.values())}
+    published = [
+        [model, difficulty, str(numbers[difficulty]), *(f"{rates[k][difficulty]:.2f}" for k in (1, 5))]
+        for model, rates in PUBLISHED.items()
+        for difficulty in numbers
+    ]
+    head = ["published by the paper, not measured here", "difficulty", "problems", "pass@1, %", "pass@5, %"]
+    return f"{table}\n\n{text_table(head, published)}"
