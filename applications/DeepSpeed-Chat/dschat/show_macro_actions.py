@@ -61,11 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line. Flags of the conditions are those of step 3.
-
-    Raises:
-        UserError: an --ngram that is no number.
-    """
+    """The command line. Flags of the conditions are those of step 3; raises UserError for an --ngram of no number."""
     parser = argparse.ArgumentParser(prog="python -m dschat.show_macro_actions", description=__doc__)
     parser.add_argument("--model", required=True, help="folder or Hugging Face name; its tokenizer cuts into tokens")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -92,11 +88,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def cut_all(args: argparse.Namespace) -> list[Shown]:
-    """Every response under every condition.
-
-    Raises:
-        UserError: a flag, file, model or parser that cannot be used.
-    """
+    """Every response under every condition; raises UserError where a flag, file, model or parser cannot be used."""
     titled = [pair for condition in args.termination_condition for pair in _titled_flags(condition, args)]
     for _, flags in titled:
         flags.check_termination()
@@ -119,11 +111,7 @@ def cut_all(args: argparse.Namespace) -> list[Shown]:
 
 
 def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
-    """Writes the HTML page.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Writes the HTML page; raises UserError where it cannot."""
     from markupsafe import Markup
 
     items = [{"prompt": item.prompt, "panels": Markup(panels_html(item.panels))} for item in shown]

@@ -52,21 +52,13 @@ STYLE = f"""
 
 @dataclass(frozen=True)
 class MacroToken:
-    """One token of a response.
+    """One token of a response; numbers that are not known are None."""
 
-    Attributes:
-        text: what the token adds to the text, special tokens by their name.
-        macro_action: number of its macro action in the response, from 0.
-        value: the critic's value of the state before the token; None when unknown, like the next two.
-        reward: the token's reward, the KL penalty included.
-        advantage: the advantage of its macro action.
-    """
-
-    text: str
-    macro_action: int
-    value: float | None = None
-    reward: float | None = None
-    advantage: float | None = None
+    text: str  # what the token adds to the text, special tokens by their name
+    macro_action: int  # number of its macro action in the response, from 0
+    value: float | None = None  # the critic's, of the state before the token
+    reward: float | None = None  # the KL penalty included
+    advantage: float | None = None  # of its macro action
 
 
 @dataclass(frozen=True)
@@ -84,12 +76,8 @@ def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
     Raises:
         KeyError: when a row has no `text` or no `macro_action`.
     """
-    return [
-        MacroToken(
-            str(row["text"]), int(row["macro_action"]), row.get("value"), row.get("reward"), row.get("advantage")
-        )
-        for row in rows
-    ]
+    names = ("value", "reward", "advantage")
+    return [MacroToken(str(row["text"]), int(row["macro_action"]), *map(row.get, names)) for row in rows]
 
 
 def macro_spans(tokens: Iterable[MacroToken]) -> str:
@@ -116,14 +104,10 @@ def panels_html(panels: Iterable[MacroPanel]) -> str:
 
 
 def legend_html(numbers: bool = True) -> str:
-    """HTML of a line that explains the spans.
-
-    Args:
-        numbers: the tokens have values, rewards and advantages.
-    """
-    words = ("one", "macro", "action", "each", "colour")
+    """HTML of a line that explains the spans; `numbers`: the tokens have values, rewards and advantages."""
     swatches = "".join(
-        f'<span class="ma ma{index % len(PALETTE)}">&nbsp;{word}&nbsp;</span>' for index, word in enumerate(words)
+        f'<span class="ma ma{index % len(PALETTE)}">&nbsp;{word}&nbsp;</span>'
+        for index, word in enumerate(("one", "macro", "action", "each", "colour"))
     )
     return (
         f'<p class="ma-legend">{swatches} A bar and a new colour begin a macro action; the colours repeat.'
@@ -161,12 +145,7 @@ def _number(value: float | None) -> str:
 
 
 def macro_text(tokens: Iterable[MacroToken], colour: bool) -> str:
-    """A response with its macro actions marked.
-
-    Args:
-        tokens: of the response, in order.
-        colour: paint macro actions; otherwise a bar ends each.
-    """
+    """A response with its macro actions painted in colours, or else with a bar at the end of each."""
     parts = []
     for number, group in groupby(tokens, key=lambda token: token.macro_action):
         text = pictures("".join(token.text for token in group)).replace("\t", "␉").replace("\n", "↵\n")

@@ -79,14 +79,12 @@ def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
 
 
 def _page(runs: Sequence[RunData], labels: Mapping[str, str], report: RunReport) -> str:
-    charts = [
-        {"title": chart.title, "png": base64.b64encode(draw_chart(runs, labels, chart)).decode("ascii")}
-        for chart in run_charts(runs, labels)
-    ]
+    charts = run_charts(runs, labels)
+    pngs = [base64.b64encode(draw_chart(runs, labels, chart)).decode("ascii") for chart in charts]
     return render_page(
         TEMPLATE,
         report=report,
-        charts=charts,
+        charts=[{"title": chart.title, "png": png} for chart, png in zip(charts, pngs, strict=True)],
         lines=run_styles(runs),
         examples=_examples(runs, labels),
         names=[run.name for run in runs],
@@ -100,13 +98,9 @@ def _examples(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[dict[s
     # The SFT model has no macro actions of its own: show those of the condition with the longest. The length of a run
     # without training rows is NaN, in place of which max() returns 0.
     longest = max(runs, key=lambda run: (max(0.0, run.train_mean("macro/length")), run.name))
-    common = [
-        start
-        for start in longest.first.samples
-        if start.tokens and all(start.prompt in by_prompt for by_prompt in answers)
-    ]
+    starts = [start for start in longest.first.samples if start.tokens and all(start.prompt in a for a in answers)]
     examples = []
-    for start in common[:SHOWN_PROMPTS]:
+    for start in starts[:SHOWN_PROMPTS]:
         panels = [_panel("SFT", start, labels, f"macro actions as in {longest.name}")]
         panels += [_panel(run.name, answer[start.prompt], labels) for run, answer in zip(runs, answers, strict=True)]
         examples.append({"prompt": start.prompt, "panels": Markup(panels_html(panels))})
@@ -132,11 +126,11 @@ def _settings(runs: Sequence[RunData]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: its title, the label of the y axis with the unit, and the keys of metrics.jsonl."""
+    """What one chart shows."""
 
     title: str
-    axis: str
-    train_key: str
+    axis: str  # label of the y axis, with the unit
+    train_key: str  # of metrics.jsonl, like the next one
     eval_key: str | None
 
 
@@ -151,12 +145,7 @@ class RunStyle:
 
 
 def run_charts(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[Chart]:
-    """The charts of a report, in reading order; the metric function's and the critic's only where there is one.
-
-    Args:
-        runs: of the report.
-        labels: what the runs are compared by, the metric function or the scores first.
-    """
+    """The charts in reading order; the metric function's and the critic's only where there is one. See `labels_of`."""
     charts = [
         Chart(labels["scores"].capitalize(), "score", "objective/scores", "eval/scores"),
         Chart("KL to SFT per sequence", "KL (nats per response)", "objective/kl", "eval/kl"),
@@ -176,13 +165,9 @@ def run_styles(runs: Sequence[RunData]) -> list[RunStyle]:
 
 
 def smooth(values: Sequence[float]) -> np.ndarray:
-    """Centred moving mean over SMOOTHED_PART of the values, cut off at both ends; NaN values are left out.
+    """(N,) float64: centred moving mean over SMOOTHED_PART of the values (N,), cut off at both ends.
 
-    Args:
-        values: (N,) numbers.
-
-    Returns:
-        (N,) float64; NaN where the window holds no number.
+    NaN values are left out; NaN where the window holds no number.
     """
     numbers = np.asarray(values, dtype=np.float64)
     half = max(1, round(len(numbers) * SMOOTHED_PART / 2))
@@ -196,8 +181,7 @@ def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> 
     figure = Figure(figsize=(15, 9), dpi=120, layout="constrained")
     figure.suptitle(title, fontsize=15, parse_math=False)
     axes = figure.subplots(2, 3).flatten()
-    charts = run_charts(runs, labels)
-    goals = goal_levels(runs, labels)
+    charts, goals = run_charts(runs, labels), goal_levels(runs, labels)
     for chart, ax in zip(charts, axes, strict=False):
         _draw(ax, runs, chart, goals)
     for ax in axes[len(charts) :]:
@@ -249,24 +233,20 @@ def _draw(ax: Axes, runs: Sequence[RunData], chart: Chart, goals: Mapping[str, f
 
 
 def _handles(runs: Sequence[RunData]) -> list[Line2D]:
-    handles = []
+    looks: list[dict[str, Any]] = []
     for style in run_styles(runs):
         # matplotlib leaves out a label that begins with an underscore.
-        label = style.name.lstrip("_") or style.name.replace("_", "-")
-        line = Line2D(
-            [], [], color=style.colour, linewidth=2, marker=style.marker, markeredgecolor="white", label=label
-        )
-        handles.append(line)
+        label, look = style.name.lstrip("_") or style.name.replace("_", "-"), {"markeredgecolor": "white"}
+        looks.append({"label": label, "color": style.colour, "linewidth": 2, "marker": style.marker} | look)
     if len(runs) > 1:
-        label = f"where {runs[0].name} ends"
-        handles.append(Line2D([], [], color=COLOURS[0], linestyle=":", linewidth=1.6, label=label))
-    return [
-        *handles,
-        Line2D([], [], color=SFT_COLOUR, linestyle="--", linewidth=1.2, label="SFT, before the first update"),
-        Line2D([], [], color="#888888", linewidth=0.8, alpha=0.5, label="each update, training prompts"),
-        Line2D([], [], color="#888888", linewidth=2, label="the same, smoothed"),
-        Line2D([], [], color="#888888", linestyle="none", marker="o", label="evaluation, held-out prompts"),
+        looks.append({"label": f"where {runs[0].name} ends", "color": COLOURS[0], "linestyle": ":", "linewidth": 1.6})
+    looks += [
+        {"label": "SFT, before the first update", "color": SFT_COLOUR, "linestyle": "--", "linewidth": 1.2},
+        {"label": "each update, training prompts", "color": "#888888", "linewidth": 0.8, "alpha": 0.5},
+        {"label": "the same, smoothed", "color": "#888888", "linewidth": 2},
+        {"label": "evaluation, held-out prompts", "color": "#888888", "linestyle": "none", "marker": "o"},
     ]
+    return [Line2D([], [], **look) for look in looks]
 
 
 @dataclass(frozen=True)
@@ -281,48 +261,24 @@ class Point:
 
 @dataclass(frozen=True)
 class Learner:
-    """A way to learn, and where it came to.
-
-    Attributes:
-        name: as the table calls it.
-        points: on the way, in order; the last one is its end.
-        seconds: of training; None where there was none.
-        bound: the KL is an upper bound, not measured.
-    """
+    """A way to learn, and where it came to."""
 
     name: str
-    points: list[Point]
-    seconds: float | None = None
-    bound: bool = False
+    points: list[Point]  # on the way, in order; the last one is its end
+    seconds: float | None = None  # of training; None where there was none
+    bound: bool = False  # the KL is an upper bound, not measured
 
 
-def learner_rows(learners: Sequence[Learner]) -> list[list[str]]:
-    """Rows of the table under HEADERS."""
+def learner_table(learners: Sequence[Learner], as_page: bool = False) -> str:
+    """Where each ends: a table for a terminal, or as Markdown for a page."""
     rows = []
     for learner in learners:
         end = learner.points[-1]
         kl = mean_interval(end.kl).text(1) if any(end.kl) else "0"
-        rows.append(
-            [
-                learner.name,
-                mean_interval(end.gold).text(),
-                mean_interval(end.score).text(2),
-                f"≤ {end.kl[0]:.1f}" if learner.bound else kl,
-                mean_interval(end.tokens).text(1),
-                "–" if learner.seconds is None else f"{learner.seconds:.0f}",
-            ]
-        )
-    return rows
-
-
-def learner_text(learners: Sequence[Learner]) -> str:
-    """The table for a terminal."""
-    return text_table(HEADERS, learner_rows(learners))
-
-
-def learner_markdown(learners: Sequence[Learner]) -> str:
-    """The table for a page."""
-    return markdown_table(HEADERS, learner_rows(learners))
+        cells = [learner.name, mean_interval(end.gold).text(), mean_interval(end.score).text(2)]
+        cells += [f"≤ {end.kl[0]:.1f}" if learner.bound else kl, mean_interval(end.tokens).text(1)]
+        rows.append([*cells, "–" if learner.seconds is None else f"{learner.seconds:.0f}"])
+    return (markdown_table if as_page else text_table)(HEADERS, rows)
 
 
 def draw_learners(learners: Sequence[Learner], file: Path) -> None:

@@ -53,7 +53,7 @@ def main() -> int:
 
 def learners(folder: Path, seed: int, scale: Scale) -> None:
     """Makes data and models, trains every learner, measures all on the same prompts and writes the page."""
-    from dschat.run_report.build import draw_learners, learner_markdown, learner_text, write_page
+    from dschat.run_report.build import draw_learners, learner_table, write_page
 
     start = time.perf_counter()
     data, model = make_inputs(folder, seed, scale)
@@ -70,10 +70,10 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
         run_step("step3_rlhf_finetuning", flags, ONE)
     found = measure_all(folder, pairs, seed, scale)
     draw_learners(found, folder / "gold-against-kl.png")
-    table = learner_text(found)
+    table = learner_table(found)
     print(table, flush=True)
     parts = {
-        "Learners on the reviews": f"{learner_markdown(found)}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
+        "Learners on the reviews": f"{learner_table(found, as_page=True)}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
         "REFUEL on dialogues": dialogues.refuel_example(
             folder / "dialogues", seed, dialogues.SMALL if scale is SMALL else dialogues.FULL
         ),

@@ -35,25 +35,15 @@ def _scorer() -> "RougeScorer":
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What a policy makes of a split.
-
-    Attributes:
-        model: its name.
-        update: optimiser updates it had; None if that is not known.
-        rows: texts.
-        tokens: that the loss is a mean over.
-        loss: nats per token, with a 95 % interval over texts; without one where a text's loss is not finite.
-        rouge: name → mean over texts, with a 95 % interval; empty where no responses were drawn.
-        length: mean of the drawn responses, in tokens; None likewise.
-    """
+    """What a policy makes of a split; the intervals are of 95 %, over texts."""
 
     model: str
-    update: int | None
-    rows: int
-    tokens: int
-    loss: MeanInterval
-    rouge: dict[str, MeanInterval]
-    length: float | None
+    update: int | None  # optimiser updates it had; None if that is not known
+    rows: int  # texts
+    tokens: int  # that the loss is a mean over
+    loss: MeanInterval  # nats per token; without an interval where a text's loss is not finite
+    rouge: dict[str, MeanInterval]  # name → mean over texts; empty where no responses were drawn
+    length: float | None  # mean of the drawn responses, in tokens; None likewise
 
     @property
     def perplexity(self) -> MeanInterval:
