@@ -1,14 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table and the plot of learners."""
 
-from dschat.run_report.build import (
-    Learner,
-    Point,
-    draw_learners,
-    learner_markdown,
-    learner_text,
-    write_page,
-)
+from dschat.run_report.build import Learner, Point, draw_learners, learner_markdown, learner_text, write_page
 
 
 def point(level: float, kl: float) -> Point:

@@ -23,15 +23,7 @@ def test_the_highest_run_against_the_others_and_each_against_sft(tmp_path, names
     runs = make_two_runs(tmp_path)
     outcome = outcome_of({name: runs[name] for name in names})
     table = table_of(outcome, "wins")
-    assert table.headers == [
-        "win rates (%)",
-        "judge",
-        "win",
-        "tie",
-        "loss",
-        "win + ½ tie",
-        "prompts",
-    ]
+    assert table.headers == ["win rates (%)", "judge", "win", "tie", "loss", "win + ½ tie", "prompts"]
     pairs = ["MA-PPO against PPO", *[f"{name} against SFT" for name in names]]
     judges = ["gold score", "reward-model score"]
     assert table.rows == [[pair, judge, *BOTH] for pair in pairs for judge in judges]

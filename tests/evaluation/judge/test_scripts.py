@@ -37,11 +37,7 @@ def until(condition, process):
 
 def start(command):
     return subprocess.Popen(
-        command,
-        env=environment(OPENAI_API_KEY=None),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, env=environment(OPENAI_API_KEY=None), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

@@ -72,11 +72,7 @@ def test_win_rates_by_hand(files, tmp_path, caplog):
 
 def test_intervals_over_all_turns_are_over_dialogues():
     """Twenty dialogues of which one half wins at every turn know as much as twenty verdicts, not as sixty."""
-    verdicts = {
-        1: ["A", "B"] * 10,
-        2: ["A", "B"] * 10,
-        3: ["A", "B"] * 10,
-    }
+    verdicts = {1: ["A", "B"] * 10, 2: ["A", "B"] * 10, 3: ["A", "B"] * 10}
     common = {"prompt": "p", "response_a": "a", "response_b": "b", "kind": "judge", "rater": "j", "dataset": ""}
     rows = [
         ("f:1", {**common, "model_a": "a", "model_b": "b", "number": n, "turn": turn, "verdict": verdict})
@@ -150,10 +146,7 @@ GOOD = [say("user", "q"), say("assistant", "r")]
             {"number": 1, "messages": [*GOOD, say("assistant", "again")]},
             r"a\.jsonl:2: message 3 is of 'assistant' where 'user' is next",
         ),
-        (
-            {"number": 1, "messages": [say("system", "s"), *GOOD]},
-            r"a\.jsonl:2: message 1 is of 'system' .*alternate",
-        ),
+        ({"number": 1, "messages": [say("system", "s"), *GOOD]}, r"a\.jsonl:2: message 1 is of 'system' .*alternate"),
         ({"number": 1, "messages": [*GOOD, say("user", "x")]}, r"a\.jsonl:2: the last message, 3, is the user's"),
         (
             {"number": 1, "messages": [*GOOD, say("user", " \n"), say("assistant", "x")]},

@@ -23,14 +23,7 @@ from dschat.evaluation.report.plots import draw_best_of, draw_comparisons, draw_
 from dschat.evaluation.report.results import RaterResult, SectionResult, section_result
 from dschat.evaluation.report.votes import read_votes, sections_of
 from dschat.evaluation.text import PolicyResult, RewardResult, text_tables, without_nan
-from dschat.evaluation.turns import (
-    Published,
-    TurnRates,
-    published_mean,
-    published_rates,
-    rates_by_turn,
-    turn_tables,
-)
+from dschat.evaluation.turns import Published, TurnRates, published_mean, published_rates, rates_by_turn, turn_tables
 
 NAME = "report"
 OUTPUT = "--output "
