@@ -115,10 +115,7 @@ def test_colours():
         ("--text a --termination_condition words", ["--termination_condition words", "module.py:function"]),
         ("--text a --termination_condition parsing --parser_cutoff 2", ["--parsing_cutoff 2", "at least 3"]),
         ("--text a --termination_condition parsing --parser nobody", ["--parser nobody"]),
-        (
-            "--text a --termination_condition parsing --parser chunker x --parser_model m",
-            ["--parser_model", "2 parsers"],
-        ),
+        ("--text a --termination_condition parsing --parser chunker x --parser_model m", ["--parser_model", "2 par"]),
         ("--text a --termination_condition randomized --repeat_times 0", ["--repeat_times"]),
         ("--jsonl none.jsonl", ["--jsonl none.jsonl", "no such file"]),
     ],

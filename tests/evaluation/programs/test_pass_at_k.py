@@ -93,13 +93,11 @@ def test_other_files_are_named(tmp_path):
         pass_rates([file], (1,))
 
 
-def run_script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """A script of evaluation/."""
-    command = [sys.executable, str(ROOT / "evaluation" / name), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 def test_the_scripts(results, tmp_path):
+    def run_script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(ROOT / "evaluation" / name), *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True)
+
     done = run_script("pass-at-k.py", results, "-k", 1, 3)
     assert done.returncode == 0 and "pass@3, %" in done.stdout, done.stderr
     done = run_script("report.py", results, "--output", tmp_path / "report")
