@@ -31,11 +31,7 @@ def expected_best(rewards: Sequence[float], n: int) -> float:
     """The mean, over all subsets of n responses, of a subset's highest reward: unbiased, as `best_of_first` is.
 
     E[max of n] = Σ_i C(i − 1, n − 1) / C(M, n) · r_(i), where r_(1) ≤ … ≤ r_(M): the i-th smallest reward is the
-    highest of those subsets whose other n − 1 members are among the i − 1 below it.
-
-    Args:
-        rewards: (M,) in any order.
-        n: from 1 to M.
+    highest of those subsets whose other n − 1 members are among the i − 1 below it. Rewards are (M,), n is 1 to M.
     """
     subsets = math.comb(len(rewards), n)
     return math.fsum(math.comb(below, n - 1) / subsets * reward for below, reward in enumerate(sorted(rewards)))
@@ -78,8 +74,7 @@ def read_sweep(file: Path, model: str) -> Sweep:
 def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
     """A model's sweep from its rows, each with its place "file:line".
 
-    Raises:
-        UserError: a row holds something else, or the temperatures differ in their prompts.
+    Raises UserError where a row holds something else, or the temperatures differ in their prompts.
     """
     rewards: dict[float, list[list[float]]] = {}
     prompts: dict[float, list[str]] = {}

@@ -20,22 +20,13 @@ APPS = "apps"  # its name in `dschat.data.formats.registry`
 NUMBERS = {"interview": 3000, "introductory": 1000, "competition": 1000}
 # Chai et al., ICLR 2025: pass@1 and pass@5 in per cent, PPO and MA-PPO (n = 10), by difficulty and over all problems.
 PUBLISHED = {
-    "PPO, CodeGemma-2B": {
-        1: {"interview": 2.82, "introductory": 15.26, "competition": 0.92, "all": 4.92},
-        5: {"interview": 4.10, "introductory": 17.30, "competition": 1.70, "all": 6.26},
-    },
-    "MA-PPO, CodeGemma-2B": {
-        1: {"interview": 3.25, "introductory": 16.56, "competition": 0.94, "all": 5.45},
-        5: {"interview": 4.37, "introductory": 18.30, "competition": 1.60, "all": 6.60},
-    },
-    "PPO, CodeGemma-7B": {
-        1: {"interview": 4.26, "introductory": 20.90, "competition": 1.21, "all": 6.98},
-        5: {"interview": 6.57, "introductory": 23.30, "competition": 2.30, "all": 9.06},
-    },
-    "MA-PPO, CodeGemma-7B": {
-        1: {"interview": 6.22, "introductory": 26.74, "competition": 2.00, "all": 9.48},
-        5: {"interview": 8.37, "introductory": 30.30, "competition": 3.30, "all": 11.74},
-    },
+    model: {k: dict(zip((*NUMBERS, ALL), rates, strict=True)) for k, rates in ((1, first), (5, fifth))}
+    for model, first, fifth in (
+        ("PPO, CodeGemma-2B", (2.82, 15.26, 0.92, 4.92), (4.10, 17.30, 1.70, 6.26)),
+        ("MA-PPO, CodeGemma-2B", (3.25, 16.56, 0.94, 5.45), (4.37, 18.30, 1.60, 6.60)),
+        ("PPO, CodeGemma-7B", (4.26, 20.90, 1.21, 6.98), (6.57, 23.30, 2.30, 9.06)),
+        ("MA-PPO, CodeGemma-7B", (6.22, 26.74, 2.00, 9.48), (8.37, 30.30, 3.30, 11.74)),
+    )
 }
 
 
@@ -61,26 +52,15 @@ class PassRates:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """1 − C(n − c, k) / C(n, k): unbiased (Chen et al. 2021, equation 1).
-
-    Args:
-        samples: n programs that were run, at least k.
-        passed: c of them that passed.
-        k: how many are looked at.
-    """
+    """1 − C(n − c, k) / C(n, k) of n ≥ k samples, of which c passed: unbiased (Chen et al. 2021, equation 1)."""
     return 1 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
 def pass_rates(files: Sequence[Path], ks: Sequence[int], dataset: str = "") -> list[PassRates]:
-    """Every file's rates, by difficulty and over all problems.
+    """The rates of files from inference/inference_with_programs.py, by difficulty and over all problems.
 
-    Args:
-        files: from inference/inference_with_programs.py; a file's name is its model's.
-        ks: numbers of programs.
-        dataset: of rows that name none.
-
-    Raises:
-        UserError: a file is missing or holds something else.
+    A file's name is its model's; `dataset` is that of rows that name none. Raises UserError where a file is missing or
+    holds something else.
     """
     found = []
     for file in files:

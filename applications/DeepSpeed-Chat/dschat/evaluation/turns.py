@@ -63,8 +63,7 @@ class Dialogue:
 def read_dialogues(path: Path, flag: str) -> dict[int, Dialogue]:
     """number → dialogue, in the order of the file.
 
-    Raises:
-        UserError: the file cannot be read, or a row is no finished dialogue or repeats a number; names file and line.
+    Raises UserError, with file and line, where that cannot be read, is no finished dialogue or repeats a number.
     """
     found: dict[int, Dialogue] = {}
     for origin, row in read_rows(path, flag):
@@ -85,9 +84,7 @@ def turn_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pai
     """Every dialogue at every turn that it has in both files, in the order of the first; columns `number`, `turn`.
 
     The prompt is the first message, a response what follows it up to that turn, its reward the score of that turn.
-
-    Raises:
-        UserError: a dialogue is in one of the files only, or begins differently in them.
+    Raises UserError where a dialogue is in one of the files only, or begins differently in them.
     """
     first, second = read_dialogues(path_a, flag_a), read_dialogues(path_b, flag_b)
     alone = [one for mine, other in ((first, second), (second, first)) for n, one in mine.items() if n not in other]
@@ -113,15 +110,14 @@ def turn_pairs(path_a: Path, flag_a: str, path_b: Path, flag_b: str) -> list[Pai
 
 
 def _pair(a: Dialogue, b: Dialogue, turn: int) -> Pair:
-    first, second = _side(a, turn), _side(b, turn)
+    def side(dialogue: Dialogue) -> Response:
+        score = None if dialogue.scores is None else dialogue.scores[turn - 1]
+        return Response(dialogue.texts[0], dialogue.after_opening(turn), score, dialogue.origin, {})
+
+    first, second = side(a), side(b)
     place = f"{a.number}:{turn}:{a.texts[0]}"  # the same texts may occur in several dialogues
     id = pair_id(place, first.response, second.response)
     return Pair(id, a.texts[0], first, second, {"number": a.number, "turn": turn})
-
-
-def _side(dialogue: Dialogue, turn: int) -> Response:
-    score = None if dialogue.scores is None else dialogue.scores[turn - 1]
-    return Response(dialogue.texts[0], dialogue.after_opening(turn), score, dialogue.origin, {})
 
 
 def _texts_of(row: dict[str, Any], origin: str) -> tuple[str, ...]:
@@ -156,8 +152,7 @@ def holds_turns(row: dict[str, Any]) -> bool:
 def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
     """The win rates of the verdicts of one file, each with its place "file:line".
 
-    Raises:
-        UserError: a row is no verdict at a turn, or compares other policies than the first one.
+    Raises UserError where a row is no verdict at a turn, or compares other policies than the first one.
     """
     verdicts: dict[int, list[tuple[int, str]]] = {}
     title: tuple[tuple[str, str], str] | None = None

@@ -71,11 +71,7 @@ class MacroPanel:
 
 
 def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
-    """The tokens of a samples file: mappings with `text`, `macro_action` and, where known, the three numbers.
-
-    Raises:
-        KeyError: when a row has no `text` or no `macro_action`.
-    """
+    """The tokens of a samples file: with `text` and `macro_action`, else a KeyError, and, where known, the numbers."""
     names = ("value", "reward", "advantage")
     return [MacroToken(str(row["text"]), int(row["macro_action"]), *map(row.get, names)) for row in rows]
 

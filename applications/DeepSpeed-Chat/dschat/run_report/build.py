@@ -39,16 +39,13 @@ HEADERS = ("learner", "gold score", "reward-model score", "KL to SFT", "length",
 def build_report(
     runs: Mapping[str, Path], output_dir: Path, title: str = "PPO with macro actions", notes: Sequence[str] = ()
 ) -> RunReport:
-    """Write `report.html` and `report.png` about runs of step 3.
+    """Write `report.html` and `report.png` about runs of step 3; `.text()` of the numbers is for the terminal.
 
     Args:
         runs: the name to show → output folder of step 3. All start from the same SFT model.
         output_dir: folder of the two files; made where it is missing.
         title: heading of the page and the picture.
         notes: remarks of the caller, one paragraph each.
-
-    Returns:
-        The numbers; `.text()` is the table for the terminal.
 
     Raises:
         UserError: when there is no run, or a file of a run is missing or malformed; the message names the file.
@@ -64,11 +61,7 @@ def build_report(
 
 
 def read_runs(runs: Mapping[str, Path]) -> tuple[list[RunData], dict[str, str]]:
-    """Read the output folders; also what the runs are compared by, see `labels_of`.
-
-    Raises:
-        UserError: as `build_report`.
-    """
+    """Read the output folders; also what the runs are compared by, see `labels_of`. Raises as `build_report`."""
     if not runs:
         raise UserError("A report needs the output_dir of at least one run of step 3.")
     data = [read_run(name, Path(folder)) for name, folder in runs.items()]

@@ -91,11 +91,7 @@ class RunData:
 
 
 def read_run(name: str, folder: Path) -> RunData:
-    """Read a step-3 output folder.
-
-    Raises:
-        UserError: when a file is missing, empty or malformed, or the run has no evaluation after its first.
-    """
+    """Read a step-3 output folder; raises UserError for bad files, and without an evaluation after the first."""
     flags, flags_before = folder / "train_config.json", folder / "config.json"  # the latter of earlier versions
     config = _read_object(flags if flags.exists() else flags_before)
     path = folder / "metrics.jsonl"

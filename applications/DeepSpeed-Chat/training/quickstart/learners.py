@@ -72,8 +72,9 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
     draw_learners(found, folder / "gold-against-kl.png")
     table = learner_table(found)
     print(table, flush=True)
+    rows = learner_table(found, as_page=True)
     parts = {
-        "Learners on the reviews": f"{learner_table(found, as_page=True)}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
+        "Learners on the reviews": f"{rows}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
         "REFUEL on dialogues": dialogues.refuel_example(
             folder / "dialogues", seed, dialogues.SMALL if scale is SMALL else dialogues.FULL
         ),

@@ -214,14 +214,9 @@ def _escaped(text: str) -> str:
 
 
 def read_rubric(path: Path, dataset: str) -> Rubric:
-    """A rubric of the user's own; docs/evaluation.md describes the file.
+    """A rubric of the user's own, see docs/evaluation.md; `dataset` is what results call the data set.
 
-    Args:
-        path: the file, TOML or JSON.
-        dataset: what results call the data set.
-
-    Raises:
-        UserError: the file cannot be read, or a key is missing, unknown or holds what it cannot; names both.
+    Raises UserError where the file cannot be read, or a key is missing, unknown or holds what it cannot; names both.
     """
     try:
         content = _parsed(path)

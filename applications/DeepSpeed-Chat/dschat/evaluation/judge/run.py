@@ -137,10 +137,8 @@ def parse_flags(options: type[Options], words: Sequence[str], description: str) 
 def run_judge(words: Sequence[str], description: str, dataset: str | None = None) -> str:
     """Judges two files of responses; returns one line with counts, tokens, cost and file, or a dry run's estimate.
 
-    Args:
-        words: the command line without the program.
-        description: first lines of --help.
-        dataset: the rubric to use whatever --dataset says; None to follow --dataset.
+    `words` are the command line without the program, `description` begins --help; the rubric is that of `dataset`,
+    whatever --dataset says, if it is given.
     """
     options = parse_flags(JudgeOptions, words, description)
     if dataset is not None and options.rubric is not None:

@@ -7,12 +7,12 @@ The tables of the other reports stand with their numbers: `best_of`, `programs`,
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from dschat.common.jsonl import read_rows
-from dschat.common.statistics import RESAMPLES, Rate, Tally, WinRates
+from dschat.common.statistics import RESAMPLES, Rate, WinRates
 from dschat.common.tables import text_table, text_width
 from dschat.data.formats.registry import find_known
 from dschat.errors import UserError
@@ -72,11 +72,8 @@ def build_evaluation_report(
 ) -> EvaluationReport:
     """Writes `report.json` and `report.png`; `.text()` of what it returns is the table for the terminal.
 
-    Args:
-        files: of verdicts and of responses with rewards (`dschat.evaluation.pairs`), in any mixture and order.
-        output_dir: folder of the two files; made where it is missing.
-        reward_margin: rewards that differ by no more are a tie.
-        dataset: of the files that name none.
+    The files are of verdicts and of responses with rewards (`dschat.evaluation.pairs`), in any mixture and order.
+    Rewards that differ by no more than the margin are a tie; `dataset` is that of the files that name none.
     """
     if not files:
         raise UserError("A report needs at least one file of verdicts, or two of responses with rewards.")
@@ -92,13 +89,8 @@ def build_evaluation_report(
 def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_dir: Path) -> str:
     """Writes `report.json`, `report.md` and `report.png` on finished sweeps, one file per model; returns the tables.
 
-    Args:
-        files: of the sweeps.
-        numbers: how many responses to choose from; None for the published ones that were drawn, and all.
-        output_dir: where to write.
-
-    Raises:
-        UserError: a file holds something else, other prompts than the first, or fewer responses than `numbers` say.
+    `numbers` of responses to choose from are the published ones that were drawn, and all, where they are None. Raises
+    UserError where a file holds something else, other prompts than the first, or fewer responses than they say.
     """
     sweeps = [read_sweep(file, name) for file, name in zip(files, model_names(files), strict=True)]
     for file, sweep in zip(files, sweeps, strict=True):
@@ -227,7 +219,7 @@ def _section_text(section: SectionResult) -> str:
         f"{title}\n{'=' * text_width(title)}\nwin: {first} is better; loss: {second} is better",
         _table(
             ["rater", "items", "verdicts", "counted", "win", "tie", "loss", "invalid", "skipped"],
-            [[rater.rater, rater.items, *_counts(rater.rates.tally)] for rater in raters],
+            [[r.rater, r.items, r.rates.tally.given, r.rates.tally.counted, *astuple(r.rates.tally)] for r in raters],
         ),
         _table(
             ["in %", "win", "tie", "loss", "win + ½ tie", "at equal length"],
@@ -266,9 +258,8 @@ def _agreements(section: SectionResult) -> str:
 def _groups(section: SectionResult) -> str:
     rows = []
     for group in section.group_agreement:
-        same = NONE if group.same is None else f"{100 * group.same:.1f}"
-        kappa = NONE if group.kappa is None else f"{group.kappa:.2f}"
-        rows.append([f"{group.name} ({len(group.raters)})", group.items, same, kappa])
+        same, kappa = (None if number is None else Rate(number) for number in (group.same, group.kappa))
+        rows.append([f"{group.name} ({len(group.raters)})", group.items, _rate(same), _kappa(kappa)])
     return _table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], rows)
 
 
@@ -285,10 +276,6 @@ def _means(section: SectionResult) -> str:
 def _table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table; nothing where there are no rows."""
     return text_table(headers, [list(map(str, row)) for row in rows]) if rows else ""
-
-
-def _counts(tally: Tally) -> list[int]:
-    return [tally.given, tally.counted, tally.wins, tally.ties, tally.losses, tally.invalid, tally.skipped]
 
 
 def _shares(rates: WinRates) -> list[str]:

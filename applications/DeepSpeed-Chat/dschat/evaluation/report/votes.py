@@ -109,22 +109,19 @@ def _verdicts(file: Path) -> list[Vote]:
     votes = []
     for origin, row in read_rows(file, FILE):
         one = comparison_of(row, origin)
-        texts, models = (one.prompt, one.response_a, one.response_b), (one.model_a, one.model_b)
-        key = (*texts, one.kind, one.rater, *models)
-        rewards = (number_of(row, "reward_a", origin), number_of(row, "reward_b", origin))
+        texts, who = (one.prompt, one.response_a, one.response_b), (one.kind, one.rater, (one.model_a, one.model_b))
+        a, b = number_of(row, "reward_a", origin), number_of(row, "reward_b", origin)
         vote = Vote(
-            item=JudgedItem(*texts, occurred[key]),
-            verdict=one.verdict,
-            kind=one.kind,
-            rater=one.rater,
-            models=models,
+            JudgedItem(*texts, occurred[texts, who]),
+            one.verdict,
+            *who,
             dataset=one.dataset,
             file=file,
             showings=_showings(row, one.verdict, origin),
-            rewards=None if rewards[0] is None or rewards[1] is None else (rewards[0], rewards[1]),
+            rewards=None if a is None or b is None else (a, b),
             aspects=_aspects(row, origin),
         )
-        occurred[key] += 1
+        occurred[texts, who] += 1
         votes.append(vote)
     return votes
 
@@ -199,12 +196,9 @@ def sections_of(votes: Sequence[Vote], margin: float, dataset: str = "") -> list
     """Sorts votes into sections by the names of models and data set.
 
     The first vote of a section decides which model comes first; votes on the same models in the other order are turned
-    round. Votes that name no data set belong to the one that other votes on the same models name.
-
-    Args:
-        votes: see `read_votes`. Where the reward model has none in a section, the rewards beside verdicts are taken.
-        margin: rewards that differ by no more are a tie.
-        dataset: of the votes that name none; without it a UserError is raised where it could be one of several.
+    round. Votes that name no data set belong to `dataset`, or to the one that other votes on the same models name; a
+    UserError is raised where there are several. Where the reward model has no vote in a section, the rewards beside
+    verdicts are taken; those that differ by no more than the margin are a tie.
     """
     named: dict[frozenset[str], list[str]] = defaultdict(list)
     for vote in votes:

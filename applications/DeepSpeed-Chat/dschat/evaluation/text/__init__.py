@@ -64,11 +64,9 @@ class RewardResult:
 
 
 def policy_result(rows: Sequence[Row]) -> PolicyResult:
-    """Numbers of one policy.
+    """Numbers of one policy; of rows, at least one, with `model`, `update`, `loss_sum` (nats) and `loss_tokens`.
 
-    Args:
-        rows: at least one, each with `model`, `update`, `loss_sum` (nats) and `loss_tokens`; and where responses were
-            drawn `response_tokens`, rouge1, rouge2 and rougeL.
+    And where responses were drawn with `response_tokens`, rouge1, rouge2 and rougeL.
     """
     sums = [(float(row["loss_sum"]), int(row["loss_tokens"])) for row in rows]
     total, tokens = (sum(column) for column in zip(*sums, strict=True))
