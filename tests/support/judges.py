@@ -58,32 +58,23 @@ def better(first: bool) -> str:
 class FakeJudge:
     """The server's state. Requests are numbered from 0 in the order they come.
 
-    Attributes:
-        answer: messages → the text of the answer.
-        plan: what becomes of the next requests, in turn; "ok" of all that follow. A word names a way of failing, a
-            triple (status, body, headers) is sent as it is, and asks to come back at once unless it says otherwise; a
-            pair (finish_reason, message) is what the completion says instead of the answer.
-        bodies: of all requests.
-        sizes: of the same in bytes.
-        keys: their Authorization headers.
-        answered: how often each conversation got an answer.
-        busiest: most requests at the same time.
-        gate: while it is closed, requests wait; those that waited when it opens get no answer.
+    `plan` says what becomes of the next requests, in turn; "ok" of all that follow. A word names a way of failing, a
+    triple (status, body, headers) is sent as it is, and asks to come back at once unless it says otherwise; a pair
+    (finish_reason, message) is what the completion says instead of the answer.
     """
 
     def __init__(self) -> None:
-        self.answer: Callable[[list[dict[str, str]]], str] = more_good
+        self.answer: Callable[[list[dict[str, str]]], str] = more_good  # messages → the text of the answer
         self.plan: deque[Any] = deque()
-        self.bodies: list[dict[str, Any]] = []
-        self.sizes: list[int] = []
-        self.keys: list[str] = []
-        self.answered: Counter[str] = Counter()
+        self.bodies: list[dict[str, Any]] = []  # of all requests
+        self.sizes: list[int] = []  # of the same in bytes
+        self.keys: list[str] = []  # their Authorization headers
+        self.answered: Counter[str] = Counter()  # how often each conversation got an answer
         self.usage: dict[str, int] | None = USAGE
-        self.busy = self.busiest = 0
+        self.busy = self.busiest = 0  # requests at the same time, now and at the most
         self.answers_before_gate: int | None = None
-        self.gate = threading.Event()
-        self.lock = threading.Lock()
-        self.over = threading.Event()
+        self.gate = threading.Event()  # closed, requests wait; those that waited when it opens get no answer
+        self.lock, self.over = threading.Lock(), threading.Event()
         self.url = ""
 
     def refuse_when(self, refused: Callable[[dict[str, Any]], str | None]) -> None:
@@ -127,9 +118,7 @@ class FakeJudge:
 
     def _carry_out(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], step: Any) -> None:
         refusal = self._refused(body)
-        if isinstance(step, tuple) and len(step) == 2:
-            self._complete(handler, body, step)
-        elif isinstance(step, tuple):
+        if isinstance(step, tuple) and len(step) == 3:
             status, content, headers = step
             _send(handler, status, json.dumps(content).encode(), **({"retry-after-ms": "1"} | headers))
         elif step == "timeout":

@@ -4,14 +4,13 @@
 import json
 import math
 import random
-import subprocess
 import sys
 from itertools import combinations
 from statistics import fmean
 
 import pytest
 
-from cli_runs import ROOT, write_jsonl
+from cli_runs import ROOT, message_of, run_command, write_jsonl
 from dschat.errors import UserError
 from dschat.evaluation.best_of import best_of_first, best_of_n, expected_best, read_sweep
 from dschat.evaluation.report import plots
@@ -127,12 +126,9 @@ def test_other_files_are_refused(change, message, tmp_path):
 
 def test_the_report_script(file, tmp_path):
     def report(*words):
-        command = [sys.executable, str(ROOT / "evaluation" / "report.py"), *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True)
+        command = [sys.executable, ROOT / "evaluation" / "report.py", file, "--output", tmp_path / "out", *words]
+        return run_command(command)
 
-    done = report(file, "--output", tmp_path / "out", "--best-of", 2, 4)
-    assert done.returncode == 0 and "N = 4" in done.stdout and "report.png" in done.stdout, done.stderr
-    scores = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "r", "reward": 1}])
-    done = report(file, scores, "--output", tmp_path / "out")
-    assert done.returncode == 2 and "a report of its own" in done.stderr
-    assert "--best-of 0: must be at least 1" in report(file, "--output", "o", "--best-of", 0).stderr
+    done = report("--best-of", 2, 4).expect(0)
+    assert "N = 4" in done.stdout and "report.png" in done.stdout
+    message_of(report("--best-of", 0), "--best-of 0: must be at least 1")

@@ -39,23 +39,20 @@ def always_the_first(messages):
     return '{"comparison": "", "verdict": "first"}'
 
 
-def test_a_judge_that_always_takes_the_first_gives_ties(server, tmp_path):
-    server.answer = always_the_first
-    judged(server, tmp_path)
-    assert verdicts(tmp_path) == ["tie"] * 4
-    assert [o["verdict"] for o in judged_rows(tmp_path)[0]["orders"]] == ["A", "B"]
+def the_later_in_the_alphabet_or_a_tie(messages):
+    shown = shown_in(messages)
+    return json.dumps({"comparison": "", "verdict": "first" if shown["first"] > shown["second"] else "tie"})
 
 
-def test_a_win_beside_a_tie_is_a_tie(server, tmp_path):
-    def answer(messages):
-        shown = shown_in(messages)
-        return json.dumps({"comparison": "", "verdict": "first" if shown["first"] > shown["second"] else "tie"})
-
+@pytest.mark.parametrize(
+    ("answer", "orders"), [(always_the_first, ["A", "B"]), (the_later_in_the_alphabet_or_a_tie, ["tie", "B"])]
+)
+def test_opposite_verdicts_and_a_win_beside_a_tie_are_ties(server, tmp_path, answer, orders):
     server.answer = answer
     two_files(tmp_path, ["x"], ["y"])
     judged(server, tmp_path)
     (row,) = judged_rows(tmp_path)
-    assert [o["verdict"] for o in row["orders"]] == ["tie", "B"] and row["verdict"] == "tie"
+    assert [o["verdict"] for o in row["orders"]] == orders and row["verdict"] == "tie"
 
 
 def test_exchanged_models_mirror_the_verdicts_and_cost_nothing(server, tmp_path):
@@ -101,8 +98,10 @@ def test_a_single_order_shows_each_pair_once_with_sides_by_chance(server, tmp_pa
 
 
 def test_the_same_text_twice_is_a_tie_and_not_asked_about(server, tmp_path):
+    """And an answer in parts is read."""
     two_files(tmp_path, ["same", "good"], ["same", "bad"])
-    judged(server, tmp_path)
+    server.plan.append(("stop", {"content": [{"type": "text", "text": text} for text in ('{"verdict":', '"first"}')]}))
+    judged(server, tmp_path, "--concurrency", 1)
     assert verdicts(tmp_path) == ["tie", "A"] and judged_rows(tmp_path)[0]["orders"] == []
     assert len(server.bodies) == 2
 
@@ -235,14 +234,6 @@ def test_pairs_without_a_verdict_are_warned_of(server, tmp_path, caplog):
     server.plan.extend([("content_filter", {})] * 2)
     judged(server, tmp_path, "--concurrency", 1)
     assert "1 of 4 pairs got no verdict: it is empty and gives no verdict; the server's content filter" in caplog.text
-
-
-def test_an_answer_in_parts_is_read(server, tmp_path):
-    two_files(tmp_path, ["x"], ["y"])
-    parts = [{"type": "text", "text": WHOLE[:9]}, {"type": "text", "text": WHOLE[9:]}]
-    server.plan.extend([("stop", {"content": parts})] * 2)
-    judged(server, tmp_path)
-    assert verdicts(tmp_path) == ["tie"] and len(server.bodies) == 2
 
 
 def test_all_failures_in_turn_lose_nothing(server, tmp_path):

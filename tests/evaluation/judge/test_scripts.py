@@ -45,9 +45,8 @@ def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
         process.kill()
     assert "Traceback" not in stderr
     if end == signal.SIGINT:
-        assert process.returncode == 130 and stderr.splitlines()[-1].startswith(
-            "interrupted; what was finished is kept"
-        )
+        assert process.returncode == 130
+        assert stderr.splitlines()[-1].startswith("interrupted; what was finished is kept")
     assert not (tmp_path / "o.jsonl").exists()
     judged = {row["id"] for row in read_jsonl(partial)[1:]}
     assert len(judged) >= 2
@@ -95,10 +94,8 @@ def test_the_key_is_nowhere_but_in_the_header(server, tmp_path):
     """Even from a server that repeats it in errors and answers. First from --sk, then from the environment."""
     server.answer = lambda messages: f'{{"comparison": "you sent {KEY}", "verdict": "tie"}}'
     echo = {"error": {"message": f"{KEY} is busy", "code": KEY}}
-    server.plan.extend(
-        [(500, echo, {}), (429, echo, {"Retry-After": "0"}), "ok", "ok", "ok", (400, echo, {}), "ok", "ok"]
-    )
-    server.plan.append((403, echo, {}))
+    server.plan.extend([(500, echo, {}), (429, echo, {"Retry-After": "0"}), "ok", "ok", "ok", (400, echo, {})])
+    server.plan.extend(["ok", "ok", (403, echo, {})])
     command = words(server, tmp_path, "--concurrency", "1")
     first = run_command([*command, "--sk", KEY], OPENAI_API_KEY=None, HOME=str(tmp_path))
     message_of(first, "does not allow")

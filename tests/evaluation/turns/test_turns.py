@@ -2,18 +2,16 @@
 """Dialogues of two policies: files that are refused, verdicts by the rows' scores, win rates by turn."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from cli_runs import ROOT, read_jsonl, write_jsonl
+from cli_runs import ROOT, read_jsonl, run_command, write_jsonl
 from dschat.errors import UserError
 from dschat.evaluation.judge.run import run_turns
 from dschat.evaluation.report.build import turns_report
 from dschat.evaluation.turns import PUBLISHED, rates_by_turn, turn_pairs
 
-SCRIPT = ROOT / "evaluation" / "winrate_by_turn.py"
 # Scores of three dialogues; by hand: turn 1 A, tie, B; turn 2 A, A; turn 3 B.
 SCORES_A = {7: [2.0, 1.0, 0.0], 3: [1.0, 5.0], 5: [0.0]}
 SCORES_B = {3: [1.0, 2.0, 9.0], 5: [0.5, 9.0], 7: [1.0, 0.5, 1.0]}
@@ -188,16 +186,11 @@ def test_files_that_do_not_fit_together(files, tmp_path):
 
 
 def test_the_scripts(files, tmp_path):
-    a, b = files
+    def printed(script, *words):
+        return run_command([sys.executable, ROOT / "evaluation" / script, *words], cwd=tmp_path).expect(0).stdout
 
-    def run(script, *words):
-        command = [sys.executable, str(script), *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-
-    names = ["--model_a", a, "--model-name-b", b, "--by_scores"]
-    done = run(SCRIPT, *names, "--output", "o.jsonl")
-    assert done.returncode == 0 and "o.jsonl and beside it o.md, .json and .png" in done.stdout, done.stderr
-    done = run(ROOT / "evaluation" / "report.py", "o.jsonl", "--output", "report")
-    assert done.returncode == 0 and "| a against b, scores" in done.stdout, done.stderr
+    names = ["--model_a", files[0], "--model-name-b", files[1], "--by_scores", "--output", "o.jsonl"]
+    assert "o.jsonl and beside it o.md, .json and .png" in printed("winrate_by_turn.py", *names)
+    assert "| a against b, scores" in printed("report.py", "o.jsonl", "--output", "report")
     assert (tmp_path / "report" / "report.png").read_bytes() == (tmp_path / "o.png").read_bytes()
     assert turns_report([tmp_path / "o.jsonl"] * 2, tmp_path / "twice").count("a against b") == 4
