@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
     "inference": {"common", "config", "data", "evaluation", "models", "rl", "rollouts", "scoring"},
-    "macro_view": {"common", "conditions", "config", "data", "evaluation", "models", "rl", "trainers"},
+    "macro_view": {"common"},
     "run_report": {"common", "macro_view"},
     "demo": {"common", "conditions", "config", "data", "inference", "macro_view", "models", "rl", "rollouts"}
     | {"scoring", "trainers"},

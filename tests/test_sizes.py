@@ -262,9 +262,9 @@ def test_outcomes_of_many_programs(monkeypatch):
 
 def test_batches_that_are_kept(group, tmp_path, monkeypatch):
     """Of updates that are left out, the first are written down."""
-    found = nonfinite.NonFinite("skip", run_of("ppo", ppo_config(tmp_path)))
+    kept = nonfinite.NonFinite("skip", run_of("ppo", ppo_config(tmp_path)))
     spoilt = [("values", torch.tensor([False, True]))]
-    monkeypatch.setattr(checks, "MOST_KEPT", 2)
+    monkeypatch.setattr(nonfinite, "MOST_KEPT", 2)
     for update in range(4):
-        assert nonfinite.in_rows(spoilt, update, lambda: {"values": torch.tensor([0.0, math.nan])})
+        assert kept.in_rows(spoilt, update, lambda: {"values": torch.tensor([0.0, math.nan])})
         assert len(list((tmp_path / nonfinite.FOLDER).glob("*.json"))) == min(update + 1, 2)

@@ -12,7 +12,7 @@ from dschat.demo.chats import Conversation
 from dschat.demo.checkpoints import find_checkpoints
 from dschat.demo.session import Reply, Session
 from dschat.errors import UserError
-from dschat.macro_view.text import macro_text
+from dschat.macro_view.html import macro_text
 
 COMMANDS = "/clear forgets the conversation, /load CHECKPOINT another model, /exit ends; Ctrl-C stops an answer."
 TITLES = ("model", "other")

@@ -8,8 +8,8 @@ from statistics import fmean
 from dschat.common.journal import Journal
 from dschat.data.examples import PromptExample
 from dschat.data.rows import Row
-from dschat.evaluation.best_of.read import sweep_of
-from dschat.evaluation.best_of.report import write_best_of
+from dschat.evaluation.best_of import sweep_of
+from dschat.evaluation.report.build import write_best_of
 from dschat.inference.batches import (
     LARGER,
     Entry,

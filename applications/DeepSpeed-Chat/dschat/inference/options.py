@@ -14,7 +14,7 @@ from dschat.config.rollouts import engine_name
 from dschat.data.hub import COMPARED_SETS, compared_set
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
-from dschat.evaluation.best_of.estimator import PUBLISHED
+from dschat.evaluation.best_of import PUBLISHED
 from dschat.inference.values import check_known, check_positive, check_temperature, flag_of, model_name
 from dschat.scoring.programs.sandbox import LEVELS, Level
 

@@ -16,8 +16,8 @@ from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
-from dschat.evaluation.text.report import without_nan, write_text_report
-from dschat.evaluation.text.results import policy_result, reward_result
+from dschat.evaluation.report.build import write_text_report
+from dschat.evaluation.text import policy_result, reward_result, without_nan
 from dschat.inference.batches import LARGER, Work, batches_of, do_batches, enough_memory
 from dschat.inference.devices import choose_device
 from dschat.inference.policy import load_policy, locate_policy

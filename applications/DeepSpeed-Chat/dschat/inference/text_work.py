@@ -17,7 +17,7 @@ from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.rows import Row
 from dschat.errors import UserError
-from dschat.evaluation.text.rouge import rouge
+from dschat.evaluation.text import rouge
 from dschat.inference.batches import Entry
 from dschat.inference.policy import Policy
 from dschat.inference.prompts import Selection

@@ -24,7 +24,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.sampling import Sampling
-from dschat.run_report.learners import Learner, Point, draw_learners, learner_markdown, learner_text, write_page
+from dschat.run_report.build import Learner, Point, draw_learners, learner_table, write_page
 from dschat.scoring.reward_model import RewardModelScores
 from inputs import (
     COMMON,
@@ -91,10 +91,11 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
         run_step("step3_rlhf_finetuning", flags, ONE)
     found = measure_all(folder, pairs, seed, scale)
     draw_learners(found, folder / "gold-against-kl.png")
-    table = learner_text(found)
+    table = learner_table(found)
     print(table, flush=True)
+    rows = learner_table(found, as_page=True)
     parts = {
-        "Learners on the reviews": f"{learner_markdown(found)}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
+        "Learners on the reviews": f"{rows}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
         "REFUEL on dialogues": refuel_example(
             folder / "dialogues", seed, SMALL_DIALOGUES if scale is SMALL else FULL_DIALOGUES
         ),

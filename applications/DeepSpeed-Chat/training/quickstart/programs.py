@@ -50,8 +50,7 @@ def main() -> int:
 
 def programs(folder: Path, seed: int, scale: Scale) -> None:
     """Makes the problems and the model, trains, answers the held-out problems and writes the report."""
-    from dschat.evaluation.programs.pass_at_k import ALL, pass_rates
-    from dschat.evaluation.programs.report import pass_table
+    from dschat.evaluation.programs import ALL, pass_rates, pass_table
     from dschat.run_report.build import build_report
 
     start = time.perf_counter()

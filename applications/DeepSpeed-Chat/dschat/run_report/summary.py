@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runs of a report came to: means with standard errors in tables, and what they say in words."""
+"""What the runs of a report came to: tables, sentences, and how fast each run came where the first one ended."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from dschat.common.display import text_table
 from dschat.common.statistics import (
@@ -17,8 +21,10 @@ from dschat.common.statistics import (
     win_rates,
 )
 from dschat.run_report.data import HeldOut, RunData
-from dschat.run_report.speed import speed_rows
 
+Numbers = npt.NDArray[np.float64]
+
+WINDOW_PART = 0.1  # a number is averaged over this part of the run
 TRAINING_HEADERS = [
     *("run", "updates", "responses", "seconds"),
     *("macro length (tokens)", "λ_eff per token", "explained variance"),
@@ -34,6 +40,71 @@ SPEED_REMARK = (
 )
 
 
+def window_of(count: int) -> int:
+    """How many of a run's numbers are averaged."""
+    return max(1, round(count * WINDOW_PART))
+
+
+def trailing_mean(numbers: Sequence[float] | Numbers) -> Numbers:
+    """(N,): each number's mean with those before it, a tenth of the run in all; fewer at the beginning."""
+    sums = np.cumsum(np.concatenate([[0.0], np.asarray(numbers, dtype=np.float64)]))
+    last = np.arange(1, len(sums))
+    first = np.maximum(last - window_of(len(last)), 0)
+    return (sums[last] - sums[first]) / (last - first)
+
+
+def final(numbers: Sequence[float] | Numbers) -> float:
+    """The mean of the run's last tenth."""
+    return float(np.mean(numbers[-window_of(len(numbers)) :]))
+
+
+def first_at(numbers: Sequence[float] | Numbers, level: float) -> int | None:
+    """Place of the first number whose trailing mean has reached a level; None if none has."""
+    reached = trailing_mean(numbers) >= level - 1e-12
+    return int(reached.argmax()) if reached.any() else None
+
+
+def levels_of(baseline: RunData, names: Sequence[str]) -> dict[str, float]:
+    """Where the baseline ended on training prompts, by metric; without those that were never logged."""
+    numbers = {name: _logged(baseline, name)[1] for name in names}
+    return {name: final(values) for name, values in numbers.items() if values}
+
+
+def updates_to(run: RunData, name: str, level: float) -> int | None:
+    """After how many updates the run's smoothed numbers on training prompts reach a level; None if they do not."""
+    updates, numbers = _logged(run, name)
+    place = first_at(numbers, level) if numbers else None
+    return None if place is None else updates[place]
+
+
+def speed_rows(runs: Sequence[RunData], labels: Mapping[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table that sets every run beside the first one; no rows for a single run.
+
+    `labels` are those of what says which response is better, see `judges_of`.
+    """
+    baseline, others = runs[0], runs[1:]
+    levels = levels_of(baseline, list(labels))
+    head = [f"updates to where {baseline.name} ends"]
+    for name in levels:
+        head += [labels[name], "times fewer"]
+    base = {name: updates_to(baseline, name, level) for name, level in levels.items()}
+    rows = []
+    for run in others if levels else ():
+        cells = [run.name]
+        for name, level in levels.items():
+            needed, theirs = updates_to(run, name, level), base[name]
+            assert theirs is not None  # it ends there
+            cells += ["not reached", "–"] if needed is None else [str(needed), f"{theirs / needed:.2f}"]
+        rows.append(cells)
+    return head, rows
+
+
+def _logged(run: RunData, name: str) -> tuple[list[int], list[float]]:
+    """Updates at which a rollout metric was logged, and the numbers."""
+    rows = [row for row in run.train if math.isfinite(row.get(f"objective/{name}", math.nan))]
+    return [int(row["update"]) for row in rows], [row[f"objective/{name}"] for row in rows]
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells as text, and the kind of table: results, wins, speed or training."""
@@ -44,38 +115,20 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What the runs came to.
-
-    Attributes:
-        title: the report's title.
-        tables: results of SFT and the runs; speed, if there are several; win rates, where the samples files give
-            them; training.
-        findings: sentences: which run ended higher and by how much, and each run against SFT.
-        remarks: how to read the numbers.
-        notes: the caller's remarks.
-    """
+class RunReport:
+    """What the runs came to."""
 
     title: str
-    tables: list[Table]
-    findings: list[str]
-    remarks: list[str]
-    notes: list[str]
+    tables: list[Table]  # of SFT and the runs; speed, if there are several; wins, where samples give them; training
+    findings: list[str]  # sentences: which run ended higher and by how much, and each run against SFT
+    remarks: list[str]  # how to read the numbers
+    notes: list[str]  # the caller's remarks
 
     def text(self) -> str:
         """Tables and sentences as plain text for a terminal."""
         tables = [text_table(table.headers, table.rows) for table in self.tables]
         prose = ["\n".join(lines) for lines in (self.findings, self.remarks, self.notes) if lines]
         return "\n\n".join([self.title, *tables, *prose]) + "\n"
-
-
-@dataclass(frozen=True)
-class _Model:
-    """SFT or a run on the held-out prompts, whose number is None when the samples file holds only some of them."""
-
-    name: str
-    estimates: dict[str, Estimate]
-    prompts: int | None
 
 
 def metric_label(name: str) -> str:
@@ -117,15 +170,8 @@ def judges_of(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: label for name, label in labels.items() if name not in ("kl", "length", "eos_rate")}
 
 
-def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str, notes: Sequence[str]) -> Outcome:
-    """Work out the tables and sentences of a report.
-
-    Args:
-        runs: at least one run.
-        labels: see `labels_of`.
-        title: the report's title.
-        notes: remarks to add at the end.
-    """
+def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str, notes: Sequence[str]) -> RunReport:
+    """Work out the tables and sentences of a report on at least one run; for the labels see `labels_of`."""
     models = [*_sft_models(runs, labels), *[_model(run.name, run.last, labels) for run in runs]]
     wins = win_rows(runs, judges_of(labels))
     headers = ["model", *labels.values(), "held-out prompts"]
@@ -139,13 +185,7 @@ def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str,
     name, label = next(iter(labels.items()))
     findings = [*(_against_sft(run, name, label) for run in runs), *_ranking(runs, name, label)]
     remarks = [*_remarks(models, len(runs)), *([SPEED_REMARK] if speed else []), *([WIN_REMARK] if wins else [])]
-    return Outcome(title, tables, findings, remarks, list(notes))
-
-
-def _estimate(evaluation: HeldOut, name: str) -> Estimate:
-    """The evaluation's mean, with the standard error sd / √n of the samples where they are all of the evaluation."""
-    values = evaluation.values(name)
-    return Estimate(evaluation.mean(name), None if values is None else standard_error(values))
+    return RunReport(title, tables, findings, remarks, list(notes))
 
 
 def _difference(name: str, higher: HeldOut, lower: HeldOut) -> tuple[Estimate, str]:
@@ -165,10 +205,20 @@ def _difference(name: str, higher: HeldOut, lower: HeldOut) -> tuple[Estimate, s
     return Estimate(gap, paired.error), f"± one standard error, {len(ours)} held-out prompts, paired"
 
 
+class _Model(NamedTuple):
+    """SFT or a run on the held-out prompts, whose number is None when the samples file holds only some of them."""
+
+    name: str
+    estimates: dict[str, Estimate]
+    prompts: int | None
+
+
 def _model(name: str, evaluation: HeldOut, labels: Mapping[str, str]) -> _Model:
-    is_covered = evaluation.values("scores") is not None
-    estimates = {metric: _estimate(evaluation, metric) for metric in labels}
-    return _Model(name, estimates, len(evaluation.samples) if is_covered else None)
+    """Means, with the standard error sd / √n of the samples where they are all of the evaluation."""
+    values = {metric: evaluation.values(metric) for metric in ("scores", *labels)}
+    errors = {metric: None if found is None else standard_error(found) for metric, found in values.items()}
+    estimates = {metric: Estimate(evaluation.mean(metric), errors[metric]) for metric in labels}
+    return _Model(name, estimates, None if values["scores"] is None else len(evaluation.samples))
 
 
 def _sft_models(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[_Model]:
@@ -240,18 +290,18 @@ def _remarks(models: Sequence[_Model], num_runs: int) -> list[str]:
 
 
 def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[str]]:
-    """Rows of the table of win rates, under WIN_HEADERS.
+    """Rows of the table of win rates, under WIN_HEADERS, of at least one run.
 
-    The run that ended highest by the first judge against each other one, then each run against SFT. A judge prefers,
-    of two responses to a prompt, the one it scores higher. Pairs whose samples files do not hold all responses, or
-    hold other prompts, are left out.
-
-    Args:
-        runs: at least one.
-        judges: names of scores in the samples, and how to call them.
+    The run that ended highest by the first judge against each other one, then each run against SFT. A judge, a score
+    in the samples, prefers of two responses to a prompt the one it scores higher. Pairs whose samples files do not
+    hold all responses, or hold other prompts, are left out.
     """
-    judge = next(iter(judges))
-    best, *others = sorted((run.last for run in runs), key=lambda end: (-_finite(end.mean(judge)), end.model))
+
+    def rank(end: HeldOut) -> tuple[float, str]:
+        mean = end.mean(next(iter(judges)))
+        return (-mean if math.isfinite(mean) else math.inf), end.model
+
+    best, *others = sorted((run.last for run in runs), key=rank)
     rows = []
     for one, other in [*((best, other) for other in others), *((run.last, run.first) for run in runs)]:
         for name, label in judges.items():
@@ -268,7 +318,3 @@ def _rates(name: str, one: HeldOut, other: HeldOut) -> WinRates | None:
     if ours is None or theirs is None or matches is None:
         return None
     return win_rates([score_verdict(our, theirs[match]) for our, match in zip(ours, matches, strict=True)])
-
-
-def _finite(number: float) -> float:
-    return number if math.isfinite(number) else -math.inf
