@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from dschat.common.hidden_text import visible
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
-from dschat.inference.text_options import FLAGS_FILE, STEP
+from dschat.inference.policy import FLAGS_FILE, STEP
 from dschat.models.shared_base import find_adapter
 
 ADAPTER = "adapter_model.safetensors"  # as peft calls it

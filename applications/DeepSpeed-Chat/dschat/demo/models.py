@@ -13,11 +13,11 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from dschat.data.dialogues import turn_end
 from dschat.demo.checkpoints import has_head, is_classifier, read_json
 from dschat.errors import UserError
-from dschat.inference.policy import locate_policy, own_end_ids
+from dschat.inference.policy import locate_policy
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.models.shared_base import base_of
-from dschat.models.tokenizer import end_token_id, load_tokenizer
+from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from dschat.demo.options import DemoOptions
 from dschat.demo.prompts import Prompt
 from dschat.demo.stream import STOPPED, Draft, stream
 from dschat.errors import UserError
-from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.policy import choose_device, inference_dtype
 from dschat.macro_view.html import MacroToken
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.uniform import row_seed
@@ -129,7 +129,7 @@ class Session:
     def __post_init__(self) -> None:
         """Chooses the device and opens the reward model. Raises UserError where that is not possible."""
         self.device = choose_device(device=self.options.device)
-        self.dtype = choose_dtype(self.options.dtype, self.device)
+        self.dtype = inference_dtype(self.options.dtype, self.device)
         self._sides = [_Side() for _ in range(self.options.sides)]
         if self.options.reward_model is not None:
             path, template = self.options.reward_model, self.options.rm_template
