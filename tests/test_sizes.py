@@ -31,9 +31,9 @@ from dschat.data.parallel import encode_rows, num_workers, workers_for
 from dschat.data.prepared import write
 from dschat.data.prepared.folder import PreparedExample
 from dschat.data.rows import Row
-from dschat.inference.refuel.options import RankOptions
-from dschat.inference.refuel.prompts import first_messages
-from dschat.inference.refuel.rank import run_rank
+from dschat.inference.dialogues import first_messages
+from dschat.inference.pairs import run_rank
+from dschat.inference.refuel import RankOptions
 from dschat.models.layout import group_by_length
 from dschat.rl.logprobs import Head, chunk_positions, token_logprobs
 from dschat.rollouts import scheduler, slots
@@ -144,8 +144,8 @@ CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
     "data.parallel.BATCH": (2, ROWS, batches_of_rows),
     "data.prepared.write.BATCH": (2, ROWS, prepared_table),
     "data.cache.PIECE": (7, 40, checksum),
-    "inference.refuel.prompts.CHUNK": (2, ROWS, messages_of_prompts),
-    "inference.refuel.rank.AT_ONCE": (2, ROWS, ranked_dialogues),
+    "inference.dialogues.CHUNK": (2, ROWS, messages_of_prompts),
+    "inference.pairs.AT_ONCE": (2, ROWS, ranked_dialogues),
     "scoring.programs.problem.CHUNK": (7, 41, numbers),
 }
 # Others, and the tests that cross them.

@@ -139,7 +139,7 @@ class Loop:
             epoch,
             rank=rank(),
             world_size=world_size(),
-            spread=self.config.spreads_lengths,
+            balance_tokens=self.config.spreads_lengths,
         )
 
     def train_once(self, work: Work, total: int, bar: Bar) -> None:

@@ -2,8 +2,8 @@
 """Dialogues of the policy with a user, each drawn twice from one of its turns on."""
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,29 +14,36 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.chat_servers import Endpoint, ServerFlags, checked_address, checked_key
 from dschat.common.fingerprints import folder_stamp
-from dschat.common.journal import Journal
 from dschat.common.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
-from dschat.data.dialogues import Message, state
+from dschat.data.dialogues import Message, check_dialogue, encode_states, state
 from dschat.data.encoding import turn_end
-from dschat.inference.batches import LARGER, enough_memory
-from dschat.inference.devices import choose_device
-from dschat.inference.policy import locate_policy
-from dschat.inference.refuel.options import GenerateOptions
-from dschat.inference.refuel.prompts import FLAG as PROMPTS
-from dschat.inference.refuel.prompts import first_messages
-from dschat.inference.refuel.work import Entry, Place, described_function, digest, go_through, kept_rows
+from dschat.data.rows import check_text
+from dschat.data.sources import open_data
+from dschat.errors import UserError
+from dschat.inference.policy import choose_device, load_sampler, locate_policy
+from dschat.inference.refuel import GenerateOptions, Place, described_function, digest, make_rows
+from dschat.inference.runner import (
+    LARGER,
+    BatchFunction,
+    Entry,
+    computed_on,
+    enough_memory,
+    in_batches,
+    in_words,
+    settings_of,
+)
 from dschat.models.limits import position_limit
-from dschat.models.load import load_causal_lm
 from dschat.models.opening import choose_dtype
-from dschat.models.tokenizer import load_tokenizer, own_end_ids
+from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out
-from dschat.rollouts.generate import choose_engine
-from dschat.rollouts.sampling import Sampling, row_seed
+from dschat.rollouts.sampling import row_seed
 from dschat.rollouts.users import FunctionUser, ModelWriter, ServerWriter, SimulatedUser
 
 SECOND_SEED = 20000  # is added to the seed for the second rollout
-FILE = "train.jsonl"
+PROMPTS = "--prompts"
+USERS = ("user", "human")  # what data sets call them
+CHUNK = 1000  # messages that are encoded together
 CACHE = ".user-cache"  # answers of the server that plays the user, below the folder of the rows
 SERVER = ServerFlags("--user-server", "--user-model", "OPENAI_API_KEY", "--max-new-tokens", "user")
 
@@ -50,28 +57,29 @@ def run_generate(options: GenerateOptions) -> str:
     dtype = choose_dtype(options.dtype, device)
     path = locate_policy(options.model)
     tokenizer = load_tokenizer(path, "--model", may_add_pad=True)
-    place = Place.of(options)
     endpoint = _endpoint(options)
     firsts, repeated = first_messages(options.prompts, tokenizer, options.num_data)
-    settings = _settings(options, path, device, dtype) | {"prompts": f"{options.prompts} (rows {digest(firsts)})"}
-    done = place.finished([FILE], settings)
-    if done is not None:
-        return done
+    settings = _settings(options, path, computed_on(device, dtype))
+    settings |= {"prompts": f"{options.prompts} (rows {digest(firsts)})"}
 
-    def prepare() -> Callable[[list[int]], list[Entry]]:
+    def prepare() -> BatchFunction:
         with enough_memory("--model, --user-model: the GPU's memory does not hold both", f"--user-server, {LARGER}"):
             assistant = _open_assistant(path, "--model", tokenizer, options, device, dtype)
-            one_turn = options.num_turns == 1
-            user = UserFromData([]) if one_turn else _open_user(options, place, endpoint, device, dtype)
+            user = _open_user(options, endpoint, device, dtype) if options.num_turns > 1 else UserFromData([])
         return partial(_in_memory, Drawing(assistant, user, options.num_turns, options.seed), firsts)
 
-    with closing(Journal(place.folder / FILE, settings, options.overwrite)) as journal:
-        entries = go_through(journal, len(firsts), options.batch_size, prepare)
-        rows, left_out = kept_rows(entries, f"dialogues of {PROMPTS} {options.prompts}")
-        summary = f"{len(rows)} dialogues of {options.num_turns} turns{left_out}, {repeated} prompts were repeated"
-        place.record(settings, summary)
-        journal.finish(rows)
-    return f"{summary}: {place.hand_over([FILE])}"
+    def conclude(entries: Sequence[Entry]) -> tuple[list[dict[str, Any]], str]:
+        rows = [entry["row"] for entry in entries if entry["row"] is not None]
+        reasons = Counter(entry["reason"] for entry in entries if entry["row"] is None)
+        if not rows:
+            raise UserError(
+                f"none of {len(entries)} dialogues of {PROMPTS} {options.prompts} is left ({in_words(reasons)}); see "
+                "--help for the limits."
+            )
+        left_out = f", {reasons.total()} left out ({in_words(reasons)})" if reasons else ""
+        return rows, f"{len(rows)} dialogues of {options.num_turns} turns{left_out}, {repeated} prompts were repeated"
+
+    return make_rows(options, settings, in_batches(range(len(firsts)), options.batch_size), prepare, conclude)
 
 
 @dataclass(frozen=True)
@@ -145,29 +153,17 @@ def _open_assistant(
     device: torch.device,
     dtype: torch.dtype,
 ) -> PolicyAssistant:
-    end = turn_end(tokenizer)
-    causal_lm = load_causal_lm(path, flag, dtype, tokenizer).to(device).eval()
-    sampling = Sampling(
-        max_new_tokens=options.max_new_tokens,
-        end_ids=tuple(sorted({tokenizer.eos_token_id, end.token_id, *own_end_ids(path)})),
-        pad_id=tokenizer.pad_token_id,
-        bos_id=tokenizer.bos_token_id,
-        temperature=options.temperature,
-        top_p=options.top_p,
-    )
-    engine = choose_engine(options.rollout_engine, options.batch_size, causal_lm, "--rollout-engine")
+    parts = (tokenizer, options, options.temperature, device, dtype, [turn_end(tokenizer).token_id])
+    causal_lm, sampling, draw = load_sampler(path, flag, *parts)
     trained: int | None = getattr(causal_lm.config.get_text_config(), "max_position_embeddings", None)
-    most = position_limit(causal_lm) or trained
-    return PolicyAssistant(engine.draw_from(causal_lm), tokenizer, sampling, most, may_end=True)
+    return PolicyAssistant(draw, tokenizer, sampling, position_limit(causal_lm) or trained, may_end=True)
 
 
-def _open_user(
-    options: GenerateOptions, place: Place, endpoint: Endpoint | None, device: torch.device, dtype: torch.dtype
-) -> User:
+def _open_user(options: GenerateOptions, endpoint: Endpoint | None, device: torch.device, dtype: torch.dtype) -> User:
     if options.user_function:
         return FunctionUser(load_function(options.user_function, "--user-function"), "--user-function")
     if endpoint is not None:
-        writer = ServerWriter(endpoint, options.temperature, options.concurrency, place.folder / CACHE)
+        writer = ServerWriter(endpoint, options.temperature, options.concurrency, Place(options).folder / CACHE)
         return SimulatedUser(writer)
     path = locate_policy(options.user_model)
     tokenizer = load_tokenizer(path, "--user-model", may_add_pad=True)
@@ -184,12 +180,11 @@ def _endpoint(options: GenerateOptions) -> Endpoint | None:
     return Endpoint(*parts, checked_key(os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY", bare), SERVER)
 
 
-def _settings(options: GenerateOptions, path: str, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def _settings(options: GenerateOptions, path: str, where: dict[str, Any]) -> dict[str, Any]:
     """What the rows depend on, by flag; an interrupted run goes on only with the same."""
     names = ["num_turns", "temperature", "top_p", "max_new_tokens", "seed", "rollout_engine"]
     names += ["batch_size"] if options.rollout_engine == "generate" else []  # then the draws depend on it
-    settings = {name.replace("_", "-"): getattr(options, name) for name in names}
-    settings |= {"device": device.type, "dtype": str(dtype).removeprefix("torch."), "model": folder_stamp(path)}
+    settings = settings_of(options, names) | where | {"model": folder_stamp(path)}
     if options.num_turns == 1:
         return settings
     if options.user_function:
@@ -197,3 +192,67 @@ def _settings(options: GenerateOptions, path: str, device: torch.device, dtype: 
     on_server = options.user_server is not None
     user = options.user_model if on_server else folder_stamp(locate_policy(options.user_model))
     return settings | {"user-model": f"{user} on a server" if on_server else user}
+
+
+def first_messages(name: str, tokenizer: PreTrainedTokenizerBase, most: int) -> tuple[list[Message], int]:
+    """The first message of each dialogue, and how many others were the same.
+
+    Two are the same where the policy's chat template makes the same tokens of them.
+
+    Args:
+        name: data set, see `dschat.data.sources.open_data`.
+        tokenizer: of the policy, with a chat template.
+        most: messages to take, 0 = all.
+
+    Raises:
+        UserError: there is no such data set, or a row has no message to begin with; names the row.
+    """
+    found: list[Message] = []
+    seen: set[tuple[int, ...]] = set()
+    repeated = 0
+    for chunk in _chunks(name):
+        states = encode_states(tokenizer, [[message] for message in chunk], f"{PROMPTS} {name}")
+        for message, ids in zip(chunk, map(tuple, states), strict=True):
+            if most and len(found) == most:
+                return found, repeated
+            repeated += ids in seen
+            if ids not in seen:
+                found.append(message)
+                seen.add(ids)
+    return found, repeated
+
+
+def _chunks(name: str) -> Iterator[list[Message]]:
+    chunk: list[Message] = []
+    for origin, raw in open_data(name, PROMPTS).train:
+        chunk.append(_first(raw, origin))
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _first(raw: Any, origin: str) -> Message:
+    """What the user of a row says first, with role and content."""
+    columns: dict[str, Any] = raw if isinstance(raw, dict) else {}
+    content: Any
+    if columns.get("messages") is not None:
+        return check_dialogue(columns["messages"], origin)[0]
+    trajectory = columns.get("trajectory")
+    if isinstance(trajectory, list) and trajectory and isinstance(trajectory[0], dict):
+        message = trajectory[0]
+        role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+        if role not in USERS:
+            raise UserError(
+                f"{origin}: the trajectory begins with {role!r}, not with a user; correct or remove the row."
+            )
+    elif columns.get("prompt") is not None:
+        content = columns["prompt"]
+    else:
+        names = ", ".join(map(repr, columns)) or "none"
+        raise UserError(f"{origin}: no column 'messages', 'trajectory' or 'prompt' among {names}.")
+    check_text(content, "the first message", origin)
+    if not content.strip():
+        raise UserError(f"{origin}: the first message is empty; correct or remove the row.")
+    return {"role": "user", "content": content}
