@@ -17,7 +17,7 @@ from datasets import Dataset, DatasetDict
 
 from data_fixtures import SETS, write_set
 from dschat.common.lock import Lock
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.data.__main__ import main
 from dschat.data.dialogues import warn_of_turn_end
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples

@@ -10,7 +10,7 @@ import torch
 from transformers import GemmaConfig
 
 from dschat.config.ppo import PPOConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.errors import UserError
 from dschat.plan.needs import Needs, needs_of, warn_of_gpu_memory
 from dschat.run.preflight import ProcessReport, check_reports, preflight
@@ -140,7 +140,7 @@ sys.argv = [sys.argv[0], "--data_path", "unused", "--model_name_or_path", "unuse
 def train(config, stage):
     raise AssertionError("went on")
 
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.main import run_main
 
 sys.exit(run_main("sft", SFTConfig, train))

@@ -6,7 +6,7 @@ import torch
 from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 
 from dschat.config.ppo import PPOConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.models.finetuning import Finetuning
 from dschat.plan.counts import counts, find_rows
 from dschat.plan.host import host_of

@@ -21,11 +21,9 @@ from transformers import PreTrainedConfig
 
 from dschat.common.script import run_script
 from dschat.config.common import CommonConfig
-from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.errors import UserError
 from dschat.plan.counts import Counts, counts, find_rows
 from dschat.plan.known import find_config

@@ -13,8 +13,7 @@ from transformers import PreTrainedConfig
 
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.supervised import SupervisedConfig
+from dschat.config.supervised import RewardConfig, SupervisedConfig
 from dschat.models.finetuning import EVERYTHING, Finetuning
 from dschat.models.shared_base import adapter_settings, find_adapter
 from dschat.plan.logits import Head

@@ -9,8 +9,8 @@ from typing import Any
 
 from dschat.common.tables import text_table
 from dschat.config.common import CommonConfig
-from dschat.config.dpo import DPOConfig
 from dschat.config.ppo import PPOConfig
+from dschat.config.supervised import DPOConfig
 from dschat.plan.counts import Counts
 from dschat.plan.machine import CUDA_BYTES, GB
 from dschat.plan.models import shape
