@@ -13,6 +13,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, NoReturn, TypeVar, cast, get_origin, get_type_hints
 
 from transformers import HfArgumentParser
@@ -110,7 +111,7 @@ class _Parser(HfArgumentParser):
                 groups[section._argument_group_name] = self.add_argument_group(section._argument_group_name)
         for field in map(copy.copy, dataclasses.fields(dtype)):
             field.type = _converter(hints[field.name])
-            field.metadata = {name: value for name, value in field.metadata.items() if name != "notes"}
+            field.metadata = MappingProxyType({k: v for k, v in field.metadata.items() if k != "notes"})
             self._parse_dataclass_field(groups[owners[field.name]._argument_group_name], field)
 
     def error(self, message: str) -> NoReturn:
