@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from closeness import WEIGHT_GAP, assert_near, near
-from dschat.builders.lengths import check_lengths
+from dschat.builders.data import check_lengths
 from dschat.errors import UserError
 from dschat.models.shared_base import WEIGHTS, adapter_settings, find_adapter, load_adapter
 from dschat.run.distributed import device

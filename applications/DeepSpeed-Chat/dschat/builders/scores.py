@@ -6,8 +6,7 @@ import logging
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.builders.names import REWARD
-from dschat.builders.settings import frozen_settings, opening_of
+from dschat.builders.engines import REWARD, frozen_settings, opening_of
 from dschat.common.user_function import load_function
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def train(config: RefuelOnlineConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.refuel import build_refuel_models
+    from dschat.builders.data import check_lengths
+    from dschat.builders.engines import build_refuel_models
     from dschat.builders.scores import build_dialogue_scores
     from dschat.data.dialogue_examples import DialogueLimits, dialogue_examples
     from dschat.data.dialogues import turn_end
