@@ -31,7 +31,7 @@ from dschat.data.prepared.read import prepared_share, read_split
 from dschat.data.rows import Row
 from dschat.data.sources import load_share
 from dschat.errors import UserError
-from dschat.plan.counts import find_rows
+from dschat.plan.report import find_rows
 from factories import make_tokenizer
 from interruptions import CTRL_C, KILL, stopped_at
 

@@ -41,7 +41,7 @@ PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
     "dschat.builders.ppo",
-    "dschat.builders.supervised",
+    "dschat.builders.engines",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
     "dschat.data.sources",
     "dschat.main",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,

@@ -420,8 +420,8 @@ def ppo_config(folder: Path, **overrides: Any) -> Any:
 
 def replace_in_builders(monkeypatch: Any, name: str, value: Any) -> None:
     """Puts something in the place of a function or class, wherever dschat.builders uses it by that name."""
-    from dschat.builders import ppo, scores, settings, supervised
+    from dschat.builders import engines, ppo, scores
 
-    for module in (ppo, scores, settings, supervised):
+    for module in (engines, ppo, scores):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, value)

@@ -8,7 +8,6 @@ from unittest import mock
 import torch
 
 from dschat.builders import ppo as builders
-from dschat.builders import shared_base
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import load_scalar
@@ -81,7 +80,7 @@ def separate_trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -
     def opened(actor: Any, flag: str) -> Any:
         return load_scalar(base, flag, actor.dtype, tokenizer, for_this_run=True)
 
-    with mock.patch.object(shared_base, "classifier_beside", opened):
+    with mock.patch.object(builders, "classifier_beside", opened):
         return trainer_of(folder, base, tokenizer, **flags)
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from closeness import WEIGHT_GAP, assert_near, near
-from dschat.builders.lengths import check_lengths
+from dschat.builders.data import check_lengths
 from dschat.common.fingerprints import model_hash
 from dschat.errors import UserError
 from dschat.models.lora import WEIGHTS, adapter_settings, find_adapter, load_adapter

@@ -34,8 +34,7 @@ from dschat.engine.process_group import process_group, training_dtype
 from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.plan.machine import Machine
-from dschat.plan.phases import Phase
+from dschat.plan.phases import Machine, Phase
 from dschat.plan.plan import make_plan
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends

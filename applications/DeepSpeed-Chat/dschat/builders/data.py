@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of a step on every rank: one process of a machine makes them, the others read what it made."""
+"""What is known before models are opened: the examples of a step, and texts longer than a model can read.
+
+One process of a machine makes the examples, the others read what it made.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import TypeVar
 
+from dschat.builders.engines import ACTOR, BASE, CRITIC
+from dschat.builders.ppo import check_shared_base, is_on_base
+from dschat.config.common import CommonConfig
+from dschat.config.ppo import PPOConfig
+from dschat.config.supervised import OneModelConfig
 from dschat.data.loading import ExampleLoader, Make, StepData, Validate
 from dschat.data.sources import ShareFlags
+from dschat.models.limits import check_length
 from dschat.run.distributed import barrier, broadcast_object, is_main
 
 E = TypeVar("E")
@@ -44,3 +53,16 @@ def load_step_data(
     if data is None:
         data = loader.find(key)
     return loader.read() if data is None else data
+
+
+def check_lengths(config: CommonConfig) -> None:
+    """Refuses texts longer than a model can read, before anything is loaded. Raises UserError."""
+    if isinstance(config, OneModelConfig):
+        check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")
+    elif isinstance(config, PPOConfig):
+        tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        check_shared_base(config)
+        # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
+        for flag, path in ((ACTOR, config.actor_model_name_or_path), (CRITIC, config.critic_model_name_or_path)):
+            if path and not is_on_base(config, path):
+                check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")

@@ -6,12 +6,11 @@ import logging
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.builders.names import REWARD
-from dschat.builders.settings import frozen_settings, opening_of
+from dschat.builders.engines import REWARD, frozen_settings, opening_of
 from dschat.common.user_function import load_function
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.engine.engine import frozen_engine
 from dschat.engine.process_group import training_dtype
 from dschat.models.limits import check_length

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dschat.models.layout import SPARE_COLUMNS
 from dschat.rollouts.engine import Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
 from dschat.rollouts.slots import SlotCache, StepMasks
 
 SYNC_INTERVAL = {"cuda": 8}  # steps after which the host asks which rows have ended, which waits for the device
 DROP_SHARE = 8  # rows are dropped once one in so many has finished: each time, others are copied into their places
-SPARE_COLUMNS = 64  # of the buffers, so that live rows move back to the first columns only now and then
 
 
 @dataclass

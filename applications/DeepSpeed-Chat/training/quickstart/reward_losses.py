@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from dschat.config.reward import RewardLoss
+from dschat.config.supervised import RewardLoss
 from inputs import (
     COMMON,
     FULL,

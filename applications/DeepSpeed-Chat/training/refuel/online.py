@@ -4,7 +4,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def train(config: RefuelOnlineConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.refuel import build_refuel_models
+    from dschat.builders.data import check_lengths
+    from dschat.builders.engines import build_refuel_models
     from dschat.builders.scores import build_dialogue_scores
     from dschat.data.dialogues import DialogueLimits, dialogue_examples
     from dschat.data.encoding import turn_end

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def train(config: RefuelConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.supervised import build_policy
+    from dschat.builders.data import check_lengths
+    from dschat.builders.engines import build_policy
     from dschat.common.fingerprints import model_hash
     from dschat.data.dialogue_pairs import load_regression_data
     from dschat.models.tokenizer import load_tokenizer

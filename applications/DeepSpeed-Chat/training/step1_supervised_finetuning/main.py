@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 def train(config: SFTConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.data import load_step_data
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.supervised import build_policy
+    from dschat.builders.data import check_lengths, load_step_data
+    from dschat.builders.engines import build_policy
     from dschat.data.encoding import warn_of_turn_end
     from dschat.data.examples import SFTExample, sft_examples
     from dschat.models.load import warn_without_classifier

@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.config.reward import RewardConfig
+from dschat.config.supervised import RewardConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 def train(config: RewardConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.data import load_step_data
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.supervised import build_reward_model
+    from dschat.builders.data import check_lengths, load_step_data
+    from dschat.builders.engines import build_reward_model
     from dschat.data.examples import PairExample, pair_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
     from dschat.run.model_folders import SavedModel
