@@ -11,26 +11,26 @@ less is cheaper than that. A picture per quantity is drawn on request.
 """
 
 import argparse
-import json
+import io
 import math
-import os
-import socket
-import statistics
-import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from contenders.job import Job
-from contenders.process import environment_of, failure
-from contenders.tables import growth_table, origin, write_section
+from contenders.process import PHASES, Contender, Job, middle
 from contenders.work import SIZES, Size, Work, make_files
-from machine import machine
+from harness import origin, report, settings_parser, table, write_section
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-PHASES = ("generation", "scoring", "training")
+from dschat.common.pictures import COLOURS
+
 BASE = Work(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)
+SHOWN = PHASES[:3]  # of the phases
 
 
 @dataclass(frozen=True)
@@ -40,125 +40,156 @@ class Quantity:
     name: str
     unit: str
     values: tuple[int, ...]
+    tiny: tuple[int, int]  # for tests
 
     def work(self, base: Work, value: int) -> Work:
         """The work at one value."""
-        if self.name == "vocabulary":
-            return replace(base, size=replace(base.size, vocabulary=value))
-        return base if self.name == "processes" else replace(base, **{self.name: value})
+        match self.name:
+            case "response":
+                return replace(base, response=value)
+            case "batch":
+                return replace(base, batch=value)
+            case "vocabulary":
+                return replace(base, size=replace(base.size, vocabulary=value))
+        return base
 
 
 QUANTITIES = (
-    Quantity("response", "tokens of a response", (128, 256, 512, 1024)),
-    Quantity("batch", "prompts of a rollout", (8, 16, 32, 64, 128)),
-    Quantity("vocabulary", "tokens of the vocabulary", (2048, 8192, 32_768, 131_072, 262_144)),
-    Quantity("processes", "processes", (1, 2)),
+    Quantity("response", "tokens of a response", (128, 256, 512, 1024), (4, 8)),
+    Quantity("batch", "prompts of a rollout", (8, 16, 32, 64, 128), (8, 16)),
+    Quantity("vocabulary", "tokens of the vocabulary", (2048, 8192, 32_768, 131_072, 262_144), (64, 128)),
+    Quantity("processes", "processes", (1, 2), (1, 2)),
 )
-TINY = {"response": (4, 8), "batch": (8, 16), "vocabulary": (64, 128), "processes": (1, 2)}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Figures at one value: of the slowest process, and of the largest."""
+
+    value: int
+    cpu_seconds: float  # of an iteration
+    phases: dict[str, float]  # CPU seconds
+    wall_seconds: float
+    peak_mb: float
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Every point of one quantity, and how fast time and memory grow at its end."""
+
+    points: list[Point]
+    exponent: dict[str, float]
 
 
 def main() -> None:
     """Measures, prints one JSON object, and draws and writes what is asked for."""
     settings = parse()
-    base, quantities = BASE, QUANTITIES
-    if settings.tiny:
-        base = replace(BASE, size=SIZES["tiny"], batch=8, micro_batch=4, response=4)
-        quantities = tuple(replace(each, values=TINY[each.name]) for each in QUANTITIES)
-    chosen = [each for each in quantities if each.name in settings.quantities]
-    figures: dict[str, dict[str, Any]] = {}
-    for each in chosen:
-        figures[each.name] = measure(each, base, settings.repeats)
-        publish(figures[each.name], each, settings)
-    text = json.dumps({"machine": machine(), "settings": vars(settings), "figures": figures}, indent=2)
-    print(text)
-    if settings.output is not None:
-        Path(settings.output).write_text(text + "\n", encoding="utf-8")
-
-
-def publish(found: dict[str, Any], quantity: Quantity, settings: argparse.Namespace) -> None:
-    """A quantity's picture and section of the document, where they are asked for."""
-    if settings.pictures is not None:
-        from contenders.pictures import draw_growth
-
-        picture = draw_growth(found["points"], quantity.unit, PHASES)
-        (Path(settings.pictures) / f"growth-{quantity.name}.svg").write_bytes(picture)
-    if settings.markdown is not None:
-        text = f"{origin(machine())}\n\n{growth_table(found, quantity.unit, PHASES)}"
-        write_section(Path(settings.markdown), f"growth {quantity.name}", text)
+    base = replace(BASE, size=SIZES["tiny"], response=4) if settings.tiny else BASE
+    figures = {}
+    for each in QUANTITIES:
+        if each.name in settings.quantities:
+            chosen = replace(each, values=each.tiny) if settings.tiny else each
+            found = measure(chosen, base, settings.repeats)
+            figures[each.name] = asdict(found)
+            publish(found, each, settings)
+    report(settings, figures)
 
 
 def parse() -> argparse.Namespace:
     """The settings."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = settings_parser(__doc__, "sections growth … are")
     names = [each.name for each in QUANTITIES]
     parser.add_argument("--quantities", nargs="+", choices=names, default=names)
     parser.add_argument("--repeats", type=int, default=2, help="iterations that count")
-    parser.add_argument("--pictures", help="folder for growth-….svg")
-    parser.add_argument("--markdown", help="document whose sections are written anew, as docs/performance.md")
-    parser.add_argument("--output", help="file for the JSON object")
+    parser.add_argument("--pictures", type=Path, help="folder for growth-….svg")
     parser.add_argument("--tiny", action="store_true", help="two small points of each, for tests")
     return parser.parse_args()
 
 
-def measure(quantity: Quantity, base: Work, repeats: int) -> dict[str, Any]:
-    """Every point of one quantity, and how fast time and memory grow at its end."""
-    points = []
-    for value in quantity.values:
-        processes = value if quantity.name == "processes" else 1
-        points.append({"value": value} | run(quantity.work(base, value), processes, repeats))
+def measure(quantity: Quantity, base: Work, repeats: int) -> Growth:
+    """All of one quantity."""
+    points = [run(quantity.work(base, value), value, quantity.name == "processes", repeats) for value in quantity.values]
     before, last = points[-2:]
-    return {
-        "points": points,
-        "exponent": {
-            name: round(math.log(last[name] / before[name]) / math.log(last["value"] / before["value"]), 2)
-            for name in ("cpu_seconds", "peak_mb")
-        },
+    steps = {
+        "cpu_seconds": last.cpu_seconds / before.cpu_seconds,
+        "peak_mb": last.peak_mb / before.peak_mb,
     }
+    wider = math.log(last.value / before.value)
+    return Growth(points, {name: round(math.log(step) / wider, 2) for name, step in steps.items()})
 
 
-def run(work: Work, processes: int, repeats: int) -> dict[str, Any]:
-    """Figures of one point: CPU seconds of an iteration and of its phases, wall seconds, peak memory."""
+def run(work: Work, value: int, processes: bool, repeats: int) -> Point:
+    """One point; the value is the number of processes or already in the work."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_files(work, folder / "files")
-        job = Job(work, str(folder / "files"), str(folder), iterations=repeats + 1)
-        _run_processes(job, processes)
-        ranks = []
-        for rank in range(processes):
-            lines = (folder / f"meter-{rank}.jsonl").read_text(encoding="utf-8").splitlines()
-            ranks.append([json.loads(line) for line in lines[2:]])  # after "ready" and the first iteration
+        job = Job(work, str(folder / "files"), place, processes=value if processes else 1)
+        with Contender(sys.executable, "ours", job) as contender:
+            ranks = list(zip(*[contender.iterate() for _ in range(repeats + 1)][1:], strict=True))
 
-    def slowest(kind: str, phase: str) -> float:
-        middles = [statistics.median(run[kind].get(phase, 0.0) for run in runs) for runs in ranks]
-        return round(max(middles), 3)
+    def slowest(kind: Literal["cpu", "wall"], phase: str) -> float:
+        return round(max(middle(runs, kind, phase) for runs in ranks), 3)
 
-    return {
-        "cpu_seconds": slowest("cpu", "total"),
-        "phases": {phase: slowest("cpu", phase) for phase in PHASES},
-        "wall_seconds": slowest("wall", "total"),
-        "peak_mb": round(max(run["peak_mb"] for runs in ranks for run in runs), 1),
-    }
+    return Point(
+        value=value,
+        cpu_seconds=slowest("cpu", "total"),
+        phases={phase: slowest("cpu", phase) for phase in SHOWN},
+        wall_seconds=slowest("wall", "total"),
+        peak_mb=round(max(run.peak_mb for runs in ranks for run in runs), 1),
+    )
 
 
-def _run_processes(job: Job, processes: int) -> None:
-    """The contender's processes, from beginning to end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    command = [sys.executable, "-m", "contenders.ours", str(job.write())]
-    started, logs = [], [Path(job.folder) / f"log-{rank}.txt" for rank in range(processes)]
-    for rank, log in enumerate(logs):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
-        environment = os.environ | environment_of(job) | (group | own if processes > 1 else {})
-        with open(log, "w", encoding="utf-8") as output:
-            started.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=job.folder))
-    try:
-        for process, log in zip(started, logs, strict=True):
-            if process.wait():
-                raise failure(log)
-    finally:
-        for process in started:
-            process.kill()
+def publish(found: Growth, quantity: Quantity, settings: argparse.Namespace) -> None:
+    """A quantity's picture and section of the document, where they are asked for."""
+    if settings.pictures is not None:
+        (settings.pictures / f"growth-{quantity.name}.svg").write_bytes(draw(found.points, quantity.unit))
+    if settings.markdown is not None:
+        text = f"{origin()}\n\n{growth_table(found, quantity.unit)}"
+        write_section(settings.markdown, f"growth {quantity.name}", text)
+
+
+def growth_table(found: Growth, unit: str) -> str:
+    """Time and memory by the quantity that grows; how fast they grow at the end."""
+    head = [unit, "CPU s", *(f"{phase}, s" for phase in SHOWN), "wall s", "peak, MB"]
+    rows = []
+    for point in found.points:
+        seconds = (point.cpu_seconds, *(point.phases[phase] for phase in SHOWN), point.wall_seconds)
+        rows.append([f"{point.value:,}", *(f"{number:.2f}" for number in seconds), f"{point.peak_mb:.0f}"])
+    power = found.exponent
+    end = f"At the end: CPU time grows with the power {power['cpu_seconds']}, memory with {power['peak_mb']}."
+    return f"{table(head, rows)}\n\n{end}"
+
+
+def draw(points: Sequence[Point], unit: str) -> bytes:
+    """CPU time by phase and peak memory, as SVG; a dashed line shows linear growth from the first point."""
+    values = [point.value for point in points]
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": unit, "font.size": 9}):
+        figure = Figure(figsize=(8, 3), layout="constrained")
+        time, memory = figure.subplots(1, 2)
+        for phase, colour in zip(SHOWN, COLOURS, strict=False):
+            time.plot(values, [point.phases[phase] for point in points], "o-", color=colour, label=phase)
+        _draw(time, values, [point.cpu_seconds for point in points], "CPU seconds of an iteration")
+        _draw(memory, values, [point.peak_mb for point in points], "peak memory, MB")
+        for ax in (time, memory):
+            ax.set_xlabel(unit)
+            ax.legend(frameon=False)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def _draw(ax: Axes, values: Sequence[int], numbers: Sequence[float], label: str) -> None:
+    """The sum and what linear growth would be, on logarithmic axes."""
+    ax.plot(values, numbers, "s-", color="#1a1a1a", label="whole")
+    ends = [values[0], values[-1]]
+    ax.plot(ends, [numbers[0], numbers[0] * ends[1] / ends[0]], "--", color="#888888", label="linear")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=10)
+    ax.set_xticks(values, [f"{value:,}" if value < 10_000 else f"{value / 1000:.0f}k" for value in values])
+    ax.minorticks_off()
+    ax.set_ylabel(label)
+    ax.grid(color="#e3e3e3", linewidth=0.8)
+    ax.spines[["top", "right"]].set_visible(False)
 
 
 if __name__ == "__main__":

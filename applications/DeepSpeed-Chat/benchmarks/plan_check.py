@@ -12,20 +12,14 @@ figure comes from the same flags and the model's config alone.
 
 import argparse
 import gc
-import json
-import multiprocessing
-import os
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import torch
-from machine import machine
-from transformers import GemmaConfig, GemmaForCausalLM, GemmaForSequenceClassification
+from harness import MB, gemma, in_process, report, settings_parser
+from transformers import GemmaForCausalLM, GemmaForSequenceClassification
 
 from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
@@ -48,7 +42,6 @@ from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
 from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 
-MB = 1e6  # bytes
 SHAPES = {"S": (2048, 128, 4), "M": (32_000, 256, 6)}  # vocabulary, width, layers
 
 
@@ -65,19 +58,6 @@ class Case:
     rows: int  # of a micro-batch
     prompt: int
     response: int
-
-    def gemma(self) -> GemmaConfig:
-        """The shape of all four models."""
-        return GemmaConfig(
-            vocab_size=self.vocabulary,
-            hidden_size=self.hidden,
-            intermediate_size=4 * self.hidden,
-            num_hidden_layers=self.layers,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            head_dim=self.hidden // 4,
-            num_labels=1,
-        )
 
     def flags(self) -> PPOConfig:
         """Of a run of this case: two micro-batches an update."""
@@ -124,55 +104,45 @@ class Followed:
 def main() -> None:
     """Measures every case and prints one JSON object."""
     settings = parse()
+    kinds = [("fp32", False, 1)]
+    if not settings.short:
+        kinds += [("fp32", True, 1), ("fp32", False, 2), ("bf16", False, 1)]
     cases = [
-        Case(*SHAPES[shape], dtype, checkpointing, updates, settings.rows, settings.prompt, settings.response)
+        Case(*SHAPES[shape], *kind, settings.rows, settings.prompt, settings.response)
         for shape in settings.shapes
-        for dtype, checkpointing, updates in settings.cases
+        for kind in kinds
     ]
-    figures = []
-    for case in cases:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            figures.append(pool.submit(compare, case).result())
-    shown = {name: value for name, value in vars(settings).items() if name != "cases"}
-    print(json.dumps({"machine": machine(), "settings": shown, "figures": figures}, indent=2))
+    report(settings, [in_process(compare, case) for case in cases])
 
 
 def parse() -> argparse.Namespace:
     """The settings."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = settings_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["S", "M"])
     parser.add_argument("--rows", type=int, default=8, help="of a micro-batch")
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--response", type=int, default=64, help="tokens")
     parser.add_argument("--short", action="store_true", help="float32 and one update per rollout only")
-    settings = parser.parse_args()
-    settings.cases = [("fp32", False, 1)]
-    if not settings.short:
-        settings.cases += [("fp32", True, 1), ("fp32", False, 2), ("bf16", False, 1)]
-    return settings
+    return parser.parse_args()
 
 
-def compare(case: Case) -> dict[str, Any]:
-    """Planned and measured megabytes of each phase. What libraries print goes to stderr."""
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+def compare(case: Case) -> dict[str, object]:
+    """Planned and measured megabytes of each phase."""
     torch.set_num_threads(1)
-    plan = make_plan(case.flags(), Machine(1, None), lambda path, flag: case.gemma())
+    shape = gemma(case.vocabulary, case.hidden, case.layers, labels=1)
+    planned = {phase.name: phase.total for phase in make_plan(case.flags(), Machine(1, None), lambda *_: shape).phases}
+    planned["train"] = max(planned["train"], planned.pop("update"))
     with process_group():
         measured = measure(case)
-    phases = {phase.name: phase for phase in plan.phases}
-    phases["train"] = max(phases["train"], phases.pop("update"), key=lambda phase: phase.total)
-    rows = {name: row(phase, measured[name]) for name, phase in phases.items()}
-    return vars(case) | {"phases": rows}
-
-
-def row(phase: Phase, measured: int) -> dict[str, float]:
-    """One phase, in megabytes."""
-    planned = phase.total
-    return {
-        "planned_mb": round(planned / MB, 1),
-        "measured_mb": round(measured / MB, 1),
-        "ratio": round(planned / measured, 3),
+    rows = {
+        name: {
+            "planned_mb": round(total / MB, 1),
+            "measured_mb": round(measured[name] / MB, 1),
+            "ratio": round(total / measured[name], 3),
+        }
+        for name, total in planned.items()
     }
+    return asdict(case) | {"phases": rows}
 
 
 def measure(case: Case) -> dict[str, int]:
@@ -203,18 +173,24 @@ def make_models(case: Case) -> PPOModels:
     """Random Gemmas under DeepSpeed."""
     from dschat.engine.engine import OptimizerSettings, frozen_engine, train_engine  # only processes of their own
 
-    config, flags, dtype = case.gemma(), case.flags(), choose_dtype(case.dtype)
+    flags, dtype = case.flags(), choose_dtype(case.dtype)
+    config = gemma(case.vocabulary, case.hidden, case.layers, labels=1)
     torch.manual_seed(0)
     frozen = EngineSettings(dtype, flags.plan_batches(1))
     trained = EngineSettings(dtype, flags.plan_batches(1), gradient_checkpointing=case.checkpointing)
     optimizer = OptimizerSettings(learning_rate=1e-5, weight_decay=0.1, total_updates=10)
+
+    def policy() -> PolicyModel:
+        return PolicyModel(GemmaForCausalLM(config).to(dtype))
+
+    def scalar() -> ScalarModel:
+        return ScalarModel(GemmaForSequenceClassification(config).to(dtype))
+
     return PPOModels(
-        actor=train_engine(PolicyModel(GemmaForCausalLM(config).to(dtype)), optimizer, trained),
-        reference=frozen_engine(PolicyModel(GemmaForCausalLM(config).to(dtype)), frozen),
-        critic=train_engine(ScalarModel(GemmaForSequenceClassification(config).to(dtype)), optimizer, trained),
-        reward=RewardModelScores(
-            frozen_engine(ScalarModel(GemmaForSequenceClassification(config).to(dtype)), frozen), case.rows
-        ),
+        actor=train_engine(policy(), optimizer, trained),
+        reference=frozen_engine(policy(), frozen),
+        critic=train_engine(scalar(), optimizer, trained),
+        reward=RewardModelScores(frozen_engine(scalar(), frozen), case.rows),
         rollouts=CompactingEngine(case.rows),
     )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification
 
-from contenders.job import Job, read_job
+from contenders.process import Job, read_job
 from contenders.work import DTYPES, EOS, PAD, Work
 
 KL_COEF, LEARNING_RATE = 0.05, 1e-6
@@ -22,13 +22,15 @@ class Models:
     """The four models and two optimisers."""
 
     def __init__(self, files: Path, work: Work) -> None:
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        options = {"dtype": DTYPES[work.dtype]}
-        self.actor = GemmaForCausalLM.from_pretrained(files / "actor", **options).to(self.device)
-        self.reference = GemmaForCausalLM.from_pretrained(files / "actor", **options).to(self.device).eval()
-        self.critic = GemmaForSequenceClassification.from_pretrained(files / "reward", **options).to(self.device)
-        self.reward = GemmaForSequenceClassification.from_pretrained(files / "reward", **options)
-        self.reward = self.reward.to(self.device).eval()
+        self.device, dtype = torch.device("cuda" if torch.cuda.is_available() else "cpu"), DTYPES[work.dtype]
+        self.actor, self.reference = (
+            GemmaForCausalLM.from_pretrained(files / "actor", dtype=dtype).to(self.device) for _ in range(2)
+        )
+        self.critic, self.reward = (
+            GemmaForSequenceClassification.from_pretrained(files / "reward", dtype=dtype).to(self.device)
+            for _ in range(2)
+        )
+        self.reference.eval(), self.reward.eval()
         self.optimizers = [torch.optim.AdamW(m.parameters(), lr=LEARNING_RATE) for m in (self.actor, self.critic)]
 
 

@@ -5,24 +5,27 @@ An iteration is a call of the trainer's `iterate`; its phases are those of the t
 is the trainer's business: with one update per rollout, for instance, log-probs and values may come from training.
 """
 
-import importlib.util
-import os
+import runpy
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import wraps
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import torch
-
-from contenders.job import Job, read_job
-from contenders.meter import Meter
+from contenders.process import Job, Meter, read_job
 from contenders.profiling import profiled
+from torch import nn
+
+if TYPE_CHECKING:
+    from dschat.trainers.ppo.clock import Clock
+    from dschat.trainers.ppo.trainer import PPOTrainer
 
 MAIN = Path(__file__).resolve().parents[2] / "training" / "step3_rlhf_finetuning" / "main.py"
 MACRO_ACTIONS = "macro actions"  # termination condition, segments, pooling, GAE, back to tokens
 PROFILED = 1  # number of the iteration of which a trace is written; the first warms up
+P = ParamSpec("P")
 
 
 def main() -> None:
@@ -31,34 +34,33 @@ def main() -> None:
     sys.argv = [str(MAIN), *flags(job)]
     import dschat.rl.ppo_batch as credit
 
-    # Before anybody imports it.
-    credit.ppo_batch = meter.inside(MACRO_ACTIONS, credit.ppo_batch)
+    credit.ppo_batch = meter.inside(MACRO_ACTIONS, credit.ppo_batch)  # before anybody imports it
     from dschat.conditions.termination import TerminationCondition
     from dschat.config.ppo import PPOConfig
     from dschat.main import run_main
     from dschat.trainers.ppo.clock import Clock
     from dschat.trainers.ppo.trainer import PPOTrainer
 
-    patched: Any = PPOTrainer
-    patched.iterate = measured(PPOTrainer.iterate, job, meter)
-    patched = TerminationCondition
-    patched.__call__ = meter.inside(MACRO_ACTIONS, TerminationCondition.__call__)
-    patched = Clock
-    patched.lap = booking(Clock.lap, meter)
-    sys.exit(run_main("ppo", PPOConfig, step3().train))
+    condition = meter.inside(MACRO_ACTIONS, TerminationCondition.__call__)
+    for owner, name, method in (
+        (PPOTrainer, "iterate", measured(PPOTrainer.iterate, job, meter)),
+        (TerminationCondition, "__call__", condition),
+        (Clock, "lap", booking(Clock.lap, meter)),
+    ):
+        setattr(owner, name, method)
+    sys.exit(run_main("ppo", PPOConfig, runpy.run_path(str(MAIN))["train"]))
 
 
 def flags(job: Job) -> list[str]:
     """The command line of step 3 for this work; the job's own flags come last, and hold."""
     files, work = Path(job.files), job.work
-    processes = int(os.environ.get("WORLD_SIZE") or 1)
     options = {
         "data_path": files / "prompts",
         "data_split": "0,0,1",
         "output_dir": Path(job.folder) / "run",
         "actor_model_name_or_path": files / "actor",
         "critic_model_name_or_path": files / "reward",
-        "per_device_generation_batch_size": work.batch // processes,
+        "per_device_generation_batch_size": work.batch // job.processes,
         "per_device_training_batch_size": work.micro_batch,
         "global_batch_size": work.update,
         "max_prompt_seq_len": work.longest_prompt,
@@ -73,20 +75,13 @@ def flags(job: Job) -> list[str]:
     return [*pairs, "--no_self_checks", *job.flags]
 
 
-def step3() -> ModuleType:
-    """The main program of step 3, as a module."""
-    spec = importlib.util.spec_from_file_location("step3_main", MAIN)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def measured(iterate: Callable[..., dict[str, float]], job: Job, meter: Meter) -> Callable[..., dict[str, float]]:
+def measured(
+    iterate: "Callable[Concatenate[PPOTrainer, P], dict[str, float]]", job: Job, meter: Meter
+) -> "Callable[Concatenate[PPOTrainer, P], dict[str, float]]":
     """The trainer's `iterate`, measured."""
     number = 0
 
-    def run(trainer: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def run(trainer: "PPOTrainer", *args: P.args, **kwargs: P.kwargs) -> dict[str, float]:
         nonlocal number
         if number == 0:
             count_positions(trainer.models.reference.module.inner, "scoring", meter, training=False)
@@ -103,7 +98,7 @@ def measured(iterate: Callable[..., dict[str, float]], job: Job, meter: Meter) -
     return run
 
 
-def count_positions(causal_lm: Any, name: str, meter: Meter, training: bool) -> None:
+def count_positions(causal_lm: nn.Module, name: str, meter: Meter, training: bool) -> None:
     """Books the positions, padding included, that a model computes outside of sampling.
 
     Args:
@@ -113,18 +108,20 @@ def count_positions(causal_lm: Any, name: str, meter: Meter, training: bool) -> 
         training: those of forwards with gradients, or those without.
     """
 
-    def count(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def count(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
         if torch.is_grad_enabled() == training:
             ids = kwargs.get("input_ids", args[0] if args else None)
             meter.count(name, ids.numel() if ids is not None else kwargs["inputs_embeds"][..., 0].numel())
 
-    getattr(causal_lm, causal_lm.base_model_prefix).register_forward_pre_hook(count, with_kwargs=True)
+    base = causal_lm.get_submodule(str(causal_lm.base_model_prefix))
+    base.register_forward_pre_hook(count, with_kwargs=True)
 
 
-def booking(lap: Callable[..., None], meter: Meter) -> Callable[..., None]:
+def booking(lap: "Callable[[Clock, str], None]", meter: Meter) -> "Callable[[Clock, str], None]":
     """The trainer's `Clock.lap`, which tells the meter, too."""
 
-    def run(clock: Any, name: str) -> None:
+    @wraps(lap)
+    def run(clock: "Clock", name: str) -> None:
         lap(clock, name)
         meter.lap(name)
 

@@ -8,34 +8,33 @@ else is listed by item: an operation, or a part of the trainer for the Python be
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.autograd.profiler_util import EventList, FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
+if TYPE_CHECKING:
+    from dschat.trainers.ppo.trainer import PPOTrainer
+
 GROUP, PART = "group: ", "part: "
-FORWARD, BACKWARD, SAMPLING, OPTIMISER, ELSE = (
-    "model forward",
-    "model backward",
-    "sampling",
-    "optimiser",
-    "everything else",
-)
-PARTS = ("collect", "score", "assign_credit", "train")  # methods of the trainer, where it has them
+GROUPS = ("model forward", "model backward", "sampling", "optimiser", "everything else")
+FORWARD, BACKWARD, SAMPLING, OPTIMISER, ELSE = GROUPS
+PARTS = ("collect", "score", "credit", "train")  # methods of the trainer
 SMALLEST = 0.1  # percent: smaller items are not listed
 
 
 @contextmanager
-def profiled(trainer: Any, folder: Path) -> Iterator[None]:
+def profiled(trainer: "PPOTrainer", folder: Path) -> Iterator[None]:
     """Inside, an iteration is traced. Afterwards the folder holds trace.json (for chrome://tracing) and profile.json.
 
     Args:
-        trainer: a PPOTrainer.
+        trainer: of step 3.
         folder: made if absent.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
@@ -45,59 +44,56 @@ def profiled(trainer: Any, folder: Path) -> Iterator[None]:
         _wrap(stack, type(trainer.sample), "__call__", GROUP + SAMPLING)
         _wrap(stack, torch.autograd, "backward", GROUP + BACKWARD)
         _wrap(stack, type(trainer.models.actor), "step", PART + "engine.step")
-        for module in _modules(trainer.models):
+        for module in _modules([getattr(trainer.models, field.name) for field in fields(trainer.models)]):
             _mark(stack, module)
         with profile(activities=activities, acc_events=True) as profiler, record_function(PART + "iterate"):
             yield
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(folder / "trace.json"))
-    content = json.dumps(where(profiler.events()), indent=2)
-    (folder / "profile.json").write_text(content + "\n", encoding="utf-8")
+    events = profiler.events()
+    assert events is not None
+    (folder / "profile.json").write_text(json.dumps(where(events), indent=2) + "\n", encoding="utf-8")
 
 
-def _wrap(stack: ExitStack, owner: Any, name: str, label: str) -> None:
+def _wrap(stack: ExitStack, owner: object, name: str, label: str) -> None:
     """A function of a class or module records a range until the stack is closed."""
-    original: Callable[..., Any] | None = getattr(owner, name, None)
-    if original is None:
-        return
-    function = original
+    original = getattr(owner, name)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         with record_function(label):
-            return function(*args, **kwargs)
+            return original(*args, **kwargs)
 
     setattr(owner, name, run)
     stack.callback(setattr, owner, name, original)
 
 
-def _modules(models: Any) -> list[nn.Module]:
+def _modules(parts: list[object]) -> list[nn.Module]:
     """The wrappers of the models, and inside them what a rollout engine may call directly."""
-    engines = [getattr(models, field.name) for field in fields(models)]
-    engines += [engine.model for engine in engines if getattr(engine, "model", None) is not None]
-    wrappers = [engine.module for engine in engines if isinstance(getattr(engine, "module", None), nn.Module)]
-    inner = [part for wrapper in wrappers if (part := getattr(wrapper, "inner", None)) is not None]
-    parts = [(getattr(model, model.base_model_prefix), model.get_output_embeddings()) for model in inner]
-    found = [*wrappers, *inner, *(part for pair in parts for part in pair if part is not None)]
-    return list({id(module): module for module in found}.values())
+    engines = [getattr(part, "model", None) or part for part in parts]
+    found = [wrapper for engine in engines if isinstance(wrapper := getattr(engine, "module", None), nn.Module)]
+    for model in [wrapper.inner for wrapper in found]:
+        assert isinstance(model, nn.Module)
+        inner = (model, getattr(model, str(model.base_model_prefix)), model.get_output_embeddings())  # type: ignore[operator]
+        found += [part for part in inner if part is not None]
+    return list(dict.fromkeys(found))
 
 
 def _mark(stack: ExitStack, module: nn.Module) -> None:
     """Calls of a module record the range of model forwards."""
     open_ranges: list[record_function] = []
 
-    def enter(*args: Any) -> None:
+    def enter(*args: object) -> None:
         open_ranges.append(record_function(GROUP + FORWARD))
         open_ranges[-1].__enter__()
 
-    def leave(*args: Any) -> None:
+    def leave(*args: object) -> None:
         open_ranges.pop().__exit__(None, None, None)
 
-    hooks = [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)]
-    for hook in hooks:
-        stack.callback(hook.remove)
+    stack.callback(module.register_forward_pre_hook(enter).remove)
+    stack.callback(module.register_forward_hook(leave, always_call=True).remove)
 
 
-def where(events: Any) -> dict[str, Any]:
+def where(events: EventList) -> dict[str, object]:
     """Percent of the iteration by group; of the rest, and of sampling, by item.
 
     Args:
@@ -114,15 +110,19 @@ def where(events: Any) -> dict[str, Any]:
             name = "Python" if event.name.startswith((GROUP, PART)) else event.name
             items[group][f"{part}: {name}" if group == ELSE else name] += event.self_cpu_time_total
     total = sum(groups.values())
-    percent = {group: 100 * groups[group] / total for group in (FORWARD, BACKWARD, SAMPLING, OPTIMISER, ELSE)}
-    listed = {
-        group: {name: 100 * time / total for name, time in found.most_common() if 100 * time / total >= SMALLEST}
-        for group, found in items.items()
+
+    def percent(found: Mapping[str, float]) -> dict[str, float]:
+        return {name: round(100 * time / total, 2) for name, time in found.items()}
+
+    listed = {group: percent(dict(found.most_common())) for group, found in items.items()}
+    return {
+        "seconds": total / 1e6,
+        "percent": percent({group: groups[group] for group in GROUPS}),
+        "items": {group: {name: x for name, x in found.items() if x >= SMALLEST} for group, found in listed.items()},
     }
-    return {"seconds": total / 1e6, "percent": _rounded(percent), "items": {g: _rounded(x) for g, x in listed.items()}}
 
 
-def _place(event: Any) -> tuple[str, str]:
+def _place(event: FunctionEvent) -> tuple[str, str]:
     """An event's group, and the innermost part of the trainer that it belongs to."""
     part, above = "", event
     while above is not None:
@@ -134,7 +134,3 @@ def _place(event: Any) -> tuple[str, str]:
             part = above.name.removeprefix(PART)
         above = above.cpu_parent
     return ELSE, part
-
-
-def _rounded(numbers: dict[str, float]) -> dict[str, float]:
-    return {name: round(number, 2) for name, number in numbers.items()}

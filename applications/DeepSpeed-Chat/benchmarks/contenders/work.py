@@ -8,24 +8,20 @@ everywhere: zero for equal lengths, or what gives the mean length that is asked 
 """
 
 import json
-import os
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed says on standard output that it found no GPU
-
-import transformers  # noqa: E402
-from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from torch import Tensor  # noqa: E402
-from transformers import (  # noqa: E402
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
     GemmaForSequenceClassification,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -83,30 +79,24 @@ class Work:
         random.Random(0).shuffle(lengths)
         return lengths
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Work":
-        """What `dataclasses.asdict` gave."""
-        return cls(**(content | {"size": Size(**content["size"])}))
-
 
 def make_files(work: Work, folder: Path) -> None:
     """Writes actor/ and reward/ (Hugging Face folders with the tokenizer), prompts.txt, and prompts/ for ours."""
     transformers.utils.logging.disable_progress_bar()
     tokenizer = make_tokenizer(work.size.vocabulary)
     device = "cuda" if work.size.hidden >= 1024 and torch.cuda.is_available() else "cpu"
-    for name, make in (("actor", make_actor), ("reward", make_reward_model)):
+    makers: Mapping[str, Callable[[Work], PreTrainedModel]] = {"actor": make_actor, "reward": make_reward_model}
+    for name, make in makers.items():
         with torch.device(device):
-            model = make(work)
-        model.save_pretrained(folder / name)
+            make(work).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-        del model
     prompts = make_prompts(work)
     (folder / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
+    rows = [json.dumps({"prompt": text}) + "\n" for text in prompts]
     (folder / "prompts").mkdir()
-    rows = [json.dumps({"prompt": text}) for text in prompts]
-    (folder / "prompts" / "train.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (folder / "prompts" / "train.jsonl").write_text("".join(rows), encoding="utf-8")
     # One row that no contender trains on; ours would set some of the others aside without it.
-    (folder / "prompts" / "valid.jsonl").write_text(rows[0] + "\n", encoding="utf-8")
+    (folder / "prompts" / "valid.jsonl").write_text(rows[0], encoding="utf-8")
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
@@ -122,11 +112,9 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 def make_prompts(work: Work) -> list[str]:
     """Random words, as many as `Work.prompt_lengths` says."""
     chance = torch.Generator().manual_seed(0)
-    ids = [
-        torch.randint(FIRST_WORD, work.size.vocabulary, (length,), generator=chance).tolist()
-        for length in work.prompt_lengths()
-    ]
-    return [" ".join(f"w{i}" for i in row) for row in ids]
+    words = (FIRST_WORD, work.size.vocabulary)
+    rows = [torch.randint(*words, (length,), generator=chance).tolist() for length in work.prompt_lengths()]
+    return [" ".join(f"w{i}" for i in row) for row in rows]
 
 
 def make_actor(work: Work) -> GemmaForCausalLM:
@@ -149,10 +137,10 @@ def make_actor(work: Work) -> GemmaForCausalLM:
 def make_reward_model(work: Work) -> GemmaForSequenceClassification:
     """A random reward model; the critic starts from it, too."""
     torch.manual_seed(2)
-    return GemmaForSequenceClassification._from_config(_config(work, num_labels=1), dtype=DTYPES[work.dtype])
+    return GemmaForSequenceClassification._from_config(_config(work), dtype=DTYPES[work.dtype])
 
 
-def _config(work: Work, **more: Any) -> GemmaConfig:
+def _config(work: Work) -> GemmaConfig:
     size = work.size
     return GemmaConfig(
         vocab_size=size.vocabulary,
@@ -167,7 +155,7 @@ def _config(work: Work, **more: Any) -> GemmaConfig:
         eos_token_id=EOS,
         bos_token_id=None,
         tie_word_embeddings=True,
-        **more,
+        num_labels=1,
     )
 
 

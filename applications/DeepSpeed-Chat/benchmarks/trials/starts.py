@@ -32,9 +32,10 @@ from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo.models import response_values
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
+from trials.matrix import BATCH
 from trials.tasks import Task, gold_scores
+from trials.variants import explained_variance
 
-BATCH = 64
 SFT_STEPS, SFT_RATE = 150, 5e-3
 SAMPLES = 512  # whose scores give the mean and the spread of the gold score
 DRAWN = 4096  # responses, or pairs of the quickstart's, that a critic or a reward model learns from
@@ -166,11 +167,6 @@ def comparisons(tokenizer: PreTrainedTokenizerFast, seed: int) -> list[PairExamp
     found = [tldr_row(raw, "comparison") for raw in synthetic.make_rows(DRAWN, seed, "comparisons")]
     rows = [row for row in found if row is not None]
     return pair_examples(rows, tokenizer, MAX_PAIR, tokenizer.eos_token_id)[0]
-
-
-def explained_variance(predicted: Tensor, true: Tensor) -> float:
-    """1 − Var(true − predicted) / Var(true); both (N,)."""
-    return float(1 - (true - predicted).var() / true.var())
 
 
 def draw(

@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -95,12 +94,12 @@ TASKS = {
 }
 
 
-def style(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[Any]) -> list[float]:
+def style(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[object]) -> list[float]:
     """Distinct complaints in the first half, and distinct praises in the second, as a share of all there are."""
     return [_style_score(response.split()) for response in responses]
 
 
-def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[Any]) -> list[float]:
+def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[object]) -> list[float]:
     """The rank of the first word among the openers, 0 to 1; 0 for any other word."""
     ranks = {word: rank / (CLASS_SIZE - 1) for rank, word in enumerate(OPENERS)}
     return [ranks.get(response.split(" ", 1)[0], 0.0) for response in responses]
@@ -109,7 +108,7 @@ def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[Any]
 reviews = synthetic.gold_scores
 
 
-def gold_scores(task: Task) -> Callable[[Sequence[str], Sequence[str], Sequence[Any]], Any]:
+def gold_scores(task: Task) -> Callable[[Sequence[str], Sequence[str], Sequence[Row]], Sequence[float]]:
     """The task's gold function, with the signature of a reward function."""
     return {"style": style, "opener": opener, "reviews": reviews}[task.kind]
 
