@@ -84,7 +84,7 @@ def test_sound_combinations_are_silent(flags, caplog):
 @pytest.mark.parametrize("source", [["--reward_function", "score.py:f"], ["--reward_source", "programs"]])
 def test_other_sources_of_the_score(source):
     config = parse(PPOConfig, [*RLOO, *source])
-    assert not config.has_critic and config.model_paths == ["a"]
+    assert not config.needs.critic and config.model_paths == ["a"]
 
 
 def test_credit_is_never_late_without_a_critic():

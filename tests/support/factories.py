@@ -294,13 +294,16 @@ class NotedSaves:
         self.saves.append("described")
 
 
-def ppo_trainer_of(models: Any, prompts: Any, held_out: Any, tokenizer: Any, config: Any) -> Any:
+def ppo_trainer_of(
+    models: Any, prompts: Any, held_out: Any, tokenizer: Any, config: Any, estimator: Any = None
+) -> Any:
     """A PPOTrainer that notes when it would save models, on `trainer.folders.saves`."""
     from dschat.trainers.ppo.trainer import PPOTrainer
 
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
     checkpoints = checkpoints_of(config, run, **models.trained)
-    return PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, NotedSaves(), checkpoints)
+    parts = (models, prompts, held_out, tokenizer, condition, config, run, NotedSaves(), checkpoints)
+    return PPOTrainer(*parts, estimator=estimator)
 
 
 def checkpoints_of(config: Any, run: Any, **engines: Any) -> Any:

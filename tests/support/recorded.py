@@ -16,7 +16,6 @@ from dschat.data.examples import PairExample, SFTExample
 from dschat.data.preferences import PreferenceExample
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, select_rows
 from dschat.run.distributed import rank, world_size
@@ -39,6 +38,7 @@ from factories import (
     score,
     whole_state,
 )
+from rl_cases import credit_of
 
 GLOBAL_BATCH = 8
 UPDATES = 2
@@ -145,7 +145,7 @@ def recorded_batch() -> PPOBatch:
     trajectory = score(rollout, torch.randn(8, generator=generator), actor, reference, critic, 1.0, 8)
     trajectory.logprobs.add_(0.3 * torch.randn(trajectory.logprobs.shape, generator=generator))
     ends = fixed_ngram_ends(trajectory.response_mask, 3)
-    batch = ppo_batch(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
+    batch = credit_of(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
     return whiten_advantages(select_rows(batch, torch.arange(GLOBAL_BATCH)[rank() :: world_size()]))
 
 

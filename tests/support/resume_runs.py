@@ -142,7 +142,7 @@ def ppo(folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = N
     }
     config, tokenizer = ppo_config(folder, **(PPO | sizes | flags)), make_tokenizer()
     actor = setup.engine(make_causal_lm())
-    critic = setup.engine(make_classifier()) if config.has_critic else None
+    critic = setup.engine(make_classifier()) if config.needs.critic else None
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
     engine = rollouts or CompactingEngine(4)
     models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"), engine)

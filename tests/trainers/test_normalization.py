@@ -12,9 +12,9 @@ from closeness import FORMULA, UPDATE, WEIGHT_GAP, near
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
+from dschat.rl.macro_actions import segment
 from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import ScoredRollout, Trajectory
-from dschat.run.distributed import device
 from dschat.trainers.ppo import credit
 from dschat.trainers.ppo.credit import assign_credit, with_scores
 from factories import EOS, largest_difference, make_rollout, ppo_config, to_device, weights_of_all
@@ -66,7 +66,8 @@ def rewards(tmp_path, moments, **flags):
     zeros = torch.zeros(2, 2)
     trajectory = to_device(Trajectory(rollout, zeros, zeros, zeros, torch.tensor([3.0, 7.0])))
     config = ppo_config(tmp_path, **flags)
-    batch = assign_credit(trajectory, torch.ones(2, 2, dtype=torch.bool, device=device()), 0.0, config, 1, moments)
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    batch = assign_credit(trajectory, macro, 0.0, config, 1, moments)
     assert batch.trajectory.scores.tolist() == [3.0, 7.0]
     return batch.rewards[:, 1].tolist()
 

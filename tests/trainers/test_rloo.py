@@ -10,7 +10,7 @@ import torch
 
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, near
 from dschat.errors import UserError
-from dschat.rl.rloo_batch import rloo_batch
+from dschat.rl.estimators import rloo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Trajectory
 from dschat.rollouts.compacting import CompactingEngine
@@ -41,6 +41,7 @@ from factories import (
     weights_of,
     weights_of_all,
 )
+from rl_cases import credit_of
 
 RLOO = {"advantage_estimator": "rloo", "samples_per_prompt": 4, "per_device_generation_batch_size": 2}
 KL_COEF = 0.1
@@ -50,19 +51,20 @@ def length(prompts, responses, rows):
     return [len(response) / 4 for response in responses]
 
 
-def trainer_of(folder, tokenizer, reward=None, rate=5e-5, **overrides):
+def trainer_of(folder, tokenizer, reward=None, rate=5e-5, estimator=None, **overrides):
     """A trainer of 16 prompts whose reference is another model, so that there is a KL from the first rollout on."""
     config = ppo_config(folder, **({"self_checks": False, "kl_coef": KL_COEF} | RLOO | overrides))
     plan = config.plan_batches(1)
     micro, accumulation = plan.micro_batch, plan.accumulation
     actor = engine_of(make_causal_lm(), micro, accumulation, learning_rate=rate)
-    critic = engine_of(make_classifier(seed=2), micro, accumulation, learning_rate=rate) if config.has_critic else None
+    scalar = make_classifier(seed=2) if config.needs.critic else None
+    critic = scalar and engine_of(scalar, micro, accumulation, learning_rate=rate)
     reference = frozen_engine_of(make_causal_lm(seed=1))
     slots = config.per_device_generation_batch_size * config.samples_per_prompt
     source = reward or FunctionScores(length, "--reward_function")
     models = PPOModels(actor, reference, critic, source, CompactingEngine(slots))
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i, {"input_output": "{}"}) for i in range(16)]
-    return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config)
+    return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, estimator)
 
 
 # -- draws
@@ -174,6 +176,18 @@ def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, gro
     assert largest_difference(weights_of(trainer.models.actor), expected) < WEIGHT_GAP
 
 
+def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tokenizer, tmp_path):
+    def doubled(trajectory, macro, settings):
+        batch = rloo_batch(trajectory, macro, settings)
+        return replace(batch, advantages=2 * batch.advantages)
+
+    own, given = (
+        trainer_of(tmp_path / name, tokenizer, estimator=estimator).collect([[11, 4]], 0).batch
+        for name, estimator in (("own", None), ("given", doubled))
+    )
+    assert own.advantages.any() and torch.equal(given.advantages, 2 * own.advantages)
+
+
 def recorded_batch():
     """A PPOBatch of 4 prompts with 2 responses each, whose stored log-probs are a bit off."""
     rows = ragged_rows([2, 2, 5, 5, 9, 9, 1, 1], [7, 1, 4, 3, 9, 2, 5, 8])
@@ -181,7 +195,7 @@ def recorded_batch():
     logprobs, ref_logprobs = torch.randn((2, *rollout.response_mask.shape), generator=generator) - 4
     trajectory = Trajectory(rollout, logprobs, ref_logprobs, None, torch.randn(8, generator=generator))
     ends = fixed_ngram_ends(rollout.response_mask, 3)
-    return to_device(rloo_batch(trajectory, ends, 2, kl_coef=0.05))
+    return to_device(credit_of(trajectory, ends, "rloo", samples=2, kl_coef=0.05))
 
 
 @pytest.mark.parametrize("policy_ratio", ["token", "macro", "macro_mean"])

@@ -32,15 +32,14 @@ def main() -> None:
     """Runs step 3; the meter ends the process."""
     job, meter = read_job()
     sys.argv = [str(MAIN), *flags(job)]
-    import dschat.rl.ppo_batch as credit
-
-    credit.ppo_batch = meter.inside(MACRO_ACTIONS, credit.ppo_batch)  # before anybody imports it
     from dschat.conditions.termination import TerminationCondition
     from dschat.config.ppo import PPOConfig
     from dschat.main import run_main
+    from dschat.rl.estimators import ESTIMATORS
     from dschat.trainers.ppo.clock import Clock
     from dschat.trainers.ppo.trainer import PPOTrainer
 
+    ESTIMATORS["gae"] = meter.inside(MACRO_ACTIONS, ESTIMATORS["gae"])
     condition = meter.inside(MACRO_ACTIONS, TerminationCondition.__call__)
     for owner, name, method in (
         (PPOTrainer, "iterate", measured(PPOTrainer.iterate, job, meter)),

@@ -58,7 +58,7 @@ def build_ppo_models(
 ) -> PPOModels:
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
 
-    With --advantage_estimator rloo there is no critic.
+    There is a critic where --advantage_estimator needs one.
 
     Args:
         config: the flags.
@@ -79,7 +79,7 @@ def build_ppo_models(
     return PPOModels(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
-        critic=_build_critic(config, plan, tokenizer, total_updates, critic) if config.has_critic else None,
+        critic=_build_critic(config, plan, tokenizer, total_updates, critic) if config.needs.critic else None,
         reward=reward_source(
             config, plan, tokenizer, programs, None if reward is None else shared_scores(plan, settings, reward)
         ),

@@ -96,7 +96,7 @@ def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedM
         actor: without adapters.
     """
     base, critic, reward = config.actor_model_name_or_path, None, None
-    if config.has_critic:
+    if config.needs.critic:
         critic = classifier_beside(actor, CRITIC)
         folder = find_adapter(config.critic_model_name_or_path)
         if folder is not None:

@@ -20,7 +20,7 @@ from dschat.errors import UserError
 logger = logging.getLogger(__name__)
 
 BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
-# What a run without a critic does not read.
+# What a run without a critic does not read, unless its estimator does.
 CRITIC_FLAGS = (
     *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
     *("critic_lora_dim", "value_function", "lam", "cliprange_value", "vf_coef"),
@@ -94,7 +94,7 @@ class PPOConfig(
             self.eval_prompts = EVAL_PROMPTS
         if not self.source_names:
             self.reward_model_name_or_path = self.critic_model_name_or_path
-        self._names_no_critic = not self.has_critic and self.critic_model_name_or_path is not None
+        self._names_no_critic = not self.needs.critic and self.critic_model_name_or_path is not None
         if self._names_no_critic:
             self.critic_model_name_or_path = None
 
@@ -107,7 +107,7 @@ class PPOConfig(
         self.check_losses()
         self.check_termination()
         self.check_rewards(self.ddp_timeout)
-        self._check_rloo()
+        self._check_estimator()
         self._check_shared_base()
         if self.normalized_over == "row" and self.ngram == math.inf and self.termination_condition == "fixed":
             raise UserError(
@@ -130,26 +130,24 @@ class PPOConfig(
         names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
         rules.check_not_empty(self, names)
         if not self.source_names:
-            needs_critic = self.has_critic and not self.share_base  # whose critic may start from the base
+            needs_critic = self.needs.critic and not self.share_base  # whose critic may start from the base
             wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
             raise UserError(
                 f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function"
                 " module.py:function, --reward_url or --reward_source programs."
             )
 
-    def _check_rloo(self) -> None:
+    def _check_estimator(self) -> None:
         """What samples are compared with, and what would change the rewards but is not read."""
-        if self.has_critic:
-            return
         estimator = f"--advantage_estimator {self.advantage_estimator}"
-        if self.samples_per_prompt < 2:
+        if self.needs.group and self.samples_per_prompt < 2:
             raise UserError(
                 f"{estimator} compares responses to the same prompt with each other: give --samples_per_prompt of at"
                 " least 2 (the published runs draw 4)."
             )
         for name in ("gamma", "macro_reward"):
             value = getattr(self, name)
-            if value != default_of(PPOConfig, name):
+            if name not in self.needs.reads and value != default_of(PPOConfig, name):
                 raise UserError(
                     f"--{name} {value}: {estimator} adds up all rewards of a response as they are. Drop the flag."
                 )
@@ -176,8 +174,9 @@ class PPOConfig(
 
     def _warn(self) -> None:
         usual = {f"critic_{name}": getattr(self, name) for name in BOTH_MODELS}
-        given = [name for name in CRITIC_FLAGS if getattr(self, name) != usual.get(name, default_of(PPOConfig, name))]
-        if given and not self.has_critic:
+        unread = [] if self.needs.critic else [name for name in CRITIC_FLAGS if name not in self.needs.reads]
+        given = [name for name in unread if getattr(self, name) != usual.get(name, default_of(PPOConfig, name))]
+        if given:
             names = ", ".join(f"--{name}" for name in given)
             logger.warning("%s: of no effect with --advantage_estimator %s.", names, self.advantage_estimator)
         if self._names_no_critic:
@@ -186,7 +185,8 @@ class PPOConfig(
                 " model, if no other source of scores is named.",
                 self.advantage_estimator,
             )
-        if not self.has_critic and self.policy_ratio == "token" and self.termination_condition != "fixed":
+        reads_ends = self.needs.macro_actions or self.policy_ratio != "token"
+        if not reads_ends and self.termination_condition != "fixed":
             logger.warning(
                 "--termination_condition %s: with --advantage_estimator %s macro actions change the training with"
                 " --policy_ratio macro or macro_mean alone.",
@@ -210,22 +210,23 @@ class PPOConfig(
         """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
 
         Not with several updates, whitening over all tokens of a rollout, or a user's condition: it may read anything.
-        And not without a critic: then a response's advantage depends on others, which may be in other micro-batches.
+        And not where a response's advantage depends on others, which may be in other micro-batches.
         """
         own_condition = ":" in self.termination_condition
         one_update = plan.updates_per_rollout == 1
-        return self.has_critic and one_update and self.normalized_over != "batch" and not own_condition
+        row_by_row = self.needs.critic and not self.needs.group and self.normalized_over != "batch"
+        return row_by_row and one_update and not own_condition
 
     @property
     def zero_stages(self) -> list[int]:
         """The ZeRO stages of actor and critic, where there is one."""
         stages: list[int] = [self.actor_zero_stage or 0, self.critic_zero_stage or 0]
-        return stages[: 1 + self.has_critic]
+        return stages[: 1 + self.needs.critic]
 
     @property
     def lora_ranks(self) -> list[int]:
         """The LoRA ranks of actor and critic, where there is one."""
-        return [self.actor_lora_dim or 0, self.critic_lora_dim or 0][: 1 + self.has_critic]
+        return [self.actor_lora_dim or 0, self.critic_lora_dim or 0][: 1 + self.needs.critic]
 
     @property
     def model_paths(self) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Literal
 from dschat.config import rules
 from dschat.config.rules import default_of, flag
 from dschat.errors import UserError
+from dschat.rl.needs import NEEDS, Needs
 
 
 @dataclass(kw_only=True)
@@ -15,10 +16,8 @@ class PPOLossFlags:
 
     _argument_group_name = "PPO"
 
-    advantage_estimator: Literal["gae", "rloo"] = flag(
-        "gae: generalised advantage estimation with a critic; rloo: a response's reward minus the mean of those of the"
-        " other samples of its prompt, without a critic",
-        "gae",
+    advantage_estimator: str = flag(
+        "; ".join(f"{name}: {needs.summary}" for name, needs in NEEDS.items()), "gae", choices=tuple(NEEDS)
     )
     actor_learning_rate: float = flag("highest learning rate of the actor", 1.5e-5)
     critic_learning_rate: float = flag("highest learning rate of the critic", 1.5e-5)
@@ -59,9 +58,9 @@ class PPOLossFlags:
         self._check_normalization()
 
     @property
-    def has_critic(self) -> bool:
-        """Whether the run holds a critic and trains it."""
-        return self.advantage_estimator == "gae"
+    def needs(self) -> Needs:
+        """What the advantage estimator needs of the run."""
+        return NEEDS[self.advantage_estimator]
 
     @property
     def normalized_over(self) -> Literal["row", "batch"] | None:
@@ -71,7 +70,7 @@ class PPOLossFlags:
     def _check_normalization(self) -> None:
         if self.whiten_advantages and self.normalize_advantages == "row":
             raise UserError("--whiten_advantages contradicts --normalize_advantages row: drop one of them.")
-        if self.normalized_over == "row" and not self.has_critic:
+        if self.normalized_over == "row" and not self.needs.macro_actions:
             raise UserError(
                 f"--normalize_advantages row: --advantage_estimator {self.advantage_estimator} gives all tokens of a"
                 " response the same advantage, of which nothing would be left. Use batch."

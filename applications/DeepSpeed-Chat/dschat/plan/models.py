@@ -133,7 +133,7 @@ def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
     critic = ("--critic_model_name_or_path", config.critic_model_name_or_path or config.actor_model_name_or_path)
     stages, ranks = config.zero_stages, config.lora_ranks
     roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], bool(config.actor_gradient_checkpointing))]
-    if config.has_critic:
+    if config.needs.critic:
         again = bool(config.critic_gradient_checkpointing)
         base = actor if config.share_base else critic
         made = maker.trained("critic", base, "scalar", stages[1], ranks[1], again)

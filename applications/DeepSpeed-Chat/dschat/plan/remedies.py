@@ -80,7 +80,7 @@ def _changes(config: CommonConfig) -> Iterator[Change]:
 
 
 def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
-    for role in ("actor", "critic") if config.has_critic else ("actor",):
+    for role in ("actor", "critic") if config.needs.critic else ("actor",):
         if not getattr(config, f"{role}_gradient_checkpointing"):
             yield {f"{role}_gradient_checkpointing": True}
     slots, rows = config.per_device_generation_batch_size, config.per_device_training_batch_size

@@ -1,31 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credit assignment as the flags say: `dschat.rl.ppo_batch` or `rloo_batch`, between normalised scores and advantages.
+"""Credit assignment as the flags say: an estimator of `dschat.rl.estimators`; scores and advantages normalised.
 
 Moments of scores and of advantages are those of all ranks.
 """
 
 from dataclasses import replace
-from typing import TypedDict
 
 import torch
-from torch import Tensor
 
 from dschat.config.ppo import PPOConfig
+from dschat.rl.estimators import ESTIMATORS, Estimator, EstimatorSettings
 from dschat.rl.masked import masked_moments, whiten, whiten_rows
-from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.rewards import ScoreMoments
-from dschat.rl.rloo_batch import rloo_batch
 from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
 from dschat.run.distributed import sum_over_ranks
-
-
-class _Rewards(TypedDict):
-    """What token rewards depend on; see `dschat.rl.rewards`."""
-
-    kl_coef: float
-    kl_estimator: str
-    clip_reward_value: float | None
-    missing_eos_penalty: float | None
 
 
 def with_scores(moments: ScoreMoments, scored: ScoredRollout) -> ScoreMoments:
@@ -43,47 +31,43 @@ def with_scores(moments: ScoreMoments, scored: ScoredRollout) -> ScoreMoments:
 
 def assign_credit(
     trajectory: Trajectory,
-    ends: Tensor | MacroActions,
+    macro: MacroActions,
     kl_coef: float,
     config: PPOConfig,
     samples: int = 1,
     moments: ScoreMoments | None = None,
+    estimator: Estimator | None = None,
 ) -> PPOBatch:
-    """Macro actions, advantages and, of a critic, returns.
+    """Advantages and, of a critic, returns.
 
     With --normalize_scores, scores are normalised first; --missing_eos_penalty and --clip_reward_value then count in
     standard deviations. The batch's trajectory keeps the scores as they were given.
 
     Args:
         trajectory: of this rank.
-        ends: (B, R) bool, True where a macro action ends; or the macro actions.
+        macro: its macro actions.
         kl_coef: of this iteration; with --adaptive_kl_target it is not the flag's.
         config: the flags.
         samples: responses of each prompt, which are rows in succession.
         moments: of the scores so far, with --normalize_scores.
+        estimator: that of --advantage_estimator when None.
     """
     given = trajectory
     if moments is not None:
         trajectory = replace(trajectory, scores=moments.normalised(trajectory.scores))
-    rewards = _Rewards(
+    settings = EstimatorSettings(
         kl_coef=kl_coef,
         kl_estimator=config.kl_estimator,
         clip_reward_value=config.clip_reward_value,
         missing_eos_penalty=config.missing_eos_penalty,
+        gamma=config.gamma,
+        lam=config.lam,
+        value_function=config.value_function,
+        macro_reward=config.macro_reward,
+        samples=samples,
     )
-    if config.has_critic:
-        batch = ppo_batch(
-            trajectory,
-            ends,
-            gamma=config.gamma,
-            lam=config.lam,
-            value_function=config.value_function,
-            macro_reward=config.macro_reward,
-            **rewards,
-        )
-    else:
-        batch = rloo_batch(trajectory, ends, samples, **rewards)
-    batch = replace(batch, trajectory=given)
+    estimator = ESTIMATORS[config.advantage_estimator] if estimator is None else estimator
+    batch = replace(estimator(trajectory, macro, settings), trajectory=given)
     if config.normalized_over == "row":
         return replace(batch, advantages=whiten_rows(batch.advantages, batch.response_mask))
     return whiten_advantages(batch) if config.normalized_over == "batch" else batch

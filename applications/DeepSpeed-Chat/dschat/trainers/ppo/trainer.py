@@ -19,6 +19,7 @@ from dschat.data.examples import PromptExample
 from dschat.data.stored import lengths_of
 from dschat.errors import UserError
 from dschat.models.tokenizer import end_ids_of
+from dschat.rl.estimators import Estimator
 from dschat.rl.macro_actions import segment
 from dschat.rl.rewards import ScoreMoments, kl_controller
 from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, tensors_of
@@ -63,6 +64,8 @@ class PPOTrainer:
         folders: ModelFolders,
         checkpoints: Checkpoints,
         average: MovingAverage | None = None,
+        *,
+        estimator: Estimator | None = None,
     ) -> None:
         """Takes the parts of a run.
 
@@ -77,9 +80,11 @@ class PPOTrainer:
             folders: saves the models.
             checkpoints: saves what the run needs to go on, and gives it back.
             average: moving average of the actor, updated after every iteration.
+            estimator: of advantages; that of --advantage_estimator when None.
         """
         self.models, self.prompts, self.condition, self.tokenizer = models, prompts, condition, tokenizer
         self.config, self.run, self.folders, self.average = config, run, folders, average
+        self.estimator = estimator
         self.checkpoints, self.nonfinite = checkpoints, NonFinite(config.on_nonfinite, run, config.score_remedies)
         self.alarms = Alarms.from_config(config, run.plan)
         self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
@@ -158,7 +163,9 @@ class PPOTrainer:
             self.tokenizer,
             sample=lambda examples: self.sample(examples, SeedKind.EVALUATION, draw=0),
             score=self.score,
-            assign_credit=lambda trajectory: self.credit(trajectory, self.condition(trajectory, 0).ends),
+            assign_credit=lambda trajectory: self.credit(
+                trajectory, segment(self.condition(trajectory, 0).ends, trajectory.response_mask)
+            ),
         )
         self.run.metrics.log(self.update, self.iteration * self.run.plan.global_responses, metrics)
         self.run.record.measured(metrics, self.update)
@@ -272,10 +279,11 @@ class PPOTrainer:
         return self.models.complete(scored, self.config.temperature, self.run.plan.micro_batch, logprobs)
 
     def credit(
-        self, trajectory: Trajectory, ends: Tensor | MacroActions, samples: int = 1, seen: ScoreMoments | None = None
+        self, trajectory: Trajectory, macro: MacroActions, samples: int = 1, seen: ScoreMoments | None = None
     ) -> PPOBatch:
         """Advantages and, of a critic, returns, where so many rows in succession are samples of a prompt."""
-        return assign_credit(trajectory, ends, self.kl.value, self.config, samples, seen or self.moments)
+        moments = seen or self.moments
+        return assign_credit(trajectory, macro, self.kl.value, self.config, samples, moments, self.estimator)
 
     def train(self, iteration: Iteration) -> dict[str, float]:
         """The optimiser updates of an iteration, those that are left."""
