@@ -19,74 +19,47 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from contenders.process import PHASES, Contender, Iteration, Job, middle
+from contenders.process import PHASES, Contender, Job, usual
 from contenders.work import SIZES, Size, Work, make_files
 from harness import origin, report, settings_parser, table, write_section
 
-
-@dataclass(frozen=True)
-class Limits:
-    """What the device can do, in a second."""
-
-    bytes_per_second: float  # of memory
-    operations_per_second: float  # on matrices in the dtype of training
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Figures of one size of the rollout."""
-
-    batch: int
-    wall_seconds: float
-    share: dict[str, float]  # of the phases
-    rollout_tokens_per_second: float
-    rollout_limit: float
-    training_operations_per_second: float
-    training_limit: float
-    peak_mb: float
+Figures = dict[str, float]
 
 
 def main() -> None:
     """Measures, prints one JSON object, and writes what is asked for."""
-    settings = parse()
-    if settings.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the processes that are started, too
-    limits = measure_limits(settings.device)
-    batches = [measure(settings, factor, limits) for factor in settings.factors]
-    report(settings, {"limits": asdict(limits), "batches": [asdict(batch) for batch in batches]})
-    if settings.markdown is not None:
-        write_section(settings.markdown, "gpu", f"{origin()}\n\n{gpu_table(limits, batches)}")
-
-
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = settings_parser(__doc__, "section gpu is")
+    lengths = {"shortest_prompt": 64, "longest_prompt": 512, "response": 512}  # every response has its length
+    parser = settings_parser(__doc__, "section gpu is", **lengths, repeats=2)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--size", choices=list(SIZES), default="G")
     parser.add_argument("--batch", type=int, default=16, help="prompts of the smallest rollout")
     parser.add_argument("--factors", type=int, nargs="+", default=[1, 4, 16], help="what it is multiplied by")
     parser.add_argument("--micro_batch", type=int, default=2, help="sequences of a forward and backward pass")
-    parser.add_argument("--shortest_prompt", type=int, default=64, help="tokens")
-    parser.add_argument("--longest_prompt", type=int, default=512, help="tokens")
-    parser.add_argument("--response", type=int, default=512, help="tokens; every response has them")
-    parser.add_argument("--repeats", type=int, default=2, help="iterations that count")
     parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
-    return parser.parse_args()
+    settings = parser.parse_args()
+    if settings.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the processes that are started, too
+    limits = measure_limits(settings.device)
+    batches = [measure(settings, factor, limits) for factor in settings.factors]
+    report(settings, {"limits": limits, "batches": batches})
+    if settings.markdown is not None:
+        write_section(settings.markdown, "gpu", f"{origin()}\n\n{gpu_table(limits, batches)}")
 
 
-def measure_limits(device: str) -> Limits:
-    """Of copies and of products of matrices."""
+def measure_limits(device: str) -> Figures:
+    """Bytes per second of memory, and operations per second of matrices in the dtype of training."""
     large, side = (2**31, 8192) if device == "cuda" else (2**26, 512)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     source = torch.zeros(large // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    copying = fastest(lambda: target.copy_(source), device)
-    return Limits(2 * large / copying, 2 * side**3 / fastest(lambda: left @ right, device))
+    return {
+        "bytes_per_second": 2 * large / fastest(lambda: target.copy_(source), device),
+        "operations_per_second": 2 * side**3 / fastest(lambda: left @ right, device),
+    }
 
 
 def fastest(work: Callable[[], object], device: str, runs: int = 10) -> float:
@@ -101,44 +74,34 @@ def fastest(work: Callable[[], object], device: str, runs: int = 10) -> float:
     return min(seconds[2:])
 
 
-def measure(settings: argparse.Namespace, factor: int, limits: Limits) -> Batch:
-    """One line of the table."""
-    work = Work(
-        SIZES[settings.size],
-        settings.batch * factor,
-        min(settings.micro_batch, settings.batch * factor),
-        settings.shortest_prompt,
-        settings.longest_prompt,
-        settings.response,
-        dtype="bf16" if settings.device == "cuda" else "fp32",
-    )
+def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figures:
+    """One line of the table; each iteration is told on stderr."""
+    batch = settings.batch * factor
+    lengths = (settings.shortest_prompt, settings.longest_prompt, settings.response)
+    dtype = "bf16" if settings.device == "cuda" else "fp32"
+    work = Work(SIZES[settings.size], batch, min(settings.micro_batch, batch), *lengths, dtype=dtype)
+    runs = []
     with tempfile.TemporaryDirectory() as place:
-        files = Path(place) / "files"
-        make_files(work, files)
+        make_files(work, Path(place) / "files")
         if settings.device == "cuda":
             torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
-        with Contender(sys.executable, "ours", Job(work, str(files), place, flags=settings.flags.split())) as contender:
-            runs = [iterate(contender, work.batch, number) for number in range(settings.repeats + 1)][1:]
-    seconds = {phase: middle(runs, "wall", phase) for phase in PHASES}
-    total = middle(runs, "wall", "total")
-    return Batch(
-        batch=work.batch,
-        wall_seconds=total,
-        share={phase: seconds[phase] / total for phase in PHASES},
-        rollout_tokens_per_second=work.batch * work.response / seconds["generation"],
-        rollout_limit=rollout_limit(work, limits.bytes_per_second),
-        training_operations_per_second=training_operations(work) / seconds["training"],
-        training_limit=limits.operations_per_second,
-        peak_mb=max(run.peak_mb for run in runs),
-    )
-
-
-def iterate(contender: Contender, batch: int, number: int) -> Iteration:
-    """One iteration, which says on stderr that it is done."""
-    (run,) = contender.iterate()
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.wall.items())
-    print(f"batch {batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
-    return run
+        job = Job(work, f"{place}/files", place, flags=settings.flags.split())
+        with Contender(sys.executable, "ours", job) as contender:
+            for number in range(settings.repeats + 1):
+                runs += contender.iterate()
+                phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1].wall_seconds.items())
+                print(f"batch {batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
+    run = usual(runs[1:])
+    shares = {f"{phase}_share": run.wall_seconds.get(phase, 0.0) / run.wall_seconds["total"] for phase in PHASES}
+    return shares | {
+        "batch": batch,
+        "wall_seconds": run.wall_seconds["total"],
+        "rollout_tokens_per_second": batch * work.response / run.wall_seconds["generation"],
+        "rollout_limit": rollout_limit(work, limits["bytes_per_second"]),
+        "training_operations_per_second": training_operations(work) / run.wall_seconds["training"],
+        "training_limit": limits["operations_per_second"],
+        "peak_mb": run.peak_mb,
+    }
 
 
 def layer_weights(size: Size) -> int:
@@ -171,27 +134,25 @@ def training_operations(work: Work) -> float:
     return 3.0 * (2 * (layers + attention) + head)
 
 
-def gpu_table(limits: Limits, batches: Sequence[Batch]) -> str:
+def gpu_table(limits: Figures, batches: Sequence[Figures]) -> str:
     """How near rollouts and training come to their limits, and the phases' shares, by batch."""
-    measured = (
-        f"Measured limits: {limits.bytes_per_second / 1e9:,.0f} GB/s, {limits.operations_per_second / 1e12:,.1f} TFLOP/s."
-    )
+    copied, computed = limits["bytes_per_second"] / 1e9, limits["operations_per_second"] / 1e12
     head = ["prompts", "rollout, tokens/s", "of its limit", "training, TFLOP/s", "of its limit"]
     head += [*(f"{phase}, share" for phase in PHASES), "iteration, s", "peak, GB"]
     rows = [
         [
-            f"{row.batch}",
-            f"{row.rollout_tokens_per_second:,.0f}",
-            f"{100 * row.rollout_tokens_per_second / row.rollout_limit:.0f} %",
-            f"{row.training_operations_per_second / 1e12:,.1f}",
-            f"{100 * row.training_operations_per_second / row.training_limit:.0f} %",
-            *(f"{100 * row.share[phase]:.0f} %" for phase in PHASES),
-            f"{row.wall_seconds:.1f}",
-            f"{row.peak_mb / 1e3:.1f}",
+            f"{row['batch']:.0f}",
+            f"{row['rollout_tokens_per_second']:,.0f}",
+            f"{100 * row['rollout_tokens_per_second'] / row['rollout_limit']:.0f} %",
+            f"{row['training_operations_per_second'] / 1e12:,.1f}",
+            f"{100 * row['training_operations_per_second'] / row['training_limit']:.0f} %",
+            *(f"{100 * row[f'{phase}_share']:.0f} %" for phase in PHASES),
+            f"{row['wall_seconds']:.1f}",
+            f"{row['peak_mb'] / 1e3:.1f}",
         ]
         for row in batches
     ]
-    return f"{measured}\n\n{table(head, rows)}"
+    return f"Measured limits: {copied:,.0f} GB/s, {computed:,.1f} TFLOP/s.\n\n{table(head, rows)}"
 
 
 if __name__ == "__main__":

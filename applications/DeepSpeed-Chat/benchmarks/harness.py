@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
@@ -35,40 +34,49 @@ EVERY = 0.002  # seconds between two looks at the memory
 C = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 WHERE_FIGURES_GO = ("output", "markdown", "pictures", "local_rank")  # settings that do not decide them
+HELP = {
+    "prompt": "tokens",
+    "response": "tokens",
+    "shortest_prompt": "tokens",
+    "longest_prompt": "tokens",
+    "repeats": "measurements that count",
+    "local_rank": "given by the launcher",
+}
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-@dataclass(frozen=True)
-class Machine:
+def gpus() -> list[str]:
+    """Names of this machine's."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def cpu() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def machine() -> dict[str, object]:
     """Processor, cores, GPUs and versions of this process."""
-
-    cpu: str
-    cpu_cores: int | None
-    gpus: list[str]
-    system: str
-    python: str
-    torch: str
-
-    @classmethod
-    def this(cls) -> Machine:
-        """The processor has its name where Linux tells it, else that of its architecture."""
-        info = Path("/proc/cpuinfo")
-        lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        cpu = names[0] if names else platform.machine()
-        return cls(cpu, os.cpu_count(), gpus, platform.system(), platform.python_version(), torch.__version__)
+    versions = {"system": platform.system(), "python": platform.python_version(), "torch": torch.__version__}
+    return {"cpu": cpu(), "cpu_cores": os.cpu_count(), "gpus": gpus(), **versions}
 
 
-def settings_parser(doc: str | None, document: str = "") -> argparse.ArgumentParser:
+def settings_parser(doc: str | None, document: str = "", **numbers: float) -> argparse.ArgumentParser:
     """A parser that describes a script by the first line of its docstring.
 
     Args:
         doc: the script's.
         document: the sections that --markdown writes, for scripts with --output and --markdown.
+        numbers: flags that are numbers of the type of their default.
     """
-    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=(doc or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=HELP.get(name, " "))
     if document:
         parser.add_argument("--output", type=Path, help="file for the JSON object")
         parser.add_argument("--markdown", type=Path, help=f"document whose {document} written anew")
@@ -78,7 +86,7 @@ def settings_parser(doc: str | None, document: str = "") -> argparse.ArgumentPar
 def report(settings: argparse.Namespace, figures: object, **more: object) -> None:
     """Prints one JSON object, and writes it to --output if there is one; `more` joins the settings."""
     used = {name: value for name, value in vars(settings).items() if name not in WHERE_FIGURES_GO}
-    found = {"machine": asdict(Machine.this()), "settings": used | more, "figures": figures}
+    found = {"machine": machine(), "settings": used | more, "figures": figures}
     text = json.dumps(found, indent=2, default=str)
     print(text, flush=True)
     if (output := getattr(settings, "output", None)) is not None:
@@ -87,10 +95,10 @@ def report(settings: argparse.Namespace, figures: object, **more: object) -> Non
 
 def origin() -> str:
     """Where figures come from: this process's command line, machine and today's date."""
-    machine, command = Machine.this(), " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
-    where = [*machine.gpus, f"{machine.cpu_cores} cores of {machine.cpu}"]
-    versions = f"{machine.system}, Python {machine.python}, torch {machine.torch}"
-    return f"`{command}`\n\n{', '.join(where)}; {versions}; {date.today().isoformat()}."
+    command = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    where = ", ".join([*gpus(), f"{os.cpu_count()} cores of {cpu()}"])
+    versions = f"{platform.system()}, Python {platform.python_version()}, torch {torch.__version__}"
+    return f"`{command}`\n\n{where}; {versions}; {date.today().isoformat()}."
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -122,7 +130,7 @@ def gemma(vocabulary: int, hidden: int, layers: int, labels: int = 2) -> GemmaCo
     """A Gemma with 4 heads and an MLP four times as wide as its layers."""
     from transformers import GemmaConfig
 
-    return GemmaConfig(
+    config = GemmaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=4 * hidden,
@@ -130,8 +138,9 @@ def gemma(vocabulary: int, hidden: int, layers: int, labels: int = 2) -> GemmaCo
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=hidden // 4,
-        num_labels=labels,
     )
+    config.num_labels = labels
+    return config
 
 
 class Peak:

@@ -22,7 +22,7 @@ import gc
 import runpy
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -43,7 +43,7 @@ from dschat.models.scalar import ScalarModel
 from dschat.models.tiny import make_model
 from dschat.models.tokenizer import load_tokenizer
 
-Flags = Mapping[str, object]
+Flags = dict[str, object]
 FLAG = "--model_name_or_path"
 SAMPLES = 4  # responses to a prompt, where they are compared
 # step → folder of its main program and its configuration
@@ -63,32 +63,23 @@ ROLES = {
 
 def main() -> None:
     """Measures every way and prints one JSON object."""
-    settings = parse()
+    parser = settings_parser(__doc__, vocabulary=2000, hidden=512, layers=8, threads=1)
+    parser.add_argument("--share_base", action="store_true", help="the ways to hold the models of step 3")
+    parser.add_argument("--rank", type=int, default=16, help="of the adapters, with --share_base")
+    parser.add_argument("--sequences", type=int, default=8, help=f"of an update, a multiple of {SAMPLES}")
+    settings = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         write_inputs(place, settings)
+        found = ways(place, settings.sequences)
         if settings.share_base:
             write_adapter(place, settings.rank)
-        found = model_ways(place, settings.sequences, settings.rank) if settings.share_base else None
-        found = found or ways(place, settings.sequences)
-        figures = {}
-        for name, (step, flags) in found.items():
-            own = {"output_dir": place / name, "data_split": "0,0,1", "dtype": "fp32"}
-            figures[name] = in_process(measure, step, own | dict(flags), settings.threads)
+            found = ways_to_hold(place, settings.sequences, settings.rank)
+        figures = {
+            name: in_process(measure, step, {"output_dir": place / name, **flags}, settings.threads)
+            for name, (step, flags) in found.items()
+        }
     report(settings, figures)
-
-
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = settings_parser(__doc__)
-    parser.add_argument("--share_base", action="store_true", help="the ways to hold the models of step 3")
-    parser.add_argument("--vocabulary", type=int, default=2000)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--rank", type=int, default=16, help="of the adapters, with --share_base")
-    parser.add_argument("--sequences", type=int, default=8, help=f"of an update, a multiple of {SAMPLES}")
-    parser.add_argument("--threads", type=int, default=1)
-    return parser.parse_args()
 
 
 def write_inputs(place: Path, settings: argparse.Namespace) -> None:
@@ -117,50 +108,35 @@ def ways(place: Path, sequences: int) -> dict[str, tuple[str, Flags]]:
     """Each way to learn: its step and its flags, of one update of so many sequences."""
     pairs, prompts = sequences // 2, sequences // SAMPLES
     supervised = {FLAG[2:]: place / "model", "max_seq_len": 256}
-    sft = {"data_path": data(place, sequences), "data_split": "1,0,0", "per_device_train_batch_size": sequences}
-    dpo = {"data_path": data(place, pairs), "data_split": "0,1,0", "per_device_train_batch_size": pairs}
-    rloo = {
-        "advantage_estimator": "rloo",
-        "samples_per_prompt": SAMPLES,
-        "per_device_generation_batch_size": prompts,
-        "data_path": data(place, prompts),
-        "reward_model_name_or_path": place / "reward",
-    }
     ppo = ppo_flags(place, sequences)
+    rloo = ppo | data(place, prompts, "0,0,1") | {"per_device_generation_batch_size": prompts}
+    rloo |= {"advantage_estimator": "rloo", "samples_per_prompt": SAMPLES}
     return {
-        "sft": ("sft", supervised | sft),
-        "dpo": ("dpo", supervised | dpo),
+        "sft": ("sft", data(place, sequences, "1,0,0") | supervised | {"per_device_train_batch_size": sequences}),
+        "dpo": ("dpo", data(place, pairs, "0,1,0") | supervised | {"per_device_train_batch_size": pairs}),
         "ppo, gae": ("ppo", ppo | {"critic_model_name_or_path": place / "reward"}),
-        "ppo, rloo": ("ppo", ppo | rloo),
+        "ppo, rloo": ("ppo", rloo | {"reward_model_name_or_path": place / "reward"}),
     }
 
 
-def model_ways(place: Path, sequences: int, rank: int) -> dict[str, tuple[str, Flags]]:
+def ways_to_hold(place: Path, sequences: int, rank: int) -> dict[str, tuple[str, Flags]]:
     """Each way to hold the models of step 3, and its flags."""
-    common = ppo_flags(place, sequences) | {"critic_model_name_or_path": place / "adapted"}
-    lora = common | {"lora_dim": rank}
-    return {
-        "whole models": ("ppo", common),
-        "LoRA": ("ppo", lora),
-        "LoRA, --share_base": ("ppo", lora | {"share_base": True}),
-    }
+    whole = ppo_flags(place, sequences) | {"critic_model_name_or_path": place / "adapted"}
+    lora = whole | {"lora_dim": rank}
+    shared = lora | {"share_base": True}
+    return {"whole models": ("ppo", whole), "LoRA": ("ppo", lora), "LoRA, --share_base": ("ppo", shared)}
 
 
-def ppo_flags(place: Path, sequences: int) -> dict[str, object]:
+def ppo_flags(place: Path, sequences: int) -> Flags:
     """Of one update of step 3."""
-    return {
-        "data_path": data(place, sequences),
-        "actor_model_name_or_path": place / "model",
-        "per_device_generation_batch_size": sequences,
-        "per_device_training_batch_size": sequences,
-        "max_prompt_seq_len": 192,
-        "max_answer_seq_len": 64,
-    }
+    sizes = {"per_device_generation_batch_size": sequences, "per_device_training_batch_size": sequences}
+    lengths = {"max_prompt_seq_len": 192, "max_answer_seq_len": 64}
+    return data(place, sequences, "0,0,1") | sizes | lengths | {"actor_model_name_or_path": place / "model"}
 
 
-def data(place: Path, rows: int) -> Path:
-    """So many comparisons."""
-    return place / f"data-{rows}" / "comparisons"
+def data(place: Path, rows: int, split: str) -> Flags:
+    """So many comparisons, shared out among the steps."""
+    return {"data_path": place / f"data-{rows}" / "comparisons", "data_split": split, "dtype": "fp32"}
 
 
 def measure(step: str, flags: Flags, threads: int) -> dict[str, object]:
@@ -178,7 +154,7 @@ def measure(step: str, flags: Flags, threads: int) -> dict[str, object]:
     found: dict[str, object] = {}
     trains = True
 
-    def step_and_look(self: "Engine[torch.nn.Module]") -> None:
+    def step_and_look(self: "Engine[PolicyModel]") -> None:
         real(self)
         if trains:
             highest = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak.bytes()

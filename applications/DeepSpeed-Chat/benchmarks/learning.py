@@ -17,8 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-from harness import Machine, origin, settings_parser, table, write_section
+from harness import machine, origin, settings_parser, table, write_section
 from tqdm import tqdm
 from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of
 from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
@@ -85,7 +84,7 @@ def publish(
     sections = "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items())
     (folder / "tables.md").write_text(sections + "\n", "utf-8")
     figures = {name: [asdict(row) for row in found] for name, found in rows.items()}
-    found = {"machine": asdict(Machine.this()), "groups": figures}
+    found = {"machine": machine(), "groups": figures}
     (folder / "figures.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     for picture, names in PICTURES.items():
         if chosen := [group for name in names for group in groups if group.name == name]:
@@ -156,8 +155,8 @@ def quickstart_row(runs: Sequence[RunData], baselines: Sequence[RunData], judges
         # A run that does not come there is set down as one that needs twice the baseline's updates.
         times = [0.5 if n is None else t / n for t, n in zip(theirs, needed, strict=True) if t is not None]
         ends = over_seeds([run.last.mean(name) for run in runs])
-        updates = over_seeds([float(n) for n in needed if n is not None], np.median)
-        ratio = over_seeds(times, np.median)
+        updates = over_seeds([float(n) for n in needed if n is not None], median=True)
+        ratio = over_seeds(times, median=True)
         assert ends is not None and ratio is not None
         reached = sum(n is not None for n in needed)
         note = "" if reached == len(runs) else f" ({reached}/{len(runs)})"

@@ -43,34 +43,22 @@ class Case:
 
 def main() -> None:
     """Measures every case and prints one JSON object."""
-    settings, shape = parse()
-    sizes = {"chunks": settings.batch_sizes}
-    if settings.full_logits:
-        sizes["full_logits"] = settings.batch_sizes[:1]
+    parser = settings_parser(__doc__, vocabulary=256_000, hidden=256, prompt=512, response=512)
+    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--softcap", type=float, default=0.0, help="of the logits, as Gemma-2's 30; 0 = none")
+    parser.add_argument("--full_logits", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    settings = parser.parse_args()
+    shape = {name: value for name, value in vars(settings).items() if name not in ("batch_sizes", "full_logits")}
+    sizes = {"chunks": settings.batch_sizes, "full_logits": settings.batch_sizes[: settings.full_logits]}
     cases = [
         Case(method, phase, size, **shape)
         for method in sizes
         for phase in ("training", "scoring")
         for size in sizes[method]
     ]
-    report(settings, [in_process(measure, case) for case in cases], dtype="float32", shape=shape)
-
-
-def parse() -> tuple[argparse.Namespace, dict[str, int | float | str]]:
-    """What differs between cases, and the shape that all have in common."""
-    parser = settings_parser(__doc__)
-    parser.add_argument("--vocabulary", type=int, default=256_000)
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens")
-    parser.add_argument("--response", type=int, default=512, help="tokens")
-    parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--softcap", type=float, default=0.0, help="of the logits, as Gemma-2's 30; 0 = none")
-    parser.add_argument("--full_logits", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    shape = vars(parser.parse_args())
-    own = {name: shape.pop(name) for name in ("batch_sizes", "full_logits")}
-    return argparse.Namespace(**own), shape
+    report(settings, [in_process(measure, case) for case in cases], dtype="float32")
 
 
 def measure(case: Case) -> dict[str, object]:

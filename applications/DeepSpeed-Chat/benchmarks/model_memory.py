@@ -47,20 +47,9 @@ R = TypeVar("R")
 
 def main() -> None:
     """Measures every case and prints one JSON object."""
-    settings = parser_on_every_process(__doc__, 32_000, 1024, 13)
-    settings.add_argument("--file_size", type=int, default=200_000_000, help="bytes")
-    run_on_every_process(settings.parse_args(), measure)
-
-
-def parser_on_every_process(doc: str | None, vocabulary: int, hidden: int, layers: int) -> argparse.ArgumentParser:
-    """A parser for scripts that the launcher starts, with the shape of a Gemma."""
-    parser = settings_parser(doc)
-    parser.add_argument("--vocabulary", type=int, default=vocabulary)
-    parser.add_argument("--hidden", type=int, default=hidden)
-    parser.add_argument("--layers", type=int, default=layers)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--local_rank", type=int, default=0, help="given by the launcher")
-    return parser
+    parser = settings_parser(__doc__, vocabulary=32_000, hidden=1024, layers=13, threads=1, local_rank=0)
+    parser.add_argument("--file_size", type=int, default=200_000_000, help="bytes")
+    run_on_every_process(parser.parse_args(), measure)
 
 
 def run_on_every_process(settings: argparse.Namespace, measure: Callable[[argparse.Namespace], object]) -> None:
@@ -76,7 +65,7 @@ def run_on_every_process(settings: argparse.Namespace, measure: Callable[[argpar
 def random_model(settings: argparse.Namespace) -> GemmaForCausalLM:
     """The same on every process, in float32."""
     torch.manual_seed(0)
-    return GemmaForCausalLM(gemma(settings.vocabulary, settings.hidden, settings.layers)).float()
+    return GemmaForCausalLM(gemma(settings.vocabulary, settings.hidden, settings.layers))
 
 
 def trained(model: PreTrainedModel, stage: int) -> Engine[PolicyModel]:
@@ -95,7 +84,7 @@ def measure(settings: argparse.Namespace) -> dict[str, object]:
     give_back_at_once()
     with tempfile.TemporaryDirectory() as own:
         place, tokenizer = Path(broadcast_object(own)), train_tokenizer(["a few words"])
-        model = random_model(settings).to(torch.bfloat16)
+        model = random_model(settings).bfloat16()
         whole = 4 * sum(weight.numel() for weight in model.parameters())
         if is_main():
             model.save_pretrained(place / "model")
@@ -106,9 +95,7 @@ def measure(settings: argparse.Namespace) -> dict[str, object]:
     return {"weights_gb": round(whole / GB, 3), **found}
 
 
-def measure_at(
-    place: Path, tokenizer: PreTrainedTokenizerBase, whole: int, file_size: int
-) -> dict[str, list[float]]:
+def measure_at(place: Path, tokenizer: PreTrainedTokenizerBase, whole: int, file_size: int) -> dict[str, list[float]]:
     """Every case of the model in a folder, whose weights are so many bytes in float32."""
     found: dict[str, list[float]] = {}
 
@@ -121,16 +108,16 @@ def measure_at(
 
     def opened(stage: int) -> PreTrainedModel:
         opening = Opening(placement_of(settings_at(stage)))
-        return load_causal_lm(str(place / "model"), "--model", torch.float32, tokenizer, opening=opening)
+        model: PreTrainedModel
+        model = load_causal_lm(str(place / "model"), "--model", torch.float32, tokenizer, opening=opening)
+        return model
 
     note("opened at ZeRO 2", lambda: opened(2))
     models = [note("opened at ZeRO 3", lambda: opened(3))]
     actor = note("engine at ZeRO 3", lambda: trained(models.pop(), 3))
     note("average at ZeRO 3", lambda: MovingAverage(actor).update())
     note("saved at ZeRO 3", lambda: save(actor, tokenizer, place, file_size))
-    found["saved at ZeRO 3, in files"] = [
-        round(part * whole / file_size, 2) for part in found["saved at ZeRO 3"]
-    ]
+    found["saved at ZeRO 3, in files"] = [round(part * whole / file_size, 2) for part in found["saved at ZeRO 3"]]
     frozen = note("reference at ZeRO 3", lambda: frozen_engine(PolicyModel(opened(3)), settings_at(3)))
     del actor, frozen
     adapted = note("opened at ZeRO 3, with LoRA", lambda: with_lora(opened(3)))

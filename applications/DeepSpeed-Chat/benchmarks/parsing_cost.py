@@ -70,23 +70,16 @@ def {name}(values, limit={number}):
 
 
 def main() -> None:
-    """Measures every parser and prints one JSON object."""
-    settings = parse()
-    torch.set_num_threads(1)
-    report(settings, {parser: measure(parser, settings) for parser in settings.parsers})
-
-
-def parse() -> argparse.Namespace:
-    """The settings; the defaults are a rollout of 64 responses of 64 words."""
-    parser = settings_parser(__doc__)
+    """Measures every parser and prints one JSON object; the defaults are a rollout of 64 responses of 64 words."""
+    parser = settings_parser(__doc__, responses=64, cutoff=5)
     parser.add_argument("--parsers", nargs="+", choices=PARSERS, default=list(PARSERS))
     parser.add_argument("--benepar_model", help="name or path; without it, benepar is not measured")
     parser.add_argument("--sentences", type=int, default=256, help="sentences (or programs) parsed in one call")
-    parser.add_argument("--responses", type=int, default=64, help="of a rollout")
     parser.add_argument("--words", type=int, default=64, help="of a response, in whole sentences of 16 words")
-    parser.add_argument("--cutoff", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=15, help="runs, of which the fastest counts")
-    return parser.parse_args()
+    settings = parser.parse_args()
+    torch.set_num_threads(1)
+    report(settings, {parser: measure(parser, settings) for parser in settings.parsers})
 
 
 def measure(parser: str, settings: argparse.Namespace) -> dict[str, object]:
@@ -144,7 +137,7 @@ def least_cpu_time(work: Callable[[], R], repeats: int) -> tuple[float, R]:
 
     def seconds() -> float:
         others = [process.cpu_times() for process in children]
-        return time.process_time() + sum(times.user + times.system for times in others)
+        return time.process_time() + sum(float(times.user + times.system) for times in others)
 
     runs = []
     for _ in range(repeats):

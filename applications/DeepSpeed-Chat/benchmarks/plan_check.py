@@ -10,25 +10,23 @@ figure comes from the same flags and the model's config alone.
     python plan_check.py
 """
 
-import argparse
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from harness import MB, gemma, in_process, report, settings_parser
-from transformers import GemmaForCausalLM, GemmaForSequenceClassification
+from transformers import GemmaConfig, GemmaForCausalLM, GemmaForSequenceClassification
 
 from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.process_group import choose_dtype, process_group
-from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.plan.machine import Machine
-from dschat.plan.phases import Phase
 from dschat.plan.plan import make_plan
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
@@ -43,6 +41,8 @@ from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
 
 SHAPES = {"S": (2048, 128, 4), "M": (32_000, 256, 6)}  # vocabulary, width, layers
+Kind = tuple[Literal["fp32", "bf16"], bool, int]  # dtype, activations computed again, updates per rollout
+KINDS: tuple[Kind, ...] = (("fp32", False, 1), ("fp32", True, 1), ("fp32", False, 2), ("bf16", False, 1))
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,19 @@ class Case:
     vocabulary: int
     hidden: int
     layers: int
-    dtype: str
+    dtype: Literal["fp32", "bf16"]
     checkpointing: bool
     updates: int  # per rollout
     rows: int  # of a micro-batch
     prompt: int
     response: int
 
+    @property
+    def shape(self) -> GemmaConfig:
+        """Of all four models."""
+        return gemma(self.vocabulary, self.hidden, self.layers, labels=1)
+
+    @property
     def flags(self) -> PPOConfig:
         """Of a run of this case: two micro-batches an update."""
         return PPOConfig(
@@ -75,7 +81,7 @@ class Case:
             max_answer_seq_len=self.response,
             actor_gradient_checkpointing=self.checkpointing,
             critic_gradient_checkpointing=self.checkpointing,
-            dtype=self.dtype,  # type: ignore[arg-type]
+            dtype=self.dtype,
         )
 
 
@@ -92,7 +98,7 @@ class Followed:
         with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
             yield
             gc.collect()  # what is given back outside would not be seen
-        found = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+        found = profiler.profiler.kineto_results.events()
         events = sorted((e.start_ns(), e.nbytes()) for e in found if e.name() == "[memory]")
         peak = self.now
         for _, size in events:
@@ -103,34 +109,22 @@ class Followed:
 
 def main() -> None:
     """Measures every case and prints one JSON object."""
-    settings = parse()
-    kinds = [("fp32", False, 1)]
-    if not settings.short:
-        kinds += [("fp32", True, 1), ("fp32", False, 2), ("bf16", False, 1)]
-    cases = [
-        Case(*SHAPES[shape], *kind, settings.rows, settings.prompt, settings.response)
-        for shape in settings.shapes
-        for kind in kinds
-    ]
-    report(settings, [in_process(compare, case) for case in cases])
-
-
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = settings_parser(__doc__)
+    parser = settings_parser(__doc__, prompt=64, response=64)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["S", "M"])
     parser.add_argument("--rows", type=int, default=8, help="of a micro-batch")
-    parser.add_argument("--prompt", type=int, default=64, help="tokens")
-    parser.add_argument("--response", type=int, default=64, help="tokens")
     parser.add_argument("--short", action="store_true", help="float32 and one update per rollout only")
-    return parser.parse_args()
+    settings = parser.parse_args()
+    sizes = (settings.rows, settings.prompt, settings.response)
+    kinds = KINDS[:1] if settings.short else KINDS
+    cases = [Case(*SHAPES[shape], *kind, *sizes) for shape in settings.shapes for kind in kinds]
+    report(settings, [in_process(compare, case) for case in cases])
 
 
 def compare(case: Case) -> dict[str, object]:
     """Planned and measured megabytes of each phase."""
     torch.set_num_threads(1)
-    shape = gemma(case.vocabulary, case.hidden, case.layers, labels=1)
-    planned = {phase.name: phase.total for phase in make_plan(case.flags(), Machine(1, None), lambda *_: shape).phases}
+    plan = make_plan(case.flags, Machine(1, None), lambda path, flag: case.shape)
+    planned = {phase.name: phase.total for phase in plan.phases}
     planned["train"] = max(planned["train"], planned.pop("update"))
     with process_group():
         measured = measure(case)
@@ -147,25 +141,35 @@ def compare(case: Case) -> dict[str, object]:
 
 def measure(case: Case) -> dict[str, int]:
     """Peak bytes of each phase, the second time that it runs."""
-    followed, peaks = Followed(), {}
+    config, followed, peaks = case.flags, Followed(), dict[str, int]()
+    rows, width = 2 * case.rows * case.updates, case.prompt + case.response
     with followed.watch({}, "made"):
-        models, rollout = make_models(case), random_rollout(case)
+        models = make_models(case)
+        ids = torch.randint(1, case.vocabulary, (rows, width))  # a whole rollout, nothing padded
+        rollout = Rollout(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids, dtype=torch.bool),
+            response_mask=torch.ones(rows, case.response, dtype=torch.bool),
+            prompt_index=torch.arange(rows),
+            finished=torch.ones(rows, dtype=torch.bool),
+        )
     for _ in range(2):
-        with followed.watch(peaks, "generate"):
-            sample(case, models.actor, rollout)
+        models.actor.eval()
+        with followed.watch(peaks, "generate"), CompactingEngine(case.rows).session(models.actor) as draw:
+            no_end = case.vocabulary
+            draw(ids[:, : case.prompt].tolist(), Sampling(case.response, (no_end,), pad_id=0), range(rows))
         with followed.watch(peaks, "score"):
             scored = models.score(rollout, ResponseTexts([], [], []), 1.0, case.rows)[0]
             trajectory = models.complete(scored, 1.0, case.rows)
-        config = case.flags()
         macro = segment(fixed_ngram_ends(rollout.response_mask, config.ngram), rollout.response_mask)
         credit = partial(assign_credit, kl_coef=config.kl_coef, config=config)
         late = LateCredit(PendingBatch(scored, macro), credit)
         batch = late if case.updates == 1 else credit(trajectory, macro)
-        for engine in (models.actor, models.critic):
+        for engine in models.trained.values():
             engine.train()
-        update = UpdateSettings(2 * case.rows, case.rows, 1, 0.2, 0.2, 1.0)
         with followed.watch(peaks, "train"):
-            ppo_update(models.actor, models.critic, batch, update, seed=0)
+            settings = UpdateSettings(2 * case.rows, case.rows, 1, 0.2, 0.2, 1.0)
+            ppo_update(models.actor, models.critic, batch, settings, seed=0)
     return peaks
 
 
@@ -173,18 +177,19 @@ def make_models(case: Case) -> PPOModels:
     """Random Gemmas under DeepSpeed."""
     from dschat.engine.engine import OptimizerSettings, frozen_engine, train_engine  # only processes of their own
 
-    flags, dtype = case.flags(), choose_dtype(case.dtype)
-    config = gemma(case.vocabulary, case.hidden, case.layers, labels=1)
+    dtype, plan = choose_dtype(case.dtype), case.flags.plan_batches(1)
     torch.manual_seed(0)
-    frozen = EngineSettings(dtype, flags.plan_batches(1))
-    trained = EngineSettings(dtype, flags.plan_batches(1), gradient_checkpointing=case.checkpointing)
+    frozen, trained = (
+        EngineSettings(dtype, plan),
+        EngineSettings(dtype, plan, gradient_checkpointing=case.checkpointing),
+    )
     optimizer = OptimizerSettings(learning_rate=1e-5, weight_decay=0.1, total_updates=10)
 
     def policy() -> PolicyModel:
-        return PolicyModel(GemmaForCausalLM(config).to(dtype))
+        return PolicyModel(GemmaForCausalLM(case.shape)).to(dtype)
 
     def scalar() -> ScalarModel:
-        return ScalarModel(GemmaForSequenceClassification(config).to(dtype))
+        return ScalarModel(GemmaForSequenceClassification(case.shape)).to(dtype)
 
     return PPOModels(
         actor=train_engine(policy(), optimizer, trained),
@@ -193,27 +198,6 @@ def make_models(case: Case) -> PPOModels:
         reward=RewardModelScores(frozen_engine(scalar(), frozen), case.rows),
         rollouts=CompactingEngine(case.rows),
     )
-
-
-def random_rollout(case: Case) -> Rollout:
-    """Random tokens of a whole rollout, nothing padded."""
-    rows = 2 * case.rows * case.updates
-    return Rollout(
-        input_ids=torch.randint(1, case.vocabulary, (rows, case.prompt + case.response)),
-        attention_mask=torch.ones(rows, case.prompt + case.response, dtype=torch.bool),
-        response_mask=torch.ones(rows, case.response, dtype=torch.bool),
-        prompt_index=torch.arange(rows),
-        finished=torch.ones(rows, dtype=torch.bool),
-    )
-
-
-def sample(case: Case, actor: TrainedPolicy, rollout: Rollout) -> None:
-    """Responses of a whole rollout, which no token ends."""
-    actor.eval()
-    prompts = rollout.input_ids[:, : case.prompt].tolist()
-    sampling = Sampling(case.response, end_ids=(case.vocabulary,), pad_id=0)
-    with CompactingEngine(case.rows).session(actor) as draw:
-        draw(prompts, sampling, range(len(prompts)))
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import torch
-from contenders.process import PHASES, Contender, Iteration, Job, middle
+from contenders.process import PHASES, Contender, Iteration, Job, usual
 from contenders.work import SIZES, Work, make_files
 from harness import origin, report, settings_parser, table, write_section
 
@@ -39,9 +40,8 @@ class Entry:
 
 
 MACRO = ("--ngram", "5")
-FLOOR, PROFILE = "floor", "where the time of ours went"
 ENTRIES = {
-    "floor": Entry(FLOOR, "floor"),
+    "floor": Entry("floor", "floor"),
     "floor_scoring": Entry("floor + scoring passes", "floor", scoring=True),
     "floor_scoring_4": Entry("floor + scoring passes, 4 updates", "floor", updates=4, scoring=True),
     "ours": Entry("ours", "ours", flags=MACRO),
@@ -56,53 +56,32 @@ WORKS = {
     "ragged": Work(SIZES["S"], 128, 8, 8, 64, 256, mean_response=48),
 }
 EVERY = {"equal": list(ENTRIES), "ragged": ["floor", "ours", "trl"]}
+NOT_MEASURED = {"not_measured": "no --trl_python"}
 
 
 @dataclass(frozen=True)
-class Row:
-    """A contender's figures: medians over iterations; the peak of all."""
+class Row(Iteration):
+    """A contender's usual iteration."""
 
+    batch: int
+    positions_per_token: dict[str, float]  # computed outside of sampling, by token of prompts and responses
     tokens_per_cpu_second: float
     spread: tuple[float, float]  # the slowest and the fastest iteration, as parts of the same
-    tokens: float
-    batch: int
-    cpu_seconds: dict[str, float]
-    wall_seconds: dict[str, float]
-    inside_cpu_seconds: dict[str, float]
-    positions_per_token: dict[str, float]
-    peak_mb: int
     speed: float | None = None  # in that of the floor
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Where the time of an iteration went; see contenders/profiling.py."""
-
-    seconds: float
-    percent: dict[str, float]
-    items: dict[str, dict[str, float]]
-
-
-Figures = dict[str, Row | Profile | None]  # None: TRL was not measured, there was no --trl_python
 
 
 def main() -> None:
     """Measures, prints one JSON object, and writes what is asked for."""
     settings = parse()
-    found = {}
-    for size in settings.sizes:
-        for lengths in settings.lengths:
-            found[f"{size}, {lengths}"] = figures = measure(size, lengths, settings)
-            if settings.markdown is not None:
-                write_section(settings.markdown, f"step3 {size}, {lengths}", f"{origin()}\n\n{step3_table(figures)}")
-    absent = {"not_measured": "no --trl_python"}
-    report(
-        settings,
-        {
-            title: {name: absent if row is None else asdict(row) for name, row in figures.items()}
-            for title, figures in found.items()
-        },
-    )
+    figures: dict[str, dict[str, object]] = {}
+    for size, lengths in product(settings.sizes, settings.lengths):
+        title, (rows, profile) = f"{size}, {lengths}", measure(size, lengths, settings)
+        figures[title] = {name: NOT_MEASURED if row is None else asdict(row) for name, row in rows.items()}
+        if profile is not None:
+            figures[title]["where the time of ours went"] = profile
+        if settings.markdown is not None:
+            write_section(settings.markdown, f"step3 {title}", f"{origin()}\n\n{step3_table(rows, profile)}")
+    report(settings, figures)
 
 
 def parse() -> argparse.Namespace:
@@ -123,41 +102,43 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(size: str, lengths: str, settings: argparse.Namespace) -> Figures:
-    """Figures of every contender on one kind of work, by name."""
+Rows = dict[str, Row | None]  # by name; None where there is no --trl_python
+Profile = dict[str, dict[str, float]]  # see contenders/profiling.py
+
+
+def measure(size: str, lengths: str, settings: argparse.Namespace) -> tuple[Rows, Profile | None]:
+    """Figures of every contender on one kind of work, and where the time of ours went if that is asked for."""
     work = adapt(WORKS[lengths], size, settings)
     names = settings.contenders or EVERY[lengths]
-    figures: Figures = {}
+    rows: Rows = {}
+    profile = None
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_files(work, folder / "files")
         # On a GPU the models of all contenders together may not fit.
         for group in [[name] for name in names] if torch.cuda.is_available() else [names]:
-            figures |= take_turns(group, work, folder, settings)
+            rows |= take_turns(group, work, folder, settings)
         if settings.profile is not None:
             traces = (settings.profile / f"{size}-{lengths}").absolute()
             with start("ours", work, folder, settings, profile=str(traces)) as contender:
                 contender.iterate(), contender.iterate()
-            figures[PROFILE] = Profile(**json.loads((traces / "profile.json").read_text(encoding="utf-8")))
-    if isinstance(floor := figures.get(FLOOR), Row):
-        for name, row in figures.items():
-            if isinstance(row, Row):
-                figures[name] = replace(row, speed=row.tokens_per_cpu_second / floor.tokens_per_cpu_second)
-    return figures
+            profile = json.loads((traces / "profile.json").read_text(encoding="utf-8"))
+    if floor := rows.get("floor"):
+        tokens = floor.tokens_per_cpu_second
+        rows = {name: row and replace(row, speed=row.tokens_per_cpu_second / tokens) for name, row in rows.items()}
+    return rows, profile
 
 
-def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argparse.Namespace) -> Figures:
-    """Figures by name of contenders that stand beside each other."""
-    runs: dict[str, list[Iteration]] = {}
-    left_out = [name for name in names if ENTRIES[name].module == "trl_ppo" and settings.trl_python is None]
+def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argparse.Namespace) -> Rows:
+    """Figures of contenders that stand beside each other."""
+    rows: Rows = {ENTRIES[name].name: None for name in names}
     with ExitStack() as stack:
-        started = {
-            name: stack.enter_context(start(name, work, folder, settings)) for name in names if name not in left_out
-        }
-        for _ in range(settings.repeats + 1):
-            for name, contender in started.items():
-                runs.setdefault(name, []).extend(contender.iterate())
-    return {ENTRIES[name].name: None if name in left_out else summary(runs[name][1:], work) for name in names}
+        measured = [name for name in names if name != "trl" or settings.trl_python is not None]
+        started = {name: stack.enter_context(start(name, work, folder, settings)) for name in measured}
+        turns = [[contender.iterate()[0] for contender in started.values()] for _ in range(settings.repeats + 1)]
+    for name, runs in zip(measured, zip(*turns[1:], strict=True), strict=True):
+        rows[ENTRIES[name].name] = summary(runs, work)
+    return rows
 
 
 def adapt(work: Work, size: str, settings: argparse.Namespace) -> Work:
@@ -173,72 +154,51 @@ def adapt(work: Work, size: str, settings: argparse.Namespace) -> Work:
 
 def start(name: str, work: Work, folder: Path, settings: argparse.Namespace, profile: str | None = None) -> Contender:
     """A contender's process."""
-    entry = ENTRIES[name]
-    job = Job(
-        replace(work, updates=entry.updates),
-        str(folder / "files"),
-        tempfile.mkdtemp(dir=folder),
-        scoring=entry.scoring,
-        flags=[*entry.flags, *(settings.flags.split() if entry.module == "ours" else [])],
-        profile=profile,
-        threads=settings.threads,
-    )
-    return Contender(settings.trl_python if entry.module == "trl_ppo" else sys.executable, entry.module, job)
+    entry, own = ENTRIES[name], tempfile.mkdtemp(dir=folder)
+    flags = [*entry.flags, *(settings.flags.split() if entry.module == "ours" else [])]
+    work = replace(work, updates=entry.updates)
+    job = Job(work, str(folder / "files"), own, entry.scoring, flags, profile, settings.threads)
+    return Contender(settings.trl_python if name == "trl" else sys.executable, entry.module, job)
 
 
 def summary(runs: Sequence[Iteration], work: Work) -> Row:
     """A contender's figures."""
     prompts = sum(work.prompt_lengths())
-    speeds = [run.tokens / run.cpu["total"] for run in runs]
-    usual = statistics.median(speeds)
-    positions = dict.fromkeys(name for run in runs for name in run.counts)
-    return Row(
-        tokens_per_cpu_second=usual,
-        spread=(round(min(speeds) / usual, 3), round(max(speeds) / usual, 3)),
-        tokens=statistics.median(run.tokens for run in runs),
-        batch=work.batch,
-        cpu_seconds={name: round(middle(runs, "cpu", name), 4) for name in runs[0].cpu},
-        wall_seconds={name: round(middle(runs, "wall", name), 4) for name in runs[0].wall},
-        inside_cpu_seconds={name: round(middle(runs, "inside", name), 4) for name in runs[0].inside},
-        positions_per_token={
-            name: round(statistics.median(run.counts.get(name, 0) / (prompts + run.tokens) for run in runs), 4)
-            for name in positions
-        },
-        peak_mb=round(max(run.peak_mb for run in runs)),
-    )
+    parts = [{name: count / (prompts + run.tokens) for name, count in run.counts.items()} for run in runs]
+    speeds = [run.tokens / run.cpu_seconds["total"] for run in runs]
+    middle = statistics.median(speeds)
+    spread = (round(min(speeds) / middle, 3), round(max(speeds) / middle, 3))
+    positions = {name: round(statistics.median(part[name] for part in parts), 4) for name in parts[0]}
+    own = {"batch": work.batch, "positions_per_token": positions, "tokens_per_cpu_second": middle, "spread": spread}
+    return Row(**vars(usual(runs)) | own)
 
 
-def step3_table(rows: Mapping[str, Row | Profile | None]) -> str:
+def step3_table(rows: Mapping[str, Row | None], profile: Profile | None) -> str:
     """The table of one kind of work, and where the time of ours went, if that was traced."""
     head = ["", "speed", *(f"{name}, s" for name in PHASES), "macro actions", "positions", "peak, MB", "length"]
-    lines, profiles = [], []
+    lines = []
     for name, row in rows.items():
         if row is None:
-            lines.append([name, "not measured: no --trl_python", *[""] * (len(head) - 2)])
-        elif isinstance(row, Profile):
-            profiles.append(profile_table(row))
-        else:
-            lines.append([name, *_numbers(row)])
-    return "\n\n".join([table(head, lines), *profiles])
-
-
-def _numbers(row: Row) -> list[str]:
-    cpu, inside = row.cpu_seconds, row.inside_cpu_seconds.get("macro actions")
-    return [
-        f"{row.tokens_per_cpu_second:.0f} tokens/s" if row.speed is None else f"{row.speed:.2f}",
-        *(f"{cpu.get(phase, 0.0):.2f}" for phase in PHASES),
-        "" if inside is None else f"{100 * inside / cpu['total']:.2f} %",
-        " / ".join(f"{positions:.2f}" for positions in row.positions_per_token.values()),
-        f"{row.peak_mb}",
-        f"{row.tokens / row.batch:.0f}",
-    ]
-
-
-def profile_table(profile: Profile) -> str:
-    """Where the time of an iteration went, in percent; of everything else, what takes 0.5 % or more."""
-    groups = [[name, f"{percent:.1f} %"] for name, percent in profile.percent.items()]
-    items = [[f"· {name}", f"{x:.1f} %"] for name, x in profile.items["everything else"].items() if x >= 0.5]
-    return f"Where the time of ours went:\n\n{table(['', 'of the iteration'], [*groups, *items])}"
+            lines.append([name, f"not measured: {NOT_MEASURED['not_measured']}", *[""] * (len(head) - 2)])
+            continue
+        inside = row.inside_cpu_seconds.get("macro actions")
+        lines.append(
+            [
+                name,
+                f"{row.tokens_per_cpu_second:.0f} tokens/s" if row.speed is None else f"{row.speed:.2f}",
+                *(f"{row.cpu_seconds.get(phase, 0.0):.2f}" for phase in PHASES),
+                "" if inside is None else f"{100 * inside / row.cpu_seconds['total']:.2f} %",
+                " / ".join(f"{positions:.2f}" for positions in row.positions_per_token.values()),
+                f"{row.peak_mb:.0f}",
+                f"{row.tokens / row.batch:.0f}",
+            ]
+        )
+    if profile is None:
+        return table(head, lines)
+    groups = [[name, f"{percent:.1f} %"] for name, percent in profile["percent"].items()]
+    items = [[f"· {name}", f"{percent:.1f} %"] for name, percent in profile["items"].items() if percent >= 0.5]
+    where = table(["", "of the iteration"], [*groups, *items])
+    return f"{table(head, lines)}\n\nWhere the time of ours went:\n\n{where}"
 
 
 if __name__ == "__main__":

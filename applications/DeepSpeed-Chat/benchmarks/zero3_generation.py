@@ -14,7 +14,8 @@ import statistics
 import time
 
 import torch
-from model_memory import parser_on_every_process, random_model, run_on_every_process, trained
+from harness import settings_parser
+from model_memory import random_model, run_on_every_process, trained
 
 from dschat.engine.engine import Engine
 from dschat.models.policy import PolicyModel
@@ -27,11 +28,10 @@ STAGES = (0, 3)
 
 def main() -> None:
     """Measures both stages and prints one JSON object."""
-    parser = parser_on_every_process(__doc__, 32_000, 256, 6)
+    parser = settings_parser(
+        __doc__, vocabulary=32_000, hidden=256, layers=6, prompt=64, response=64, repeats=7, threads=1, local_rank=0
+    )
     parser.add_argument("--batch_size", type=int, default=8, help="prompts of each process")
-    parser.add_argument("--prompt", type=int, default=64, help="tokens")
-    parser.add_argument("--response", type=int, default=64, help="tokens")
-    parser.add_argument("--repeats", type=int, default=7, help="per stage, after one that does not count")
     run_on_every_process(parser.parse_args(), measure)
 
 

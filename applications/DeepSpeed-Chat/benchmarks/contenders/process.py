@@ -14,10 +14,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Literal, ParamSpec, Self, TypeVar
+from typing import IO, ParamSpec, Self, TypeVar
 
 import torch
 from contenders.work import Size, Work
@@ -57,17 +57,23 @@ class Job:
 class Iteration:
     """Figures of one iteration in one process."""
 
-    cpu: dict[str, float]  # seconds by phase, and their total
-    wall: dict[str, float]  # the same
-    inside: dict[str, float]  # CPU seconds of parts of the phases
-    counts: dict[str, int]
+    cpu_seconds: dict[str, float]  # seconds by phase, and their total
+    wall_seconds: dict[str, float]  # the same
+    inside_cpu_seconds: dict[str, float]  # CPU seconds of parts of the phases
+    counts: dict[str, float]
     peak_mb: float
     tokens: float  # of all its responses
 
 
-def middle(runs: Iterable[Iteration], kind: Literal["cpu", "wall", "inside"], name: str) -> float:
-    """The median over iterations of one number."""
-    return statistics.median(getattr(run, kind).get(name, 0.0) for run in runs)
+def usual(runs: Sequence[Iteration]) -> Iteration:
+    """Medians over iterations; the peak of all."""
+
+    def middle(kind: str) -> dict[str, float]:
+        found = [getattr(run, kind) for run in runs]
+        return {name: round(statistics.median(each.get(name, 0.0) for each in found), 4) for name in found[0]}
+
+    dicts = (middle("cpu_seconds"), middle("wall_seconds"), middle("inside_cpu_seconds"), middle("counts"))
+    return Iteration(*dicts, max(run.peak_mb for run in runs), statistics.median(run.tokens for run in runs))
 
 
 class Contender:
@@ -160,7 +166,9 @@ class Meter:
     def lap(self, name: str) -> None:
         """Books the time since the last lap under a phase."""
         now = _seconds()
-        for booked, seconds, last in zip((self._now.cpu, self._now.wall), now, self._last, strict=True):
+        for booked, seconds, last in zip(
+            (self._now.cpu_seconds, self._now.wall_seconds), now, self._last, strict=True
+        ):
             booked[name] = booked.get(name, 0.0) + seconds - last
         self._last = now
 
@@ -170,7 +178,9 @@ class Meter:
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             start = time.process_time()
             result = work(*args, **kwargs)
-            self._now.inside[name] = self._now.inside.get(name, 0.0) + time.process_time() - start
+            self._now.inside_cpu_seconds[name] = (
+                self._now.inside_cpu_seconds.get(name, 0.0) + time.process_time() - start
+            )
             return result
 
         return run
@@ -187,7 +197,7 @@ class Meter:
         """
         assert self._peak is not None
         self.lap("rest")
-        self._now.cpu["total"], self._now.wall["total"] = (
+        self._now.cpu_seconds["total"], self._now.wall_seconds["total"] = (
             last - start for last, start in zip(self._last, self._start, strict=True)
         )
         self._reply(asdict(self._now) | {"peak_mb": self._peak.bytes() / MB, "tokens": tokens})

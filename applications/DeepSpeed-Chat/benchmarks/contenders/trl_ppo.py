@@ -71,9 +71,7 @@ def make_trainer(job: Job, measure: Measure) -> PPOTrainer:
     data = Dataset.from_dict({"input_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts]})
     actor, reference = (GemmaForCausalLM.from_pretrained(files / "actor", dtype=dtype) for _ in range(2))
     actor.generation_config.pad_token_id = PAD
-    critic, reward = (
-        GemmaForSequenceClassification.from_pretrained(files / "reward", dtype=dtype) for _ in range(2)
-    )
+    critic, reward = (GemmaForSequenceClassification.from_pretrained(files / "reward", dtype=dtype) for _ in range(2))
     config = PPOConfig(
         output_dir=str(Path(job.folder) / "run"),
         per_device_train_batch_size=work.micro_batch,
@@ -95,17 +93,9 @@ def make_trainer(job: Job, measure: Measure) -> PPOTrainer:
         disable_tqdm=True,
         use_cpu=work.dtype == "fp32",
     )
-    return PPOTrainer(
-        args=config,
-        processing_class=tokenizer,
-        model=actor,
-        ref_model=reference,
-        reward_model=reward,
-        train_dataset=data,
-        value_model=critic,
-        eval_dataset=data,
-        callbacks=[measure],
-    )
+    models = {"model": actor, "ref_model": reference, "reward_model": reward, "value_model": critic}
+    rows = {"train_dataset": data, "eval_dataset": data}
+    return PPOTrainer(args=config, processing_class=tokenizer, **models, **rows, callbacks=[measure])
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def make_prompts(work: Work) -> list[str]:
 def make_actor(work: Work) -> GemmaForCausalLM:
     """A random causal LM that ends responses as `work` says."""
     torch.manual_seed(1)
-    model = GemmaForCausalLM._from_config(_config(work), dtype=DTYPES[work.dtype])
+    model: GemmaForCausalLM = GemmaForCausalLM._from_config(_config(work), dtype=DTYPES[work.dtype])
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[CHANNEL] = 0
@@ -137,7 +137,11 @@ def make_actor(work: Work) -> GemmaForCausalLM:
 def make_reward_model(work: Work) -> GemmaForSequenceClassification:
     """A random reward model; the critic starts from it, too."""
     torch.manual_seed(2)
-    return GemmaForSequenceClassification._from_config(_config(work), dtype=DTYPES[work.dtype])
+    config = _config(work)
+    config.num_labels = 1
+    model: GemmaForSequenceClassification
+    model = GemmaForSequenceClassification._from_config(config, dtype=DTYPES[work.dtype])
+    return model
 
 
 def _config(work: Work) -> GemmaConfig:
@@ -155,7 +159,6 @@ def _config(work: Work) -> GemmaConfig:
         eos_token_id=EOS,
         bos_token_id=None,
         tie_word_embeddings=True,
-        num_labels=1,
     )
 
 
@@ -165,18 +168,15 @@ def _end_weight(model: GemmaForCausalLM, work: Work, mean: float) -> float:
 
     Responses of random tokens stand for sampled ones: random models draw from nearly even distributions.
     """
-    rows = 8
-    ids = torch.randint(FIRST_WORD, work.size.vocabulary, (rows, work.longest_prompt + work.response))
+    ids = torch.randint(FIRST_WORD, work.size.vocabulary, (8, work.longest_prompt + work.response))
     states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
     others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])  # EOS adds nothing to it yet
     channel = states[..., CHANNEL].float()
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
-        if expected_length(torch.sigmoid(middle * channel - others)) > mean:
-            low = middle
-        else:
-            high = middle
+        too_long = expected_length(torch.sigmoid(middle * channel - others)) > mean
+        low, high = (middle, high) if too_long else (low, middle)
     return low
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import SupportsFloat
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,11 @@ from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from trials.matrix import Group, Options, Results
 
 from dschat.common.pictures import COLOURS
 from dschat.common.statistics import RESAMPLES, SEED, MeanInterval
 from dschat.run_report.speed import final, first_at, trailing_mean, window_of
-from trials.matrix import Group, Options, Results
 
 Curve = npt.NDArray[np.float64]
 Runs = Mapping[int, Mapping[str, Curve]]  # seed → name of a curve → numbers
@@ -107,9 +106,9 @@ def _row(name: str, runs: Runs, baseline: Runs, best: Sequence[Mapping[int, floa
     return Row(
         setting=name,
         seeds=sorted(runs),
-        updates=over_seeds([n for n in needed if n is not None], np.median),
+        updates=over_seeds([n for n in needed if n is not None], median=True),
         reached=sum(n is not None for n in needed),
-        speed_up=_known(over_seeds(times, np.median)),
+        speed_up=_known(over_seeds(times, median=True)),
         faster=sum(time > 1 for time in times),
         gold=_known(over_seeds(golds)),
         gain=_known(over_seeds([gold - final(base["gold"]) for gold, (_, base) in zip(golds, pairs, strict=True)])),
@@ -173,14 +172,11 @@ def at_kl(gold: Curve, kl: Curve, level: float) -> float | None:
     return float(np.interp(level, smooth_kl[i - 1 : i + 1], smooth_gold[i - 1 : i + 1]))
 
 
-def over_seeds(values: Sequence[float], statistic: Callable[..., SupportsFloat] = np.mean) -> Interval | None:
-    """A statistic with a percentile bootstrap over seeds; None without a value.
-
-    Args:
-        values: one per seed.
-        statistic: np.mean or np.median.
-    """
+def over_seeds(values: Sequence[float], median: bool = False) -> Interval | None:
+    """The mean or the median of one value per seed with a percentile bootstrap over seeds; None without a value."""
     from scipy.stats import bootstrap
+
+    statistic = np.median if median else np.mean
 
     if not values:
         return None

@@ -74,18 +74,19 @@ class Group:
 
     def spec(self, setting: str, seed: int) -> Spec:
         """One run."""
-        options = self.settings[setting]
-        ways = [str(options.get(name, "product")) for name in ("estimator", "condition")]
-        flags = {name: value for name, value in options.items() if name not in ("estimator", "condition")}
-        both = tuple(sorted({**self.flags, **flags}.items()))
-        return Spec(self.task, seed, self.critic, self.scores, self.critic_rate, *ways, self.updates, both)
+        flags = {**self.flags, **self.settings[setting]}
+        ways = {name: flags.pop(name) for name in ("estimator", "condition") if name in flags}
+        shared = {name: getattr(self, name) for name in ("critic", "scores", "critic_rate", "updates")}
+        return Spec(self.task, seed, flags=tuple(sorted(flags.items())), **shared, **ways)  # type: ignore[arg-type]
 
 
 def read_matrix(file: Path = MATRIX) -> list[Group]:
     """Every group of a matrix file."""
     content = tomllib.loads(file.read_text(encoding="utf-8"))
     known = content["settings"]
-    return [Group(**entry | {"settings": {name: known[name] for name in entry["settings"]}}) for entry in content["groups"]]
+    return [
+        Group(**entry | {"settings": {name: known[name] for name in entry["settings"]}}) for entry in content["groups"]
+    ]
 
 
 def runs_of(groups: Sequence[Group], most_seeds: int | None = None) -> list[Spec]:

@@ -13,6 +13,9 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from trials.matrix import BATCH
+from trials.tasks import Task, gold_scores
+from trials.variants import explained_variance
 
 from dschat.data import synthetic
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
@@ -32,9 +35,6 @@ from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo.models import response_values
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
-from trials.matrix import BATCH
-from trials.tasks import Task, gold_scores
-from trials.variants import explained_variance
 
 SFT_STEPS, SFT_RATE = 150, 5e-3
 SAMPLES = 512  # whose scores give the mean and the spread of the gold score
@@ -111,7 +111,8 @@ def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pre
         eos_token_id=tokenizer.eos_token_id,
     )
     torch.manual_seed(seed)
-    return OPTForCausalLM(config).float()
+    model: PreTrainedModel = OPTForCausalLM(config).float()
+    return model
 
 
 def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) -> None:
@@ -177,7 +178,7 @@ def draw(
     seeds = [row_seed(seed, *split.encode(), prompt.index) for prompt in prompts]
     rollout = sample(model, [prompt.prompt_ids for prompt in prompts], sampling(task, tokenizer), seeds, SLOTS).rollout
     texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rollout.response_rows()]
-    return rollout, torch.as_tensor(gold_scores(task)([], texts, []), dtype=torch.float32)
+    return rollout, gold_scores(task, texts)
 
 
 def sampling(task: Task, tokenizer: PreTrainedTokenizerBase) -> Sampling:

@@ -9,11 +9,13 @@ the first two, a word is a token.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from dschat.data import synthetic, synthetic_words
@@ -108,9 +110,10 @@ def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[obje
 reviews = synthetic.gold_scores
 
 
-def gold_scores(task: Task) -> Callable[[Sequence[str], Sequence[str], Sequence[Row]], Sequence[float]]:
-    """The task's gold function, with the signature of a reward function."""
-    return {"style": style, "opener": opener, "reviews": reviews}[task.kind]
+def gold_scores(task: Task, responses: Sequence[str]) -> Tensor:
+    """Of the task's gold function, (B,) float32."""
+    scores = {"style": style, "opener": opener, "reviews": reviews}[task.kind]([], responses, [])
+    return torch.as_tensor(scores, dtype=torch.float32)
 
 
 def _style_score(words: Sequence[str]) -> float:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimators and termination conditions that the product does not have, composed from its pure functions.
 
-Estimators have the signature of `dschat.rl.estimators`. What they say of tokens alone is token PPO: GAE with macro actions
-of one token. `value_changes` and `shrinking` fit the product's hook for users' termination conditions.
+Estimators have the signature of `dschat.rl.estimators`; token PPO is GAE with macro actions of one token. The
+conditions `value_changes` and `shrinking` fit the product's hook for users' functions.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def token_lambda(trajectory: Trajectory, macro: MacroActions, settings: Estimato
 def decoupled(trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
     """The critic learns the return at λ = 1, free of its own errors; advantages keep --lam (VC-PPO, 2025)."""
     batch = gae_batch(trajectory, macro, settings)
-    return replace(batch, returns=gae_batch(trajectory, macro, kl_coef, replace(settings, lam=1.0)).returns)
+    return replace(batch, returns=gae_batch(trajectory, macro, replace(settings, lam=1.0)).returns)
 
 
 ESTIMATORS: dict[str, Estimator] = {

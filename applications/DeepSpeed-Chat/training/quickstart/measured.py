@@ -46,7 +46,7 @@ class Measure:
         self._sampling = Sampling(RESPONSE_TOKENS, (end,), pad, bos)
         self._reference = self._open(sft)
         classifier = load_scalar(str(reward), "reward", torch.float32, self._tokenizer)
-        self._score = RewardModelScores(ScalarModel(classifier).eval(), ROWS)
+        self._score = RewardModelScores(ScalarModel(classifier).eval(), ROWS)  # type: ignore[arg-type]
 
     def __call__(self, model: Path) -> Point:
         """One answer of the model to each prompt."""
