@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+
 from harness import MB, SampledPeak, in_process, report, settings_parser
 
 VOCABULARY = 8000

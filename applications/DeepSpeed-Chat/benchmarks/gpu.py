@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+
 from contenders.process import PHASES, Contender, Job, usual
 from contenders.work import SIZES, Size, Work, make_files
 from harness import origin, report, settings_parser, table, write_section

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from contenders.process import PHASES, Contender, Job, usual
-from contenders.work import SIZES, Size, Work, make_files
-from harness import origin, report, settings_parser, table, write_section
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from contenders.process import PHASES, Contender, Job, usual
+from contenders.work import SIZES, Size, Work, make_files
 from dschat.common.pictures import COLOURS
+from harness import origin, report, settings_parser, table, write_section
 
 BASE = Work(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)
 SHOWN = PHASES[:3]  # of the phases

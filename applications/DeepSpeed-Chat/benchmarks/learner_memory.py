@@ -26,7 +26,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from harness import MB, SampledPeak, give_back_at_once, in_process, own_bytes, report, settings_parser
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, GemmaForSequenceClassification
 
 from dschat.common.launch import TRAINING
@@ -42,6 +41,7 @@ from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tiny import make_model
 from dschat.models.tokenizer import load_tokenizer
+from harness import MB, SampledPeak, give_back_at_once, in_process, own_bytes, report, settings_parser
 
 Flags = dict[str, object]
 FLAG = "--model_name_or_path"

@@ -17,16 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from harness import machine, origin, settings_parser, table, write_section
 from tqdm import tqdm
-from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of
-from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
 
 from dschat.common.launch import TRAINING
 from dschat.run_report.build import read_runs
 from dschat.run_report.data import RunData
 from dschat.run_report.outcome import judges_of
 from dschat.run_report.speed import levels_of, updates_to
+from harness import machine, origin, settings_parser, table, write_section
+from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of
+from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
 
 PARTS = ("core", "quickstart", "around", "search")
 # Picture → the groups side by side in it.

@@ -18,11 +18,11 @@ import time
 from dataclasses import dataclass, replace
 
 import torch
-from harness import GB, Peak, in_process, report, settings_parser
 from torch import Tensor
 from torch.nn import functional as F
 
 from dschat.rl.logprobs import Head, token_logprobs
+from harness import GB, Peak, in_process, report, settings_parser
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from harness import GB, SampledPeak, gemma, give_back_at_once, own_bytes, report, settings_parser
 from transformers import GemmaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.config.batches import plan_batches
@@ -41,6 +40,7 @@ from dschat.models.save import save_model
 from dschat.models.tiny import train_tokenizer
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, world_size
 from dschat.trainers.ppo.moving_average import MovingAverage
+from harness import GB, SampledPeak, gemma, give_back_at_once, own_bytes, report, settings_parser
 
 R = TypeVar("R")
 

@@ -22,12 +22,12 @@ from typing import TypeVar
 
 import psutil
 import torch
-from harness import report, settings_parser
 
 from constituent_treelib import TreelibError, make_backend
 from constituent_treelib.parsing import Backend
 from dschat.conditions.parsing.condition import ParsingCondition
 from dschat.models.tiny import train_tokenizer
+from harness import report, settings_parser
 
 R = TypeVar("R")
 PARSERS = ("chunker", "tree-sitter", "link-grammar", "benepar")

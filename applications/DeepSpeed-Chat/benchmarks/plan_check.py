@@ -18,7 +18,6 @@ from functools import partial
 from typing import Literal
 
 import torch
-from harness import MB, gemma, in_process, report, settings_parser
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaForSequenceClassification
 
 from dschat.config.ppo import PPOConfig
@@ -39,6 +38,7 @@ from dschat.trainers.ppo.credit import assign_credit
 from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
 from dschat.trainers.ppo.models import PPOModels
 from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from harness import MB, gemma, in_process, report, settings_parser
 
 SHAPES = {"S": (2048, 128, 4), "M": (32_000, 256, 6)}  # vocabulary, width, layers
 Kind = tuple[Literal["fp32", "bf16"], bool, int]  # dtype, activations computed again, updates per rollout

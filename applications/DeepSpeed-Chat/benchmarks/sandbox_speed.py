@@ -8,11 +8,10 @@ Seconds are those of the clock.
 import json
 import time
 
-from harness import report, settings_parser
-
 from dschat.scoring.programs.levels import weakness
 from dschat.scoring.programs.pool import ProgramPool
 from dschat.scoring.programs.sandbox import LEVELS, Level
+from harness import report, settings_parser
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+
 from contenders.process import PHASES, Contender, Iteration, Job, usual
 from contenders.work import SIZES, Work, make_files
 from harness import origin, report, settings_parser, table, write_section

@@ -14,14 +14,14 @@ import statistics
 import time
 
 import torch
-from harness import settings_parser
-from model_memory import random_model, run_on_every_process, trained
 
 from dschat.engine.engine import Engine
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import barrier, device, gather_objects
+from harness import settings_parser
+from model_memory import random_model, run_on_every_process, trained
 
 STAGES = (0, 3)
 

@@ -9,10 +9,11 @@ full logits. Optionally the scoring passes of actor and critic that several upda
 from pathlib import Path
 
 import torch
-from contenders.process import Job, read_job
-from contenders.work import DTYPES, EOS, PAD, Work
 from torch import Tensor, nn
 from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification, GenerationConfig
+
+from contenders.process import Job, read_job
+from contenders.work import DTYPES, EOS, PAD, Work
 
 KL_COEF, LEARNING_RATE = 0.05, 1e-6
 # Of each row: reference log-probs with the score on the last token (B, R), and what scoring found of actor and critic.
@@ -44,11 +45,12 @@ def main() -> None:
     sampling = GenerationConfig(
         max_new_tokens=job.work.response, do_sample=True, top_k=0, top_p=1.0, pad_token_id=PAD, eos_token_id=EOS
     )
+    prompt_mask = (prompts != PAD).long()
     while True:
         meter.begin()
-        ids: Tensor = models.actor.generate(
-            prompts, attention_mask=(prompts != PAD).long(), generation_config=sampling
-        )  # type: ignore
+        ids: Tensor = models.actor.generate(  # type: ignore[misc, assignment]
+            prompts, attention_mask=prompt_mask, generation_config=sampling
+        )
         response_mask = ids[:, prompts.shape[1] :] != PAD
         meter.lap("generation")
         scored = score(models, ids, response_mask, job)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import torch
+from torch import nn
+
 from contenders.process import Job, Meter, read_job
 from contenders.profiling import profiled
-from torch import nn
 
 if TYPE_CHECKING:
     from dschat.trainers.ppo.clock import Clock

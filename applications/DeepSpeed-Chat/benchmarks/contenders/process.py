@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, ParamSpec, Self, TypeVar
 
 import torch
+
 from contenders.work import Size, Work
 from harness import MB, Peak
 

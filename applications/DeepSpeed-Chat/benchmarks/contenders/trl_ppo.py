@@ -7,12 +7,13 @@ batch is its scoring batch (`local_rollout_forward_batch_size`): 32 rows, or the
 
 from pathlib import Path
 
-from contenders.process import Job, Meter, read_job
-from contenders.work import DTYPES, EOS, PAD
 from datasets import Dataset
 from torch import Tensor
 from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification, TrainerCallback
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+
+from contenders.process import Job, Meter, read_job
+from contenders.work import DTYPES, EOS, PAD
 
 ROLLOUT_FORWARD = 32  # rows
 

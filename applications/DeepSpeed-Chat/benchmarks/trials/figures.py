@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from harness import table
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from trials.matrix import Group, Options, Results
 
 from dschat.common.pictures import COLOURS
 from dschat.common.statistics import RESAMPLES, SEED, MeanInterval
 from dschat.run_report.speed import final, first_at, trailing_mean, window_of
+from harness import table
+from trials.matrix import Group, Options, Results
 
 Curve = npt.NDArray[np.float64]
 Runs = Mapping[int, Mapping[str, Curve]]  # seed → name of a curve → numbers

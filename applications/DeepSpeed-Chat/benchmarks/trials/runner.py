@@ -11,10 +11,6 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from trials.matrix import BATCH, Result, Spec
-from trials.starts import Start, Starts, sampling
-from trials.tasks import TASKS, Task
-from trials.variants import ESTIMATORS, explained_variance, high_entropy, values_of
 
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.conditions.termination import Ends, TerminationCondition
@@ -33,6 +29,10 @@ from dschat.run.records import new_record
 from dschat.scoring.source import ResponseTexts, ScoreSource
 from dschat.trainers.ppo.sampler import ActorSampler
 from dschat.trainers.ppo.trainer import PPOTrainer
+from trials.matrix import BATCH, Result, Spec
+from trials.starts import Start, Starts, sampling
+from trials.tasks import TASKS, Task
+from trials.variants import ESTIMATORS, explained_variance, high_entropy, values_of
 
 HERE = Path(__file__).resolve().parent
 # Names in a result → metrics of step 3, per update.

@@ -13,9 +13,6 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from trials.matrix import BATCH
-from trials.tasks import Task, gold_scores
-from trials.variants import explained_variance
 
 from dschat.data import synthetic
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
@@ -35,6 +32,9 @@ from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo.models import response_values
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.sft import SFTTask
+from trials.matrix import BATCH
+from trials.tasks import Task, gold_scores
+from trials.variants import explained_variance
 
 SFT_STEPS, SFT_RATE = 150, 5e-3
 SAMPLES = 512  # whose scores give the mean and the spread of the gold score

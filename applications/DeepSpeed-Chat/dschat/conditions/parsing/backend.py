@@ -48,4 +48,5 @@ def _checked(backend: Any, parser: str) -> Backend:  # type: ignore[explicit-any
             f"--parser {parser}: the function must return an object with name, version, unit (sentence or text) and "
             f"parse(units); what it returned {lacks}."
         )
-    return backend
+    checked: Backend = backend
+    return checked
