@@ -17,8 +17,8 @@ import harness
 import step3
 from benchmark_runs import run_benchmark
 from contenders import work
+from contenders.ours import profiled
 from contenders.process import PHASES, Iteration
-from contenders.profiling import profiled
 from dschat.rollouts.compacting import CompactingEngine
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.trainers.ppo.trainer import PPOModels

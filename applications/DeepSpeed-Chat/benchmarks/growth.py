@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from contenders.process import PHASES, Contender, Job, usual
 from contenders.work import SIZES, Size, Work, make_files
-from dschat.common.pictures import COLOURS
+from dschat.common.pictures import COLOURS, plain_axes
 from harness import origin, report, settings_parser, table, write_section
 
 BASE = Work(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)
@@ -133,9 +133,7 @@ def draw(points: Sequence[Point], unit: str) -> bytes:
             ax.set_yscale("log", base=10)
             ax.set_xticks(values, [f"{x:,.0f}" if x < 10_000 else f"{x / 1000:.0f}k" for x in values])
             ax.minorticks_off()
-            ax.set(xlabel=unit, ylabel=label)
-            ax.grid(color="#e3e3e3", linewidth=0.8)
-            ax.spines[["top", "right"]].set_visible(False)
+            plain_axes(ax, "", unit, label)
             ax.legend(frameon=False)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -34,14 +34,6 @@ EVERY = 0.002  # seconds between two looks at the memory
 C = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 WHERE_FIGURES_GO = ("output", "markdown", "pictures", "local_rank")  # settings that do not decide them
-HELP = {
-    "prompt": "tokens",
-    "response": "tokens",
-    "shortest_prompt": "tokens",
-    "longest_prompt": "tokens",
-    "repeats": "measurements that count",
-    "local_rank": "given by the launcher",
-}
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -72,11 +64,10 @@ def settings_parser(doc: str | None, document: str = "", **numbers: float) -> ar
         document: the sections that --markdown writes, for scripts with --output and --markdown.
         numbers: flags that are numbers of the type of their default.
     """
-    parser = argparse.ArgumentParser(
-        description=(doc or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    defaults = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0], formatter_class=defaults)
     for name, default in numbers.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=HELP.get(name, " "))
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=" ")
     if document:
         parser.add_argument("--output", type=Path, help="file for the JSON object")
         parser.add_argument("--markdown", type=Path, help=f"document whose {document} written anew")

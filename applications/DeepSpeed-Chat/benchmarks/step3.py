@@ -104,7 +104,7 @@ def parse() -> argparse.Namespace:
 
 
 Rows = dict[str, Row | None]  # by name; None where there is no --trl_python
-Profile = dict[str, dict[str, float]]  # see contenders/profiling.py
+Profile = dict[str, dict[str, float]]  # see contenders/ours.py
 
 
 def measure(size: str, lengths: str, settings: argparse.Namespace) -> tuple[Rows, Profile | None]:

@@ -18,7 +18,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dschat.common.pictures import COLOURS
+from dschat.common.pictures import COLOURS, plain_axes
 from dschat.common.statistics import RESAMPLES, SEED, MeanInterval
 from dschat.run_report.speed import final, first_at, trailing_mean, window_of
 from harness import table
@@ -250,7 +250,6 @@ def draw(groups: Sequence[Group], results: Results) -> bytes:
         handles: dict[str, Artist] = {}
         for column, group in enumerate(groups):
             _draw_group(axes[0, column], axes[1, column], group, results)
-            axes[0, column].set_title(f"{group.name} ({group.task})", fontsize=10, fontweight="bold")
             for ax in axes[:, column]:
                 handles |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
         figure.legend(
@@ -276,12 +275,8 @@ def _draw_group(over_updates: Axes, over_kl: Axes, group: Group, results: Result
             level = float(np.mean([final(run["gold"]) for run in runs.values()]))
             label = f"where {name} ends"
             over_updates.axhline(level, color="#444444", linestyle=":", linewidth=1.2, label=label)
-    over_updates.set_xlabel("updates")
-    over_kl.set_xlabel("KL to SFT, nats per response")
-    for ax in (over_updates, over_kl):
-        ax.set_ylabel("gold score")
-        ax.grid(color="#e3e3e3", linewidth=0.8)
-        ax.spines[["top", "right"]].set_visible(False)
+    plain_axes(over_updates, f"{group.name} ({group.task})", "updates", "gold score")
+    plain_axes(over_kl, "", "KL to SFT, nats per response", "gold score")
 
 
 def _band(gold: Curve) -> tuple[Curve, Curve]:

@@ -48,13 +48,7 @@ CURVES = {
 
 
 def run(spec: Spec, starts: Starts, folder: Path) -> Result:
-    """Trains; returns the curves.
-
-    Args:
-        spec: what to run.
-        starts: gives the models to start from.
-        folder: for files that the trainer writes.
-    """
+    """Trains, from the models that `starts` gives; the folder is for files that the trainer writes."""
     begun = time.perf_counter()
     task = TASKS[spec.task]
     start = starts.sft(task, spec.seed)
@@ -72,18 +66,8 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
     if spec.condition == "high_entropy":
         condition = cast(TerminationCondition, ByReference(models.reference))
     bare = BareRun(plan, folder)
-    trainer = PPOTrainer(
-        models,
-        prompts,
-        [],
-        tokenizer,
-        condition,
-        config,
-        cast(Run, bare),
-        cast(ModelFolders, None),
-        cast(Checkpoints, None),
-        estimator=noting,
-    )
+    own, nowhere = cast(Run, bare), (cast(ModelFolders, None), cast(Checkpoints, None))  # it saves nothing
+    trainer = PPOTrainer(models, prompts, [], tokenizer, condition, config, own, *nowhere, estimator=noting)
     trainer.sample = ActorSampler(models.actor, tokenizer, sampling(task, tokenizer), config.seed, models.rollouts)
     curves: dict[str, list[float]] = {}
     for i in range(spec.updates):
