@@ -6,7 +6,7 @@ same lengths or of the same distribution of lengths, the same batch and micro-ba
 with one thread. They take turns, iteration by iteration, so that other load on the machine meets all; the first
 iteration of each does not count, medians of the others do. How time and memory are measured stands at the top of
 contenders/process.py. Speed is response tokens per CPU second: with equal lengths that is the same as samples per CPU
-second, and with ragged ones it does not depend on the luck of the draw. `speed` relates it to that of the floor.
+second, and with ragged ones it does not depend on the luck of the draw. `speed` relates it to that of the lower bound.
 
     python step3.py
 """
@@ -42,9 +42,9 @@ class Entry:
 
 MACRO = ("--ngram", "5")
 ENTRIES = {
-    "floor": Entry("floor", "floor"),
-    "floor_scoring": Entry("floor + scoring passes", "floor", scoring=True),
-    "floor_scoring_4": Entry("floor + scoring passes, 4 updates", "floor", updates=4, scoring=True),
+    "lower_bound": Entry("lower bound", "lower_bound"),
+    "lower_bound_scoring": Entry("lower bound + scoring passes", "lower_bound", scoring=True),
+    "lower_bound_scoring_4": Entry("lower bound + scoring passes, 4 updates", "lower_bound", updates=4, scoring=True),
     "ours": Entry("ours", "ours", flags=MACRO),
     "ours_4": Entry("ours, 4 updates", "ours", updates=4, flags=MACRO),
     "vanilla": Entry("ours, vanilla PPO (n = 1)", "ours", flags=("--ngram", "1")),
@@ -56,7 +56,7 @@ WORKS = {
     "equal": Work(SIZES["S"], 32, 8, 8, 64, 64),
     "ragged": Work(SIZES["S"], 128, 8, 8, 64, 256, mean_response=48),
 }
-EVERY = {"equal": list(ENTRIES), "ragged": ["floor", "ours", "trl"]}
+EVERY = {"equal": list(ENTRIES), "ragged": ["lower_bound", "ours", "trl"]}
 NOT_MEASURED = {"not_measured": "no --trl_python"}
 
 
@@ -68,7 +68,7 @@ class Row(Iteration):
     positions_per_token: dict[str, float]  # computed outside of sampling, by token of prompts and responses
     tokens_per_cpu_second: float
     spread: tuple[float, float]  # the slowest and the fastest iteration, as parts of the same
-    speed: float | None = None  # in that of the floor
+    speed: float | None = None  # in that of the lower bound
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["S", "M"])
     parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument(
-        "--contenders", nargs="+", choices=list(ENTRIES), help="default: all; with ragged lengths floor, ours, trl"
+        "--contenders", nargs="+", choices=list(ENTRIES), help="default: all; with ragged lengths lower_bound, ours, trl"
     )
     parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
     parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")
@@ -124,8 +124,8 @@ def measure(size: str, lengths: str, settings: argparse.Namespace) -> tuple[Rows
             with start("ours", work, folder, settings, profile=str(traces)) as contender:
                 contender.iterate(), contender.iterate()
             profile = json.loads((traces / "profile.json").read_text(encoding="utf-8"))
-    if floor := rows.get("floor"):
-        tokens = floor.tokens_per_cpu_second
+    if lower := rows.get("lower bound"):
+        tokens = lower.tokens_per_cpu_second
         rows = {name: row and replace(row, speed=row.tokens_per_cpu_second / tokens) for name, row in rows.items()}
     return rows, profile
 

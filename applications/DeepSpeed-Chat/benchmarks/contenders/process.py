@@ -38,7 +38,7 @@ class Job:
     work: Work
     files: str  # folder that `make_files` filled
     folder: str  # of this contender alone
-    scoring: bool = False  # floor: score with actor and critic before training, too
+    scoring: bool = False  # lower bound: score with actor and critic before training, too
     flags: list[str] = field(default_factory=list)  # ours: more of step 3's
     profile: str | None = None  # ours: folder for a trace of the second iteration
     threads: int = 1
