@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import platform
+import runpy
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ import torch
 
 if TYPE_CHECKING:
     from transformers import GemmaConfig
+
+    from dschat.config.common import CommonConfig
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed says on standard output that it found no GPU
@@ -115,6 +118,17 @@ def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
     """Runs a function in a new process; what it prints goes to standard error."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1)) as pool:
         return pool.submit(work, *args).result()
+
+
+def run_step(step: str, folder: str, config: type[CommonConfig], flags: Sequence[str]) -> None:
+    """Runs the main program of a step in this process, as its command line does; a failure ends the process."""
+    from dschat.common.launch import TRAINING
+    from dschat.main import run_main
+
+    main = str(TRAINING / folder / "main.py")
+    sys.argv = [main, *flags]
+    if status := run_main(step, config, runpy.run_path(main)["train"]):
+        raise SystemExit(status)
 
 
 def gemma(vocabulary: int, hidden: int, layers: int, labels: int = 2) -> GemmaConfig:

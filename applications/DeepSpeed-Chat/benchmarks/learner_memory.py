@@ -19,8 +19,6 @@ memory.
 
 import argparse
 import gc
-import runpy
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +26,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, GemmaForSequenceClassification
 
-from dschat.common.launch import TRAINING
+from dschat.common.launch import as_arguments
 from dschat.config.common import CommonConfig
 from dschat.config.dpo import DPOConfig
 from dschat.config.ppo import PPOConfig
@@ -41,7 +39,7 @@ from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tiny import make_model
 from dschat.models.tokenizer import load_tokenizer
-from harness import MB, SampledPeak, give_back_at_once, in_process, own_bytes, report, settings_parser
+from harness import MB, SampledPeak, give_back_at_once, in_process, own_bytes, report, run_step, settings_parser
 
 Flags = dict[str, object]
 FLAG = "--model_name_or_path"
@@ -140,32 +138,23 @@ def data(place: Path, rows: int, split: str) -> Flags:
 
 
 def measure(step: str, flags: Flags, threads: int) -> dict[str, object]:
-    """Runs a step in this process and looks at it at the first step of each optimiser."""
+    """Runs a step in this process and looks at it after each step of an optimiser."""
     import dschat.builders.ppo  # noqa: F401  # before the memory is looked at
     from dschat.engine.engine import Engine
-    from dschat.main import run_main
 
     torch.set_num_threads(threads)
     give_back_at_once()
     folder, config = MAINS[step]
-    main = TRAINING / folder / "main.py"
-    sys.argv = [str(main), *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
-    train, real, peak = runpy.run_path(str(main))["train"], Engine.step, SampledPeak(own_bytes)
+    real, peak = Engine.step, SampledPeak(own_bytes)
     found: dict[str, object] = {}
-    trains = True
 
     def step_and_look(self: "Engine[PolicyModel]") -> None:
         real(self)
-        if trains:
-            highest = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak.bytes()
-            found.update(census(), peak_mb=round(highest / MB, 1))
+        highest = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak.bytes()
+        found.update(census(), peak_mb=round(highest / MB, 1))
 
     setattr(Engine, "step", step_and_look)  # noqa: B010  # a method for mypy
-    status = run_main(step, config, train)
-    trains = False
-    peak.stop()
-    if status:
-        raise SystemExit(status)
+    run_step(step, folder, config, as_arguments({f"--{name}": value for name, value in flags.items()}))
     return found
 
 

@@ -1,48 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well does `dschat.plan` foresee the memory of step 3?
 
-One process on the CPU makes the four models of step 3 (random Gemmas under DeepSpeed, as a run makes them) and goes
-through the phases of an iteration with rows of full length: sampling, scoring, the micro-batches of an update, the
-optimiser. The measured figure is the most bytes of tensors alive in a phase: torch's allocator reports every
-allocation to its profiler, and their running sum, from before the models are made on, is followed here. The planned
-figure comes from the same flags and the model's config alone.
+One process on the CPU runs step 3 itself for two iterations, on random Gemmas whose prompts and responses all have
+their full length. The measured figure is the most bytes of tensors alive in a phase of the second one: torch's
+allocator reports every allocation to its profiler, and their running sum, from before the models are made on, is
+followed here. It sees neither weights that are mapped from their file nor what another thread allocates: so the
+models' folders have another dtype than the run, and one thread loads them. The planned figure comes from the same
+flags and the models' configs alone.
 
     python plan_check.py
 """
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Literal
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
-from transformers import GemmaConfig, GemmaForCausalLM, GemmaForSequenceClassification
+from torch.profiler import ProfilerActivity, profile
 
+from contenders import ours
+from contenders.process import Job
+from contenders.work import Size, Work, make_files
+from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
-from dschat.engine.deepspeed_config import EngineSettings
-from dschat.engine.process_group import choose_dtype, process_group
-from dschat.models.policy import PolicyModel
-from dschat.models.scalar import ScalarModel
+from dschat.models.load import open_config
 from dschat.plan.machine import Machine
 from dschat.plan.plan import make_plan
-from dschat.rl.macro_actions import segment
-from dschat.rl.termination import fixed_ngram_ends
-from dschat.rl.types import Rollout
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.sampling import Sampling
-from dschat.scoring.reward_model import RewardModelScores
-from dschat.scoring.source import ResponseTexts
-from dschat.trainers.ppo.credit import assign_credit
-from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
-from dschat.trainers.ppo.models import PPOModels
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update
-from harness import MB, gemma, in_process, report, settings_parser
+from harness import MB, in_process, report, run_step, settings_parser
 
 SHAPES = {"S": (2048, 128, 4), "M": (32_000, 256, 6)}  # vocabulary, width, layers
-Kind = tuple[Literal["fp32", "bf16"], bool, int]  # dtype, activations computed again, updates per rollout
-KINDS: tuple[Kind, ...] = (("fp32", False, 1), ("fp32", True, 1), ("fp32", False, 2), ("bf16", False, 1))
+KINDS = (("fp32", False, 1), ("fp32", True, 1), ("fp32", False, 2), ("bf16", False, 1))  # see Case
+PHASES = {"generation": "generate", "scoring": "score", "training": "train"}  # of the trainer's clock → of the plan
 
 
 @dataclass(frozen=True)
@@ -52,59 +43,25 @@ class Case:
     vocabulary: int
     hidden: int
     layers: int
-    dtype: Literal["fp32", "bf16"]
-    checkpointing: bool
-    updates: int  # per rollout
+    dtype: str
+    checkpointing: bool  # activations computed again
+    updates: int  # per rollout, of two micro-batches
     rows: int  # of a micro-batch
     prompt: int
     response: int
 
-    @property
-    def shape(self) -> GemmaConfig:
-        """Of all four models."""
-        return gemma(self.vocabulary, self.hidden, self.layers, labels=1)
+    def work(self) -> Work:
+        """Of one iteration."""
+        size = Size(self.vocabulary, self.hidden, self.layers, 4, 4, self.hidden // 4, 4 * self.hidden)
+        lengths, batch = (self.prompt, self.prompt, self.response), 2 * self.rows * self.updates
+        return Work(size, batch, self.rows, *lengths, updates=self.updates, dtype=self.dtype)
 
-    @property
-    def flags(self) -> PPOConfig:
-        """Of a run of this case: two micro-batches an update."""
-        return PPOConfig(
-            data_path=["none"],
-            output_dir="none",
-            actor_model_name_or_path="gemma",
-            critic_model_name_or_path="gemma",
-            per_device_training_batch_size=self.rows,
-            gradient_accumulation_steps=2,
-            per_device_generation_batch_size=self.rows,
-            per_device_eval_batch_size=self.rows,
-            generation_batches=2 * self.updates,
-            max_prompt_seq_len=self.prompt,
-            max_answer_seq_len=self.response,
-            actor_gradient_checkpointing=self.checkpointing,
-            critic_gradient_checkpointing=self.checkpointing,
-            dtype=self.dtype,
-        )
-
-
-class Followed:
-    """Bytes of tensors alive, from one `watch` to the next."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    @contextmanager
-    def watch(self, peaks: dict[str, int], name: str) -> Iterator[None]:
-        """Notes the peak of what happens inside."""
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-            yield
-            gc.collect()  # what is given back outside would not be seen
-        found = profiler.profiler.kineto_results.events()
-        events = sorted((e.start_ns(), e.nbytes()) for e in found if e.name() == "[memory]")
-        peak = self.now
-        for _, size in events:
-            self.now += size
-            peak = max(peak, self.now)
-        peaks[name] = max(peak, peaks.get(name, 0))
+    def flags(self) -> list[str]:
+        """Of step 3, beside those of the work."""
+        own = ["--num_train_epochs", "2", "--per_device_generation_batch_size", f"{self.rows}"]
+        own += ["--per_device_eval_batch_size", f"{self.rows}", "--generation_batches", f"{2 * self.updates}"]
+        recomputed = ["--actor_gradient_checkpointing", "--critic_gradient_checkpointing"]
+        return [*own, *(recomputed if self.checkpointing else [])]
 
 
 def main() -> None:
@@ -122,82 +79,57 @@ def main() -> None:
 
 def compare(case: Case) -> dict[str, object]:
     """Planned and measured megabytes of each phase."""
-    torch.set_num_threads(1)
-    plan = make_plan(case.flags, Machine(1, None), lambda path, flag: case.shape)
+    with tempfile.TemporaryDirectory() as place:
+        make_files(replace(case.work(), dtype="bf16" if case.dtype == "fp32" else "fp32"), Path(place) / "files")
+        argv = ours.flags(Job(case.work(), f"{place}/files", place, flags=case.flags()))
+        plan = make_plan(parse(PPOConfig, argv), Machine(1, None), open_config)
+        measured = measure(argv)
     planned = {phase.name: phase.total for phase in plan.phases}
-    planned["train"] = max(planned["train"], planned.pop("update"))
-    with process_group():
-        measured = measure(case)
-    rows = {
-        name: {
-            "planned_mb": round(total / MB, 1),
-            "measured_mb": round(measured[name] / MB, 1),
-            "ratio": round(total / measured[name], 3),
-        }
-        for name, total in planned.items()
-    }
+    planned["train"] = max(planned["train"], planned["update"])
+    rows = {}
+    for name, most in measured.items():
+        figures = {"planned_mb": round(planned[name] / MB, 1), "measured_mb": round(most / MB, 1)}
+        rows[name] = figures | {"ratio": round(planned[name] / most, 3)}
     return asdict(case) | {"phases": rows}
 
 
-def measure(case: Case) -> dict[str, int]:
-    """Peak bytes of each phase, the second time that it runs."""
-    config, followed, peaks = case.flags, Followed(), dict[str, int]()
-    rows, width = 2 * case.rows * case.updates, case.prompt + case.response
-    with followed.watch({}, "made"):
-        models = make_models(case)
-        ids = torch.randint(1, case.vocabulary, (rows, width))  # a whole rollout, nothing padded
-        rollout = Rollout(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids, dtype=torch.bool),
-            response_mask=torch.ones(rows, case.response, dtype=torch.bool),
-            prompt_index=torch.arange(rows),
-            finished=torch.ones(rows, dtype=torch.bool),
-        )
-    for _ in range(2):
-        models.actor.eval()
-        with followed.watch(peaks, "generate"), CompactingEngine(case.rows).session(models.actor) as draw:
-            no_end = case.vocabulary
-            draw(ids[:, : case.prompt].tolist(), Sampling(case.response, (no_end,), pad_id=0), range(rows))
-        with followed.watch(peaks, "score"):
-            scored = models.score(rollout, ResponseTexts([], [], []), 1.0, case.rows)[0]
-            trajectory = models.complete(scored, 1.0, case.rows)
-        macro = segment(fixed_ngram_ends(rollout.response_mask, config.ngram), rollout.response_mask)
-        credit = partial(assign_credit, kl_coef=config.kl_coef, config=config)
-        late = LateCredit(PendingBatch(scored, macro), credit)
-        batch = late if case.updates == 1 else credit(trajectory, macro)
-        for engine in models.trained.values():
-            engine.train()
-        with followed.watch(peaks, "train"):
-            settings = UpdateSettings(2 * case.rows, case.rows, 1, 0.2, 0.2, 1.0)
-            ppo_update(models.actor, models.critic, batch, settings, seed=0)
+def measure(argv: list[str]) -> dict[str, int]:
+    """Peak bytes of each phase, the last time that it runs."""
+    from dschat.trainers.ppo.clock import Clock
+
+    torch.set_num_threads(1)
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    peaks: dict[str, int] = {}
+    alive, profiler = 0, started_profiler()
+
+    def followed(lap: Callable[[Clock, str], None]) -> Callable[[Clock, str], None]:
+        def run(clock: Clock, name: str) -> None:
+            nonlocal alive, profiler
+            gc.collect()  # what is given back later would not be seen
+            profiler.stop()
+            events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+            sizes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]  # type: ignore[union-attr]
+            peak = alive
+            for _, size in sorted(sizes):
+                alive += size
+                peak = max(peak, alive)
+            peaks[PHASES[name]] = peak
+            profiler = started_profiler()
+            lap(clock, name)
+
+        return run
+
+    setattr(Clock, "lap", followed(Clock.lap))  # noqa: B010  # a method for mypy
+    run_step("ppo", ours.STEP, PPOConfig, argv)
+    profiler.stop()
     return peaks
 
 
-def make_models(case: Case) -> PPOModels:
-    """Random Gemmas under DeepSpeed."""
-    from dschat.engine.engine import OptimizerSettings, frozen_engine, train_engine  # only processes of their own
-
-    dtype, plan = choose_dtype(case.dtype), case.flags.plan_batches(1)
-    torch.manual_seed(0)
-    frozen, trained = (
-        EngineSettings(dtype, plan),
-        EngineSettings(dtype, plan, gradient_checkpointing=case.checkpointing),
-    )
-    optimizer = OptimizerSettings(learning_rate=1e-5, weight_decay=0.1, total_updates=10)
-
-    def policy() -> PolicyModel:
-        return PolicyModel(GemmaForCausalLM(case.shape)).to(dtype)
-
-    def scalar() -> ScalarModel:
-        return ScalarModel(GemmaForSequenceClassification(case.shape)).to(dtype)
-
-    return PPOModels(
-        actor=train_engine(policy(), optimizer, trained),
-        reference=frozen_engine(policy(), frozen),
-        critic=train_engine(scalar(), optimizer, trained),
-        reward=RewardModelScores(frozen_engine(scalar(), frozen), case.rows),
-        rollouts=CompactingEngine(case.rows),
-    )
+def started_profiler() -> profile:
+    """Notes every allocation from now on."""
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    profiler.start()
+    return profiler
 
 
 if __name__ == "__main__":

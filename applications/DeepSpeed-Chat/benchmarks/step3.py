@@ -91,7 +91,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["S", "M"])
     parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument(
-        "--contenders", nargs="+", choices=list(ENTRIES), help="default: all; with ragged lengths lower_bound, ours, trl"
+        "--contenders",
+        nargs="+",
+        choices=list(ENTRIES),
+        help="default: all; with ragged lengths lower_bound, ours, trl",
     )
     parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
     parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")

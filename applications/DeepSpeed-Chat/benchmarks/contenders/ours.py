@@ -11,8 +11,6 @@ its operations.
 """
 
 import json
-import runpy
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -26,12 +24,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from contenders.process import Job, Meter, read_job
+from harness import run_step
 
 if TYPE_CHECKING:
     from dschat.trainers.ppo.clock import Clock
     from dschat.trainers.ppo.trainer import PPOTrainer
 
-MAIN = Path(__file__).resolve().parents[2] / "training" / "step3_rlhf_finetuning" / "main.py"
+STEP = "step3_rlhf_finetuning"
 MACRO_ACTIONS = "macro actions"  # termination condition, segments, pooling, GAE, back to tokens
 PROFILED = 1  # number of the iteration of which a trace is written; the first warms up
 GROUP, PART = "group: ", "part: "
@@ -45,10 +44,8 @@ P = ParamSpec("P")
 def main() -> None:
     """Runs step 3; the meter ends the process."""
     job, meter = read_job()
-    sys.argv = [str(MAIN), *flags(job)]
     from dschat.conditions.termination import TerminationCondition
     from dschat.config.ppo import PPOConfig
-    from dschat.main import run_main
     from dschat.rl.estimators import ESTIMATORS
     from dschat.trainers.ppo.clock import Clock
     from dschat.trainers.ppo.trainer import PPOTrainer
@@ -60,7 +57,7 @@ def main() -> None:
         (Clock, "lap", booking(Clock.lap, meter)),
     ):
         setattr(owner, name, method)
-    sys.exit(run_main("ppo", PPOConfig, runpy.run_path(str(MAIN))["train"]))
+    run_step("ppo", STEP, PPOConfig, flags(job))
 
 
 def flags(job: Job) -> list[str]:
