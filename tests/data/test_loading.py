@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dschat.common.fingerprints import tokenizer_fingerprint
-from dschat.config.reward import RewardConfig
+from dschat.config.supervised import RewardConfig
 from dschat.data import loading, parallel
 from dschat.data.cache import ENTRY, cache_folder
 from dschat.data.examples import (

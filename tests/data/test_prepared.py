@@ -17,7 +17,7 @@ from datasets import Dataset, DatasetDict
 
 from data_fixtures import SETS, write_set
 from dschat.common.lock import Lock
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.data.__main__ import main
 from dschat.data.dialogues import warn_of_turn_end
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
@@ -29,7 +29,7 @@ from dschat.data.prepared.folder import PreparedExample, open_prepared
 from dschat.data.prepared.read import find_prepared, prepared_share, read_split
 from dschat.data.shares import load_share
 from dschat.errors import UserError
-from dschat.plan.counts import find_rows
+from dschat.plan.report import find_rows
 from factories import make_tokenizer
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")

@@ -26,7 +26,7 @@ STOPPED = f"{MOMENTS['learning']}|{signal.SIGSTOP.value}"
 LIGHT = """
 import os, signal, sys
 import torch
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.main import run_main
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.progress import Progress

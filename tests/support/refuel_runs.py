@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.dialogue_examples import DialogueExample
 from dschat.data.dialogues import turn_end
 from dschat.data.formats.rows import Row

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from dschat.config.dpo import DPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.data.examples import PairExample, SFTExample
 from dschat.data.preferences import PreferenceExample
 from dschat.engine.adapters_off import AdaptersOff

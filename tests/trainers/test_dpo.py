@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
-from dschat.config.dpo import DPOConfig
+from dschat.config.supervised import DPOConfig
 from dschat.data.preferences import PreferenceExample
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel

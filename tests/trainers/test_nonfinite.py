@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
 from dschat.trainers.ppo.update import UpdateProgress, UpdateSettings, ppo_update

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from closeness import WEIGHT_GAP, near
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
 from dschat.models.lora import add_lora

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from closeness import UPDATE, WEIGHT_GAP, near
-from dschat.config.reward import RewardConfig
+from dschat.config.supervised import RewardConfig
 from dschat.data.examples import PairExample
 from dschat.trainers.supervised.reward import RewardTask
 from dschat.trainers.supervised.trainer import SupervisedTrainer

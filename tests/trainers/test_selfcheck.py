@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dschat.config.dpo import DPOConfig
+from dschat.config.supervised import DPOConfig
 from dschat.data.examples import PairExample, SFTExample
 from dschat.data.preferences import PreferenceExample
 from dschat.data.regression import RegressionExample

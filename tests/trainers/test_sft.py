@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from closeness import UPDATE, WEIGHT_GAP, near
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
 from dschat.trainers.supervised.sft import SFTTask

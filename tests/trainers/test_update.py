@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from closeness import FORMULA, UPDATE, near
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Trajectory

@@ -28,9 +28,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, Gemma
 
 from dschat.common.launch import as_arguments
 from dschat.config.common import CommonConfig
-from dschat.config.dpo import DPOConfig
 from dschat.config.ppo import PPOConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import DPOConfig, SFTConfig
 from dschat.data.synthetic import make_rows, row_texts, write_corpus
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora

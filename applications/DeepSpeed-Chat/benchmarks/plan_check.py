@@ -27,7 +27,7 @@ from contenders.work import Size, Work, make_files
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import open_config
-from dschat.plan.machine import Machine
+from dschat.plan.phases import Machine
 from dschat.plan.plan import make_plan
 from harness import MB, in_process, report, run_step, settings_parser
 

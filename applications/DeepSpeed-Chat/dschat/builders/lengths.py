@@ -5,7 +5,7 @@ from dschat.builders.names import ACTOR, BASE, CRITIC
 from dschat.builders.shared_base import check_shared_base, is_on_base
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.models.limits import check_length
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.builders.names import BASE
 from dschat.builders.settings import engine_settings, one_optimizer, opening_of
 from dschat.config.batches import BatchPlan
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.engine import Engine, frozen_engine, train_engine
 from dschat.models.engines import Policy

@@ -11,7 +11,7 @@ from dschat.builders.settings import frozen_settings, opening_of
 from dschat.common.user_function import load_function
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.engine.engine import frozen_engine
 from dschat.engine.process_group import choose_dtype
 from dschat.models.limits import check_length

@@ -6,7 +6,7 @@ from dataclasses import replace
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import OptimizerSettings

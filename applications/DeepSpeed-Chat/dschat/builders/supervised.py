@@ -6,8 +6,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.builders.names import BASE
 from dschat.builders.settings import engine_settings, one_optimizer, opening_of
 from dschat.config.batches import BatchPlan
-from dschat.config.reward import RewardConfig
-from dschat.config.supervised import SupervisedConfig
+from dschat.config.supervised import RewardConfig, SupervisedConfig
 from dschat.engine.engine import Engine, train_engine
 from dschat.models.finetuning import Finetuning, choose_trained
 from dschat.models.gain import add_gain

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from dschat.models.layout import SPARE_COLUMNS
 from dschat.rollouts.assembly import assemble, pad_prompts
 from dschat.rollouts.choose import Chooser
 from dschat.rollouts.engine import Drawn
@@ -20,7 +21,6 @@ from dschat.rollouts.uniform import uniforms
 
 LOOK_EVERY = {"cuda": 8}  # steps between two looks at which rows have ended, each of which waits for the device
 DROP_SHARE = 8  # rows are dropped once one in so many has finished: each time, others are copied into their places
-SPARE_COLUMNS = 64  # of the buffers, so that live rows move back to the first columns only now and then
 
 
 @dataclass

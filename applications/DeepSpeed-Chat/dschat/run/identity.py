@@ -13,28 +13,14 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
+from dschat.config.ppo import PPOConfig
+from dschat.config.rules import FREE, SHARE, flags_on_resume
+from dschat.config.supervised import OneModelConfig
 from dschat.run.distributed import device
 from dschat.run.progress import Json
 
-# Flags that may differ: how long to train, when to save and evaluate, where things lie (their content is compared).
-FREE_FLAGS = frozenset(
-    (
-        *("num_train_epochs", "total_episodes", "save_steps", "save_models", "save_total_limit"),
-        *("resume_from_checkpoint", "cluster", "report_to", "push_to_hub"),
-        *("eval_interval", "eval_iters", "eval_prompts", "print_answers", "enable_tensorboard", "tensorboard_path"),
-        *("print_sample_output_freq", "eval_temperature", "on_nonfinite", "max_kl", "kl_action", "vllm_gpu_memory"),
-        *("output_dir", "overwrite_output_dir", "data_path", "deepspeed", "local_rank", "ddp_timeout", "self_checks"),
-        *("on_reward_error", "reward_batch", "reward_timeout", "reward_patience"),
-        *("model_name_or_path", "actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"),
-    )
-)
 # What may differ between runs of different numbers of processes; the global sizes may not.
-SHARES = frozenset(
-    (
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_training_batch_size"),
-        *("per_device_generation_batch_size", "generation_batches"),
-    )
-)
+SHARES = flags_on_resume(PPOConfig, SHARE) | flags_on_resume(OneModelConfig, SHARE)
 DATA, FILES = "the data", "the files of the data"  # a hash of all; each with its own, to name what has changed
 MOST_NAMED = 8  # of these
 SAMPLE = 1 << 20  # bytes at either end of a weight file that go into its fingerprint
@@ -52,7 +38,8 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         tokenizer: of the run.
         data: sources (with the revision of those from the hub) and file hashes, as `RunRecord.data` holds them.
     """
-    flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE_FLAGS}
+    free = flags_on_resume(config, FREE)
+    flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     if flags.get("reward_url"):
         flags["reward_url"] = "given"  # where a server runs may change
     functions = flags.get("reward_function")

@@ -15,7 +15,7 @@ import torch
 
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
-from dschat.plan.needs import Needs, needs_of, warn_of_gpu_memory
+from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
 from dschat.run.hub import push_problem
 from dschat.run.trackers import wandb_problem
@@ -48,7 +48,8 @@ def preflight(config: CommonConfig) -> None:
     """
     output_dir = Path(config.output_dir)
     problem = _folder_problem(output_dir)
-    needs = broadcast_object(needs_of(config, world_size(), device()) if is_main() else None) or Needs(0, 0)
+    needs = broadcast_object(minimum_memory(config, world_size(), device()) if is_main() else None)
+    needs = needs or MinimumMemory(0, 0)
     free, total = torch.cuda.mem_get_info() if device().type == "cuda" else (0, 0)
     report = ProcessReport(
         rank=rank(),

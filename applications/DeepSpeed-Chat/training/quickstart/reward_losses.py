@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 from dschat.common.launch import Processes, run_step
-from dschat.config.reward import RewardLoss
+from dschat.config.supervised import RewardLoss
 from dschat.errors import UserError
 from inputs import COMMON, FULL, SMALL, Scale, make_inputs, supervised_flags
 

@@ -4,7 +4,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:

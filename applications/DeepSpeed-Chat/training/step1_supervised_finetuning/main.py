@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:

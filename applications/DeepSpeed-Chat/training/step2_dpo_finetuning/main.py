@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.config.dpo import DPOConfig
+from dschat.config.supervised import DPOConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.config.reward import RewardConfig
+from dschat.config.supervised import RewardConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.dialogue_examples import DialogueExample
 from dschat.data.dialogues import Dialogue, state, turn_end
 from dschat.models.engines import TrainedPolicy

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.progress import Bar, progress
 from dschat.config.batches import BatchPlan
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.collate import update_batches
 from dschat.data.dialogue_examples import DialogueExample
 from dschat.errors import UserError

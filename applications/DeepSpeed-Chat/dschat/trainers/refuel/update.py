@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dschat.config.batches import BatchPlan
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.models.engines import TrainedPolicy
 from dschat.models.layout import Layout
 from dschat.rl.losses import regression_loss

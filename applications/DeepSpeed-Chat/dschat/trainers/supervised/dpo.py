@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dschat.config.dpo import DPOConfig
+from dschat.config.supervised import DPOConfig
 from dschat.data.collate import collate_sft
 from dschat.data.examples import SFTExample
 from dschat.data.preferences import PreferenceExample, collate_preferences
