@@ -70,7 +70,7 @@ def settings_parser(doc: str | None, document: str = "", **numbers: float) -> ar
     defaults = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0], formatter_class=defaults)
     for name, default in numbers.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help=" ")
+        parser.add_argument(f"--{name}", type=type(default), default=default, help="a number")
     if document:
         parser.add_argument("--output", type=Path, help="file for the JSON object")
         parser.add_argument("--markdown", type=Path, help=f"document whose {document} written anew")

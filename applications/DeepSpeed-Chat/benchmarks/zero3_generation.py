@@ -2,7 +2,7 @@
 """How much longer does generation take when ZeRO-3 keeps the weights in parts?
 
 A random Gemma stands under the trainer's own engine, once at ZeRO 0 and once at ZeRO 3. Each repeat gathers the
-weights (``engine.gathered()``), draws with the compacting engine and puts the weights back; the time of all three is
+weights (``engine.gathered()``), draws with continuous batching and puts the weights back; the time of all three is
 measured, and the slowest process counts. The stages take turns, so that other load on the machine meets both; the
 ratio is that of the medians. Each process draws its own batch greedily, and no token ends a response.
 
