@@ -19,7 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAY_IMPORT: dict[str, set[str]] = {
     "rl": set(),
     "common": set(),
-    "config": set(),
+    "config": {"common"},
     "data": {"common"},
     "models": {"rl"},
     # what a run will take, from its flags and configs alone

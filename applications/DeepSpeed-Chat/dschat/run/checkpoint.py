@@ -35,6 +35,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dschat.common.glossary import BEST
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
@@ -45,7 +46,6 @@ from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
 from dschat.run.progress import Json, Progress
 from dschat.run.random_states import set_random_states
-from dschat.run.records import BEST
 from dschat.run.stop import Stopped, stop_signals
 from dschat.run.whole_files import end_moves, write_whole
 

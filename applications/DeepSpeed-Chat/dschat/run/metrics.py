@@ -13,9 +13,10 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
+from dschat.common.glossary import HEAD
 from dschat.errors import UserError
 from dschat.run.distributed import device, is_main, sum_over_ranks
-from dschat.run.trackers import HEAD, Sample, Trackers
+from dschat.run.trackers import Sample, Trackers
 from dschat.run.whole_files import write_whole
 
 Number = float | int | Tensor

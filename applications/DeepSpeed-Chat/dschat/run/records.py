@@ -113,15 +113,6 @@ def warn_unless_made_by(step: str, path: str, flag: str) -> None:
         logger.warning("%s %s was not made by the %s step: results will differ from the method's", flag, path, step)
 
 
-# Per step the metric that makes a checkpoint the best, and whether a larger one is better.
-BEST = {
-    "sft": ("eval/loss", False),
-    "reward": ("eval/accuracy", True),
-    "dpo": ("eval/loss", False),
-    "ppo": ("eval/scores", True),
-    "refuel_online": ("eval/scores", True),
-    "refuel": ("eval/loss", False),
-}
 _TITLES = {
     "sft": "Supervised fine-tuning (step 1)",
     "reward": "Reward model (step 2)",

@@ -5,8 +5,9 @@ import logging
 import math
 from collections.abc import Mapping
 
+from dschat.common.glossary import HEADLINES
+
 PREFIX = "eval/"
-FIRST = ("loss", "perplexity", "accuracy", "scores", "kl")  # the others follow in their own order
 
 
 class LinesAboveBars(logging.StreamHandler):  # type: ignore[type-arg]
@@ -43,7 +44,7 @@ def after(updates: int) -> str:
 
 
 def _place(name: str) -> int:
-    return FIRST.index(name) if name in FIRST else len(FIRST)
+    return HEADLINES.index(name) if name in HEADLINES else len(HEADLINES)
 
 
 def _shown(number: float) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dschat.common.glossary import HEAD
 from dschat.common.tables import markdown_table
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HEAD = ("update", "samples", "seconds")  # of every row
 SHOWN_SAMPLES = 64  # of an evaluation; the file in samples/ holds all of them
 LISTS = ("tokens", "prompt_ids", "response_ids", "prompt_messages")  # columns of a sample that no table shows
 
