@@ -1,29 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every mutant can be made of the package as it is now; and, on request, the tests notice each of them."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import mutants
+from support.places import filled, parse, places, replaced
 
 
 def test_every_mutant_can_be_made() -> None:
     names = [mutant.name for mutant in mutants.MUTANTS]
-    assert len(set(names)) == len(names) >= 85
+    assert len(set(names)) == len(names) >= 470
     for mutant in mutants.MUTANTS:
-        compile(mutant.source(), mutant.file, "exec")
-        for test in mutant.tests:
-            file, name = test.partition("[")[0].split("::")
-            assert f"def {name}(" in (mutants.ROOT / "tests" / file).read_text(encoding="utf-8"), test
+        file, text = mutant.made()
+        compile(text, file, "exec")
+        assert mutant.test_ids()
 
 
-@pytest.mark.parametrize(("old", "times"), [("no such line", 0), ("return ends", 2)])
-def test_a_mutant_whose_text_does_not_occur_once_is_named(old: str, times: int) -> None:
-    mutant = mutants.Mutant("a name", "rl/termination.py", old, "x", ())
-    with pytest.raises(ValueError, match=f"mutant 'a name': rl/termination.py holds '{old}' {times} times"):
-        mutant.source()
+@pytest.mark.parametrize(
+    ("function", "old", "new", "message"),
+    [
+        ("no_such", "_a", "_b", "the package has no no_such"),
+        ("gae", "_a ** _b", "_a", "gae holds '_a [*][*] _b' 0 times"),
+        ("gae", "_a * _b", "_a", "gae holds '_a [*] _b' 3 times"),
+        ("gae", "_a * _b  # 4", "_a", "gae holds '_a [*] _b' 3 times"),
+        ("gae", "_a - _b", "_a - renamed", "gae does not know renamed"),
+        ("gae", "_a - _b", "_a - _b", "gae stays as it is"),
+    ],
+)
+def test_a_mutant_that_cannot_be_made_says_why(function: str, old: str, new: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"mutant 'a name': {message}"):
+        mutants.Mutant("a name", function, old, new, "").made()
+
+
+@pytest.mark.parametrize(("test", "number"), [("test_no_such", 0), ("test_by_hand", 2), ("test_gae::test_by_hand", 0)])
+def test_a_mutant_whose_test_is_missing_or_one_of_several_is_named(test: str, number: int) -> None:
+    with pytest.raises(ValueError, match=f"mutant 'a name': {number} tests are called {test}"):
+        mutants.Mutant("a name", "gae", "_a - _b", "_a", test).test_ids()
+
+
+def test_a_place_is_found_wherever_it_is_and_whatever_its_variables_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "other.py").write_text("def total(left, right):\n    return (left\n        - 2 * right)\n")
+    monkeypatch.setattr(mutants, "PACKAGE", tmp_path)
+    monkeypatch.setattr(mutants, "_defined", lambda: mutants.definitions(tmp_path))
+    for function in ("total", "other.total", "room.other.total"):
+        file, text = mutants.Mutant("a name", function, "_a - 2 * _b", "_b - _a", "").made()
+        assert (file.as_posix(), text) == ("room/other.py", "def total(left, right):\n    return right - left")
+
+
+@pytest.mark.parametrize(
+    ("code", "old", "new", "changed"),
+    [
+        ("x = a * a + a * b", "_a * _a", "_a", "x = a + a * b"),
+        ("f(1, 2, k=3)", "f(*_a, k=_b)", "f(0, *_a)", "f(0, 1, 2)"),
+        ("f(j=1, k=2)", "f(**_a, k=2)", "f(k=3, **_a)", "f(k=3, j=1)"),
+        ("f(j=1, k=2)", "k=_a", "k=-_a", "f(j=1, k=-2)"),
+        ("a()\nb()", "_a(); _b()", "_b(); _a()", "b()\na()"),
+        ("if a:\n    b()", "b()", "pass", "if a:\n    pass"),
+    ],
+)
+def test_patterns(code: str, old: str, new: str, changed: str) -> None:
+    pattern, instead = parse(old, new)
+    [(nodes, found)] = places(tree := ast.parse(code), pattern)
+    assert replaced(tree, nodes, filled(instead, found)) == changed
 
 
 @pytest.mark.mutants

@@ -6,8 +6,9 @@ import math
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from cli_runs import evaluation_rows, read_jsonl, training_rows
+from cli_runs import check_names, evaluation_rows, read_jsonl, training_rows
 from closeness import FORMULA, UPDATE, near
+from dschat.common.glossary import CRITIC, SEVERAL, SKIP
 
 
 def own_metrics(rows):
@@ -61,9 +62,7 @@ def test_several_sources_of_scores(run, prompt_flags, sft, reward, functions, tm
     (last,) = evaluation_rows(tmp_path / "out")[-1:]
     assert last["eval/scores"] == near(sum(s["score"] for s in scored) / len(scored))
     assert last["eval/unscored"] == pytest.approx(1 / len(samples))
-    assert {"objective/subreddit", "objective/words", "objective/reward_model"} <= set(
-        training_rows(tmp_path / "out")[0]
-    )
+    check_names(tmp_path / "out", CRITIC, SEVERAL, SKIP, source=["subreddit", "words", "reward_model"])
 
 
 def test_a_separate_reward_model(run, ppo_flags, sft, reward, ppo, tmp_path):

@@ -6,8 +6,19 @@ import sys
 
 import pytest
 
-from cli_runs import STEPS, arguments, evaluation_rows, message_of, read_jsonl, run_command, training_rows, write_jsonl
+from cli_runs import (
+    STEPS,
+    arguments,
+    check_names,
+    evaluation_rows,
+    message_of,
+    read_jsonl,
+    run_command,
+    training_rows,
+    write_jsonl,
+)
 from data_fixtures import make_rows
+from dschat.common.glossary import CRITIC, PROGRAMS
 from dschat.scoring.programs.levels import weakness
 from launches import launch
 
@@ -42,6 +53,7 @@ def test_scores_by_execution(run, flags, tmp_path):
     run("ppo", flags | {"drop_unsolvable": True}).expect(0)
     rows = training_rows(tmp_path / "out")
     assert len(rows) == 2
+    check_names(tmp_path / "out", CRITIC, PROGRAMS, outcome=STATUSES)
     for row in rows:
         assert sum(row[f"programs/{status}"] for status in STATUSES) == pytest.approx(1)
         assert row["programs/tests_per_second"] > 0 and row["programs/seconds"] > 0

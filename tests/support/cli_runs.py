@@ -5,6 +5,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -231,6 +232,29 @@ def training_rows(folder: Path) -> list[dict[str, Any]]:
 def evaluation_rows(folder: Path) -> list[dict[str, Any]]:
     """Rows of metrics.jsonl that report an evaluation."""
     return [row for row in read_jsonl(folder / "metrics.jsonl") if any(key.startswith("eval/") for key in row)]
+
+
+def check_names(folder: Path, *conditions: str, **families: Sequence[object]) -> None:
+    """Every row of metrics.jsonl holds exactly the names that `dschat.common.glossary` declares for it.
+
+    Args:
+        folder: of a run.
+        conditions: what the run has of `Metric.when`.
+        families: what stands in the places of <…>.
+    """
+    from dschat.common.glossary import HEAD, metrics_of
+
+    step = json.loads((folder / "run.json").read_text())["step"]
+    written = [metric.name for metric in metrics_of(step) if metric.when in ("", *conditions)]
+    for row in read_jsonl(folder / "metrics.jsonl"):
+        held_out = any(name.startswith("eval/") for name in row)
+        expected = set(HEAD)
+        for name in written:
+            if name.startswith("eval/") == held_out and name not in HEAD:
+                family = re.search("<([a-z]+)>", name)
+                members = families[family[1]] if family else [""]
+                expected |= {re.sub("<[a-z]+>", str(member), name) for member in members}
+        assert set(row) == expected
 
 
 def copy_model(model: Path, folder: Path, **tokenizer: str | None) -> Path:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models, tokenizers, batches, engines and configurations for the tests, all built in code."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -265,14 +265,23 @@ _RUNS: dict[Path, Any] = {}  # this process's, by folder
 
 def run_of(step: str, config: Any) -> Any:
     """The output folder of a run on the processes of this group; an earlier one in it is over, as if killed."""
+    from dschat.common.glossary import metrics_of
     from dschat.run.distributed import is_main, world_size
     from dschat.run.output import RunOutput
 
     place = Path(config.output_dir).resolve()
     if is_main() and place in _RUNS:
         _RUNS.pop(place)._lock.close()
-    _RUNS[place] = RunOutput(step, config, config.plan_batches(world_size()))
-    return _RUNS[place]
+    run = _RUNS[place] = RunOutput(step, config, config.plan_batches(world_size()))
+    log, declared = run.metrics.log, metrics_of(step)
+
+    def checked(update: int, samples: int, metrics: Mapping[str, float]) -> None:
+        unknown = [name for name in metrics if "/" in name and not any(metric.fits(name) for metric in declared)]
+        assert not unknown, f"declare {unknown} in dschat/common/glossary.py"
+        log(update, samples, metrics)
+
+    run.metrics.log = checked  # type: ignore[method-assign]
+    return run
 
 
 class NotedSaves:

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from dschat.common.glossary import names_under
 from dschat.config import rules
 from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 from dschat.errors import UserError
@@ -15,8 +16,8 @@ SandboxLevel = Literal["bubblewrap", "namespaces", "rlimits"]
 WITH_PROGRAMS = "reward_source programs"  # which the flags of programs need beside them
 # Names that a second score may not take: the metrics of step 3 have keys of these names.
 METRIC_NAMES = (
-    *("kl", "kl_per_token", "kl_coef", "entropy", "scores", "rlhf_reward", "length", "eos_rate", "unscored"),
-    *("normalized_scores", "scores_running_mean", "scores_running_std"),
+    *names_under("objective/", "ppo"),
+    *names_under("eval/", "ppo"),
     *("prompt", "response", "score", "finished", "tokens", "prompt_ids", "response_ids"),  # columns of sample files
     "prompt_messages",
 )

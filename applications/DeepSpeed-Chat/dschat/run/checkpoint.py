@@ -39,6 +39,7 @@ from torch import Tensor
 
 from dschat.common.atomic import WRITING, flush, recover, remove, write_file
 from dschat.common.fingerprints import file_hash
+from dschat.common.glossary import BEST
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
@@ -54,15 +55,6 @@ logger = logging.getLogger(__name__)
 STATE, METRICS = "state.json", "metrics.jsonl"
 LATEST = "latest"
 MANIFEST = "manifest.json"
-# Per step the metric that makes a checkpoint the best, and whether a larger one is better.
-BEST = {
-    "sft": ("eval/loss", False),
-    "reward": ("eval/accuracy", True),
-    "dpo": ("eval/loss", False),
-    "ppo": ("eval/scores", True),
-    "refuel_online": ("eval/scores", True),
-    "refuel": ("eval/loss", False),
-}
 
 
 class File(NamedTuple):

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from dschat.common.atomic import write_file
+from dschat.common.glossary import HEAD, HEADLINES
 from dschat.errors import UserError
 from dschat.run.distributed import device, is_main, sum_over_ranks
-from dschat.run.trackers import HEAD, Sample, Trackers
+from dschat.run.trackers import Sample, Trackers
 
 EVALUATION = "eval/"
-FIRST = ("loss", "perplexity", "accuracy", "scores", "kl")  # of an evaluation's line; the others follow in their order
 
 Number = float | int | Tensor
 
@@ -221,7 +221,7 @@ def after(updates: int) -> str:
 
 
 def _place(name: str) -> int:
-    return FIRST.index(name) if name in FIRST else len(FIRST)
+    return HEADLINES.index(name) if name in HEADLINES else len(HEADLINES)
 
 
 def _shown(number: float) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from dschat.common.display import markdown_table
+from dschat.common.glossary import HEAD
 
 if TYPE_CHECKING:
     import wandb
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HEAD = ("update", "samples", "seconds")  # of every row
 SHOWN_SAMPLES = 64  # of an evaluation; the file in samples/ holds all of them
 LISTS = ("tokens", "prompt_ids", "response_ids", "prompt_messages")  # columns of a sample that no table shows
 

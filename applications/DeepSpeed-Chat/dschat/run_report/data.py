@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dschat.common.glossary import HEAD, names_under
 from dschat.common.jsonl import CutLine, json_lines, parse_json
 from dschat.errors import UserError
 from dschat.macro_view.html import MacroToken, macro_tokens
@@ -17,7 +18,7 @@ from dschat.macro_view.html import MacroToken, macro_tokens
 logger = logging.getLogger(__name__)
 
 # Evaluation metrics that every run has. Another name under eval/ is the metric function's.
-EVAL_NAMES = frozenset({"scores", "kl", "length", "eos_rate"})
+EVAL_NAMES = frozenset(names_under("eval/", "ppo", always=True))
 # A samples file covers an evaluation when its mean is the evaluation's, up to rounding in the files.
 SAME_MEAN = 1e-3
 
@@ -123,7 +124,7 @@ def _metric_name(evals: list[dict[str, float]], config: Mapping[str, Any]) -> st
 
 def _metrics_row(row: Mapping[str, Any], origin: str) -> dict[str, float]:
     numbers = {key: math.nan if value is None else value for key, value in row.items()}
-    for key in ("update", "samples", "seconds"):
+    for key in HEAD:
         if key not in numbers:
             raise UserError(f"{origin}: no {key}; this is not a metrics file of step 3.")
     for key, value in numbers.items():

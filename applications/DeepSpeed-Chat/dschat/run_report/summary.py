@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dschat.common.display import text_table
+from dschat.common.glossary import HEAD
 from dschat.common.statistics import (
     Estimate,
     Rate,
@@ -20,7 +21,7 @@ from dschat.common.statistics import (
     unpaired_error,
     win_rates,
 )
-from dschat.run_report.data import HeldOut, RunData
+from dschat.run_report.data import EVAL_NAMES, HeldOut, RunData
 
 Numbers = npt.NDArray[np.float64]
 
@@ -167,7 +168,7 @@ def _sources_of(run: RunData) -> int:
 
 def judges_of(labels: Mapping[str, str]) -> dict[str, str]:
     """The metric function and the scores, of the labels: what says which response is better."""
-    return {name: label for name, label in labels.items() if name not in ("kl", "length", "eos_rate")}
+    return {name: label for name, label in labels.items() if name not in EVAL_NAMES - {"scores"}}
 
 
 def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str, notes: Sequence[str]) -> RunReport:
@@ -237,7 +238,7 @@ def _cells(model: _Model) -> list[str]:
 
 def _training_cells(run: RunData) -> list[str]:
     return [
-        *(run.name, *(f"{run.largest(key):.0f}" for key in ("update", "samples", "seconds"))),
+        *(run.name, *(f"{run.largest(key):.0f}" for key in HEAD)),
         Estimate(run.train_mean("macro/length")).text(2),
         Estimate(run.train_mean("macro/lambda_eff")).text(3),
         Estimate(run.train_mean("val/explained_variance", last=0.1)).text(2),
