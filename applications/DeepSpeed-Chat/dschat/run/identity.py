@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.common.fingerprints import content_hash, model_hash, tokenizer_fingerprint
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
+from dschat.config.ppo import PPOConfig, engine_name
 from dschat.config.rules import FREE, SHARE, flags_on_resume
 from dschat.config.supervised import OneModelConfig
 from dschat.run.distributed import device
@@ -73,7 +73,8 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
 def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> Identity:
     """A checkpoint's identity as this version writes it.
 
-    Flags that did not exist then had their defaults; a tokenizer that has the hash of then has that of now.
+    Flags that did not exist then had their defaults, and continuous batching another name; a tokenizer that has the
+    hash of then has that of now.
     """
     defaults = {
         f"--{field.name}": _text(field.default)
@@ -84,6 +85,8 @@ def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> I
     changed = {"--lora_module_name": f"[{before['--lora_module_name']}]"} if once_one_name else {}
     if EARLIER_TOKENIZER not in before and before.get(TOKENIZER, "") == now.get(EARLIER_TOKENIZER):
         changed[TOKENIZER] = now[TOKENIZER]
+    if before.get("--rollout_engine") == _text("compacting"):
+        changed["--rollout_engine"] = _text(engine_name("compacting"))
     return {name: defaults[name] for name in now if name in defaults} | before | changed
 
 
