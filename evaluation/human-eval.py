@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.script import add_flags, flag, run_script
-from dschat.data.formats.registry import compared_set
-from dschat.evaluation.human.session import Study
-from dschat.evaluation.human.terminal import TerminalRating
-from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.responses import model_names, read_pairs
+from dschat.data.hub import compared_set
+from dschat.evaluation.human import Study, TerminalRating, VoteFile
+from dschat.evaluation.pairs import model_names, read_pairs
 
 
 @dataclass
@@ -60,7 +58,7 @@ def login_name() -> str:
 
 def rate_in_browser(study: Study, rater: str, port: int | None) -> str:
     """Serves the page until Ctrl-C; returns how far everybody is."""
-    from dschat.evaluation.human.page import serve
+    from dschat.evaluation.human_page import serve
 
     page, address = serve(study, rater, port)
     print(f"Open {address} in a browser on this machine. Ctrl-C ends; votes are in {study.votes.path}", flush=True)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from dschat.common.script import run_script
-from dschat.data.formats.registry import compared_set
+from dschat.data.hub import compared_set
 from dschat.errors import UserError
 
 
@@ -32,12 +32,10 @@ def run() -> str:
     if flags.best_of is not None and min(flags.best_of) < 1:
         raise UserError(f"--best-of {min(flags.best_of)}: must be at least 1.")
     from dschat.common.jsonl import iterate_rows
-    from dschat.evaluation.best_of.read import holds_sweep
-    from dschat.evaluation.best_of.report import best_of_report
-    from dschat.evaluation.programs.pass_at_k import holds_programs
-    from dschat.evaluation.programs.report import write_pass_report
-    from dschat.evaluation.report.build import build_evaluation_report
-    from dschat.evaluation.turns.report import holds_turns, turns_report
+    from dschat.evaluation.best_of import holds_sweep
+    from dschat.evaluation.programs import holds_programs
+    from dschat.evaluation.report.build import best_of_report, build_evaluation_report, turns_report, write_pass_report
+    from dschat.evaluation.turns import holds_turns
 
     rows = [next(iterate_rows(file, "FILE"))[1] for file in flags.files]  # the first ones tell what the files hold
     programs, sweeps, turns = (list(map(holds, rows)) for holds in (holds_programs, holds_sweep, holds_turns))

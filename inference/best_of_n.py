@@ -6,25 +6,17 @@ prompt and temperature; MODEL.md and MODEL.json, the table; MODEL.png, the curve
 same flags, it goes on where it stood. Every flag may be spelled with dashes or underscores.
 """
 
-import os
 import sys
 
-from dschat.common.script import run_script
-from dschat.inference.options import BestOfOptions, parse_flags
+from dschat.inference.options import BestOfOptions, run_command
 
 
-def run() -> str:
+def run(options: BestOfOptions) -> str:
     """Draws, scores and draws the curves; returns the table."""
-    options = parse_flags(BestOfOptions, sys.argv[1:], str(__doc__))
-    os.environ.setdefault("MA_RLHF_DATA", str(options.proj_path / "data"))
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
-    transformers.utils.logging.set_verbosity_error()
-    from dschat.inference.best_of_n import run_best_of_n
+    from dschat.inference.scored import run_best_of_n
 
     return run_best_of_n(options)
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, print, goes_on=True))
+    sys.exit(run_command(BestOfOptions, run, str(__doc__), print))

@@ -6,25 +6,17 @@ what became of it. Killed and started again with the same flags, it goes on wher
 with dashes or underscores.
 """
 
-import os
 import sys
 
-from dschat.common.script import run_script
-from dschat.inference.options import ProgramOptions, parse_flags
+from dschat.inference.options import ProgramOptions, run_command
 
 
-def run() -> str:
+def run(options: ProgramOptions) -> str:
     """Answers and runs; returns the line that sums it up."""
-    options = parse_flags(ProgramOptions, sys.argv[1:], str(__doc__))
-    os.environ.setdefault("MA_RLHF_DATA", str(options.proj_path / "data"))
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
-    transformers.utils.logging.set_verbosity_error()
     from dschat.inference.programs import run_programs
 
     return run_programs(options)
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, print, goes_on=True))
+    sys.exit(run_command(ProgramOptions, run, str(__doc__), print))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The direction of imports inside dschat, read from the source, and what importing the core loads."""
+"""The direction of imports in dschat, and the one place that renames, read from the source; what the core loads."""
 
 import ast
 import subprocess
@@ -13,15 +13,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1] / "applications" / "DeepSpeed-Chat"
 PACKAGE = ROOT / "dschat"
 FILES = sorted(PACKAGE.rglob("*.py"))
+REPOSITORY = ROOT.parents[1]
+CODE = ("applications", "Constituent-Treelib", "evaluation", "examples", "inference")  # below it
 
 # What each part of dschat may import of dschat, besides itself and the one exception; a new part takes its place here.
 # What starts a process (ENTRANCES, `python -m` of a part, and the mains outside the package) may import anything.
 MAY_IMPORT: dict[str, set[str]] = {
     "rl": set(),
     "common": set(),
-    "config": {"common"},
+    "config": {"common", "rl"},  # names of metrics; what its estimators need
     "data": {"common"},
-    "models": {"rl"},
+    "models": {"common", "rl"},
     # what a run will take, from its flags and configs alone
     "plan": {"common", "config", "data", "models", "rl"},
     # what a run knows of itself, and what moves its weights
@@ -36,8 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "builders": {"common", "config", "data", "engine", "models", "rollouts", "run", "scoring", "trainers"},
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
-    "inference": {"common", "data", "evaluation", "models", "rl", "rollouts", "scoring"},
-    "macro_view": {"common", "conditions", "config", "data", "evaluation", "models", "rl", "trainers"},
+    "inference": {"common", "config", "data", "evaluation", "models", "rl", "rollouts", "scoring"},
+    "macro_view": {"common"},
     "run_report": {"common", "macro_view"},
     "demo": {"common", "conditions", "config", "data", "inference", "macro_view", "models", "rl", "rollouts"}
     | {"scoring", "trainers"},
@@ -83,7 +85,7 @@ def part_of(name: str) -> str | None:
 
 
 def test_the_package_is_there() -> None:
-    assert {module_name(path) for path in FILES} >= {"dschat", "dschat.rl", "dschat.rl.ppo_batch"}
+    assert {module_name(path) for path in FILES} >= {"dschat", "dschat.rl", "dschat.rl.estimators"}
 
 
 def test_every_part_has_its_place() -> None:
@@ -141,3 +143,48 @@ def test_the_core_loads_neither_deepspeed_nor_transformers_nor_datasets() -> Non
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd="/")
     assert run.returncode == 0, run.stderr
+
+
+def renames_in(source: str) -> list[int]:
+    """Lines of a program that rename a file or folder.
+
+    `Path.replace` takes one argument, `str.replace` two, `dataclasses.replace` and `datetime.replace` named ones.
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module in ("os", "shutil"):
+            if {alias.name for alias in node.names} & {"rename", "renames", "replace", "move"}:
+                found.append(node.lineno)
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("os", "shutil")
+        ):
+            if node.attr in ("rename", "renames", "replace", "move"):
+                found.append(node.lineno)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            names = {keyword.arg for keyword in node.keywords}
+            one = (len(node.args) == 1 and not names) or (not node.args and names == {"target"})
+            if node.func.attr in ("rename", "replace") and one:
+                found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "renames"),
+    [
+        *[(line, True) for line in ("os.replace(a, b)", "os.rename(a, b)", "shutil.move(a, b)", "a.rename(b)")],
+        *[(line, True) for line in ("a.replace(b)", "a.with_name(n).replace(target=b)", "from os import replace")],
+        ("move = os.replace", True),
+        *[(line, False) for line in ("text.replace('a', 'b')", "replace(config, seed=1)", "frame.rename(columns=n)")],
+        *[(line, False) for line in ("dataclasses.replace(config, seed=1)", "now.replace(tzinfo=UTC)", "os.path")],
+    ],
+)
+def test_what_counts_as_renaming(line, renames) -> None:
+    assert bool(renames_in(line)) == renames
+
+
+def test_files_are_renamed_in_one_place() -> None:
+    """Whatever writes a file or replaces a folder uses `dschat.common.atomic`; tests may do as they like."""
+    files = [file for folder in CODE for file in (REPOSITORY / folder).rglob("*.py")]
+    found = {str(file): lines for file in files if (lines := renames_in(file.read_text("utf-8")))}
+    assert found.pop(str(PACKAGE / "common" / "atomic.py"))
+    assert found == {}

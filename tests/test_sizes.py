@@ -23,25 +23,26 @@ from torch.nn.functional import linear
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dialogue_cases import chat_tokenizer
+from dschat.common.fingerprints import INNER_SAMPLE, SAMPLE, model_hash
 from dschat.data import cache
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
-from dschat.data.dialogues import turn_end
-from dschat.data.encoding import encode_prompts, encode_responses
-from dschat.data.formats.rows import Row
+from dschat.data.encoding import encode_prompts, encode_responses, turn_end
 from dschat.data.parallel import encode_rows, num_workers, workers_for
 from dschat.data.prepared import write
 from dschat.data.prepared.folder import PreparedExample
-from dschat.inference.refuel.options import RankOptions
-from dschat.inference.refuel.prompts import first_messages
-from dschat.inference.refuel.rank import run_rank
+from dschat.data.rows import Row
+from dschat.inference.dialogues import first_messages
+from dschat.inference.pairs import run_rank
+from dschat.inference.refuel import RankOptions
 from dschat.models.layout import group_by_length
 from dschat.rl.logprobs import Head, chunk_positions, token_logprobs
-from dschat.rollouts.choose import inverse_cdf
-from dschat.rollouts.compacting import sample
-from dschat.run.identity import INNER_SAMPLE, SAMPLE, is_same, model_hash
-from dschat.scoring.programs import pool as programs
+from dschat.rollouts import scheduler, slots
+from dschat.rollouts.generate import sample
+from dschat.rollouts.sampling import inverse_cdf
+from dschat.run.identity import is_same
+from dschat.scoring.programs import run as programs
 from dschat.scoring.programs.problem import exact_int
-from dschat.trainers import checks
+from dschat.trainers import nonfinite
 from factories import make_causal_lm, make_tokenizer, random_ids, run_of, sampling_of
 from refuel_cases import row
 from resume_runs import ppo_config
@@ -134,34 +135,34 @@ def numbers(folder: Path) -> list[int]:
 CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
     "rl.logprobs.CPU_LOGITS": (7 * VOCABULARY, POSITIONS * VOCABULARY, softmax_of_positions),
     "rl.logprobs.BLOCK": (3 * VOCABULARY, POSITIONS * VOCABULARY, softmax_of_positions),
-    "rollouts.choose.BLOCK": (7, VOCABULARY, drawn_ids),
-    "rollouts.pool.DROP_SHARE": (2, 6, responses),
-    "rollouts.pool.SPARE_COLUMNS": (1, 24, responses),
+    "rollouts.sampling.BLOCK": (7, VOCABULARY, drawn_ids),
+    "rollouts.scheduler.DROP_SHARE": (2, 6, responses),
+    "rollouts.scheduler.SPARE_COLUMNS": (1, 24, responses),
     "models.layout.SEARCHED": (8, POSITIONS, groups),
     "data.encoding.CHUNK": (2, ROWS, encoded_texts),
     "data.dialogue_pairs.CHUNK": (2, ROWS, encoded_dialogues),
     "data.parallel.BATCH": (2, ROWS, batches_of_rows),
     "data.prepared.write.BATCH": (2, ROWS, prepared_table),
     "data.cache.PIECE": (7, 40, checksum),
-    "inference.refuel.prompts.CHUNK": (2, ROWS, messages_of_prompts),
-    "inference.refuel.rank.AT_ONCE": (2, ROWS, ranked_dialogues),
+    "inference.dialogues.CHUNK": (2, ROWS, messages_of_prompts),
+    "inference.pairs.AT_ONCE": (2, ROWS, ranked_dialogues),
     "scoring.programs.problem.CHUNK": (7, 41, numbers),
 }
 # Others, and the tests that cross them.
 ELSEWHERE = {
     "rl.logprobs.GPU_LOGITS": "test_sizes.py::test_chunks_of_a_gpu",
     "rl.logprobs.GPU_POSITIONS": "test_sizes.py::test_chunks_of_a_gpu",
-    "rollouts.pool.LOOK_EVERY": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
-    "rollouts.masks.ALIGNED": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
+    "rollouts.scheduler.SYNC_INTERVAL": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
+    "rollouts.slots.ALIGNED": "test_sizes.py::test_what_only_cuda_does_runs_on_a_cpu",
     "models.save.FILE_SIZE": "models/test_save.py::test_a_large_model_lies_in_several_files",
     "data.loading.LARGE": "data/test_loading.py::test_the_step_takes_large_data_from_the_cache",
     "data.loading.HUB_ROW": "data/test_loading.py::test_rows_of_the_hub_count_2000_bytes_each",
     "data.parallel.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
-    "run.identity.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "run.identity.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
-    "scoring.programs.pool.KEPT": "test_sizes.py::test_outcomes_of_many_programs",
+    "common.fingerprints.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "common.fingerprints.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
+    "scoring.programs.run.KEPT": "test_sizes.py::test_outcomes_of_many_programs",
     "scoring.serve.LARGEST_REQUEST": "scoring/test_serve.py::test_a_request_of_the_wrong_length_is_refused_unread",
-    "trainers.checks.MOST_KEPT": "test_sizes.py::test_batches_that_are_kept",
+    "trainers.nonfinite.MOST_KEPT": "test_sizes.py::test_batches_that_are_kept",
     "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
     "plan.states.LIVE_PARAMETERS": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
 }
@@ -208,12 +209,11 @@ def test_chunks_of_a_gpu():
 
 @pytest.mark.parametrize("steps", [1, 3, 8])
 def test_what_only_cuda_does_runs_on_a_cpu(steps, monkeypatch):
-    """Looks at which rows have ended only now and then, and masks that are copied to where kernels can read them."""
+    """The host asks only now and then which rows have ended; masks are copied to where kernels can read them."""
     expected = responses(Path())
-    pool, masks = (import_module(f"dschat.rollouts.{name}") for name in ("pool", "masks"))
-    assert pool.LOOK_EVERY == {"cuda": 8} and masks.ALIGNED == {"cuda": 16}
-    monkeypatch.setattr(pool, "LOOK_EVERY", {"cpu": steps})
-    monkeypatch.setattr(masks, "ALIGNED", {"cpu": 16})
+    assert scheduler.SYNC_INTERVAL == {"cuda": 8} and slots.ALIGNED == {"cuda": 16}
+    monkeypatch.setattr(scheduler, "SYNC_INTERVAL", {"cpu": steps})
+    monkeypatch.setattr(slots, "ALIGNED", {"cpu": 16})
     assert responses(Path()) == expected
 
 
@@ -262,9 +262,9 @@ def test_outcomes_of_many_programs(monkeypatch):
 
 def test_batches_that_are_kept(group, tmp_path, monkeypatch):
     """Of updates that are left out, the first are written down."""
-    nonfinite = checks.NonFinite("skip", run_of("ppo", ppo_config(tmp_path)))
+    kept = nonfinite.NonFinite("skip", run_of("ppo", ppo_config(tmp_path)))
     spoilt = [("values", torch.tensor([False, True]))]
-    monkeypatch.setattr(checks, "MOST_KEPT", 2)
+    monkeypatch.setattr(nonfinite, "MOST_KEPT", 2)
     for update in range(4):
-        assert nonfinite.in_rows(spoilt, update, lambda: {"values": torch.tensor([0.0, math.nan])})
-        assert len(list((tmp_path / checks.FOLDER).glob("*.json"))) == min(update + 1, 2)
+        assert kept.in_rows(spoilt, update, lambda: {"values": torch.tensor([0.0, math.nan])})
+        assert len(list((tmp_path / nonfinite.FOLDER).glob("*.json"))) == min(update + 1, 2)

@@ -8,10 +8,7 @@
 What needs more than Python's standard library is imported when it is used.
 """
 
-from constituent_treelib.backends import make_backend
-from constituent_treelib.constituent_tree import ConstituentTree
-from constituent_treelib.errors import TreelibError
-from constituent_treelib.parsing import Backend, ParseCounts, parse_texts
-from constituent_treelib.trees import Tree
+from constituent_treelib.parsing import Backend, ConstituentTree, ParseCounts, make_backend, parse_texts
+from constituent_treelib.trees import Tree, TreelibError
 
 __all__ = ["Backend", "ConstituentTree", "ParseCounts", "Tree", "TreelibError", "make_backend", "parse_texts"]

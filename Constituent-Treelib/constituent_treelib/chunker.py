@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in parser: words, chunks and clauses of a sentence, found from marks and English function words.
+"""The built-in parser: sentences of a text, and words, chunks and clauses of each, from marks and function words.
 
 It needs no model and no library, is defined on every string that is not blank, and takes microseconds. A tree is
 sentence > clause > chunk > word. A clause begins after the marks , ; : . ! ? and before conjunctions and
@@ -8,14 +8,16 @@ What begins with a function word goes on at least to the next word: "over the la
 end a clause stand in the clause, behind its last chunk.
 """
 
+import re
+import unicodedata
 from collections.abc import Sequence
+from functools import cache
+from itertools import chain, groupby
 from typing import Literal
 
 from constituent_treelib.trees import Tree
-from constituent_treelib.words import word_pattern
 
 CHUNKED = "S"  # label of a sentence's tree
-
 # What a word or mark is. A word in no list has content; a mark's kind may depend on what stands around it.
 Kind = Literal["content", "opener", "pronoun", "conjunction", "opening", "closing", "stop", "wide stop", "quote"]
 # How far a clause is: at its start, where only conjunctions and brackets stand; behind a word with content; behind a
@@ -27,7 +29,6 @@ _STATE_AFTER: dict[Kind, State] = {
     "pronoun": "pronoun",
     "conjunction": "start",
 }
-
 _PERSONAL = "i you he she it we they"
 _PRONOUNS = f"{_PERSONAL} me him us them myself yourself himself herself itself ourselves yourselves themselves"
 _OPENERS = """
@@ -52,6 +53,17 @@ _MARKS: dict[str, Kind] = {
     ")]}”’»›」』）］｝】〉》": "closing",
     "\"'": "quote",
 }
+# A sentence ends after . ! or ? (with closing quotes and brackets) where blanks follow, and at every line break.
+_BREAK = re.compile(r"[.!?][\"'”’)\]]*(\s+)|(\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])")
+# Scripts of the Far East that put no blanks between words: every character is a word. Hangul has blanks.
+_IDEOGRAPHS = (
+    r"\u2e80-\u2fdf\u3005-\u3007\u3021-\u3035\u3040-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    r"\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+_JOINERS = r"'’\u2010\u2011-"
+_FLAG = r"[\U0001f1e6-\U0001f1ff]{2}"
+_SKIN = r"\U0001f3fb-\U0001f3ff"
+_ZERO_WIDTH_SPACE = 0x200B
 
 
 def _kinds() -> dict[str, Kind]:
@@ -152,3 +164,51 @@ def _next_state(kind: Kind, state: State) -> State:
     if kind == "opening":
         return "goes on"
     return "word" if state == "goes on" else state
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Sentences as (start, end) in characters: in order, without blanks at either end, none of them empty."""
+    breaks = [found.span(found.lastindex or 0) for found in _BREAK.finditer(text)]
+    starts, ends = [0, *(end for _, end in breaks)], [*(start for start, _ in breaks), len(text)]
+    spans = []
+    for start, end in zip(starts, ends, strict=True):
+        sentence = text[start:end].strip()
+        if sentence:
+            first = text.index(sentence, start)
+            spans.append((first, first + len(sentence)))
+    return spans
+
+
+@cache
+def word_pattern(ascii_only: bool = False) -> re.Pattern[str]:
+    """Matches one word after another; every visible character of a text belongs to exactly one.
+
+    A word is a run of letters and digits with single apostrophes and hyphens inside, an ideograph, a flag, an emoji
+    with what is joined to it, or any other single mark. Combining marks, variation selectors and other characters
+    without a width stay with the character before them; only U+200B, a place to break, stands alone.
+
+    Args:
+        ascii_only: a quicker pattern that finds the same words in texts of ASCII characters.
+    """
+    if ascii_only:
+        return re.compile(r"\w+(?:['-]\w+)*|\S")
+    letters = rf"[^\W{_IDEOGRAPHS}]+"
+    marks = _attached_marks()
+    word = rf"{letters}(?:(?:[{_JOINERS}][{marks}]*|[{marks}]+){letters})*[{marks}]*"
+    other = rf"\S(?:[{marks}{_SKIN}]|(?<=\u200d)[^\w\s])*"
+    return re.compile(f"{word}|{_FLAG}|{other}")
+
+
+def _attached_marks() -> str:
+    """Inside of a character class: marks (categories Mn, Mc, Me) and format characters (Cf)."""
+    # Beyond the ranges looked at there are none; to look at all of Unicode would take a second.
+    blocks = range(0x300, 0x3100), range(0xA600, 0xAC00), range(0xFB00, 0x20000), range(0xE0000, 0xE0200)
+    looked_at = [0xAD, *chain(*blocks)]
+    marks = [code for code in looked_at if code != _ZERO_WIDTH_SPACE and _is_attached(chr(code))]
+    runs = [list(run) for _, run in groupby(enumerate(marks), lambda pair: pair[1] - pair[0])]  # codes without gaps
+    return "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
+
+
+def _is_attached(char: str) -> bool:
+    category = unicodedata.category(char)
+    return category[0] == "M" or category == "Cf"

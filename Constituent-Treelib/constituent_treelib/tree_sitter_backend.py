@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs: tree-sitter's syntax trees, with every visible character in a word.
+"""Programs: tree-sitter's syntax trees, cut into statements, with every visible character in a word.
 
-The tree of a program has its statements as children, see `statements`. Below stand expressions, as in the grammar.
-Strings and comments of several words, and what the parser had to skip, have the trees of the chunker in them.
+A simple statement is one node of the grammar. A compound one is taken apart: what stands before its body, the head
+("def f(x):"), is a statement of its own, the body's statements follow, and what stands behind the body (another head
+such as "else:", a closing brace) comes last. What the parser could not read is cut into its lines. Below statements
+stand expressions, as in the grammar. Strings and comments of several words, and what the parser had to skip, have the
+trees of the chunker in them.
 """
 
 import importlib
@@ -13,15 +16,18 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
-from constituent_treelib.chunker import CHUNKED, chunk_sentence
-from constituent_treelib.errors import TreelibError
-from constituent_treelib.sentences import sentence_spans
-from constituent_treelib.statements import ERROR, statements
-from constituent_treelib.trees import Tree, fold
+from constituent_treelib.chunker import CHUNKED, chunk_sentence, sentence_spans
+from constituent_treelib.trees import Tree, TreelibError, fold
 
 # What cannot be written in UTF-8, and NUL, which grammars take for the end of the file.
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_]*")
+ERROR = "ERROR"  # label of what the parser could not read
+# Nodes whose children are statements, in the grammars of Python, C, C++, Java, JavaScript, Go, Rust and their like.
+_BODIES = frozenset(
+    "module program source_file translation_unit block statement_block statement_list compound_statement class_body "
+    "declaration_list field_declaration_list enum_body interface_body switch_body body_statement".split()
+)
 
 
 class TreeSitterBackend:
@@ -141,3 +147,57 @@ def _is_mostly_error(tree: Tree, text: str) -> bool:
     # What the grammar recognised inside an error is none; single words, and what the chunker made, are.
     unread = [part for part in parts if not part.children or part.label == CHUNKED]
     return 2 * sum(part.end - part.start for part in unread) > kept
+
+
+def statements(program: Tree, text: str) -> list[Tree]:
+    """The statements of a program, with the heads of compound ones, from left to right."""
+    apart = _taken_apart(program, text)
+    found: list[Tree] = []
+    waiting = [program]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in apart:
+            is_body = node.label in _BODIES or (node is program and node.label != ERROR)
+            waiting.extend(reversed(node.children if is_body else _pieces(node, apart, text)))
+        elif found and _is_mark(node):  # a closing brace, a semicolon: belongs to the statement before
+            before = found.pop()
+            found.append(Tree(before.label, before.start, node.end, (before, node)))
+        else:
+            found.append(node)
+    return found
+
+
+def _taken_apart(program: Tree, text: str) -> set[int]:
+    """ids of the nodes that are no single statement.
+
+    The program, bodies, errors of several lines in them (and in such errors), and all that holds one of these.
+    """
+    nodes = program.nodes()
+    apart = {id(program)}
+    for node in nodes:  # each before its children, so that errors in errors are found
+        if id(node) in apart or node.label in _BODIES:
+            errors = [child for child in node.children if child.label == ERROR and child.children]
+            apart.update(id(error) for error in errors if "\n" in text[error.start : error.end])
+    for node in reversed(nodes):  # each after its children
+        if node.children and (node.label in _BODIES or any(id(child) in apart for child in node.children)):
+            apart.add(id(node))
+    return apart
+
+
+def _pieces(node: Tree, apart: set[int], text: str) -> list[Tree]:
+    """The children that are taken apart further, and runs of the others between them; a line of an error is a run."""
+    runs: list[list[Tree]] = []
+    for child in node.children:
+        last = runs[-1][-1] if runs else None
+        if last is None or id(child) in apart or id(last) in apart:
+            runs.append([child])
+        elif node.label == ERROR and "\n" in text[last.end : child.start]:
+            runs.append([child])
+        else:
+            runs[-1].append(child)
+    return [run[0] if id(run[0]) in apart else Tree(node.label, run[0].start, run[-1].end, tuple(run)) for run in runs]
+
+
+def _is_mark(node: Tree) -> bool:
+    """Whether a statement is nothing but marks. A node of the grammar without a name is labelled by what it says."""
+    return all(leaf.label and not any(char.isalnum() for char in leaf.label) for leaf in node.leaves())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.script import add_flags, flag, run_script
-from dschat.data.formats.registry import compared_set
-from dschat.evaluation.pairs.sampling import sample_file
+from dschat.data.hub import compared_set
+from dschat.evaluation.pairs import sample_file
 
 
 @dataclass

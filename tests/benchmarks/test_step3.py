@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.scoring.reward_model import RewardModelScores
-from dschat.trainers.ppo.trainer import PPOModels
+from dschat.trainers.ppo_models import PPOModels
 from factories import (
     engine_of,
     frozen_engine_of,
@@ -79,7 +79,7 @@ def test_profile(modules: None, group: None, tokenizer: Any, tmp_path: Path) -> 
         frozen_engine_of(make_causal_lm()),
         engine_of(make_classifier(), 4),
         RewardModelScores(frozen_engine_of(make_classifier()), 4),
-        CompactingEngine(4),
+        ContinuousEngine(4),
     )
     prompts = [make_prompt(random_ids(3, i), f"p{i}", i) for i in range(4)]
     trainer = ppo_trainer_of(models, prompts, [], tokenizer, ppo_config(tmp_path / "run", **SIZES))

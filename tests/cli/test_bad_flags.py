@@ -12,8 +12,7 @@ from cli_runs import (
     message_of,
 )
 from dschat.config.ppo import PPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.main import run_main
 
 CONFIGS = {"sft": SFTConfig, "reward": RewardConfig, "ppo": PPOConfig}

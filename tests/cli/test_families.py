@@ -108,7 +108,7 @@ def plain_score(model: Any, ids: Sequence[int]) -> float:
 def examples_of(folder: Path, rows: Sequence[Text]) -> tuple[Any, list[Any], list[Any]]:
     """The tokenizer of a saved folder, and step 1's and step 2's examples of rows."""
     from dschat.data.examples import pair_examples, sft_examples
-    from dschat.data.formats.rows import Row
+    from dschat.data.rows import Row
     from dschat.models.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(str(folder), "--m")

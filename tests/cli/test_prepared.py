@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mains on a prepared folder, and on data from the cache: the losses of the source itself, bit for bit."""
+"""The mains on published sets, a prepared folder and the cache: there the losses of the source itself, bit for bit."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from cached_runs import cache_from_the_first_byte
-from cli_runs import message_of, run_forked, training_rows, write_jsonl
+from cli_runs import run_forked, run_process, training_rows
+from data_fixtures import write_all
 from dschat.data.__main__ import main
 
 KEEP_ALL = ["--minimum_response_length", "0", "--validation_percentage", "0"]
@@ -23,7 +25,7 @@ def run_cached(step, flags, tmp_path):
 
 
 def test_step_1(run, sft_flags, inputs, tmp_path):
-    """As from the source; a tokenizer of another model is refused."""
+    """As from the source."""
     source, model = sft_flags["data_path"], sft_flags["model_name_or_path"]
     run("sft", sft_flags | {"output_dir": tmp_path / "plain"}).expect(0)
     folder = prepare(source, model, tmp_path / "prepared", "--data_split", "1,0,0")
@@ -31,9 +33,6 @@ def test_step_1(run, sft_flags, inputs, tmp_path):
     assert "prepared and holds its own splits: --data_split does not cut it" in result.stderr
     losses = [[row["loss/sft"] for row in training_rows(tmp_path / name)] for name in ("plain", "from_folder")]
     assert losses[0] == losses[1] and len(losses[0]) == 4
-    write_jsonl(tmp_path / "more.jsonl", [{"prompt": "a", "chosen": "b"}])
-    both = [folder, tmp_path / "more.jsonl"]
-    message_of(run("sft", sft_flags | {"data_path": both, "output_dir": tmp_path / "both"}), "data of one kind")
 
 
 def test_a_second_run_reads_the_cache(run, sft_flags, tmp_path, monkeypatch):
@@ -58,3 +57,20 @@ def test_step_3(run, ppo_flags, sft, tmp_path):
     plain, cached = (training_rows(tmp_path / name) for name in ("plain", "cached"))
     assert [row["objective/scores"] for row in plain] == [row["objective/scores"] for row in cached]
     assert len(training_rows(tmp_path / "folder")) > 0
+
+
+def test_step_1_on_four_sets_at_once(sft_flags, tmp_path):
+    write_all(tmp_path / "copies", rows=20, eval_rows=6)
+    names = ["openai/summarize_from_feedback", "hh-rlhf", "webgpt", "apps"]
+    flags = sft_flags | {"data_path": names, "max_seq_len": 400, "output_dir": tmp_path / "out"}
+    run_process("sft", flags, MA_RLHF_DATA=str(tmp_path / "copies")).expect(0)
+    data = json.loads((tmp_path / "out" / "run.json").read_text())["data"]
+    assert [(source["name"], source["train"], source["eval"]) for source in data["sources"]] == [
+        ("tldr", 20, 6),
+        ("hh", 20, 6),
+        ("webgpt", 19, 1),
+        ("apps", 20, 6),
+    ]
+    # rows 1 and 4 of both files of apps
+    assert data["dropped"] == {"train": {"no reference solution": 2}, "eval": {"no reference solution": 2}}
+    assert len(data["sha256"]) == 7 and "hub" not in data["sources"][0]

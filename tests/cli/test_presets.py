@@ -212,7 +212,7 @@ def test_each_step_finds_what_the_one_before_wrote(script, tmp_path, monkeypatch
         assert config.actor_model_name_or_path == str(models / "sft")
         reward = None if run["data"] == APPS else str(models / "reward")
         assert config.reward_model_name_or_path == reward
-        assert config.critic_model_name_or_path == (reward if config.has_critic else None)
+        assert config.critic_model_name_or_path == (reward if config.needs.critic else None)
         assert config.reward_source == ("programs" if run["data"] == APPS else None)
         assert config.output_dir == str(models / f"ppo{variant.replace('_', '-')}")
     else:

@@ -3,40 +3,40 @@
 
 import json
 import os
+import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cli_runs import TRAINING, evaluation_rows, read_jsonl, run_command
+from cli_runs import TRAINING, Result, evaluation_rows, read_jsonl, run_command
 from dschat.scoring.programs.levels import weakness
 
 
-class Tags(HTMLParser):
-    """Counts elements."""
+def run_small(script: str, folder: Path, *flags: object, **variables: str) -> Result:
+    """Runs an example of the quickstart."""
+    command = [sys.executable, TRAINING / "quickstart" / script, "--small", "--output_dir", folder, *flags]
+    result = run_command(command, **variables).expect(0)
+    assert "Traceback" not in result.stdout + result.stderr
+    return result
 
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.count: dict[str, int] = {}
-        self.links: list[str] = []
-        self.feed(html)
 
-    def handle_starttag(self, tag, attrs):
-        self.count[tag] = self.count.get(tag, 0) + 1
-        self.links += [value for name, value in attrs if name in ("src", "href") and value]
+def config_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "train_config.json").read_text())
+
+
+def record_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "run.json").read_text())
 
 
 def test_small(tmp_path):
     folder = tmp_path / "quick"
-    command = [sys.executable, TRAINING / "quickstart" / "main.py", "--small", "--output_dir", folder]
-    result = run_command(command).expect(0)
-    assert "Traceback" not in result.stdout + result.stderr
+    result = run_small("main.py", folder, "--seed", 1234)
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "report.html").read_text(encoding="utf-8")
-    tags = Tags(page)
-    assert tags.count["table"] >= 1 and tags.count["html"] == 1
-    assert not [link for link in tags.links if link.startswith(("http:", "https:", "//"))], "it opens without network"
+    assert page.count("<table") >= 1 and page.count("<html") == 1
+    assert not re.search(r"""(src|href)=["']?(https?:|//)""", page), "it opens without network"
     for name in ("SFT", "PPO (n = 1)", "MA-PPO (n = 5)", "PPO, λ = .99", "updates to where PPO (n = 1) ends"):
         assert name in page and name in result.stdout
     for step in ("step1_supervised_finetuning", "step2_reward_model_finetuning", "step3_rlhf_finetuning"):
@@ -53,7 +53,7 @@ def test_small(tmp_path):
     runs = {"step3-ppo": (1, 0.95), "step3-ma-ppo": (5, 0.95), "step3-ppo-99": (1, 0.99)}
     before = {}
     for name, (ngram, lam) in runs.items():
-        config = json.loads((folder / name / "train_config.json").read_text())
+        config = config_of(folder / name)
         assert (config["termination_condition"], config["ngram"], config["lam"]) == ("fixed", ngram, lam)
         assert config["critic_model_name_or_path"].endswith("step1-sft") and config["whiten_advantages"]
         rows = evaluation_rows(folder / name)
@@ -63,13 +63,7 @@ def test_small(tmp_path):
         assert all(0 <= sample["gold_scores"] <= 1 for sample in last)
         assert f"{rows[-1]['eval/gold_scores']:.3f}" in page, "the table shows the last evaluation"
     assert all(row == before["step3-ppo"] for row in before.values()), "all start from the same model and prompts"
-    seeds = {json.loads((folder / name / "run.json").read_text())["seeds"]["seed"] for name in runs}
-    assert seeds == {1234}
-
-
-def test_help():
-    result = run_command([sys.executable, TRAINING / "quickstart" / "main.py", "--help"]).expect(0)
-    assert all(flag in result.stdout for flag in ("--output_dir", "--seed", "--small"))
+    assert {record_of(folder / name)["seeds"]["seed"] for name in runs} == {1234}
 
 
 @pytest.mark.slow
@@ -78,18 +72,15 @@ def test_two_processes_that_shard_everything(tmp_path):
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     folder = tmp_path / "quick"
-    command = [sys.executable, TRAINING / "quickstart" / "main.py", "--small", "--output_dir", folder]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    result = run_command([*command, "--num_gpus", 2, "--zero_stage", 3], PATH=path, DS_ACCELERATOR="cpu").expect(0)
-    assert "2 processes" in result.stderr + result.stdout and "Traceback" not in result.stderr
+    result = run_small("main.py", folder, "--num_gpus", 2, "--zero_stage", 3, PATH=path, DS_ACCELERATOR="cpu")
+    assert "2 processes" in result.stderr + result.stdout
     for name in ("step3-ppo", "step3-ma-ppo"):
-        config = json.loads((folder / name / "train_config.json").read_text())
+        config = config_of(folder / name)
         assert (config["actor_zero_stage"], config["critic_zero_stage"]) == (3, 3)
-        assert json.loads((folder / name / "run.json").read_text())["batches"]["world_size"] == 2
-        assert all(
-            weight.isfinite().all()
-            for weight in AutoModelForCausalLM.from_pretrained(folder / name / "actor").parameters()
-        )
+        assert record_of(folder / name)["batches"]["world_size"] == 2
+        weights = AutoModelForCausalLM.from_pretrained(folder / name / "actor").parameters()
+        assert all(weight.isfinite().all() for weight in weights)
     AutoModelForSequenceClassification.from_pretrained(folder / "step2-reward")
 
 
@@ -98,9 +89,7 @@ def test_two_processes_that_shard_everything(tmp_path):
 @pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces"))
 def test_programs_small(tmp_path):
     folder = tmp_path / "programs"
-    command = [sys.executable, TRAINING / "quickstart" / "programs.py", "--small", "--output_dir", folder]
-    result = run_command(command).expect(0)
-    assert "Traceback" not in result.stdout + result.stderr
+    result = run_small("programs.py", folder)
     assert "pass@1, %" in result.stdout and "pass@5, %" in (folder / "pass-at-k.txt").read_text()
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "MA-PPO (n = 10)" in page and "pass@5" in page
@@ -111,9 +100,7 @@ def test_programs_small(tmp_path):
 @pytest.mark.slow
 def test_learners_small(tmp_path):
     folder = tmp_path / "learners"
-    command = [sys.executable, TRAINING / "quickstart" / "learners.py", "--small", "--output_dir", folder]
-    result = run_command(command).expect(0)
-    assert "Traceback" not in result.stdout + result.stderr
+    result = run_small("learners.py", folder)
     page = (folder / "README.md").read_text(encoding="utf-8")
     for name in ("SFT", "DPO", "RLOO, K = 4", "PPO, n = 1", "MA-PPO, n = 5", "best of 16 of SFT"):
         assert f"| {name} " in page and name in result.stdout
@@ -121,10 +108,30 @@ def test_learners_small(tmp_path):
     assert "published" not in page, "the published rates are of other dialogues"
     for picture in ("gold-against-kl.png", "dialogues/win-rates.png"):
         assert f"({picture})" in page and (folder / picture).read_bytes().startswith(b"\x89PNG")
-    config = json.loads((folder / "rloo" / "train_config.json").read_text())
+    config = config_of(folder / "rloo")
     assert (config["advantage_estimator"], config["samples_per_prompt"]) == ("rloo", 4)
     assert not (folder / "rloo" / "critic").exists() and (folder / "ma-ppo" / "critic").exists()
-    updates = {
-        json.loads((folder / name / "run.json").read_text())["batches"]["total_updates"] for name in ("rloo", "ppo")
-    }
+    updates = {record_of(folder / name)["batches"]["total_updates"] for name in ("rloo", "ppo")}
     assert len(updates) == 1, "RLOO draws as many responses as PPO"
+
+
+def test_the_table_of_losses_by_hand():
+    """Accuracies of 0.5 and 0.7 have the mean 0.6 and, of two, the standard error 0.1."""
+    code = (
+        "from reward_losses import table\n"
+        "print(table({'end': [{'eval/accuracy': 0.5}, {'eval/accuracy': 0.7}],"
+        " 'average': [{'eval/accuracy': 0.5, 'eval/end_accuracy': 0.25, 'eval/mean_accuracy': 0.75}]}))"
+    )
+    done = run_command([sys.executable, "-c", code], cwd=TRAINING / "quickstart").expect(0)
+    assert done.stdout.splitlines()[2:] == [
+        "| `end` |  | 60.0 ± 10.0 % | 60.0 ± 10.0 % |",
+        "| `average` | 75.0 % | 50.0 % | 25.0 % |",
+    ]
+
+
+@pytest.mark.slow
+def test_reward_losses_small(tmp_path):
+    result = run_small("reward_losses.py", tmp_path / "out", "--seeds", "1")
+    table = (tmp_path / "out" / "reward-losses.md").read_text(encoding="utf-8")
+    assert table.strip() in result.stdout and "27 held-out pairs" in result.stdout
+    assert [row.split("`")[1] for row in table.splitlines()[2:]] == ["end", "last_token", "per_sample", "average"]

@@ -2,19 +2,17 @@
 """REFUEL from prompts to a trained policy with the documented commands, and again where each was killed."""
 
 import json
-import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_runs import check_names, environment, evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
+from cli_runs import check_names, evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
 from closeness import UPDATE, near
 from dialogue_cases import chat_tokenizer
 from factories import make_causal_lm, make_tokenizer, save_folder
+from kills import kill_when, rows_kept
 from launches import launch
 from real_size import as_large_as
 from refuel_cases import REFUEL, command, forked, make_models, make_prompts, script, small_pairs
@@ -84,23 +82,6 @@ def read_parquet(file: Path) -> list[dict[str, Any]]:
     return parquet.read_table(file).to_pylist()
 
 
-def killed(name: str, flags: dict[str, Any], cwd: Path, now: Callable[[], bool]) -> None:
-    """Starts a script and kills it as soon as something is so."""
-    process = subprocess.Popen(
-        command(name, flags), cwd=cwd, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while not now() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it ended before it was killed"
-
-
-def rows_kept(file: Path) -> int:
-    """Rows of a journal."""
-    return len(file.read_text().splitlines()) - 1 if file.exists() else 0
-
-
 @pytest.mark.slow
 def test_after_a_kill_in_each_step_the_same_command_comes_to_the_same_bytes(place):
     make_prompts(place, 72)
@@ -114,7 +95,7 @@ def test_after_a_kill_in_each_step_the_same_command_comes_to_the_same_bytes(plac
         ("refuel", train, Path("out"), lambda: (place / "out" / "checkpoints" / "step-5").exists()),
     ]
     for name, flags, folder, now in steps:
-        killed(name, flags, place, now)
+        kill_when(command(name, flags), now, place)
         script(name, flags, place).expect(0)
         whole = place / f"whole-{name}"
         flags = flags | ({"output_dir": str(whole)} if name != "generate" else {"output_dir": str(place / "work3")})

@@ -27,7 +27,7 @@ from closeness import UPDATE, near
 from dialogue_cases import dialogue
 from dschat.common.glossary import KL
 from dschat.config.parse import parse
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from factories import make_classifier
 from real_size import as_large_as
 from script_runs import RECORDER

@@ -11,7 +11,7 @@ import pytest
 from dschat.common.glossary import BEST, HEADLINES, METRICS, RUNS, metrics_of, page
 from dschat.config.rewards import METRIC_NAMES
 from dschat.run_report.data import EVAL_NAMES
-from dschat.trainers.ppo import alarms
+from dschat.trainers import alarms
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ROOT / "applications" / "DeepSpeed-Chat"

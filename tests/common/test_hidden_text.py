@@ -3,7 +3,7 @@
 
 import pytest
 
-from dschat.common.hidden_text import for_reading, visible, wrapped
+from dschat.common.display import for_reading, visible, wrapped
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from dschat.common.display import markdown_table, text_table
 from dschat.common.statistics import (
     Estimate,
     MeanInterval,
@@ -22,7 +23,6 @@ from dschat.common.statistics import (
     wilson,
     win_rates,
 )
-from dschat.common.tables import markdown_table, text_table
 
 Z = 1.959963984540054  # 97.5 % of a normal distribution
 

@@ -133,15 +133,20 @@ MAKE = "def make(model):\n    assert model in (None, 'mine')\n    return Words()
 PARSER = f"import re\n{inspect.getsource(Words)}\n{MAKE}"
 
 
+def parser_condition(file, source, **flags):
+    """The condition of a user's parser."""
+    file.write_text(source)
+    config = ppo_config(file.parent, termination_condition="parsing", parser=f"{file}:make", **flags)
+    return condition_of(config, make_tokenizer())
+
+
 def parsing_case(tmp_path, text, **flags):
     """The condition of a user's parser and a trajectory of one response, its text and EOS."""
-    file = tmp_path / "parser.py"
-    file.write_text(PARSER)
-    config = ppo_config(tmp_path, termination_condition="parsing", parser=f"{file}:make", **flags)
     tokenizer = make_tokenizer()
     rollout = make_rollout([([5], [*tokenizer.encode(text), EOS]), ([5], [EOS])], right=2)
     blank = torch.zeros_like(rollout.response_mask, dtype=torch.float)
-    return condition_of(config, tokenizer), Trajectory(rollout, blank, blank, blank, torch.zeros(2))
+    trajectory = Trajectory(rollout, blank, blank, blank, torch.zeros(2))
+    return parser_condition(tmp_path / "parser.py", PARSER, **flags), trajectory
 
 
 def test_parsing_by_a_users_parser(tmp_path):
@@ -164,27 +169,21 @@ def test_parsing_does_not_depend_on_the_prompt_or_the_other_rows(tmp_path):
 
 
 def test_a_parser_that_fails_falls_back_and_says_so(tmp_path, caplog):
-    condition, trajectory = parsing_case(tmp_path, "the quick. a cat")
-    file = tmp_path / "failing_parser.py"
-    whole = (tmp_path / "parser.py").read_text()
-    file.write_text(whole.replace("return [Tree", "raise RuntimeError('no'); return [Tree"))
-    config = ppo_config(tmp_path, termination_condition="parsing", parser=f"{file}:make")
-    found = condition_of(config, make_tokenizer())(trajectory, 0)
+    _, trajectory = parsing_case(tmp_path, "the quick. a cat")
+    failing = PARSER.replace("return [Tree", "raise RuntimeError('no'); return [Tree")
+    found = parser_condition(tmp_path / "failing_parser.py", failing)(trajectory, 0)
     assert (found.totals["parsing/sentences"], found.totals["parsing/fell_back"]) == (2, 2)
     assert torch.equal(found.ends.any(1), trajectory.response_mask.any(1))
     assert "RuntimeError: no" in caplog.text
 
 
 def test_a_parser_of_a_wrong_kind(tmp_path):
-    file = tmp_path / "parser.py"
-    file.write_text("def make(model):\n    return 3\n")
-    config = ppo_config(tmp_path, termination_condition="parsing", parser=f"{file}:make")
     with pytest.raises(UserError, match="--parser .*parser.py:make: .* lacks name, version, unit, parse"):
-        condition_of(config, make_tokenizer())
+        parser_condition(tmp_path / "parser.py", "def make(model):\n    return 3\n")
 
 
 def test_the_package_of_parsers_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "constituent_treelib.backends", None)
+    monkeypatch.setitem(sys.modules, "constituent_treelib.parsing", None)
     config = ppo_config(tmp_path, termination_condition="parsing", parser="chunker")
     with pytest.raises(UserError, match="--parser chunker: .* not installed .*cd Constituent-Treelib && pip"):
         condition_of(config, make_tokenizer())

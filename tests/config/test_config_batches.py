@@ -5,8 +5,7 @@ import pytest
 
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.errors import UserError
 
 

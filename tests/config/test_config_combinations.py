@@ -5,8 +5,7 @@ import pytest
 
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.errors import UserError
 
 COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]
@@ -86,7 +85,7 @@ def test_losses_that_leave_the_score_of_step_3_untrained_warn(loss, caplog):
 
 
 def test_the_parsers_are_those_of_the_package():
-    from constituent_treelib.backends import NAMES
+    from constituent_treelib.parsing import NAMES
     from dschat.config.macro_actions import PARSERS
 
     assert PARSERS == NAMES

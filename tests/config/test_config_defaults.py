@@ -3,19 +3,27 @@
 
 import dataclasses
 import math
+import re
+from pathlib import Path
 
 import pytest
 
-from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelConfig
-from dschat.config.refuel_online import RefuelOnlineConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.config.rules import flags_on_resume
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 
 COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]
 SFT = [*COMMON, "--model_name_or_path", "m"]
+FAMILIES = {
+    SFTConfig: "sft",
+    RewardConfig: "reward",
+    DPOConfig: "dpo",
+    RefuelConfig: "refuel",
+    RefuelOnlineConfig: "online",
+    PPOConfig: "ppo",
+}
 PPO = [*COMMON, "--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"]
 
 
@@ -27,80 +35,35 @@ def empty_folder(tmp_path, monkeypatch):
     (tmp_path / "score.py").write_text("def f(prompts, responses, rows): ...\n")
 
 
-def test_defaults_of_step_1():
-    config = parse(SFTConfig, SFT)
-    assert dataclasses.asdict(config) == {
-        "data_path": ["rows.jsonl"],
-        "data_split": "2,4,4",
-        "prompt_key": "prompt",
-        "chosen_key": "chosen",
-        "rejected_key": "rejected",
-        "response_key": "response",
-        "messages_key": "messages",
-        "end_of_conversation_token": None,
-        "output_dir": "out",
-        "overwrite_output_dir": False,
-        "save_steps": 0,
-        "save_total_limit": 2,
-        "save_models": 0,
-        "resume_from_checkpoint": None,
-        "eval_interval": 0,
-        "eval_iters": 100,
-        "enable_tensorboard": False,
-        "tensorboard_path": "out/tensorboard",
-        "report_to": [],
-        "push_to_hub": None,
-        "seed": 1234,
-        "num_train_epochs": 1,
-        "ddp_timeout": 1800,
-        "gradient_accumulation_steps": None,
-        "global_batch_size": None,
-        "lr_scheduler_type": "cosine",
-        "num_warmup_steps": 0,
-        "warmup_ratio": None,
-        "gradient_clipping": 1.0,
-        "on_nonfinite": "stop",
-        "dtype": None,
-        "bf16": False,
-        "attn_implementation": "sdpa",
-        "zero_stage": 0,
-        "offload": False,
-        "finetune_mode": None,
-        "lora_dim": 0,
-        "lora_module_name": None,
-        "lora_alpha": None,
-        "lora_dropout": 0.0,
-        "merge_lora": True,
-        "self_checks": True,
-        "deepspeed": False,
-        "deepspeed_config": None,
-        "local_rank": -1,
-        "model_name_or_path": "m",
-        "max_seq_len": 1024,
-        "per_device_train_batch_size": 16,
-        "per_device_eval_batch_size": 16,
-        "gradient_checkpointing": False,
-        "learning_rate": 2e-5,
-        "weight_decay": 0.01,
-        "sft_on_prompt": False,
-        "label_smoothing": 0.0,
-        "train_on": "last",
-        "packing": False,
-    }
+def declared(field) -> str:
+    """A flag's default and further spellings."""
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    shown = "required" if default is dataclasses.MISSING else repr(default)
+    return " ".join([shown, *field.metadata["aliases"]])
 
 
-def test_defaults_of_step_2_differ_in_rate_and_decay():
-    config = parse(RewardConfig, SFT)
-    assert (config.learning_rate, config.weight_decay, config.lr_scheduler_type) == (1e-5, 0.1, "cosine")
-    assert not hasattr(config, "sft_on_prompt")
-    assert (config.reward_loss, config.margin_key, config.center_rewards_coefficient) == ("end", None, 0.0)
-    assert not config.reward_gain
+def test_the_table_of_flags_and_defaults():
+    """flags.txt: each flag's default, and where a step has another one; a change of it is a change for every user."""
+    found = {}
+    for config_class in FAMILIES:
+        for field in dataclasses.fields(config_class):
+            found.setdefault(field.name, {}).setdefault(declared(field), []).append(FAMILIES[config_class])
+    lines = []
+    for name, defaults in sorted(found.items()):
+        lines += [f"{name}: {default} ({' '.join(steps)})" for default, steps in defaults.items()]
+    assert lines == (Path(__file__).parent / "flags.txt").read_text(encoding="utf-8").splitlines()
 
 
-def test_defaults_of_dpo():
-    config = parse(DPOConfig, SFT)
-    assert (config.learning_rate, config.weight_decay, config.lr_scheduler_type) == (5e-7, 0.1, "cosine")
-    assert (config.beta, config.label_smoothing, config.reference_free, config.step) == (0.1, 0.0, False, 2)
+def test_what_a_resume_may_change_is_what_the_document_says():
+    text = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text(encoding="utf-8")
+    section = text.split("## What may change between two parts of a run")[1].split("Everything else")[0]
+    free, shares = section.split("On another\nnumber of processes")
+    kinds = {"free": set(), "share": set()}
+    for config_class in FAMILIES:
+        for kind, names in kinds.items():
+            names |= flags_on_resume(config_class, kind)
+    assert set(re.findall(r"`--(\w+)`", free)) == kinds["free"] | {"reward_url"}
+    assert set(re.findall(r"`--(\w+)`", shares)) == kinds["share"]
 
 
 def test_defaults_of_refuel_are_the_published_run():
@@ -125,113 +88,8 @@ def test_what_follows_from_refuels_flags():
     assert parse(RefuelConfig, [*SFT, "--total_episodes", "3"]).total_updates(7, 10) == 1
 
 
-def test_defaults_of_step_3():
-    config = parse(PPOConfig, PPO)
-    expected = {
-        "lr_scheduler_type": "linear",
-        "reward_function": None,
-        "reward_url": None,
-        "reward_weights": None,
-        "on_reward_error": "stop",
-        "rm_template": False,
-        "reward_batch": 64,
-        "reward_timeout": 60.0,
-        "reward_patience": 300.0,
-        "metric_function": None,
-        "reward_source": None,
-        "program_reward": "paper",
-        "sandbox_level": "namespaces",
-        "sandbox_workers": 4,
-        "max_tests": None,
-        "drop_unsolvable": False,
-        "per_device_generation_batch_size": 16,
-        "generation_batches": 1,
-        "samples_per_prompt": 1,
-        "advantage_estimator": "gae",
-        "per_device_training_batch_size": 16,
-        "per_device_eval_batch_size": 16,
-        "ppo_epochs": 1,
-        "max_prompt_seq_len": 512,
-        "max_answer_seq_len": 512,
-        "actor_learning_rate": 1.5e-5,
-        "critic_learning_rate": 1.5e-5,
-        "actor_weight_decay": 0.1,
-        "critic_weight_decay": 0.1,
-        "kl_coef": 0.05,
-        "gamma": 1.0,
-        "lam": 0.95,
-        "cliprange": 0.2,
-        "cliprange_value": 0.2,
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "rollout_engine": "compacting",
-        "vllm_gpu_memory": 0.3,
-        "rollout_is_clip": None,
-        "clip_reward_value": None,
-        "missing_eos_penalty": None,
-        "termination_condition": "fixed",
-        "ngram": 5,
-        "repeat_times": 3,
-        "ngram_lengths": [2, 3, 5, 10],
-        "parsing_cutoff": 5,
-        "parser": "benepar",
-        "parser_model": None,
-        "parser_device": "cpu",
-        "ppl_mode": "chunk",
-        "value_function": "equal",
-        "macro_reward": "sum",
-        "isolate_last_token": False,
-        "policy_ratio": "token",
-        "whiten_advantages": False,
-        "normalize_advantages": None,
-        "share_base": False,
-        "normalize_scores": False,
-        "vf_coef": 1.0,
-        "kl_estimator": "k1",
-        "adaptive_kl_target": None,
-        "adaptive_kl_horizon": 10000,
-        "max_kl": None,
-        "kl_action": "warn",
-    }
-    assert {name: getattr(config, name) for name in expected} == expected
-
-
-def test_defaults_of_refuel_online():
-    config = parse(RefuelOnlineConfig, [*SFT, "--reward_model", "r"])
-    expected = {
-        "data_split": "0,0,1",
-        "lr_scheduler_type": "linear",
-        "offload": False,
-        "reward_function": None,
-        "trained_layers": 0,
-        "gradient_checkpointing": False,
-        "max_turns": 5,
-        "max_prompt_seq_len": 128,
-        "max_answer_seq_len": 512,
-        "max_seq_len": 4096,
-        "temperature": 1.0,
-        "rollout_engine": "compacting",
-        "total_episodes": None,
-        "per_device_train_batch_size": 1,
-        "per_device_generation_batch_size": 16,
-        "per_device_eval_batch_size": 4,
-        "eval_prompts": 512,
-        "eval_temperature": 0.0,
-        "print_sample_output_freq": None,
-        "eta": 1.0,
-        "noptepochs": 4,
-        "kl_coef": 0.05,
-        "adaptive_kl_target": None,
-        "adaptive_kl_horizon": 10000,
-        "penalty_reward_value": -10.0,
-        "whiten_rewards": False,
-        "learning_rate": 3e-7,
-        "weight_decay": 1e-6,
-        "adam_epsilon": 1e-8,
-    }
-    assert {name: getattr(config, name) for name in expected} == expected
-    plan = config.plan_batches(8)
+def test_a_round_of_refuel_is_one_batch():
+    plan = parse(RefuelOnlineConfig, [*SFT, "--reward_model", "r"]).plan_batches(8)
     assert (plan.global_batch, plan.global_rollout, plan.updates_per_rollout) == (8, 8, 4)
 
 

@@ -3,13 +3,10 @@
 
 import pytest
 
-from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelConfig
-from dschat.config.refuel_online import RefuelOnlineConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.errors import UserError
 
 COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]

@@ -9,23 +9,21 @@ import sys
 
 import pytest
 
-from dschat.config.dpo import DPOConfig
-from dschat.config.inert import INERT_FLAGS
-from dschat.config.parse import parse, to_json
+from dschat.config.parse import INERT_FLAGS, parse, to_json
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel_online import RefuelOnlineConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 
 
 @pytest.mark.parametrize(
     ("config_class", "module"),
     [
-        (SFTConfig, "sft"),
-        (RewardConfig, "reward"),
-        (DPOConfig, "dpo"),
+        (SFTConfig, "supervised"),
+        (RewardConfig, "supervised"),
+        (DPOConfig, "supervised"),
         (PPOConfig, "ppo"),
-        (RefuelOnlineConfig, "refuel_online"),
+        (RefuelConfig, "refuel"),
+        (RefuelOnlineConfig, "refuel"),
     ],
 )
 def test_help_is_complete_and_loads_neither_torch_nor_deepspeed(config_class, module):

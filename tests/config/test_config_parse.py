@@ -9,14 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dschat.config.dpo import DPOConfig
-from dschat.config.inert import INERT_FLAGS
-from dschat.config.parse import parse
+from dschat.config.parse import INERT_FLAGS, parse
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelConfig
-from dschat.config.refuel_online import RefuelOnlineConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 
 COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]
 REQUIRED = {
@@ -293,7 +289,7 @@ def places(tmp_path, monkeypatch):
     """Real files for the flags that name files; the tests run in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: object())  # as if vLLM were installed
+    monkeypatch.setattr("dschat.config.ppo.find_spec", lambda name: object())  # as if vLLM were installed
     (tmp_path / "score.py").write_text("def f(prompts, responses, rows):\n    raise SystemExit('executed')\n")
     (tmp_path / "ds.json").write_text('{"steps_per_print": 1}')
     return {"{module}": "score.py", "{json}": "ds.json"}
@@ -344,6 +340,12 @@ def test_documented_flags_are_accepted(config_class, places):
         given, expected = VALUES[config_class][name]
         arguments = [*REQUIRED[config_class], documented, *(_fill(part, places) for part in given)]
         assert getattr(parse(config_class, arguments), name) == _fill(expected, places), documented
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, RefuelOnlineConfig])
+def test_the_former_name_of_continuous_batching_is_accepted(config_class, places):
+    former = parse(config_class, [*REQUIRED[config_class], "--rollout_engine", "compacting"])
+    assert former == parse(config_class, REQUIRED[config_class]) and former.rollout_engine == "continuous"
 
 
 def test_other_spellings(places):

@@ -4,7 +4,7 @@
 import pytest
 
 from dschat.config.parse import parse
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.errors import UserError
 
 WORDS = ["--data_path", "rows.jsonl", "--output_dir", "out", "--base_model", "m"]

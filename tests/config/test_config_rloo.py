@@ -84,7 +84,7 @@ def test_sound_combinations_are_silent(flags, caplog):
 @pytest.mark.parametrize("source", [["--reward_function", "score.py:f"], ["--reward_source", "programs"]])
 def test_other_sources_of_the_score(source):
     config = parse(PPOConfig, [*RLOO, *source])
-    assert not config.has_critic and config.model_paths == ["a"]
+    assert not config.needs.critic and config.model_paths == ["a"]
 
 
 def test_credit_is_never_late_without_a_critic():
@@ -93,7 +93,7 @@ def test_credit_is_never_late_without_a_critic():
             PPOConfig, [*words, "--global_batch_size", str(16 * parse(PPOConfig, words).samples_per_prompt)]
         )
         plan = config.plan_batches(1)
-        assert plan.updates_per_rollout == 1 and config.credit_is_late(plan) is late
+        assert plan.updates_per_rollout == 1 and config.credit_is_fused(plan) is late
 
 
 def test_updates_count_responses():

@@ -6,12 +6,10 @@ import os
 
 import pytest
 
-from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.config.refuel import RefuelConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.errors import UserError
 
 COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]
@@ -45,7 +43,7 @@ def empty_folder(tmp_path, monkeypatch):
     """Each test runs in a folder of its own that holds the files the flags name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: None)  # vLLM is not installed
+    monkeypatch.setattr("dschat.config.ppo.find_spec", lambda name: None)  # vLLM is not installed
     (tmp_path / "score.py").write_text(MODULE)
     (tmp_path / "star.py").write_text("from os.path import *\n")
     (tmp_path / "broken.py").write_text("def (:\n")

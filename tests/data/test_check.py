@@ -7,34 +7,24 @@ import subprocess
 import sys
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
+from cli_runs import write_jsonl
+from data_cases import word_tokenizer
 from data_fixtures import write_set
 from dschat.data.__main__ import main
-from dschat.data.formats.rows import DataKeys
-from dschat.data.inspect.check import check_report, describe_columns
-from dschat.data.inspect.histogram import bin_width, summary, text_histogram
-from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.steps import Settings
+from dschat.data.check import bin_width, check_report, describe_columns, summary, text_histogram
+from dschat.data.preview import Settings, preview_report
+from dschat.data.rows import DataKeys
 from dschat.errors import UserError
-from factories import put_before_texts
-
-WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e"]
 
 
 @pytest.fixture(scope="module")
 def words():
-    """One token per word of WORDS; anything else is e."""
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="e"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    put_before_texts(backend, "<s>")
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    return word_tokenizer()
 
 
 def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+    return str(write_jsonl(path, rows))
 
 
 def check(path, data_split="2,4,4", **settings):
@@ -67,11 +57,7 @@ def test_bin_width(largest, width):
 
 def test_histogram():
     # width 5: 10-14 holds four, 15-19 none, 20-24 one of four: a quarter of forty marks
-    assert text_histogram([10, 11, 14, 14, 24]) == [
-        "10 - 14  4 " + "#" * 40,
-        "15 - 19  0",
-        "20 - 24  1 " + "#" * 10,
-    ]
+    assert text_histogram([10, 11, 14, 14, 24]) == ["10 - 14  4 " + "#" * 40, "15 - 19  0", "20 - 24  1 " + "#" * 10]
     assert text_histogram([3]) == ["3 - 3  1 " + "#" * 40]
     many = text_histogram([0] * 1000 + [1])
     assert many[1] == "1 - 1     1 #"  # a bar is never empty where there is something
@@ -382,15 +368,7 @@ def test_command_with_bad_input(tmp_path, capsys, caplog, offline):
         assert message.startswith("error: ") and all(word in message for word in words)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["look", "x"],
-        ["check"],
-        ["preview", "x", "--step", "4"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [[], ["look", "x"], ["check"], ["preview", "x", "--step", "4"]])
 def test_command_usage(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)

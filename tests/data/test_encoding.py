@@ -5,8 +5,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
+from data_cases import talk_row, text_row
+from dialogue_cases import dialogue
 from dschat.data.encoding import decode_response, encode_prompts, encode_responses, prompt_text
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from factories import put_before_texts
 
@@ -130,16 +132,6 @@ def encode_response(tokenizer, text: str) -> list[int]:
     return ids
 
 
-def text_row(prompt: str) -> Row:
-    return Row(prompt, None, None, None, {}, "rows.jsonl:3")
-
-
-def talk_row(*messages: str) -> Row:
-    roles = ("user", "assistant")
-    talk = [{"role": roles[i % 2], "content": text} for i, text in enumerate(messages)]
-    return Row(None, talk, None, None, {}, "rows.jsonl:3")
-
-
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_sequences_decode_to_the_exact_text(name):
     tokenizer = TOKENIZERS[name]()
@@ -154,18 +146,15 @@ def test_sequences_decode_to_the_exact_text(name):
         assert decode_response(tokenizer, [*response_ids, tokenizer.eos_token_id, tokenizer.pad_token_id]) == response
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "bare"),
-    [
-        (wrap(unigram("always")), unigram("never")),
-        (wrap(unigram("first")), unigram("never")),
-        (wrap(llama()), llama(prepend=False)),
-    ],
-    ids=["metaspace always", "metaspace first", "llama"],
-)
-def test_responses_equal_a_tokenizer_made_without_prefix(tokenizer, bare):
-    for _, response in TEXTS:
-        assert encode_response(tokenizer, response) == bare.encode(response).ids
+def test_responses_equal_a_tokenizer_made_without_prefix():
+    for made, bare in (
+        (unigram("always"), unigram("never")),
+        (unigram("first"), unigram("never")),
+        (llama(), llama(False)),
+    ):
+        tokenizer = wrap(made)
+        for _, response in TEXTS:
+            assert encode_response(tokenizer, response) == bare.encode(response).ids
 
 
 def test_llama_tokens_by_hand():
@@ -211,6 +200,7 @@ def test_truncation_and_padding_of_the_tokenizer_file_are_ignored():
 def test_no_bos_where_there_is_none():
     tokenizer = byte_level(bos_token=None)
     assert encode_prompt(tokenizer, text_row("cat")) == tokenizer.encode("cat", add_special_tokens=False)
+    assert encode_responses(tokenizer, []) == []
 
 
 def test_bos_stands_where_the_tokenizer_puts_one():
@@ -229,20 +219,8 @@ def test_added_tokens_are_seen_after_the_first_use():
     encode_response(tokenizer, "cat")
     tokenizer.add_tokens(["<end>"], special_tokens=True)
     end = tokenizer.convert_tokens_to_ids("<end>")
-    assert encode_response(tokenizer, "cat<end>cat") == [
-        tokenizer.convert_tokens_to_ids("cat"),
-        end,
-        tokenizer.convert_tokens_to_ids("cat"),
-    ]
-
-
-def test_many_texts_equal_one_by_one():
-    for tokenizer in (byte_level(), wrap(llama())):
-        texts = [f"cat {i} sat" for i in range(2500)]
-        many = encode_responses(tokenizer, texts)
-        assert len(many) == 2500
-        assert all(many[i] == encode_response(tokenizer, texts[i]) for i in (0, 999, 1000, 2000, 2499))
-    assert encode_responses(byte_level(), []) == []
+    cat = tokenizer.convert_tokens_to_ids("cat")
+    assert encode_response(tokenizer, "cat<end>cat") == [cat, end, cat]
 
 
 class GreedyTokenizer(CharacterTokenizer):
@@ -271,7 +249,7 @@ TEMPLATE = (
 def test_chat_template_gets_one_bos(head):
     tokenizer = byte_level()
     tokenizer.chat_template = head + TEMPLATE
-    ids = encode_prompt(tokenizer, talk_row("cat?", "mat.", "why?"))
+    ids = encode_prompt(tokenizer, talk_row(dialogue("cat?", "mat.", "why?")))
     assert ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
     assert tokenizer.decode(ids[1:]) == "user: cat?\nassistant: mat.\nuser: why?\nassistant:"
 
@@ -279,18 +257,15 @@ def test_chat_template_gets_one_bos(head):
 def test_conversations_and_prompts_mix():
     tokenizer = byte_level()
     tokenizer.chat_template = "{{ bos_token }}" + TEMPLATE
-    rows = [text_row("cat"), talk_row("cat")]
+    rows = [text_row("cat"), talk_row(dialogue("cat"))]
     assert encode_prompts(tokenizer, rows) == [encode_prompt(tokenizer, row) for row in rows]
     assert [prompt_text(tokenizer, row) for row in rows] == ["cat", "<s>user: cat\nassistant:"]
 
 
-def test_conversation_without_template():
-    with pytest.raises(UserError, match="rows.jsonl:3: .*no chat template. Use rows with a prompt and a response"):
-        encode_prompt(byte_level(), talk_row("cat"))
-
-
-def test_template_that_refuses():
+def test_conversation_without_template_and_one_that_refuses():
     tokenizer = byte_level()
+    with pytest.raises(UserError, match="rows.jsonl:1: .*no chat template. Use rows with a prompt and a response"):
+        encode_prompt(tokenizer, talk_row(dialogue("cat")))
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(UserError, match="rows.jsonl:3: .*refuses the messages .roles must alternate"):
-        encode_prompt(tokenizer, talk_row("cat"))
+    with pytest.raises(UserError, match="rows.jsonl:1: .*refuses the messages .roles must alternate"):
+        encode_prompt(tokenizer, talk_row(dialogue("cat")))

@@ -1,66 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cutting, dropping and counting, with one token per word and ids written out by hand."""
+"""Cutting, dropping and counting, with one token per word and ids written out by hand; pairs as DPO wants them."""
 
 import math
 from dataclasses import replace
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+import torch
 
+from data_cases import text_row, word_tokenizer
+from dschat.data.collate import collate_preferences
 from dschat.data.examples import (
     PairExample,
+    PreferenceExample,
     PromptExample,
     SFTExample,
     pair_examples,
+    preference_examples,
     prompt_examples,
     sft_examples,
 )
-from dschat.data.formats.rows import Row
 from dschat.errors import UserError
-from factories import put_before_texts
+from factories import make_tokenizer
 
-WORDS = ["<pad>", "<s>", "</s>", "a", "b", "c", "d", "e", "<end>"]  # ids 0 to 8
 EOS, END = 2, 8
 
 
-def make_tokenizer(bos: str | None = "<s>") -> PreTrainedTokenizerFast:
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="e"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    put_before_texts(backend, bos)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=bos, eos_token="</s>", pad_token="<pad>")
-
-
-def make_row(prompt: str, chosen: str | None = None, rejected: str | None = None, line: int = 1) -> Row:
-    return Row(prompt, None, chosen, rejected, {"line": line}, f"rows.jsonl:{line}")
-
-
 @pytest.mark.parametrize(
-    ("max_seq_len", "response"),
-    [(9, [5, 6, 7, 2]), (7, [5, 6, 7, 2]), (6, [5, 6, 7]), (5, [5, 6]), (4, [5])],
+    ("max_seq_len", "response"), [(9, [5, 6, 7, 2]), (7, [5, 6, 7, 2]), (6, [5, 6, 7]), (5, [5, 6]), (4, [5])]
 )
 def test_sft_cut(max_seq_len, response):
-    examples, dropped = sft_examples([make_row("a b", "c d e")], make_tokenizer(), max_seq_len, EOS)
+    examples, dropped = sft_examples([text_row("a b", "c d e")], word_tokenizer(), max_seq_len, EOS)
     assert examples == [SFTExample([1, 3, 4], response)]
     assert not dropped
 
 
 def test_sft_dropped_rows_are_counted():
-    rows = [make_row("a b", "c"), make_row("a", "b"), make_row("a b c d", "e"), make_row("a", "")]
-    examples, dropped = sft_examples(rows, make_tokenizer(), 3, EOS)
+    rows = [text_row("a b", "c"), text_row("a", "b"), text_row("a b c d", "e"), text_row("a", "")]
+    examples, dropped = sft_examples(rows, word_tokenizer(), 3, EOS)
     assert examples == [SFTExample([1, 3], [4]), SFTExample([1, 3], [2])]
     assert dropped == {"response cut to nothing": 2}
 
 
 def test_sft_end_of_conversation_token():
-    examples, _ = sft_examples([make_row("a", "b")], make_tokenizer(), 9, END)
+    examples, _ = sft_examples([text_row("a", "b")], word_tokenizer(), 9, END)
     assert examples == [SFTExample([1, 3], [4, 8])]
 
 
 def test_prompt_without_tokens():
-    rows = [make_row("", "b"), make_row("a", "b")]
-    assert sft_examples(rows, make_tokenizer(), 9, EOS)[0][0] == SFTExample([1], [4, 2])
-    tokenizer = make_tokenizer(bos=None)
+    rows = [text_row("", "b"), text_row("a", "b")]
+    assert sft_examples(rows, word_tokenizer(), 9, EOS)[0][0] == SFTExample([1], [4, 2])
+    tokenizer = word_tokenizer(bos=None)
     examples, dropped = sft_examples(rows, tokenizer, 9, EOS)
     assert examples == [SFTExample([3], [4, 2])]
     assert dropped == {"prompt without tokens": 1}
@@ -71,14 +60,14 @@ def test_prompt_without_tokens():
 
 def test_pairs_cut_and_dropped():
     rows = [
-        make_row("a", "b", "c"),  # 4 tokens each: whole
-        make_row("a", "b c d", "b c e"),  # cut to a b c: equal
-        make_row("a", "b", "b"),  # equal from the start
-        make_row("a", "b c", "b"),  # the longer one loses its EOS
-        make_row("a b c", "d", "e"),  # no room for a response
-        make_row("a", "b", ""),
+        text_row("a", "b", "c"),  # 4 tokens each: whole
+        text_row("a", "b c d", "b c e"),  # cut to a b c: equal
+        text_row("a", "b", "b"),  # equal from the start
+        text_row("a", "b c", "b"),  # the longer one loses its EOS
+        text_row("a b c", "d", "e"),  # no room for a response
+        text_row("a", "b", ""),
     ]
-    examples, dropped = pair_examples(rows, make_tokenizer(), 4, EOS)
+    examples, dropped = pair_examples(rows, word_tokenizer(), 4, EOS)
     assert examples == [
         PairExample([1, 3, 4, 2], [1, 3, 5, 2]),
         PairExample([1, 3, 4, 5], [1, 3, 4, 2]),
@@ -88,60 +77,83 @@ def test_pairs_cut_and_dropped():
 
 
 def test_margins_of_pairs():
-    rows = [make_row("a", "b", "c"), make_row("a", "b", "b"), make_row("a", "b", "d")]
+    rows = [text_row("a", "b", "c"), text_row("a", "b", "b"), text_row("a", "b", "d")]
     rows = [replace(row, extra={"gap": i}) for i, row in enumerate(rows)]
-    examples, _ = pair_examples(rows, make_tokenizer(), 9, EOS, margin_key="gap")
-    assert [example.margin for example in examples] == [0.0, 2.0]
-
-
-def test_a_margin_may_be_text_as_in_csv_files():
-    row = replace(make_row("a", "b", "c"), extra={"gap": "1.5"})
-    assert pair_examples([row], make_tokenizer(), 9, EOS, margin_key="gap")[0][0].margin == 1.5
+    rows.append(replace(rows[0], extra={"gap": "1.5"}))  # text, as in CSV files
+    examples, _ = pair_examples(rows, word_tokenizer(), 9, EOS, margin_key="gap")
+    assert [example.margin for example in examples] == [0.0, 2.0, 1.5]
 
 
 @pytest.mark.parametrize("margin", [-0.5, True, "much", "-1", "nan", None, math.nan, math.inf])
 def test_margins_that_are_none_are_refused(margin):
-    row = replace(make_row("a", "b", "c", line=7), extra={"gap": margin})
+    row = replace(text_row("a", "b", "c", line=7), extra={"gap": margin})
     with pytest.raises(UserError, match="rows.jsonl:7: --margin_key gap: the column holds .* a number of at least 0"):
-        pair_examples([row], make_tokenizer(), 9, EOS, margin_key="gap")
+        pair_examples([row], word_tokenizer(), 9, EOS, margin_key="gap")
     with pytest.raises(UserError, match="rows.jsonl:7: --margin_key other: the column is missing"):
-        pair_examples([row], make_tokenizer(), 9, EOS, margin_key="other")
+        pair_examples([row], word_tokenizer(), 9, EOS, margin_key="other")
 
 
 def test_prompts_are_dropped_never_cut():
-    rows = [make_row("a b c", line=1), make_row("a b", line=2), make_row("a", line=3)]
-    examples, dropped = prompt_examples(rows, make_tokenizer(), 3)
-    assert examples == [
-        PromptExample([1, 3, 4], "a b", rows[1], 1),
-        PromptExample([1, 3], "a", rows[2], 2),
-    ]
+    rows = [text_row("a b c", line=1), text_row("a b", line=2), text_row("a", line=3)]
+    examples, dropped = prompt_examples(rows, word_tokenizer(), 3)
+    assert examples == [PromptExample([1, 3, 4], "a b", rows[1], 1), PromptExample([1, 3], "a", rows[2], 2)]
     assert dropped == {"prompt too long": 1}
 
 
 def test_nothing_left():
-    tokenizer = make_tokenizer()
-    rows = [make_row("a b c", "d", "e"), make_row("a b", "d", "e")]
+    tokenizer = word_tokenizer()
+    rows = [text_row("a b c", "d", "e"), text_row("a b", "d", "e")]
     with pytest.raises(
         UserError, match="--max_prompt_seq_len 2: none of the 2 rows .*prompt too long: 2.*rows.jsonl:1"
     ):
         prompt_examples(rows, tokenizer, 2)
-    for build in (sft_examples, pair_examples):
+    for build in (sft_examples, pair_examples, preference_examples):
         with pytest.raises(UserError, match="--max_seq_len 3: none of the 2 rows .*response cut to nothing: 2"):
             build(rows, tokenizer, 3, EOS)
 
 
 def test_no_rows_no_examples():
-    tokenizer = make_tokenizer()
+    tokenizer = word_tokenizer()
     assert sft_examples([], tokenizer, 3, EOS) == ([], {})
     assert pair_examples([], tokenizer, 3, EOS) == ([], {})
     assert prompt_examples([], tokenizer, 3) == ([], {})
 
 
 def test_missing_responses_are_named():
-    tokenizer = make_tokenizer()
+    tokenizer = word_tokenizer()
     with pytest.raises(UserError, match="rows.jsonl:4: .*no response.* --chosen_key or --response_key"):
-        sft_examples([make_row("a", "b"), make_row("a", line=4)], tokenizer, 9, EOS)
+        sft_examples([text_row("a", "b"), text_row("a", line=4)], tokenizer, 9, EOS)
     with pytest.raises(UserError, match="rows.jsonl:4: .*no rejected response.* --rejected_key"):
-        pair_examples([make_row("a", "b", line=4)], tokenizer, 9, EOS)
+        pair_examples([text_row("a", "b", line=4)], tokenizer, 9, EOS)
+    with pytest.raises(UserError, match="rows.jsonl:4: .*no rejected response. DPO .*--rejected_key"):
+        preference_examples([text_row("a", "b", line=4)], tokenizer, 9, EOS)
     with pytest.raises(UserError, match="rows.jsonl:1: .*no chosen response.* --chosen_key"):
-        pair_examples([make_row("a", None, "b")], tokenizer, 9, EOS)
+        pair_examples([text_row("a", None, "b")], tokenizer, 9, EOS)
+
+
+def test_preferences_end_with_eos_and_are_cut_to_length() -> None:
+    tokenizer = make_tokenizer()
+    prompt = len(tokenizer("ab")["input_ids"])
+    (whole,), _ = preference_examples([text_row("ab", "cd", "e")], tokenizer, 64, EOS)
+    assert whole.chosen_ids[-1] == whole.rejected_ids[-1] == EOS
+    assert whole.prompt_ids == tokenizer("ab")["input_ids"]
+    assert len(whole) == prompt + len(whole.chosen_ids)
+    (cut,), _ = preference_examples([text_row("ab", "cd", "e")], tokenizer, prompt + 1, EOS)
+    assert cut.chosen_ids == whole.chosen_ids[:1] and cut.rejected_ids == whole.rejected_ids[:1]
+
+
+def test_preferences_that_are_dropped_are_counted() -> None:
+    tokenizer = make_tokenizer()
+    rows = [text_row("ab", "c", "d"), text_row("ab", "same", "same"), text_row("ab" * 40, "c", "d")]
+    examples, dropped = preference_examples(rows, tokenizer, 40, EOS)
+    assert len(examples) == 1
+    assert dropped == {"pair equal after cutting": 1, "response cut to nothing": 1}
+
+
+def test_targets_of_preferences_are_the_response_tokens() -> None:
+    examples = [PreferenceExample([5, 6], [7], [8, 9, 2]), PreferenceExample([4], [10, 2], [11])]
+    batch = collate_preferences(examples, pad_id=0)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 0, 0], [4, 10, 2, 0, 0], [5, 6, 8, 9, 2], [4, 11, 0, 0, 0]]
+    assert batch["input_ids"].flatten()[batch["targets"]].tolist() == [7, 10, 2, 8, 9, 2, 11]
+    assert batch["sequence"].tolist() == [0, 1, 1, 2, 2, 2, 3]
+    assert batch["targets"].dtype == torch.long

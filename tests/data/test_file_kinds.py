@@ -8,10 +8,9 @@ import json
 import pytest
 from datasets import Dataset, DatasetDict
 
+from data_cases import error_of
 from dschat.common.jsonl import read_rows
-from dschat.data.__main__ import main
-from dschat.data.places import open_data
-from dschat.data.sources import load_source
+from dschat.data.sources import load_source, open_data
 from dschat.errors import UserError
 
 ROWS = [
@@ -39,22 +38,12 @@ def texts_of(source):
     return [{"prompt": r.prompt, "chosen": r.chosen, "rejected": r.rejected} for r in source.train]
 
 
-def error_of(path):
-    with pytest.raises(UserError) as caught:
-        load_source(path)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.fixture
 def folder(tmp_path):
     """Holds evaluation rows, so that the order of the others is that of the files."""
     for kind in ("csv", "jsonl", "saved"):
         (tmp_path / kind).mkdir()
     return tmp_path
-
-
-# CSV
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -83,11 +72,7 @@ def test_csv_of_spreadsheets(tmp_path):
 @pytest.mark.parametrize(
     ("content", "line", "wanted"),
     [
-        (
-            b"prompt,chosen\na,b\nc,d,e\n",
-            3,
-            "3 cells where the first line names 2 columns; put texts that hold commas",
-        ),
+        (b"prompt,chosen\na,b\nc,d,e\n", 3, "3 cells where the first line names 2 columns; put texts that hold"),
         (b"prompt,chosen\na\n", 2, "1 cells where the first line names 2"),
         (b'prompt,chosen\n"a\nb",c\n"d"x,e\n', 4, "not readable as CSV"),
         (b'prompt,chosen\na,b\n"c,d\n', 3, "not readable as CSV (unexpected end of data)"),
@@ -120,9 +105,6 @@ def test_csv_that_is_no_text(tmp_path):
     assert f"{path} is empty" in error_of(path)
     path.write_bytes(b"")
     assert f"{path} is empty" in error_of(path)
-
-
-# packed JSON
 
 
 def test_packed_json(folder):
@@ -158,9 +140,6 @@ def test_damaged_packed_files(tmp_path):
     assert f"cannot read {path}" in error_of(path) and "gzip" in error_of(path)
 
 
-# save_to_disk
-
-
 def test_saved_splits(folder):
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     splits = {"train_sft": Dataset.from_list(ROWS), "validation": Dataset.from_list(ROWS[:1])}
@@ -194,12 +173,3 @@ def test_bad_saved_folders(folder, tmp_path):
     assert f"--data_path {tmp_path}/rows: a folder of save_to_disk that cannot be opened" in error_of(
         tmp_path / "rows"
     )
-
-
-def test_the_command_takes_them(folder, capsys):
-    path = write_csv(folder / "a.csv", ROWS)
-    Dataset.from_list(ROWS).save_to_disk(folder / "saved")
-    assert main(["check", str(path), str(folder / "saved")]) == 0
-    printed = capsys.readouterr().out
-    assert f"read       {path}" in printed and f"read       {folder}/saved/data-00000-of-00001.arrow" in printed
-    assert printed.count("chosen and rejected: 2") == 2

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from data_fixtures import write_hub
-from dschat.data.formats.registry import KNOWN_SETS
+from dschat.data.hub import KNOWN_SETS
 from dschat.data.sources import load_source
 from hub_server import hub_server
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.xdist_group("hub")  # one process makes what they share
 PACKAGE = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat"
 PROGRAM = """
 import dataclasses, json
-from dschat.data.formats import registry
+from dschat.data import hub as registry
 from dschat.data.sources import load_source
 small = [dataclasses.replace(k, train_rows=40, eval_rows=k.eval_rows and 20) for k in registry.KNOWN_SETS]
 registry.KNOWN_SETS = tuple(small)

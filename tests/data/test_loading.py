@@ -2,34 +2,34 @@
 """Examples through worker processes and the cache are those of one process, whatever happens to either."""
 
 import datetime
-import json
 import logging
 import os
 import re
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import data_cases
+from cli_runs import write_jsonl
+from data_cases import KINDS, flags_of
 from dschat.common.fingerprints import tokenizer_fingerprint
-from dschat.config.reward import RewardConfig
 from dschat.data import loading, parallel
 from dschat.data.cache import ENTRY, cache_folder
 from dschat.data.examples import (
     PairExample,
+    PreferenceExample,
     PromptExample,
     SFTExample,
-    pair_examples,
     prompt_examples,
     sft_examples,
 )
-from dschat.data.formats.rows import DataKeys, Row
 from dschat.data.loading import ExampleLoader
 from dschat.data.parallel import BATCH, Encoder, encode_rows, num_workers
-from dschat.data.preferences import PreferenceExample, preference_examples
+from dschat.data.rows import Row
 from dschat.data.stored import NotStorable, StoredExamples, lengths_of, row_of, row_text, table_of, to_batch
 from dschat.errors import UserError
 from factories import make_tokenizer
@@ -37,57 +37,32 @@ from factories import make_tokenizer
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
 
 
-@dataclass
-class Flags:
-    """What decides which rows a step reads."""
-
-    data_path: list[str]
-    data_split: str = "1,1,1"
-    seed: int = 3
-    step: int = 1
-    prompt_key: str = DataKeys.prompt
-    chosen_key: str = DataKeys.chosen
-    rejected_key: str = DataKeys.rejected
-    response_key: str = DataKeys.response
-    messages_key: str = DataKeys.messages
-
-
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
 
 
-def write(folder: Path, count: int = 60, **more: Any) -> Path:
+def write(folder: Path) -> Path:
     """A folder of rows, one of which is dropped as a pair."""
-    folder.mkdir(exist_ok=True)
     rows = [
         {
             "prompt": f"{TEXTS[i % 5]} {i}",
             "chosen": TEXTS[(i + 1) % 5],
             "rejected": TEXTS[(i + (1 if i == 7 else 2)) % 5],
             "note": {"i": i, "x": 0.1 * i, "none": None},
-            **more,
         }
-        for i in range(count)
+        for i in range(60)
     ]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    return write_jsonl(folder / "train.jsonl", rows).parent
 
 
-def loader_of(kind: type, folder: Path, tokenizer: Any = None, **changes: Any) -> ExampleLoader[Any]:
-    """A loader of one kind of example."""
-    tokenizer = tokenizer or make_tokenizer()
-    limits = {"max_seq_len": changes.pop("limit", 40), "eos_id": tokenizer.eos_token_id}
-    makes = {
-        SFTExample: partial(sft_examples, tokenizer=tokenizer, **limits),
-        PairExample: partial(pair_examples, tokenizer=tokenizer, **limits),
-        PreferenceExample: partial(preference_examples, tokenizer=tokenizer, **limits),
-        PromptExample: partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=limits["max_seq_len"]),
-    }
-    return ExampleLoader(Flags([str(folder)], **changes), kind, makes[kind])
+def loader_of(kind: type, folder: Path, tokenizer: Any = None, limit: int = 40, **changes: Any) -> ExampleLoader[Any]:
+    """A loader of one kind of example; `changes` are flags."""
+    flags = flags_of(folder, **({"data_split": "1,1,1", "seed": 3} | changes))
+    return data_cases.loader_of(kind, flags, limit, tokenizer=tokenizer)
 
 
-@pytest.mark.parametrize("kind", [SFTExample, PairExample, PreferenceExample, PromptExample])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(parallel, "BATCH", 7)
     monkeypatch.setattr(loading, "num_workers", lambda: 1)
@@ -151,13 +126,10 @@ def test_what_cannot_be_sent_is_done_here(tmp_path) -> None:
 
 def test_workers_share_the_cores(monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert num_workers() == 3
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    monkeypatch.setenv("LOCAL_SIZE", "6")
-    assert num_workers() == 2
-    monkeypatch.setenv("LOCAL_SIZE", "16")
-    assert num_workers() == 1
+    for variable, ranks, workers in (("LOCAL_WORLD_SIZE", 4, 3), ("LOCAL_SIZE", 6, 2), ("LOCAL_SIZE", 16, 1)):
+        with monkeypatch.context() as launcher:
+            launcher.setenv(variable, str(ranks))
+            assert num_workers() == workers
 
 
 def test_the_key_is_of_all_that_matters(tmp_path) -> None:
@@ -166,16 +138,9 @@ def test_the_key_is_of_all_that_matters(tmp_path) -> None:
     assert loader_of(SFTExample, folder).key == base
     other = make_tokenizer()
     other.bos_token = "a"
-    changed = [
-        loader_of(SFTExample, folder, limit=39),
-        loader_of(SFTExample, folder, seed=4),
-        loader_of(SFTExample, folder, step=3),
-        loader_of(SFTExample, folder, data_split="1,1"),
-        loader_of(SFTExample, folder, chosen_key="rejected"),
-        loader_of(SFTExample, folder, tokenizer=other),
-        loader_of(PromptExample, folder),
-    ]
-    keys = [loader.key for loader in changed]
+    changes = ({"limit": 39}, {"seed": 4}, {"step": 3}, {"data_split": "1,1"}, {"chosen_key": "rejected"})
+    keys = [loader_of(SFTExample, folder, **change).key for change in (*changes, {"tokenizer": other})]
+    keys.append(loader_of(PromptExample, folder).key)
     (folder / "train.jsonl").write_text((folder / "train.jsonl").read_text().replace("cat", "bat"))
     keys.append(loader_of(SFTExample, folder).key)
     assert len({base, *keys}) == 9
@@ -230,9 +195,8 @@ def test_rows_that_json_would_change_are_not_kept(tmp_path, caplog) -> None:
     for value in (datetime.date(2024, 1, 2), (1, 2), {1: 2}, b"x"):
         with pytest.raises(NotStorable):
             row_text(Row("a", None, None, None, {"value": [{"deep": value}]}, "rows:1"))
-    row = Row(
-        None, [{"role": "user", "content": "é\u2028"}], "b", None, {"x": [0.1, 1e300, -0.0, None, "\ud800"]}, "r"
-    )
+    extra = {"x": [0.1, 1e300, -0.0, None, "\ud800"]}
+    row = Row(None, [{"role": "user", "content": "é\u2028"}], "b", None, extra, "r")
     assert row_of(row_text(row)) == row
     import pyarrow as pa
     from pyarrow import parquet
@@ -258,29 +222,12 @@ def test_nothing_left_is_refused_as_ever(tmp_path) -> None:
     assert not list(cache_folder().glob("*"))
 
 
-def test_warnings_are_said_again(tmp_path, caplog) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    summaries = [{"text": " a"}, {"text": " b"}]
-    rows = [{"info": {"post": f"p {i}"}, "summaries": summaries, "choice": 0} for i in range(30)]
-    rows.append({"info": {}, "summaries": summaries, "choice": 0})
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    loader = loader_of(PromptExample, folder, step=3)
-    loader.make()
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        loader.find(loader.key, show=True)
-    assert "skipped 1 rows (neither post nor article)" in caplog.text
-    assert f"tokenised data of an earlier run are used: {cache_folder() / loader.key}" in caplog.text
-
-
 def test_what_is_small(tmp_path, monkeypatch) -> None:
     folder = write(tmp_path / "data")
     size = (folder / "train.jsonl").stat().st_size
-    monkeypatch.setattr(loading, "LARGE", size + 1)
-    assert loader_of(SFTExample, folder).is_small
-    monkeypatch.setattr(loading, "LARGE", size)
-    assert not loader_of(SFTExample, folder).is_small
+    for limit in (size + 1, size):
+        monkeypatch.setattr(loading, "LARGE", limit)
+        assert loader_of(SFTExample, folder).is_small == (limit > size)
 
 
 def test_rows_of_the_hub_count_2000_bytes_each(tmp_path, monkeypatch) -> None:
@@ -295,7 +242,7 @@ def test_the_step_takes_large_data_from_the_cache(tmp_path, monkeypatch, caplog)
     from dschat.builders.data import load_step_data
 
     folder = write(tmp_path / "data")
-    flags = Flags([str(folder)], "1,0,0")
+    flags = flags_of(folder, data_split="1,0,0")
     tokenizer = make_tokenizer()
     make = partial(sft_examples, tokenizer=tokenizer, max_seq_len=40, eos_id=2)
     small = load_step_data(flags, SFTExample, make)
@@ -305,7 +252,7 @@ def test_the_step_takes_large_data_from_the_cache(tmp_path, monkeypatch, caplog)
         first = load_step_data(flags, SFTExample, make)
         assert "are kept for the next run" in caplog.text and "earlier run" not in caplog.text
         second = load_step_data(flags, SFTExample, make)
-    assert "of an earlier run are used" in caplog.text
+    assert f"tokenised data of an earlier run are used: {cache_folder()}" in caplog.text
     assert list(first.train) == list(second.train) == small.train
 
 
@@ -341,7 +288,7 @@ def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
     texts = zip(["a", "", "b", "c", " \n", ""], ["x", "y", "z", "", "u", "v"], strict=True)
     rows = [{"prompt": f"q {i}", "chosen": a, "rejected": b} for i, (a, b) in enumerate(texts)]
     for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
     loader = loader_of(kind, tmp_path, data_split="1,0,0")
     for read in (lambda: loader.read(show=True), loader.make, lambda: loader.find(loader.key, show=True)):
         read()
@@ -354,21 +301,17 @@ def test_empty_responses_are_said_once(kind, lines, tmp_path, caplog) -> None:
             assert len(places) == 3 and set(places) <= set(lines), "the first three in the order of the shuffle"
 
 
-def test_the_flags_of_a_step_will_do() -> None:
-    assert {field for field in Flags.__dataclass_fields__} - {"step"} <= set(RewardConfig.__dataclass_fields__)
-
-
-def test_what_is_looked_at_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -> None:
+def test_what_validates_is_part_of_the_key_and_is_said_again(tmp_path, caplog) -> None:
     """The warning of turns that end otherwise depends on a flag that prompts do not."""
 
-    def look(rows: Any, end_id: int) -> None:
-        logging.getLogger("dschat.data.dialogues").warning("%d rows, end %d", len(rows), end_id)
+    def validate(rows: Any, end_id: int) -> None:
+        logging.getLogger("dschat.data.encoding").warning("%d rows, end %d", len(rows), end_id)
 
     folder = write(tmp_path / "data")
     keys = []
     for end_id in (2, 3):
         loader = loader_of(PromptExample, folder)
-        loader._look = partial(look, end_id=end_id)
+        loader._validate = partial(validate, end_id=end_id)
         loader.make()
         assert f"rows, end {end_id}" in caplog.text
         caplog.clear()

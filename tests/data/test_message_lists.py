@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts and responses written as lists of messages: the explicit and the implicit form, and what does not fit."""
 
-import json
-
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dschat.data.examples import pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.rows import DataKeys
-from dschat.data.inspect.check import check_report
-from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.steps import Settings
-from dschat.data.preferences import preference_examples
+from cli_runs import write_jsonl as write
+from data_cases import error_of
+from dialogue_cases import bot, dialogue, user
+from dschat.data.check import check_report
+from dschat.data.examples import pair_examples, preference_examples, prompt_examples, sft_examples
+from dschat.data.preview import Settings, preview_report
+from dschat.data.rows import DataKeys
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 from factories import make_tokenizer
@@ -21,21 +20,8 @@ EOS = 2
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
 
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def bot(text):
-    return {"role": "assistant", "content": text}
-
-
 SYSTEM = {"role": "system", "content": "be brief"}
 TALK = [SYSTEM, user("hi"), bot("hello"), user("2+2?")]
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def read(tmp_path, raw, keys=None):
@@ -51,18 +37,10 @@ PAIRS = {
     "prompt once, repeated once": {"prompt": TALK, "chosen": [bot("yes")], "rejected": [*TALK, bot("no")]},
     "responses as text": {"prompt": TALK, "chosen": "yes", "rejected": "no"},
     "a question of it as text": {"prompt": "hi ", "chosen": [*TALK, bot("yes")], "rejected": [*TALK, bot("no")]},
-    "messages beside": {
-        "prompt": "2+2?",
-        "messages": [*TALK, bot("yes")],
-        "chosen": [*TALK, bot("yes")],
-        "rejected": [*TALK, bot("no")],
-    },
-    "several turns after the prompt": {
-        "prompt": TALK[:2],
-        "chosen": [*TALK[2:], bot("yes")],
-        "rejected": [*TALK[2:], bot("no")],
-    },
 }
+PAIRS["messages beside"] = PAIRS["implicit"] | {"prompt": "2+2?", "messages": [*TALK, bot("yes")]}
+LATER = {"chosen": [*TALK[2:], bot("yes")], "rejected": [*TALK[2:], bot("no")]}
+PAIRS["several turns after the prompt"] = {"prompt": TALK[:2]} | LATER
 
 
 @pytest.mark.parametrize("form", PAIRS)
@@ -126,43 +104,27 @@ def test_completion_is_the_response_where_there_is_none(tmp_path):
 
 # what does not fit
 
+ASK, FOUR = [user("a")], dialogue(*"abcd")
+
 
 @pytest.mark.parametrize(
     ("row", "wanted"),
     [
         (
-            {
-                "chosen": [user("a"), bot("b"), user("c"), bot("d")],
-                "rejected": [user("a"), bot("x"), user("c"), bot("e")],
-            },
-            "'chosen' and 'rejected' differ in message 2 already (assistant: 'b' and assistant: 'x'); only their last",
+            {"chosen": FOUR, "rejected": dialogue(*"axce")},
+            "differ in message 2 already (assistant: 'b' and assistant: 'x')",
         ),
+        ({"chosen": FOUR, "rejected": dialogue("a", "x")}, "'chosen' comes to 4 messages, 'rejected' to 2"),
+        ({"prompt": ASK, "chosen": [bot("b")], "rejected": dialogue("z", "c")}, "(user: 'z'); .* give --prompt_key"),
         (
-            {"chosen": [user("a"), bot("b"), user("c"), bot("d")], "rejected": [user("a"), bot("x")]},
-            "'chosen' comes to 4 messages, 'rejected' to 2; both must be the same up to their last",
+            {"prompt": ASK, "chosen": [SYSTEM, *ASK, bot("b")]},
+            "other messages than 'prompt' holds (system: 'be brief')",
         ),
-        (
-            {"prompt": [user("a")], "chosen": [bot("b")], "rejected": [user("z"), bot("c")]},
-            "'rejected' begins with other messages than 'prompt' holds (user: 'z'); correct the row, or give --prompt",
-        ),
-        (
-            {"prompt": [user("a")], "chosen": [SYSTEM, user("a"), bot("b")]},
-            "'chosen' begins with other messages than 'prompt' holds (system: 'be brief')",
-        ),
-        (
-            {"prompt": "Z", "chosen": [user("a"), bot("b")], "rejected": [user("a"), bot("c")]},
-            "no message of the user in 'chosen' says what column 'prompt' says ('Z')",
-        ),
-        (
-            {"chosen": [user("a")], "rejected": [user("a")]},
-            "the last message of 'chosen' is of 'user'; it is the resp",
-        ),
+        ({"prompt": "Z", "chosen": dialogue("a", "b")}, "no message of the user in 'chosen' says .* ('Z')"),
+        ({"chosen": ASK, "rejected": ASK}, "the last message of 'chosen' is of 'user'"),
         ({"chosen": [bot("a")], "rejected": [bot("b")]}, "'chosen' holds only the response; put the messages"),
-        (
-            {"prompt": "a", "chosen": [bot("b")], "rejected": "c"},
-            "'chosen' a list and 'rejected' text; give both as text or both as lists of messages",
-        ),
-        ({"prompt": [user("a"), bot("b")]}, "the last message of 'prompt' is the assistant's, so there is nothing to"),
+        ({"prompt": "a", "chosen": [bot("b")], "rejected": "c"}, "'chosen' a list and 'rejected' text; give both as"),
+        ({"prompt": dialogue("a", "b")}, "the last message of 'prompt' is the assistant's .* --messages_key"),
         ({"prompt": []}, "column 'prompt' must hold a non-empty list of messages"),
         ({"prompt": ["a"]}, "message 1 of 'prompt' must be an object with role and content; .* --prompt_key"),
         ({"prompt": "a", "completion": [1]}, "message 1 of 'completion' must be an object .* --response_key"),
@@ -171,14 +133,12 @@ def test_completion_is_the_response_where_there_is_none(tmp_path):
             "content of message 1 in 'chosen' must be text, not null",
         ),
         ({"prompt": 3, "chosen": [bot("b")]}, "column 'prompt' must be text, not a value of type int"),
-        ({"prompt": [user("a")], "chosen": 3, "rejected": 4}, "column 'chosen' must be text, not a value of type int"),
+        ({"prompt": ASK, "chosen": 3, "rejected": 4}, "column 'chosen' must be text, not a value of type int"),
     ],
 )
 def test_what_does_not_fit_is_named(row, wanted, tmp_path):
     path = write(tmp_path / "rows.jsonl", [{"prompt": "fine"}, row])
-    with pytest.raises(UserError) as caught:
-        load_source(path)
-    message = str(caught.value)
+    message = error_of(path)
     assert message.startswith(f"{path}:2: ")
     assert all(part in message for part in wanted.split(" .* ")), message
 

@@ -4,9 +4,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dschat.data.collate import update_batches
+from dschat.data.collate import collate_packed, pack, update_batches
 from dschat.data.examples import SFTExample
-from dschat.data.packing import collate_packed, pack
 
 PAD = 0
 
@@ -40,11 +39,11 @@ def test_earlier_turns_that_are_trained_on_by_hand():
     assert collate_packed([example], 0, 8, sft_on_prompt=True)["targets"].tolist() == [1, 2, 3, 4]
 
 
-def test_spread_micro_batches_hold_the_updates_rows_and_similar_numbers_of_tokens():
+def test_balanced_micro_batches_hold_the_updates_rows_and_similar_numbers_of_tokens():
     lengths = [1 + 7 * i % 40 for i in range(48)]
     plain = update_batches(lengths, 24, 4, seed=3, epoch=1, rank=1, world_size=2)
-    spread = update_batches(lengths, 24, 4, seed=3, epoch=1, rank=1, world_size=2, spread=True)
-    for before, after in zip(plain, spread, strict=True):
+    balanced = update_batches(lengths, 24, 4, seed=3, epoch=1, rank=1, world_size=2, balance_tokens=True)
+    for before, after in zip(plain, balanced, strict=True):
         assert sorted(sum(before, [])) == sorted(sum(after, []))
         assert [len(rows) for rows in before] == [len(rows) for rows in after] == [4, 4, 4]
         totals = [[sum(lengths[row] for row in rows) for rows in batches] for batches in (before, after)]

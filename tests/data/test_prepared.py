@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -15,22 +16,24 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 
+import data_cases
+from cli_runs import write_jsonl
+from data_cases import KINDS, flags_of
 from data_fixtures import SETS, write_set
 from dschat.common.lock import Lock
-from dschat.config.sft import SFTConfig
 from dschat.data.__main__ import main
-from dschat.data.dialogues import warn_of_turn_end
-from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.rows import Row
+from dschat.data.encoding import warn_of_turn_end
+from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.data.loading import ExampleLoader
-from dschat.data.preferences import PreferenceExample, preference_examples
-from dschat.data.prepared.filters import Filter, Limits
-from dschat.data.prepared.folder import PreparedExample, open_prepared
-from dschat.data.prepared.read import find_prepared, prepared_share, read_split
-from dschat.data.shares import load_share
+from dschat.data.prepared.folder import PreparedExample, find_prepared, open_prepared
+from dschat.data.prepared.make import Filter, RowLimits
+from dschat.data.prepared.read import prepared_share, read_split
+from dschat.data.rows import Row
+from dschat.data.sources import load_share
 from dschat.errors import UserError
-from dschat.plan.counts import find_rows
+from dschat.plan.report import find_rows
 from factories import make_tokenizer
+from interruptions import CTRL_C, KILL, stopped_at
 
 TEXTS = ("the cat", "a dog ran", "it is old and grey", "no", "yes we can")
 LOOSE = ["--minimum_response_length", "0", "--validation_percentage", "0", "--max_length", "100"]
@@ -46,15 +49,13 @@ def model(tmp_path: Path) -> str:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """40 training and 10 test rows, all different."""
-    folder = tmp_path / "source"
-    folder.mkdir()
     for name, start, count in (("train", 0, 40), ("test", 100, 10)):
         rows = [
             {"prompt": f"{TEXTS[i % 5]} {i}", "chosen": f"{TEXTS[(i + 1) % 5]} {i}", "rejected": TEXTS[i % 5], "n": i}
             for i in range(start, start + count)
         ]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+        write_jsonl(tmp_path / "source" / f"{name}.jsonl", rows)
+    return tmp_path / "source"
 
 
 def prepare(source: Path, model: str, output: Path, *flags: str, status: int = 0) -> dict[str, Any]:
@@ -64,21 +65,8 @@ def prepare(source: Path, model: str, output: Path, *flags: str, status: int = 0
     return json.loads((output / "prepared.json").read_text()) if status == 0 else {}
 
 
-def config_of(folder: Path, **flags: Any) -> Any:
-    """Flags of step 1, or those of another step with the same names."""
-    return SFTConfig(data_path=[str(folder)], output_dir="out", model_name_or_path="model", **flags)
-
-
-def loader_of(
-    kind: type, folder: Path, limit: int = 100, eos_id: int = 2, tokenizer: Any = None
-) -> ExampleLoader[Any]:
-    make = {SFTExample: sft_examples, PairExample: pair_examples, PreferenceExample: preference_examples}.get(kind)
-    tokenizer = tokenizer or make_tokenizer()
-    if make is None:
-        made = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=limit)
-    else:
-        made = partial(make, tokenizer=tokenizer, max_seq_len=limit, eos_id=eos_id)
-    return ExampleLoader(config_of(folder), kind, made, on_prompt=False if kind is SFTExample else None)
+def loader_of(kind: type, folder: Path, limit: int = 100, **more: Any) -> ExampleLoader[Any]:
+    return data_cases.loader_of(kind, flags_of(folder), limit, **more)
 
 
 def example(prompt: str, chosen: str, rejected: str | None = None) -> PreparedExample:
@@ -89,7 +77,7 @@ def example(prompt: str, chosen: str, rejected: str | None = None) -> PreparedEx
 
 
 def test_reasons_in_their_order() -> None:
-    limits = Limits(max_length=9, max_prompt_length=5, minimum_response_length=2, unit="tokens")
+    limits = RowLimits(max_length=9, max_prompt_length=5, minimum_response_length=2, unit="tokens")
     examples = [
         example("abc", "de", "fg"),
         example("abc", "de", "hi"),  # the same input
@@ -112,10 +100,10 @@ def test_reasons_in_their_order() -> None:
 
 
 def test_a_test_row_that_stands_in_training_is_a_duplicate() -> None:
-    filtered, dropped = Filter("finetune", Limits(9, 9, 0, "tokens")), Counter[str]()
+    filtered, dropped = Filter("finetune", RowLimits(9, 9, 0, "tokens")), Counter[str]()
     assert len(list(filtered.kept([example("a", "b")], dropped))) == 1
     assert not list(filtered.kept([example("a", "b")], dropped)) and dropped == {"duplicate input": 1}
-    keeps = Filter("finetune", Limits(9, 9, 0, "tokens", remove_same_inputs=False))
+    keeps = Filter("finetune", RowLimits(9, 9, 0, "tokens", remove_same_inputs=False))
     assert len(list(keeps.kept([example("a", "b"), example("a", "b")], dropped))) == 2
 
 
@@ -126,18 +114,18 @@ def test_lengths_in_characters() -> None:
         *(("tokens", 3, 4, True), ("tokens", 2, 4, False), ("tokens", 3, 5, False)),
         *(("characters", 1, 2, True), ("characters", 0, 2, False), ("characters", 1, 3, False)),
     ):
-        kept = list(Filter("finetune", Limits(99, most, least, unit)).kept([row], Counter()))
+        kept = list(Filter("finetune", RowLimits(99, most, least, unit)).kept([row], Counter()))
         assert bool(kept) == is_kept, (unit, most, least)
 
 
-@pytest.mark.parametrize("kind", [SFTExample, PairExample, PreferenceExample, PromptExample])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["parquet", "pt"])
 def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) -> None:
     """Without filters, the rows of step 1's or 2's share, cut at the same place: index for index, id for id."""
     stage, part = ("preference", 2) if kind in (PairExample, PreferenceExample) else ("finetune", 1)
     folder = tmp_path / "prepared"
     prepare(source, model, folder, "--stage", stage, "--data_split", "2,4,4", "--format", form, *LOOSE)
-    share = load_share(type("Step", (), vars(config_of(source)) | {"step": part})())
+    share = load_share(flags_of(source, step=part))
     loader = loader_of(kind, folder, limit=14)
     expected, dropped = loader_of(kind, source, limit=14)._make(share.train)
     held_out, dropped_eval = loader_of(kind, source, limit=14)._make(share.eval, held_out=True)
@@ -239,10 +227,7 @@ def test_a_folder_holds_the_rows_of_its_step(form, split, seed, model, tmp_path,
     (tmp_path / "data").mkdir()
     monkeypatch.setattr("dschat.data.prepared.write.lengths_picture", lambda splits, info: b"")  # takes a second
     path = write_form(form, tmp_path / "data")
-    steps = {
-        k: load_share(type("S", (), vars(config_of(path, data_split=split, seed=seed)) | {"step": k})())
-        for k in (1, 2, 3)
-    }
+    steps = {k: load_share(flags_of(path, step=k, data_split=split, seed=seed)) for k in (1, 2, 3)}
     if form in FILES and split == "2,4,4":
         assert [len(share.train) for share in steps.values()] == [11, 23, 23]
     for step, stage in ((1, "finetune"), (2, "preference")) if form != "apps" else ((1, "finetune"),):
@@ -267,12 +252,11 @@ def test_several_folders_are_several_sources(model, tmp_path) -> None:
         paths.append(write_form(form, tmp_path / form))
         folders.append(tmp_path / f"{form}-prepared")
         prepare(Path(paths[-1]), model, folders[-1], "--stage", "preference", "--data_split", "2,4,4", *LOOSE)
-    share = load_share(type("S", (), vars(config_of(tmp_path)) | {"data_path": paths, "step": 2})())
-    config = config_of(folders[0])
-    config.data_path.append(str(folders[1]))
-    read = prepared_share(find_prepared(config.data_path))
-    assert [e.row.origin for e in read.train] == [row.origin for row in share.train] and len(share.train) == 23 + 24
-    assert [e.row.origin for e in read.eval] == [row.origin for row in share.eval]
+    shares = [load_share(flags_of(path, step=2)) for path in paths]
+    read = prepared_share(find_prepared(list(map(str, folders))))
+    assert [e.row.origin for e in read.train] == [row.origin for share in shares for row in share.train]
+    assert [e.row.origin for e in read.eval] == [row.origin for share in shares for row in share.eval]
+    assert [len(share.train) for share in shares] == [23, 24]
 
 
 def test_without_shuffling_the_last_rows_are_held_out(model, tmp_path) -> None:
@@ -356,9 +340,7 @@ def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
     with pytest.raises(UserError, match="with --stage finetune.*two responses.*with --stage preference"):
         loader_of(PairExample, finetune)
     with pytest.raises(UserError, match="data of one kind"):
-        config = config_of(finetune)
-        config.data_path.append(str(plain))
-        ExampleLoader(config, SFTExample, partial(sft_examples, tokenizer=make_tokenizer(), max_seq_len=9, eos_id=2))
+        find_prepared([str(finetune), str(plain)])
     with pytest.raises(UserError, match=r"--max_seq_len 1: none of the 20 rows is left \(response cut to nothing: 20"):
         loader_of(SFTExample, finetune, limit=1).read()
     (finetune / "train.parquet").unlink()
@@ -408,6 +390,29 @@ def test_a_folder_that_another_process_prepares_is_refused(source, model, tmp_pa
     lock.close()
     prepare(source, model, tmp_path / "out", "--overwrite", *LOOSE)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("how", [KILL, CTRL_C])
+def test_a_folder_is_found_wherever_its_replacement_was_stopped(how, source, model, tmp_path, monkeypatch) -> None:
+    """By training and by the next `prepare`: the old or the new one; also what earlier versions had put aside."""
+    monkeypatch.setattr("dschat.data.prepared.write.lengths_picture", lambda splits, info: b"")  # takes a second
+    prepare(source, model, tmp_path / "old", *LOOSE)
+    reached, point, found = True, 0, []
+    while reached:
+        folder = tmp_path / str(point) / "out"
+        shutil.copytree(tmp_path / "old", folder)
+        command = ["prepare", str(source), "--output", str(folder), "--tokenizer", model, "--overwrite", *LOOSE]
+        reached = stopped_at(point, how, partial(main, [*command, "--num_samples", "7"]))
+        if point % 2:
+            found.append(len(prepared_share(find_prepared([str(folder)])).train))
+        else:
+            prepare(source, model, folder, *LOOSE, status=2)  # it exists
+        assert main(command) == 0
+        assert [entry.name for entry in folder.parent.iterdir()] == ["out"], "nothing is left behind"
+        point += 1
+    assert found == sorted(found, reverse=True) and {*found} == {20, 7}
+    (tmp_path / "old").rename(tmp_path / ".old.71.old")
+    assert len(prepared_share(find_prepared([str(tmp_path / "old")])).train) == 20
 
 
 def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplog, monkeypatch) -> None:
@@ -466,7 +471,7 @@ def test_check_describes_a_folder(source, model, tmp_path, capsys) -> None:
 
 def test_the_plan_counts_its_rows(source, model, tmp_path) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
-    assert find_rows(config_of(tmp_path / "out")) == (20, 5)
+    assert find_rows(flags_of(tmp_path / "out")) == (20, 5)
 
 
 def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source, model, tmp_path) -> None:
@@ -474,17 +479,15 @@ def test_a_folder_is_read_with_a_chat_template_and_what_looks_at_messages(source
     prepare(source, model, tmp_path / "prepared", *LOOSE)
     loader = loader_of(SFTExample, tmp_path / "prepared")
     loader._make.keywords["tokenizer"].chat_template = "{{ messages[0].content }}"
-    loader._look = partial(warn_of_turn_end, loader._make.keywords["tokenizer"], end_id=2)
+    loader._validate = partial(warn_of_turn_end, loader._make.keywords["tokenizer"], end_id=2)
     assert len(loader.read(show=True).train) > 0
 
 
 def test_what_prepared_rows_do_not_hold_is_refused(source, model, tmp_path) -> None:
     prepare(source, model, tmp_path / "prepared", *LOOSE, "--stage", "preference")
-    flags, tokenizer = config_of(tmp_path / "prepared"), make_tokenizer()
-    limits = {"tokenizer": tokenizer, "max_seq_len": 100, "eos_id": 2}
     with pytest.raises(UserError, match="--margin_key: a prepared folder holds no margins"):
-        ExampleLoader(flags, PairExample, partial(pair_examples, **limits, margin_key="gap"))
+        loader_of(PairExample, tmp_path / "prepared", margin_key="gap")
     with pytest.raises(UserError, match="--train_on all: a prepared folder holds one response per row"):
-        ExampleLoader(flags, SFTExample, partial(sft_examples, **limits, all_turns=True), on_prompt=False)
+        loader_of(SFTExample, tmp_path / "prepared", all_turns=True)
     with pytest.raises(UserError, match="needs the rows of the source itself"):
-        load_share(flags)
+        load_share(flags_of(tmp_path / "prepared"))

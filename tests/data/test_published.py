@@ -5,11 +5,10 @@ import json
 
 import pytest
 
-from data_fixtures import BIG, apps_row, hh_row, make_rows, tldr_row, webgpt_row, write_set
-from dschat.data.examples import pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.formats import format_of, parse_row
-from dschat.data.formats.published import without_citations
-from dschat.data.formats.rows import DataKeys
+from data_fixtures import BIG, apps_row, hh_row, tldr_row, webgpt_row, write_set
+from dschat.data.examples import prompt_examples, sft_examples
+from dschat.data.formats import format_of, parse_row, without_citations
+from dschat.data.rows import DataKeys
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 
@@ -44,22 +43,13 @@ def test_tldr(info, prompt):
         assert (row.prompt, row.chosen, row.rejected) == (prompt, *texts)
 
 
-def test_tldr_without_text():
-    assert parse_row({"info": {"title": "T"}, "summaries": SUMMARIES, "choice": 0}, KEYS, "x") is None
-
-
 # HH
 
 
 def test_hh_is_unchanged():
-    raw = {
-        "prompt": "\n\nHuman: Hello\n\nAssistant: Hi\n\nHuman: Why?\n\nAssistant:",
-        "response": " Because.",
-        "chosen": " Because.",
-        "rejected": " No. ",
-    }
-    row = parsed(raw)
-    assert (row.prompt, row.chosen, row.rejected) == (raw["prompt"], " Because.", " No. ")
+    prompt = "\n\nHuman: Hello\n\nAssistant: Hi\n\nHuman: Why?\n\nAssistant:"
+    row = parsed({"prompt": prompt, "response": " Because.", "chosen": " Because.", "rejected": " No. "})
+    assert (row.prompt, row.chosen, row.rejected) == (prompt, " Because.", " No. ")
 
 
 # WebGPT
@@ -74,10 +64,8 @@ def webgpt(answer_0="Yes.", answer_1="No.", score_0=1.0, score_1=-1.0, **columns
 @pytest.mark.parametrize(
     ("scores", "chosen", "rejected"),
     [
-        ((0.5, -0.5), " Yes.", " No."),
-        ((-0.5, 0.5), " No.", " Yes."),
-        ((0.0, 0.0), " Yes.", " No."),
-        ((1, 0), " Yes.", " No."),
+        *(((0.5, -0.5), " Yes.", " No."), ((-0.5, 0.5), " No.", " Yes.")),
+        *(((0.0, 0.0), " Yes.", " No."), ((1, 0), " Yes.", " No.")),
     ],
 )
 def test_webgpt(scores, chosen, rejected):
@@ -142,19 +130,10 @@ def test_apps_call_based_with_starter_code():
     assert row.prompt == "\nQUESTION:\nAdd one.\ndef f(n):\n    \nUse Call-Based format\nANSWER:\n"
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        "",
-        None,
-        "{}",
-        '{"fn_name": null}',
-        '{"fn_name": ""}',
-        '{"inputs": ["fn_name"]}',
-        '["fn_name"]',
-        '{"inputs": [1]}',
-    ],
-)
+NAMELESS = ["", None, "{}", '{"fn_name": null}', '{"fn_name": ""}', '{"inputs": ["fn_name"]}', '["fn_name"]']
+
+
+@pytest.mark.parametrize("tests", [*NAMELESS, '{"inputs": [1]}'])
 def test_apps_without_a_function_name(tests):
     assert parsed(apps(input_output=tests)).prompt.endswith("\nUse Standard Input format\nANSWER:\n")
 
@@ -216,44 +195,13 @@ def test_step_3_keeps_them_as_prompts(apps_rows, tokenizer):
     assert examples[2].row.extra["input_output"].count("7") >= 10_000
 
 
-def test_step_2_refuses_problems(apps_rows, tokenizer):
-    with pytest.raises(UserError, match="train.jsonl:1: the row has no rejected response"):
-        pair_examples(apps_rows, tokenizer, 4000, tokenizer.eos_token_id)
-
-
 # formats and fixtures
 
 
 def test_formats():
     rows = [tldr_row(0), webgpt_row(0), apps_row(0), hh_row(0), {"messages": []}, {"prompt": "a", "messages": []}]
-    assert [format_of(row, KEYS) for row in rows] == [
-        "TL;DR comparison",
-        "WebGPT comparison",
-        "APPS problem",
-        "prompt and responses",
-        "conversation",
-        "conversation",
-    ]
-    assert (
-        format_of({"q": "a", "a": "b", "messages": []}, DataKeys(prompt="q", response="a")) == "prompt and responses"
-    )
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("name", ["tldr", "hh", "webgpt", "apps"])
-def test_fixtures_read_the_same_from_both_kinds_of_file(name, suffix, tmp_path):
-    source = load_source(write_set(tmp_path / name, name, rows=8, eval_rows=5, suffix=suffix), seed=3)
-    count = 8 if name == "webgpt" else 13
-    assert len(source.train) + len(source.eval) == count and source.dropped == {}
-    texts = {(row.prompt, row.chosen, row.rejected) for row in source.train}
-    parsed_rows = [parsed(raw) for raw in make_rows(name, 8)]
-    assert texts <= {(row.prompt, row.chosen, row.rejected) for row in parsed_rows}
-
-
-def test_fixtures_hold_the_odd_cases():
-    assert tldr_row(2)["info"]["subreddit"] is None
-    assert tldr_row(4, "validation")["info"]["post"] is None and tldr_row(4, "validation")["info"]["article"]
-    assert webgpt_row(1)["score_0"] == webgpt_row(1)["score_1"] == 0
-    assert all("[1]" in webgpt_row(i)["answer_0"] for i in range(5))
-    assert apps_row(1)["solutions"] == apps_row(1)["input_output"] == "" and apps_row(4)["solutions"] == "[]"
-    assert len(BIG) == 5000 and BIG in apps_row(2)["input_output"]
+    published = ["TL;DR comparison", "WebGPT comparison", "APPS problem"]
+    found = [format_of(row, KEYS) for row in rows]
+    assert found == [*published, "prompt and responses", "conversation", "conversation"]
+    keys = DataKeys(prompt="q", response="a")
+    assert format_of({"q": "a", "a": "b", "messages": []}, keys) == "prompt and responses"

@@ -1,21 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names, row counts and commands of the published sets, and where local copies are looked for."""
 
+import dataclasses
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from data_fixtures import make_rows, write_all, write_rows, write_set
-from dschat.data.formats.registry import (
-    KNOWN_SETS,
-    compared_set,
-    data_folder,
-    fetch_command,
-    find_known,
-    local_copy,
-)
-from dschat.data.sources import load_source
-from dschat.data.splits import TRAIN_EVAL_SPLIT, split_indices
+from dschat.data.hub import KNOWN_SETS, compared_set, data_folder, fetch_command, find_known, local_copy
+from dschat.data.sources import TRAIN_EVAL_SPLIT, load_source, split_indices
 from dschat.errors import UserError
 
 IDS = {
@@ -33,23 +27,16 @@ def by_name(name):
 
 
 @pytest.mark.parametrize(
-    ("path", "name"),
+    ("name", "paths"),
     [
-        ("tldr", "tldr"),
-        ("summarize", "tldr"),
-        ("openai/summarize_from_feedback", "tldr"),
-        ("hh", "hh"),
-        ("hh-rlhf", "hh"),
-        ("HH-RLHF", "hh"),
-        ("dahoas/Full-HH-RLHF", "hh"),
-        ("webgpt", "webgpt"),
-        ("openai/webgpt_comparisons", "webgpt"),
-        ("apps", "apps"),
-        ("codeparrot/apps", "apps"),
+        ("tldr", ["tldr", "summarize", "openai/summarize_from_feedback"]),
+        ("hh", ["hh", "hh-rlhf", "HH-RLHF", "dahoas/Full-HH-RLHF"]),
+        ("webgpt", ["webgpt", "openai/webgpt_comparisons"]),
+        ("apps", ["apps", "codeparrot/apps"]),
     ],
 )
-def test_names(path, name):
-    assert by_name(path).name == name and by_name(path).hub_id == IDS[name]
+def test_names(name, paths):
+    assert {(by_name(path).name, by_name(path).hub_id) for path in paths} == {(name, IDS[name])}
 
 
 @pytest.mark.parametrize("path", ["", "tldr/", "Dahoas/rm-static", "./tldr", "apps.jsonl", "summarize_from_feedback"])
@@ -85,27 +72,17 @@ def test_row_counts_and_shares(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
+    ("name", "options"),
     [
-        (
-            "tldr",
-            "hf download openai/summarize_from_feedback --repo-type dataset --revision refs/convert/parquet"
-            " --include 'comparisons/*.parquet' --local-dir '/my data/tldr'",
-        ),
-        ("hh", "hf download Dahoas/full-hh-rlhf --repo-type dataset --include '*.parquet' --local-dir '/my data/hh'"),
-        (
-            "webgpt",
-            "hf download openai/webgpt_comparisons --repo-type dataset --revision refs/convert/parquet"
-            " --include 'default/train/*.parquet' --local-dir '/my data/webgpt'",
-        ),
-        ("apps", "hf download codeparrot/apps --repo-type dataset --include '*.jsonl' --local-dir '/my data/apps'"),
+        ("tldr", "--revision refs/convert/parquet --include 'comparisons/*.parquet'"),
+        ("hh", "--include '*.parquet'"),
+        ("webgpt", "--revision refs/convert/parquet --include 'default/train/*.parquet'"),
+        ("apps", "--include '*.jsonl'"),
     ],
 )
-def test_fetch_commands(name, command):
+def test_fetch_commands(name, options):
+    command = f"hf download {IDS[name]} --repo-type dataset {options} --local-dir '/my data/{name}'"
     assert by_name(name).fetch_command(f"/my data/{name}") == command
-
-
-def test_fetch_command_of_another_set():
     assert fetch_command("a/b", "DIR") == "hf download a/b --repo-type dataset --local-dir DIR"
 
 
@@ -144,9 +121,7 @@ def copies(tmp_path, monkeypatch):
     "path", ["tldr", "summarize", "hh-rlhf", "webgpt", "codeparrot/apps", "OpenAI/WebGPT_comparisons"]
 )
 def test_the_local_copy_comes_first(path, copies, caplog, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: pytest.fail("asked the hub"))
+    monkeypatch.setattr("datasets.load_dataset", lambda *args, **options: pytest.fail("asked the hub"))
     known = by_name(path)
     source = load_source(path)
     train, held_out = (19, 1) if known.name == "webgpt" else (20, 6)
@@ -157,12 +132,8 @@ def test_the_local_copy_comes_first(path, copies, caplog, monkeypatch):
 
 
 def test_a_copy_of_the_published_size_is_not_warned_of(copies, caplog, monkeypatch):
-    import dataclasses
-
-    from dschat.data.formats import registry
-
     small = dataclasses.replace(by_name("hh"), train_rows=20, eval_rows=6)
-    monkeypatch.setattr(registry, "KNOWN_SETS", (small,))
+    monkeypatch.setattr("dschat.data.hub.KNOWN_SETS", (small,))
     load_source("hh")
     assert caplog.text == ""
 
@@ -190,12 +161,7 @@ def test_a_short_name_never_means_what_lies_in_the_current_folder(path, copies, 
 
 
 def test_a_short_name_goes_to_the_hub_before_the_current_folder(here, caplog, monkeypatch):
-    import datasets
-
-    def offline(*args, **options):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=ConnectionError("no network")))
     monkeypatch.setenv("MA_RLHF_DATA", str(here / "absent"))
     write_set(here / "hh", "hh", 4, 2)
     with pytest.raises(UserError, match=r"Dahoas/full-hh-rlhf is not here: .* folder .*absent/hh"):
@@ -260,19 +226,12 @@ def test_a_file_of_its_own_comes_before_a_sub_folder(tmp_path):
     assert [str(file.relative_to(tmp_path)) for file in source.files] == ["train.jsonl", "test/a.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("summarize", "summarize"),
-        ("TLDR", "summarize"),
-        ("openai/summarize_from_feedback", "summarize"),
-        ("hh", "hh-rlhf"),
-        ("Dahoas/full-hh-rlhf", "hh-rlhf"),
-        ("webgpt", "webgpt"),
-    ],
-)
-def test_names_under_which_responses_are_compared(given, expected):
-    assert compared_set(given) == expected
+def test_names_under_which_responses_are_compared():
+    for given in ("summarize", "TLDR", "openai/summarize_from_feedback"):
+        assert compared_set(given) == "summarize"
+    assert (
+        compared_set("hh") == compared_set("Dahoas/full-hh-rlhf") == "hh-rlhf" and compared_set("webgpt") == "webgpt"
+    )
 
 
 @pytest.mark.parametrize("given", ["", "apps", "summarise"])

@@ -1,37 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading files and folders, recognising columns, and the message for every kind of bad row."""
+"""Reading files and folders, recognising columns, the message of every bad row; and which rows a step reads."""
 
 import json
+import random
+import re
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
-from dschat.data.formats.rows import DataKeys
-from dschat.data.sources import load_source
-from dschat.data.splits import split_indices
+from cli_runs import write_jsonl as write
+from data_cases import error_of
+from dschat.data.rows import DataKeys
+from dschat.data.sources import load_source, split_bounds, split_indices, split_part
 from dschat.errors import UserError
 
 PAIR = {"prompt": "Q", "chosen": " a", "rejected": " b"}
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def only_row(tmp_path, raw, keys=None):
     source = load_source(write(tmp_path / "one.jsonl", [raw]), keys)
     assert len(source.train) == 1 and not source.eval
     return source.train[0]
-
-
-def error_of(path, keys=None):
-    with pytest.raises(UserError) as caught:
-        load_source(path, keys)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def comparison(choice=1, **info):
@@ -96,13 +89,15 @@ def test_only_skipped_rows(tmp_path):
 
 
 def test_one_file_is_split_by_the_seed(tmp_path):
-    path = write(tmp_path / "all.jsonl", [{"prompt": str(i)} for i in range(40)])
-    source = load_source(str(path), seed=5)
+    """Or a folder without evaluation files."""
+    path = write(tmp_path / "train.jsonl", [{"prompt": str(i)} for i in range(40)])
     train, held_out = (split_indices(40, "95,5", part, 5) for part in (0, 1))
     assert len(held_out) == 2
-    assert [row.prompt for row in source.train] == [str(i) for i in train]
-    assert [row.prompt for row in source.eval] == [str(i) for i in held_out]
-    assert (source.name, source.files, source.dropped) == ("all", (path,), {})
+    for named, name in ((str(path), "train"), (tmp_path, tmp_path.name)):
+        source = load_source(named, seed=5)
+        assert [row.prompt for row in source.train] == [str(i) for i in train]
+        assert [row.prompt for row in source.eval] == [str(i) for i in held_out]
+        assert (source.name, source.files, source.dropped) == (name, (path,), {})
 
 
 def test_folder_with_evaluation_files(tmp_path):
@@ -120,18 +115,9 @@ def test_folder_with_evaluation_files(tmp_path):
     assert load_source(folder).files == (first, second, validation)
 
 
-def test_folder_without_evaluation_files_is_split(tmp_path):
-    write(tmp_path / "train.jsonl", [{"prompt": str(i)} for i in range(40)])
-    source = load_source(tmp_path, seed=5)
-    assert [row.prompt for row in source.eval] == [str(i) for i in split_indices(40, "95,5", 1, 5)]
-    assert len(source.train) == 38
-
-
 def test_parquet_folder(tmp_path):
-    rows = [
-        comparison(0, post="P", subreddit=None, article=None),
-        comparison(1, post=None, subreddit=None, article="N"),
-    ]
+    rows = [comparison(0, post="P", subreddit=None, article=None)]
+    rows.append(comparison(1, post=None, subreddit=None, article="N"))
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
     parquet.write_table(pa.Table.from_pylist(rows[1:]), tmp_path / "valid.parquet")
     source = load_source(tmp_path)
@@ -187,19 +173,6 @@ def test_bad_layouts(tmp_path):
     assert "holds: nothing" in error_of(tmp_path / "empty")
 
 
-@pytest.mark.parametrize("name", ["e.jsonl", "e.json"])
-def test_empty_file(tmp_path, name):
-    path = tmp_path / name
-    path.write_text(" \n\n")
-    assert f"{path} is empty" in error_of(path)
-
-
-def test_empty_array(tmp_path):
-    path = tmp_path / "e.json"
-    path.write_text("[]")
-    assert f"{path} is empty" in error_of(path)
-
-
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
@@ -231,9 +204,13 @@ def test_empty_array(tmp_path):
 def test_bad_line_is_named(tmp_path, line, wanted):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"prompt": "fine"}\n' + line + b"\n")
-    with pytest.raises(UserError, match=wanted) as caught:
-        load_source(path)
-    assert str(caught.value).startswith(f"{path}:2: ")
+    assert re.match(f"{path}:2: .*{wanted}", error_of(path))
+
+
+@pytest.mark.parametrize(("name", "text"), [("e.jsonl", " \n\n"), ("e.json", " \n\n"), ("e.json", "[]")])
+def test_empty_file(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert f"{tmp_path / name} is empty" in error_of(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -252,9 +229,7 @@ def test_bad_line_is_named(tmp_path, line, wanted):
 )
 def test_bad_comparison_is_named(tmp_path, change, wanted):
     path = write(tmp_path / "c.jsonl", [comparison(post="P") | change])
-    with pytest.raises(UserError, match=wanted) as caught:
-        load_source(path)
-    assert str(caught.value).startswith(f"{path}:1: ")
+    assert re.match(f"{path}:1: .*{wanted}", error_of(path))
 
 
 def test_bad_array_and_bad_parquet(tmp_path):
@@ -279,3 +254,75 @@ def test_file_that_cannot_be_opened(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(UserError, match="cannot read .*a.jsonl .denied"):
         load_source(path)
+
+
+def reference_shuffle(num_rows: int, seed: int) -> list[int]:
+    """Fisher-Yates from the end, indices by masked rejection, on MT19937 seeded by Knuth's recurrence."""
+    state = [seed]
+    for i in range(1, 624):
+        state.append((1812433253 * (state[-1] ^ (state[-1] >> 30)) + i) & 0xFFFFFFFF)
+    twister = random.Random()
+    twister.setstate((3, (*state, 624), None))
+    order = list(range(num_rows))
+    for i in range(num_rows - 1, 0, -1):
+        mask = (1 << i.bit_length()) - 1
+        j = twister.getrandbits(32) & mask
+        while j > i:
+            j = twister.getrandbits(32) & mask
+        order[i], order[j] = order[j], order[i]
+    return order
+
+
+@pytest.mark.parametrize(("num_rows", "seed"), [(1, 0), (10, 1234), (1000, 1234), (257, 2**32 - 1)])
+def test_order_equals_a_twister_written_out(num_rows, seed):
+    assert split_indices(num_rows, "1", 0, seed).tolist() == reference_shuffle(num_rows, seed)
+
+
+def test_parts_are_slices_of_one_order():
+    order = reference_shuffle(1000, 1234)
+    assert split_indices(1000, "2,4,4", 0, 1234).tolist() == order[:200]
+    assert split_indices(1000, "2,4,4", 1, 1234).tolist() == order[200:600]
+    assert split_indices(1000, "2,4,4", 2, 1234).tolist() == order[600:]
+    assert split_part(range(1000), "2,4,4", 1, 1234) == order[200:600]
+    assert split_indices(1000, "2,4,4", 0, 1234).dtype == np.uint32
+
+
+def test_excess_and_deficit_by_hand():
+    # 7 rows: 1.4 → 1, 2.8 → 3, 2.8 → 3: exact. 8 rows: 1.6 → 2, 3.2 → 3, 3.2 → 3: exact.
+    assert split_bounds(7, [2, 4, 4]) == [0, 1, 4, 7]
+    assert split_bounds(8, [2, 4, 4]) == [0, 2, 5, 8]
+    # 4 rows: .8 → 1, 1.6 → 2, 1.6 → 2 is one too many. 18,599 rows: 3720 + 7440 + 7440 is one too many.
+    assert split_bounds(4, [2, 4, 4]) == [0, 0, 2, 4]
+    assert split_bounds(18599, [2, 4, 4]) == [0, 3719, 11159, 18599]
+    # 5 rows, halves: 2.5 rounds to 2 (to even), one too few, added to every bound.
+    assert split_bounds(5, [1, 1]) == [0, 3, 5]
+
+
+def test_a_bound_stays_at_zero():
+    # 3 rows: 0, 1.5 → 2, 2 is one too many; the first bound would be -1.
+    assert split_bounds(3, [0, 1, 1]) == [0, 0, 1, 3]
+    assert [len(split_indices(3, "0,1,1", part, 7)) for part in range(3)] == [0, 1, 2]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    num_rows=st.integers(0, 300),
+    fractions=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_parts_cover_every_row_once(num_rows, fractions, seed):
+    text = ",".join(map(str, fractions))
+    parts = [split_indices(num_rows, text, part, seed).tolist() for part in range(len(fractions))]
+    assert sorted(sum(parts, [])) == list(range(num_rows))
+
+
+@pytest.mark.parametrize("data_split", ["", "a,b", "2,-4,4", "0,0,0", "2,nan,4", "2,inf,4"])
+def test_bad_split(data_split):
+    with pytest.raises(UserError, match="--data_split .* is no list of fractions"):
+        split_indices(10, data_split, 0, 1234)
+
+
+@pytest.mark.parametrize(("part", "named"), [(2, "PPO step"), (3, "part 3"), (-1, "part -1")])
+def test_absent_part(part, named):
+    with pytest.raises(UserError, match=f"--data_split 1,1 has 2 parts, none for .*{named}"):
+        split_indices(10, "1,1", part, 1234)

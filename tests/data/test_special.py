@@ -1,39 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Special tokens that surprise, in `check` and `preview`, and turns that end otherwise than responses."""
 
-import json
-
 import pytest
 
+from cli_runs import write_jsonl
+from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.__main__ import main
-from dschat.data.dialogues import other_turn_end, warn_of_turn_end
-from dschat.data.encoding import encode_prompts
-from dschat.data.formats.rows import Row
-from dschat.data.inspect.check import check_report
-from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.special import row_tokens, special_notes
-from dschat.data.inspect.steps import Settings
+from dschat.data.check import check_report
+from dschat.data.encoding import encode_prompts, other_turn_end, warn_of_turn_end
+from dschat.data.preview import Settings, preview_report, row_tokens, special_notes
 from factories import make_tokenizer
 
 BOS, EOS = 1, 2  # of make_tokenizer: <bos>, <eos>
 
 
-def text_row(prompt, chosen=None, rejected=None, line=1):
-    return Row(prompt, None, chosen, rejected, {}, f"rows.jsonl:{line}")
-
-
-def talk_row(*texts, chosen="bye"):
-    return Row(None, dialogue(*texts), chosen, None, {}, "rows.jsonl:1")
-
-
 def notes(rows, tokenizer, end_id=EOS):
     return special_notes(rows, row_tokens(tokenizer, end_id, rows), tokenizer, end_id)
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def test_special_tokens_inside_responses():
@@ -65,7 +48,7 @@ def test_bos_twice_and_bos_of_the_text():
     # a template that writes BOS, and a message that begins with it
     tokenizer = chat_tokenizer("mistral")
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    twice, own = notes([talk_row("<bos>a")], tokenizer)[:2]
+    twice, own = notes([talk_row(dialogue("<bos>a"), "bye")], tokenizer)[:2]
     assert "begin with <bos> twice: 1" in twice and own.startswith("the chat template begins with <bos>")
 
 
@@ -73,7 +56,7 @@ def test_bos_twice_and_bos_of_the_text():
 def test_turns_that_end_otherwise_than_responses(name, caplog):
     tokenizer = chat_tokenizer(name)
     end = TEMPLATES[name][1]
-    rows = [text_row("a", "b"), talk_row("hi", "yes", "so")]
+    rows = [text_row("a", "b"), talk_row(dialogue("hi", "yes", "so"), "bye")]
     found = other_turn_end(tokenizer, rows, EOS)
     warn_of_turn_end(tokenizer, rows, EOS)
     if end == "<eos>":
@@ -89,13 +72,13 @@ def test_templates_that_cannot_be_asked():
     tokenizer = chat_tokenizer()
     for template in (None, "{{ raise_exception('no') }}"):
         tokenizer.chat_template = template
-        assert other_turn_end(tokenizer, [talk_row("hi", "yes", "so")], EOS) is None
+        assert other_turn_end(tokenizer, [talk_row(dialogue("hi", "yes", "so"), "bye")], EOS) is None
 
 
 def test_check_and_preview_show_them(tmp_path):
     tokenizer = chat_tokenizer()
     rows = [{"messages": dialogue("hi", "yes", "so", "b<eos>c")}] * 40
-    path = write(tmp_path / "rows.jsonl", rows)
+    path = str(write_jsonl(tmp_path / "rows.jsonl", rows))
     report = check_report(path, "1,0,0", Settings(tokenizer=tokenizer))
     lines = report.splitlines()
     section = lines[lines.index("special tokens") + 1 :]
@@ -109,7 +92,7 @@ def test_check_and_preview_show_them(tmp_path):
     assert "note: the chat template" not in shown and "]]b<eos>c<|im_end|>" in shown
     short = preview_report(path, 1, 1, False, Settings(tokenizer=tokenizer, max_seq_len=len_of(path, tokenizer)))
     assert "cut, without EOS, holds <eos> inside" in short
-    plain = write(tmp_path / "plain.jsonl", [{"prompt": "a", "chosen": "b"}] * 40)
+    plain = str(write_jsonl(tmp_path / "plain.jsonl", [{"prompt": "a", "chosen": "b"}] * 40))
     assert "special tokens\n  nothing to note" in check_report(plain, "1,0,0", Settings(tokenizer=tokenizer))
 
 
@@ -121,7 +104,7 @@ def len_of(path, tokenizer):
 
 def test_the_flag_of_both_commands(tmp_path, capsys, caplog):
     chat_tokenizer().save_pretrained(tmp_path / "model")
-    path = write(tmp_path / "rows.jsonl", [{"messages": dialogue("hi", "yes")}] * 40)
+    path = str(write_jsonl(tmp_path / "rows.jsonl", [{"messages": dialogue("hi", "yes")}] * 40))
     model = ["--tokenizer", str(tmp_path / "model")]
     for command in ("check", "preview"):
         assert main([command, path, *model]) == 0

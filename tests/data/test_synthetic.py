@@ -1,18 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The synthetic corpus: columns, determinism, the gold score by hand, its distribution, and the token limit."""
+"""The corpora made by code: determinism, gold scores by hand, columns, the token limit, and files."""
 
 import json
 
 import pytest
 import torch
 
+from dialogue_cases import dialogue
 from dschat.data import synthetic
-from dschat.data.synthetic_words import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
+from dschat.data.formats import apps_row
+from dschat.data.problems import FRAMES, PROBLEMS, make_row, write_problems
+from dschat.data.synthetic import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
+from dschat.data.synthetic_dialogues import (
+    CHAT_TEMPLATE,
+    KINDS,
+    asked_kinds,
+    make_demonstration,
+    make_dialogue,
+    texts_of,
+    write_dialogues,
+)
+from dschat.data.synthetic_dialogues import gold_score as dialogue_score
+from dschat.data.synthetic_dialogues import gold_scores as dialogue_scores
 from dschat.models.tiny import make_gemma, make_model, train_tokenizer
+from dschat.scoring.programs.levels import weakness
+from dschat.scoring.programs.run import ProgramPool
 
 COLUMNS = {"info", "summaries", "choice", "worker", "batch", "split", "extra"}
-KINDS = ("demonstrations", "comparisons")
+SOURCES = ("demonstrations", "comparisons")
 INFO_COLUMNS = {"id", "post", "title", "subreddit", "site", "article"}
+needs_walls = pytest.mark.skipif(bool(weakness("namespaces")), reason="no sandbox: " + weakness("namespaces"))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +84,7 @@ def test_word_lists_do_not_overlap():
     assert len(SUBREDDITS) == 12
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOURCES)
 def test_columns(kind):
     for row in synthetic.make_rows(50, 3, kind, "valid1"):
         assert set(row) == COLUMNS
@@ -81,7 +98,7 @@ def test_columns(kind):
         assert set(row["extra"]) == {"confidence"} and 1 <= row["extra"]["confidence"] <= 9
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOURCES)
 def test_seed_decides(kind):
     rows = synthetic.make_rows(20, 5, kind)
     assert rows == synthetic.make_rows(30, 5, kind)[:20]
@@ -142,7 +159,7 @@ def test_tokenizer_needs_room_for_bytes():
 
 def test_corpus_files_round_trip(tmp_path):
     synthetic.write_corpus(tmp_path, num_demonstrations=12, num_comparisons=9, num_eval=4, seed=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(KINDS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(SOURCES)
     for kind, num_train in (("demonstrations", 12), ("comparisons", 9)):
         assert sorted(path.name for path in (tmp_path / kind).iterdir()) == ["train.jsonl", "validation.jsonl"]
         for name, num_rows, split in (("train", num_train, "train"), ("validation", 4, "valid1")):
@@ -154,18 +171,11 @@ def test_model_folder_is_ordinary_and_seeded(tmp_path, demonstrations, tokenizer
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     state = torch.random.get_rng_state()
-    folder = make_model(
-        tmp_path / "model", synthetic.row_texts(demonstrations[:50]), seed=5, hidden_size=32, vocab_size=400
-    )
+    texts = synthetic.row_texts(demonstrations[:50])
+    folder = make_model(tmp_path / "model", texts, seed=5, hidden_size=32, vocab_size=400)
     assert torch.equal(torch.random.get_rng_state(), state)
-    names = {path.name for path in folder.iterdir()}
-    assert names == {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in folder.iterdir()} == names
     model, loaded = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.config.model_type == "gemma" and model.config.vocab_size == len(loaded) == 400
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
@@ -178,3 +188,86 @@ def test_model_folder_is_ordinary_and_seeded(tmp_path, demonstrations, tokenizer
 def test_gemma_width_must_suit_the_heads(tokenizer):
     with pytest.raises(ValueError, match="multiple of 8"):
         make_gemma(tokenizer, hidden_size=60)
+
+
+def test_gold_scores_by_hand():
+    """Right words of 4, or of all where there are more, in the mean over replies; the second asks for colours."""
+    metals = dialogue("Name some metals.", " tin lead cat", "More please.", " zinc tin iron lead red")
+    assert dialogue_score(metals) == pytest.approx((2 / 4 + 4 / 5) / 2)
+    assert dialogue_score(metals[:2]) == 2 / 4
+    others = dialogue("Name some metals.", " tin lead cat", "And some colours?", " zinc red")
+    assert dialogue_score(others) == (2 / 4 + 1 / 4) / 2 and asked_kinds(others) == ["metals", "colours"]
+    assert dialogue_scores([metals, others], [{}, {}]) == [dialogue_score(metals), dialogue_score(others)]
+
+
+def test_what_is_good_in_turn_2_depends_on_turn_1():
+    for first, good, bad in (("metals", " zinc", " plum"), ("fruits", " plum", " zinc")):
+        talk = dialogue(f"Name some {first}.", " red", "More please.")
+        scores = [dialogue_score([*talk, {"role": "assistant", "content": text}]) for text in (good, bad)]
+        assert scores == [1 / 8, 0]
+
+
+def test_rows_follow_from_their_arguments_and_ask_for_both_kinds_of_more():
+    rows = [make_dialogue(index, 1) for index in range(200)]
+    assert rows == [make_dialogue(index, 1) for index in range(200)] != [make_dialogue(i, 2) for i in range(200)]
+    assert [make_dialogue(0, 1, "valid")] != rows[:1]
+    kinds = [asked_kinds(row["messages"]) for row in rows]
+    assert {kind for pair in kinds for kind in pair} == set(KINDS)
+    assert 70 < sum(first == second for first, second in kinds) < 130
+    scores = [dialogue_score(row["messages"]) for row in rows]
+    assert 0.5 < sum(scores) / 200 < 0.7  # 0.5 + 0.5 / 4, a little less since words differ
+    turns = [len(make_demonstration(index, 1)["messages"]) for index in range(4)]
+    assert turns == [2, 4, 2, 4]
+
+
+def test_every_word_is_one_token_of_the_tiny_models_tokenizer(tmp_path):
+    from transformers import AutoTokenizer
+
+    rows = [make_dialogue(index, 1) for index in range(500)]
+    make_model(tmp_path, texts_of(rows), hidden_size=8, layers=1, vocab_size=512, chat_template=CHAT_TEMPLATE)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    for word in (word for words in KINDS.values() for word in words):
+        assert len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1, word
+    text = tokenizer.apply_chat_template(dialogue("Hi", " red"), tokenize=False)
+    assert text == "<bos>Hi\n red<eos>"
+
+
+@pytest.mark.parametrize("name", ["demonstrations", "dialogues"])
+def test_files_of_dialogues(name, tmp_path):
+    write_dialogues(tmp_path, 3, 3, 2, seed=1)
+    lines = (tmp_path / name / "train.jsonl").read_text().splitlines()
+    make = make_dialogue if name == "dialogues" else make_demonstration
+    assert [json.loads(line) for line in lines] == [make(index, 1) for index in range(3)]
+    assert len((tmp_path / name / "validation.jsonl").read_text().splitlines()) == 2
+
+
+def test_there_are_128_problems_of_both_kinds():
+    # 4 quantities, 3 joints: 48 printed, 48 returned, 16 lists, 16 of words.
+    assert len(PROBLEMS) == len(set(PROBLEMS)) == 128
+    assert {bool(frame.starter) for frame in FRAMES} == {True, False}
+
+
+@needs_walls
+@pytest.mark.xdist_group("sandbox")
+def test_right_solutions_pass_and_most_demonstrations_do_not():
+    pool = ProgramPool("namespaces", workers=2)
+    passed = {}
+    for kind in ("problems", "demonstrations"):
+        rows = [apps_row(make_row(index, 3, kind), f"row {index}") for index in range(60)]
+        found = pool.run([row.chosen for row in rows], [row.extra["input_output"] for row in rows], ["row"] * 60)
+        passed[kind] = sum(outcome.status == "passed" for outcome in found)
+    assert passed["problems"] == 60 and 3 <= passed["demonstrations"] <= 30
+
+
+def test_files_of_problems(tmp_path):
+    write_problems(tmp_path, 8, 6, 4, seed=1)
+    lines = {
+        file.relative_to(tmp_path).as_posix(): file.read_text().splitlines() for file in tmp_path.rglob("*.jsonl")
+    }
+    sizes = {"demonstrations/train": 8, "demonstrations/test": 4, "problems/train": 6, "problems/test": 4}
+    assert {name.removesuffix(".jsonl"): len(rows) for name, rows in lines.items()} == sizes
+    first = (tmp_path / "problems" / "train.jsonl").read_text()
+    write_problems(tmp_path, 8, 6, 4, seed=1)
+    assert (tmp_path / "problems" / "train.jsonl").read_text() == first
+    row = json.loads(first.splitlines()[0])
+    assert set(row) == {"id", "question", "solutions", "input_output", "difficulty", "url", "starter_code"}

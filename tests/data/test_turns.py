@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--train_on all`: which tokens of a conversation are trained on, and that the loss is the one over just these."""
 
-import json
 import logging
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from cli_runs import write_jsonl
 from closeness import near
+from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
 from dschat.data.collate import collate_sft
+from dschat.data.encoding import encode_turns
 from dschat.data.examples import CUT_TO_NOTHING, SFTExample, sft_examples
-from dschat.data.formats.rows import Row
-from dschat.data.inspect.preview import preview_report
-from dschat.data.inspect.steps import Settings
-from dschat.data.turns import encode_turns
+from dschat.data.preview import Settings, preview_report
 from dschat.errors import UserError
 from factories import PAD, engine_of, make_causal_lm
 
@@ -24,7 +23,7 @@ TALK = dialogue("Who?", "me.", "And why?", "so it is.", "bye", "see you.")
 
 
 def row_of(messages, response="see you."):
-    return Row(None, messages, response, None, {}, "rows.jsonl:1")
+    return talk_row(messages, response)
 
 
 def made(tokenizer, row, length=9999, all_turns=True):
@@ -80,7 +79,7 @@ def test_the_same_tokens_as_with_the_last_turn_alone(name):
 
 def test_rows_without_earlier_turns_are_as_before(caplog):
     tokenizer = chat_tokenizer()
-    rows = [row_of(TALK[:1], "me."), Row("Who?", None, "me.", None, {}, "rows.jsonl:2"), row_of(TALK[:3])]
+    rows = [row_of(TALK[:1], "me."), text_row("Who?", "me."), row_of(TALK[:3])]
     with caplog.at_level(logging.INFO, logger="dschat"):
         examples, _ = sft_examples(rows, tokenizer, 999, EOS, all_turns=True)
         sft_examples(rows, tokenizer, 999, EOS, held_out=True, all_turns=True)
@@ -102,12 +101,8 @@ def test_long_conversations_are_cut():
     tokenizer = chat_tokenizer()
     whole = made(tokenizer, row_of(TALK[:-1]))
     ids, first = whole.prompt_ids + whole.response_ids, len(whole.prompt_ids)
-    for length in (
-        first + 1,
-        first + whole.targets.index(False),
-        first + whole.targets.index(False) + 1,
-        len(ids) - 1,
-    ):
+    end = first + whole.targets.index(False)
+    for length in (first + 1, end, end + 1, len(ids) - 1):
         cut = made(tokenizer, row_of(TALK[:-1]), length)
         assert cut.prompt_ids + cut.response_ids == ids[:length]
         assert cut.targets == whole.targets[: length - first]
@@ -145,7 +140,7 @@ def test_the_mask_of_a_batch():
 
 def test_the_loss_is_the_cross_entropy_over_these_tokens(group):
     """Against cross_entropy with labels of -100 on each conversation alone, without padding."""
-    from dschat.trainers.supervised.sft import SFTTask
+    from dschat.trainers.sft import SFTTask
 
     tokenizer = chat_tokenizer()
     rows = [row_of(TALK[:-1]), row_of(TALK[:3], "yes."), row_of(TALK[:1], "no.")]
@@ -167,8 +162,7 @@ def test_the_loss_is_the_cross_entropy_over_these_tokens(group):
 
 
 def test_the_preview_shows_every_turn(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"messages": TALK}) + "\n" for _ in range(20)))
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"messages": TALK}] * 20)
     settings = Settings(tokenizer=chat_tokenizer(), all_turns=True)
     shown = preview_report(str(path), 1, 1, False, settings)
     assert shown.count(": trained]]") == 3 and "the loss is taken on every turn of the assistant" in shown

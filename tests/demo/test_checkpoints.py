@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from closeness import assert_near
 from demo_cases import as_run, make_session, save_endless, save_reward, text_tokenizer
-from dschat.demo.checkpoints import chosen, find_checkpoints
+from dschat.demo.models import chosen, find_checkpoints
 from dschat.demo.session import Choice
 from dschat.errors import UserError
 from dschat.models.lora import add_lora

@@ -6,14 +6,11 @@ import threading
 import pytest
 
 from closeness import near
-from demo_cases import PROMPT, QUESTION, make_session, save_endless, save_reward, save_taught, text_tokenizer
-from dschat.config.macro_actions import TerminationFlags
+from demo_cases import PROMPT, QUESTION, ids_of, make_session, save_endless, save_reward, save_taught, text_tokenizer
 from dschat.data.synthetic_dialogues import CHAT_TEMPLATE
-from dschat.demo.chats import Conversation, Stops
-from dschat.demo.markup import answer_html, status_html, summary_html, text_html
-from dschat.demo.options import DemoOptions, parse_options
-from dschat.demo.prompts import chat_prompt, summary_prompt
-from dschat.demo.session import Choice, Reply, Session
+from dschat.demo.actions import Stops, answer_html, status_html, summary_html, text_html
+from dschat.demo.options import parse_options
+from dschat.demo.session import Chat, Choice, ShownAnswer, chat_prompt, summary_prompt
 from dschat.errors import UserError
 from dschat.macro_view.html import MacroToken
 from factories import hf_logprobs, hf_score
@@ -30,9 +27,15 @@ def models(tmp_path_factory):
     return folder
 
 
-def last(session, make_prompt):
-    (*_, replies) = session.answer(make_prompt, GREEDY, threading.Event())
-    return replies
+def ask(side, model):
+    """The question as the first message of a chat."""
+    return Chat().prompt(QUESTION, side, model)
+
+
+def last(session, make_prompt=ask):
+    """The whole answers of all sides."""
+    (*_, answers) = session.answer(make_prompt, GREEDY, threading.Event())
+    return answers
 
 
 def test_dialogues_have_the_form_of_hh_or_of_the_chat_template():
@@ -53,19 +56,16 @@ def test_posts_have_the_form_of_tldr():
 
 
 def test_two_models_answer_the_same_each_with_its_score_and_macro_actions(models):
-    session = make_session(
-        models / "ends", other=str(models / "endless"), reward_model=str(models / "reward"), ngram=3
-    )
-    replies = last(session, lambda side, model: Conversation().prompt(QUESTION, side, model))
+    session = make_session(models / "ends", other=str(models / "endless"), reward_model=str(models / "reward"))
+    replies = last(session)
     assert replies[0].text == " fine, thank you" and len(replies[1].tokens) == 20
     for reply in replies:
         assert [token.macro_action for token in reply.tokens] == [place // 3 for place in range(len(reply.tokens))]
-        tokenizer = text_tokenizer()
-        ids = [tokenizer.bos_token_id, *tokenizer.encode(PROMPT, add_special_tokens=False)]
-        ids += [*tokenizer.encode(reply.text, add_special_tokens=False), tokenizer.eos_token_id]
+        answer = text_tokenizer().encode(f"{reply.text}<eos>", add_special_tokens=False)
+        ids = [*ids_of(PROMPT), *answer]
         assert reply.score == near(hf_score(session.reader._classifier._classifier, ids))
         assert reply.caption.startswith(f"score {reply.score:+.3f}".replace("-", "−"))
-    alone = last(make_session(models / "endless"), lambda side, model: Conversation().prompt(QUESTION, side, model))
+    alone = last(make_session(models / "endless"))
     assert alone[0].text == replies[1].text and alone[0].score is None
 
 
@@ -80,7 +80,7 @@ def test_models_texts_are_shown_and_nothing_in_them_is_obeyed():
     nasty = "<img src=x onerror='f()'> &amp; ${f()} {{f}} `c` \x1b[31m \u202e"
     shown = "&lt;img src=x onerror='f()'&gt; &amp;amp; ${f()} {{f}} `c` \\x1b[31m \\u202e"
     assert text_html(nasty) == shown
-    reply = Reply(nasty, "ended", (MacroToken(nasty, 0), MacroToken("</span>", 1)), -1.5, 0.25)
+    reply = ShownAnswer(nasty, "ended", (MacroToken(nasty, 0), MacroToken("</span>", 1)), -1.5, 0.25)
     for html in (answer_html(reply, True), summary_html(reply, False), status_html(nasty)):
         assert "<img" not in html and "</span></span></span>" not in html.replace("</span></span></div>", "")
         assert not set("`${}\x1b\u202e") & set(html)
@@ -137,12 +137,9 @@ def test_the_flags_of_macro_actions_are_those_of_step_3():
 
 @pytest.mark.parametrize("mode", ["token", "prefix"])
 def test_perplexity_cuts_by_the_log_probs_of_the_model_that_answers(models, mode):
-    flags = TerminationFlags(termination_condition="ppl", ppl_mode=mode)
-    session = Session(DemoOptions(model=str(models / "endless"), device="cpu"), flags)
-    session.load_named(0)
-    (reply,) = last(session, lambda side, model: Conversation().prompt(QUESTION, side, model))
-    tokenizer = text_tokenizer()
-    prompt = [tokenizer.bos_token_id, *tokenizer.encode(PROMPT, add_special_tokens=False)]
+    session = make_session(models / "endless", termination={"termination_condition": "ppl", "ppl_mode": mode})
+    (reply,) = last(session)
+    tokenizer, prompt = text_tokenizer(), ids_of(PROMPT)
     answer = tokenizer.encode(reply.text, add_special_tokens=False)
     assert len(answer) == len(reply.tokens)
     logprobs, _ = hf_logprobs(session._sides[0].model.causal_lm, (prompt, answer))

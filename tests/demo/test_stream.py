@@ -2,20 +2,22 @@
 """Answers that grow: what they say, and why they end."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_cases import MARKER, PROMPT, QUESTION, make_session, save_endless, save_taught, text_tokenizer
-from dschat.demo.chats import Conversation
-from dschat.demo.session import Choice
+from dschat.demo.session import Chat, Choice
 from dschat.demo.stream import ENDED, LENGTH, STOPPED, shown_text
 from dschat.demo.stream import MARKER as BY_MARKER
 from dschat.errors import UserError
 from factories import make_causal_lm, save_folder
 
 GREEDY = Choice(do_sample=False, max_new_tokens=40)
+LONG = Choice(do_sample=False, max_new_tokens=4000)
+ASK = partial(Chat().prompt, QUESTION)
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +29,10 @@ def models(tmp_path_factory):
     return folder
 
 
-def answers(session, choice=GREEDY, conversation=None, message=QUESTION, stop=None):
+def answers(session, choice=GREEDY, chat=None, message=QUESTION, stop=None):
     """Every state of the first side's answer."""
-    conversation = conversation or Conversation()
-    growing = session.answer(
-        lambda side, model: conversation.prompt(message, side, model), choice, stop or threading.Event()
-    )
-    return [replies[0] for replies in growing]
+    growing = session.answer(partial((chat or Chat()).prompt, message), choice, stop or threading.Event())
+    return [sides[0] for sides in growing]
 
 
 def test_a_greedy_answer_is_what_transformers_itself_generates(models):
@@ -73,36 +72,22 @@ def test_an_end_of_conversation_token_ends_an_answer(models):
 
 
 def test_stop_ends_an_answer_after_the_token_that_is_being_computed(models):
-    session, stop, seen = make_session(models / "endless"), threading.Event(), []
-    growing = session.answer(
-        lambda side, model: Conversation().prompt(QUESTION, side, model),
-        Choice(do_sample=False, max_new_tokens=4000),
-        stop,
-    )
-    for replies in growing:
-        seen.append(replies[0])
+    stop, seen = threading.Event(), []
+    for (answer,) in make_session(models / "endless").answer(ASK, LONG, stop):
+        seen.append(answer)
         stop.set()
     assert seen[-1].done == STOPPED and 0 < len(seen[-1].tokens) < 200
 
 
-def test_a_reader_who_leaves_stops_the_answer_and_frees_the_models(models):
-    session = make_session(models / "endless")
-    prompt = lambda side, model: Conversation().prompt(QUESTION, side, model)  # noqa: E731
-    growing = session.answer(prompt, Choice(do_sample=False, max_new_tokens=4000), threading.Event())
-    next(growing)
-    growing.close()
-    assert answers(session)[-1].done == LENGTH
-
-
-def test_one_who_waits_for_another_answer_can_be_stopped(models):
+def test_one_who_waits_can_be_stopped_and_a_reader_who_leaves_frees_the_models(models):
     session, stop = make_session(models / "endless"), threading.Event()
-    prompt = lambda side, model: Conversation().prompt(QUESTION, side, model)  # noqa: E731
-    first = session.answer(prompt, Choice(do_sample=False, max_new_tokens=4000), threading.Event())
+    first = session.answer(ASK, LONG, threading.Event())
     next(first)
     stop.set()
-    (reply,) = answers(session, stop=stop)
-    assert reply.done == STOPPED and reply.text == ""
+    (waiting,) = answers(session, stop=stop)
+    assert waiting.done == STOPPED and waiting.text == ""
     first.close()
+    assert answers(session)[-1].done == LENGTH
 
 
 def test_draws_follow_from_the_seed(models):
@@ -121,9 +106,9 @@ def test_the_conversation_goes_on_from_the_models_own_answers(models, tmp_path):
     history = f"{PROMPT} fine, thank you\n\nHuman: and now?\n\nAssistant:"
     path = save_taught(tmp_path / "second", " the same", prompt=history)
     session = make_session(models / "ends")
-    conversation = Conversation().with_turn(QUESTION, [answers(session)[-1]])
+    chat = Chat().with_turn(QUESTION, [answers(session)[-1]])
     session.load(0, path)
-    assert answers(session, conversation=conversation, message=" and now? ")[-1].text == " the same"
+    assert answers(session, chat=chat, message=" and now? ")[-1].text == " the same"
 
 
 def test_what_cannot_be_answered_is_said_in_words(models, tmp_path):

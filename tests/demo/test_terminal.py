@@ -10,8 +10,8 @@ import pytest
 
 from cli_runs import environment, message_of, run_command
 from demo_cases import as_run, make_session, save_endless, save_reward, save_taught
-from dschat.demo.session import Reply
-from dschat.demo.terminal import TerminalChat
+from dschat.demo.__main__ import TerminalChat
+from dschat.demo.session import ShownAnswer
 from dschat.errors import UserError
 
 
@@ -74,7 +74,7 @@ def test_after_an_answer_that_fails_half_way_the_next_one_is_written(run, monkey
         if not failing:
             yield from answer(*arguments)
             return
-        yield [Reply(failing.pop(0))]
+        yield [ShownAnswer(failing.pop(0))]
         raise UserError("it broke.")
 
     monkeypatch.setattr(session, "answer", answer_or_fail)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.builders.ppo import build_ppo_models
 from dschat.config.ppo import PPOConfig
-from dschat.engine.adapters_off import AdaptersOff
+from dschat.engine.engine import AdaptersOff
 from dschat.errors import UserError
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora, lora_config

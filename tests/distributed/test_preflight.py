@@ -10,9 +10,9 @@ import torch
 from transformers import GemmaConfig
 
 from dschat.config.ppo import PPOConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.errors import UserError
-from dschat.plan.needs import Needs, needs_of, warn_of_gpu_memory
+from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
 from dschat.run.preflight import ProcessReport, check_reports, preflight
 from launches import launch
 
@@ -113,10 +113,10 @@ def test_what_a_run_surely_needs(tmp_path):
     model = str(tmp_path)
     names = {"actor_model_name_or_path": model, "critic_model_name_or_path": model}
     config = PPOConfig(data_path=["unused"], output_dir="unused", **names)
-    assert needs_of(config, 1, torch.device("cpu")) == Needs(16 * 1016 + 16 * 1024, 0)
+    assert minimum_memory(config, 1, torch.device("cpu")) == MinimumMemory(16 * 1016 + 16 * 1024, 0)
     # On a GPU in bf16: 2 + 12 bytes and 4 of gradients, which are never given back; and 2.
-    assert needs_of(config, 1, torch.device("cuda")) == Needs(0, 20 * 1016 + 20 * 1024)
-    assert needs_of(sft("unused"), 1, torch.device("cpu")) is None
+    assert minimum_memory(config, 1, torch.device("cuda")) == MinimumMemory(0, 20 * 1016 + 20 * 1024)
+    assert minimum_memory(sft("unused"), 1, torch.device("cpu")) is None
 
 
 def test_a_gpu_that_may_be_too_small_is_a_warning(tmp_path, caplog):
@@ -140,7 +140,7 @@ sys.argv = [sys.argv[0], "--data_path", "unused", "--model_name_or_path", "unuse
 def train(config, stage):
     raise AssertionError("went on")
 
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.main import run_main
 
 sys.exit(run_main("sft", SFTConfig, train))

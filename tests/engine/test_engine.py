@@ -11,7 +11,7 @@ import torch
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.config.batches import plan_batches
 from dschat.engine.engine import Engine, EngineSettings, deepspeed_config
-from dschat.engine.process_group import choose_dtype
+from dschat.engine.process_group import training_dtype
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
 from dschat.rl.losses import sft_loss
@@ -21,7 +21,6 @@ from factories import (
     frozen_engine_of,
     largest_difference,
     make_causal_lm,
-    make_classifier,
     pad_rows,
     ragged_rows,
     to_device,
@@ -91,21 +90,16 @@ def test_clipping_acts_and_the_norm_is_that_before_clipping(group):
     """Adam's step hardly depends on the gradient's scale, but its second does on the ratio of two clipped ones."""
     expected, norms = reference_update(updates=3, clip=0.05)
     unclipped, _ = reference_update(updates=3, clip=1e9)
-    engine = engine_of(make_causal_lm(), 8, 1, gradient_clipping=0.05)
+    engine, free = (engine_of(make_causal_lm(), 8, 1, gradient_clipping=clip) for clip in (0.05, 0.0))
     reported = []
     for _ in range(3):
         update(engine, 8)
+        update(free, 8)
         reported.append(engine.grad_norm)
     assert reported == near(norms, UPDATE) and min(norms) > 0.1
     assert largest_difference(weights_of(engine), expected) < WEIGHT_GAP
+    assert largest_difference(weights_of(free), unclipped) < WEIGHT_GAP  # a limit of 0 is none
     assert largest_difference(unclipped, expected) > 1e-4
-
-
-def test_clipping_0_is_none(group):
-    engine = engine_of(make_causal_lm(), 8, 1, gradient_clipping=0.0)
-    for _ in range(3):
-        update(engine, 8)
-    assert largest_difference(weights_of(engine), reference_update(updates=3, clip=1e9)[0]) < WEIGHT_GAP
 
 
 def test_schedule_and_warm_up_count_optimiser_updates(group):
@@ -220,23 +214,6 @@ def test_a_frozen_engine_has_no_gradients_and_is_the_model_itself(group):
     assert_near(loss_of(engine, ROWS), expected.detach())
 
 
-def test_a_scalar_engine_trains(group):
-    engine = engine_of(make_classifier(), 4, 2)
-    before = weights_of(engine)
-    for start in (0, 4):
-        ids, attention_mask, _ = (to_device(x) for x in pad_rows(ROWS[start : start + 4]))
-        engine.backward(engine(ids, attention_mask).square().mean() / 2)
-        engine.step()
-    moved = {name: float((w - before[name]).abs().max()) for name, w in weights_of(engine).items()}
-    assert min(moved.values()) > 0
-
-
-def test_gathered_hands_out_the_module(group):
-    engine = engine_of(make_causal_lm())
-    with engine.gathered() as module:
-        assert module is engine.module and isinstance(module, PolicyModel)
-
-
 SETTINGS = {"dtype": torch.float32, "plan": plan_batches("per_device_train_batch_size", 2, 4, None, 1)}
 
 
@@ -246,61 +223,54 @@ def settings_with(given, tmp_path):
     return EngineSettings(**SETTINGS, config_file=str(file))
 
 
-def test_a_users_deepspeed_config_is_merged(tmp_path):
-    given = {"wall_clock_breakdown": True, "gradient_clipping": 0.3, "train_micro_batch_size_per_gpu": "auto"}
-    given["gradient_accumulation_steps"] = 4
-    config = deepspeed_config(settings_with(given, tmp_path), 1.0)
-    assert config["wall_clock_breakdown"] is True and config["gradient_clipping"] == 0.3
-    assert config["train_micro_batch_size_per_gpu"] == 2 and config["gradient_accumulation_steps"] == 4
-    assert config["zero_optimization"]["stage"] == 0
+AUTO = {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": "auto"}}
 
 
-@pytest.mark.parametrize(("key", "value"), [("train_micro_batch_size_per_gpu", 3), ("gradient_accumulation_steps", 1)])
-def test_a_deepspeed_config_that_contradicts_the_batch_flags_is_refused(key, value, tmp_path):
-    with pytest.raises(UserError, match=f"--deepspeed_config .*{key} is {value}, but the flags give"):
-        deepspeed_config(settings_with({key: value}, tmp_path), 1.0)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"wall_clock_breakdown": True, "gradient_clipping": 0.3, "gradient_accumulation_steps": 4},
+        {"train_micro_batch_size_per_gpu": "auto"},
+        {"zero_optimization": {"overlap_comm": True}},
+        AUTO,  # as in configurations written for Hugging Face's Trainer
+    ],
+    ids=str,
+)
+def test_a_users_deepspeed_config_is_merged(given, tmp_path):
+    """Key by key, also into sections; "auto" means ours."""
+    expected = deepspeed_config(EngineSettings(**SETTINGS), 1.0)
+    assert (expected["train_micro_batch_size_per_gpu"], expected["gradient_accumulation_steps"]) == (2, 4)
+    assert (expected["gradient_clipping"], expected["zero_optimization"]) == (1.0, {"stage": 0})
+    assert expected["bf16"] == {"enabled": False} and not expected["wall_clock_breakdown"]
+    for key, value in given.items():
+        if isinstance(value, dict):
+            expected[key] |= {name: new for name, new in value.items() if new != "auto"}
+        elif value != "auto":
+            expected[key] = value
+    assert deepspeed_config(settings_with(given, tmp_path), 1.0) == expected
 
 
-def test_a_contradicting_train_batch_size_is_refused(tmp_path):
-    """On one process the flags give 2 x 4 = 8."""
-    with pytest.raises(UserError, match="train_batch_size is 64"):
-        deepspeed_config(settings_with({"train_batch_size": 64}, tmp_path), 1.0)
-
-
-@pytest.mark.parametrize("given", [{"bf16": {"enabled": True}}, {"fp16": {"enabled": True}}])
-def test_a_deepspeed_config_that_contradicts_the_dtype_is_refused(given, tmp_path):
-    with pytest.raises(UserError, match="--deepspeed_config"):
-        deepspeed_config(settings_with(given, tmp_path), 1.0)
-
-
-def test_a_deepspeed_config_that_contradicts_the_zero_stage_is_refused(tmp_path):
-    with pytest.raises(UserError, match="--deepspeed_config"):
-        deepspeed_config(settings_with({"zero_optimization": {"stage": 3}}, tmp_path), 1.0)
-
-
-def test_a_partial_section_keeps_our_other_keys(tmp_path):
-    config = deepspeed_config(settings_with({"zero_optimization": {"overlap_comm": True}}, tmp_path), 1.0)
-    assert config["zero_optimization"] == {"stage": 0, "overlap_comm": True}
-
-
-def test_auto_means_ours_everywhere(tmp_path):
-    """Configurations written for Hugging Face's Trainer say "auto" for what flags decide."""
-    given = {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": "auto"}}
-    config = deepspeed_config(settings_with(given, tmp_path), 1.0)
-    assert config["gradient_clipping"] == 1.0
-    assert config["bf16"] == {"enabled": False}
-    assert config["zero_optimization"] == {"stage": 0}
-
-
-@pytest.mark.parametrize("text", ["{", ""])
-def test_an_unreadable_deepspeed_config_is_named(text, tmp_path):
-    with pytest.raises(UserError, match="--deepspeed_config .*cannot be read as JSON"):
-        deepspeed_config(settings_with(text, tmp_path), 1.0)
-
-
-def test_a_missing_deepspeed_config_is_named(tmp_path):
-    with pytest.raises(UserError, match="--deepspeed_config .*cannot be read"):
-        deepspeed_config(EngineSettings(**SETTINGS, config_file=str(tmp_path / "absent.json")), 1.0)
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"train_micro_batch_size_per_gpu": 3}, "train_micro_batch_size_per_gpu is 3, but the flags give 2"),
+        ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps is 1, but the flags give 4"),
+        ({"train_batch_size": 64}, "train_batch_size is 64, but the flags give 8"),
+        ({"bf16": {"enabled": True}}, "bf16.enabled is True, .* use --dtype"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled is True, .* use --dtype"),
+        ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage is 3, .* use --zero_stage"),
+        ({"optimizer": {"type": "AdamW"}}, "optimizer is set by flags here"),
+        ({"scheduler": {"type": "AdamW"}}, "scheduler is set by flags here"),
+        ("{", "cannot be read as JSON"),
+        ("", "cannot be read as JSON"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_deepspeed_config_that_contradicts_the_flags_or_cannot_be_read_is_refused(given, words, tmp_path):
+    """On one process the flags give batches of 2 x 4 = 8."""
+    absent = EngineSettings(**SETTINGS, config_file=str(tmp_path / "absent.json"))
+    with pytest.raises(UserError, match=f"--deepspeed_config .*{words}"):
+        deepspeed_config(absent if given is None else settings_with(given, tmp_path), 1.0)
 
 
 def test_an_engine_with_a_users_config_trains(group, tmp_path):
@@ -314,19 +284,13 @@ def test_an_engine_with_a_users_config_trains(group, tmp_path):
 
 def test_dtype_by_name():
     cuda = torch.cuda.is_available()
-    assert choose_dtype("fp32") == torch.float32 and choose_dtype("bf16") == torch.bfloat16
-    assert choose_dtype(None) == (torch.bfloat16 if cuda else torch.float32)
+    assert training_dtype("fp32") == torch.float32 and training_dtype("bf16") == torch.bfloat16
+    assert training_dtype(None) == (torch.bfloat16 if cuda else torch.float32)
     if cuda:
-        assert choose_dtype("fp16") == torch.float16
+        assert training_dtype("fp16") == torch.float16
     else:
         with pytest.raises(UserError, match="--dtype fp16 needs a GPU"):
-            choose_dtype("fp16")
-
-
-@pytest.mark.parametrize("section", ["optimizer", "scheduler"])
-def test_optimiser_and_schedule_come_from_flags(section, tmp_path):
-    with pytest.raises(UserError, match=f"{section} is set by flags here"):
-        deepspeed_config(settings_with({section: {"type": "AdamW"}}, tmp_path), 1.0)
+            training_dtype("fp16")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed keeps its figures of memory and its probing of ops to itself."""
+"""DeepSpeed keeps its figures of memory and its probing of ops to itself; locks of compilations."""
 
+import logging
+import os
 import sys
+from pathlib import Path
 
 import deepspeed
+import pytest
 import torch
+from torch.utils import cpp_extension
 
 from cli_runs import run_command
-from dschat.engine.process_group import SHARED_MEMORY, decide_on_shared_memory
+from dschat.engine.process_group import SHARED_MEMORY, decide_on_shared_memory, prepare_op
 from factories import engine_of, make_causal_lm
 
 
@@ -37,3 +42,41 @@ def test_a_group_of_one_compiles_no_test_programs():
     )
     done = run_command([sys.executable, "-c", program], DS_ACCELERATOR="cpu").expect(0)
     assert "probed" not in done.stdout and "laio" not in done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where torch compiles cpu_adam in this test."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    for name in ("LOCAL_RANK", "CROSS_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return Path(cpp_extension._get_build_directory("cpu_adam", verbose=False))
+
+
+def test_the_lock_of_a_process_that_compiles_stays_and_that_of_a_killed_one_goes(folder, caplog):
+    with open(folder / "lock", "x"):
+        prepare_op("cpu_adam")
+        assert (folder / "lock").exists()
+    prepare_op("cpu_adam")
+    assert not (folder / "lock").exists()
+    assert "the lock of a compilation that was killed" in caplog.text and str(folder) in caplog.text
+
+
+def test_another_machine_may_hold_a_young_lock(folder, monkeypatch):
+    monkeypatch.setenv("CROSS_SIZE", "2")
+    (folder / "lock").touch()
+    prepare_op("cpu_adam")
+    assert (folder / "lock").exists()
+    os.utime(folder / "lock", (1, 1))
+    prepare_op("cpu_adam")
+    assert not (folder / "lock").exists()
+
+
+def test_a_compilation_is_announced_once(folder, caplog):
+    caplog.set_level(logging.INFO)
+    prepare_op("cpu_adam")
+    assert "compiling DeepSpeed's cpu_adam" in caplog.text
+    caplog.clear()
+    (folder / "cpu_adam.so").touch()
+    prepare_op("cpu_adam")
+    assert not caplog.text

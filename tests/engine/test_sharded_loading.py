@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from closeness import EPS, FORWARD
-from dschat.engine.sharded_loading import IN_TURN, placement_of
+from dschat.engine.zero3 import IN_TURN, placement_of
 from dschat.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.placement import Opening
+from dschat.models.opening import Opening
 from factories import engine_of, largest_difference, make_causal_lm, make_classifier, save_folder, whole_state
 from loading_checks import compare, loader, save_special, settings_of
 
@@ -31,7 +31,7 @@ def test_every_weight_of_the_files_is_cut_on_arrival(settings, tokenizer, tmp_pa
     folder = save_folder(tmp_path, make_causal_lm("llama"), tokenizer)
     monkeypatch.setenv(IN_TURN, "0")
     placement = placement_of(settings)
-    with placement.arriving():
+    with placement.load_sharded():
         model = AutoModelForCausalLM.from_pretrained(folder)
         assert all(is_in_parts(p) for p in model.parameters())
     assert os.environ[IN_TURN] == "0"

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from cli_runs import message_of
-from dschat.run.manifest import digest
+from dschat.run.checkpoint import digest
 from fault_runs import FUNCTIONS, MOMENTS, RESUME, Trial, contents, expect_same, flags_of, make_inputs, outcome
 from real_size import as_large_as
 

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from cli_runs import message_of
-from dschat.run.manifest import digest
+from dschat.run.checkpoint import digest
 from fault_runs import RESUME, Trial, contents, expect_same, outcome, small_files_only, without_override
 
 WEIGHTS = "actor/mp_rank_00_model_states.pt"

@@ -21,27 +21,22 @@ def stopped(result, sent):
     assert "Traceback" not in result.stderr and "error" not in result.stderr.lower().replace("stderr", "")
 
 
-@pytest.mark.parametrize("moment", ["generation", "scoring", "training", "saving", "saving-models"])
+MOMENTS_OF = {"ppo": ("generation", "scoring", "training", "saving", "saving-models"), "sft": ("learning", "saving")}
+
+
+@pytest.mark.parametrize(
+    ("step", "moment"), [(step, each) for step, moments in MOMENTS_OF.items() for each in moments]
+)
 @pytest.mark.parametrize("sent", STATUS, ids=lambda sent: sent.name)
-def test_step_3_stops_and_goes_on(sent, moment, trial, whole, monkeypatch):
-    run = trial("ppo")
+def test_a_run_stops_and_goes_on(sent, step, moment, trial, whole, inputs, monkeypatch):
+    run = trial(step)
     with monkeypatch.context() as hurt:
         hurt.setenv("FAULT", f"{MOMENTS[moment]}|{sent.value}")
-        stopped(run.ended(run.start(), 30), sent)
+        first = partial(runpy.run_path, str(inputs / "own.py")) if step == "sft" else None
+        stopped(run.ended(run.start(first), 30), sent)
     assert not (run.out / ".writing").exists() and not (run.out / ".lock").exists()
     run.run(**RESUME).expect(0)
-    expect_same(whole("ppo"), outcome(run.out))
-
-
-@pytest.mark.parametrize("moment", ["learning", "saving"])
-@pytest.mark.parametrize("sent", STATUS, ids=lambda sent: sent.name)
-def test_step_1_stops_and_goes_on(sent, moment, trial, whole, inputs, monkeypatch):
-    run = trial("sft")
-    with monkeypatch.context() as hurt:
-        hurt.setenv("FAULT", f"{MOMENTS[moment]}|{sent.value}")
-        stopped(run.ended(run.start(partial(runpy.run_path, str(inputs / "own.py"))), 30), sent)
-    run.run(**RESUME).expect(0)
-    expect_same(whole("sft"), outcome(run.out))
+    expect_same(whole(step), outcome(run.out))
 
 
 def test_without_save_steps_a_signal_saves_all_the_same(trial, whole, monkeypatch):
@@ -54,24 +49,18 @@ def test_without_save_steps_a_signal_saves_all_the_same(trial, whole, monkeypatc
     expect_same(whole("ppo"), outcome(run.out))
 
 
-@pytest.mark.parametrize("moment", ["scoring", "saving"])
-def test_a_second_ctrl_c_ends_at_once(moment, trial, whole, monkeypatch):
+@pytest.mark.parametrize(("moment", "sent"), [("scoring", "2,2"), ("saving", "2,2"), ("scoring", "2,15,15")])
+def test_further_signals(moment, sent, trial, whole, monkeypatch):
+    """A second Ctrl-C ends at once; a launcher's SIGTERM to a process that has had Ctrl-C already changes nothing."""
     run = trial("ppo")
     with monkeypatch.context() as hurt:
-        hurt.setenv("FAULT", f"{MOMENTS[moment]}|2,2")
-        result = run.ended(run.start(), 30).expect(130)
-    assert "interrupted" in result.stderr and SAID not in result.stderr
-    assert not (run.out / ".writing").exists() and "Traceback" not in result.stderr
-    run.run(**RESUME).expect(0)
-    expect_same(whole("ppo"), outcome(run.out))
-
-
-def test_a_launcher_s_signal_after_ctrl_c_changes_nothing(trial, whole, monkeypatch):
-    """It sends SIGTERM to its processes, which have had Ctrl-C already."""
-    run = trial("ppo")
-    with monkeypatch.context() as hurt:
-        hurt.setenv("FAULT", f"{MOMENTS['scoring']}|2,15,15")
-        stopped(run.ended(run.start(), 30), signal.SIGINT)
+        hurt.setenv("FAULT", f"{MOMENTS[moment]}|{sent}")
+        result = run.ended(run.start(), 30)
+    if sent == "2,2":
+        assert "interrupted" in result.expect(130).stderr and SAID not in result.stderr
+        assert not (run.out / ".writing").exists() and "Traceback" not in result.stderr
+    else:
+        stopped(result, signal.SIGINT)
     run.run(**RESUME).expect(0)
     expect_same(whole("ppo"), outcome(run.out))
 

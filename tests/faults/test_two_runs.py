@@ -26,11 +26,11 @@ STOPPED = f"{MOMENTS['learning']}|{signal.SIGSTOP.value}"
 LIGHT = """
 import os, signal, sys
 import torch
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.main import run_main
 from dschat.run.checkpoint import Checkpoints
-from dschat.run.progress import Progress
-from dschat.run.random_states import random_states
+from dschat.run.state import Progress
+from dschat.run.state import random_states
 
 def train(config, run):
     checkpoints = Checkpoints({}, config, run, {})

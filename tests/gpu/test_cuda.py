@@ -6,15 +6,14 @@ import torch
 
 from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
-from dschat.engine.sharded_loading import placement_of
+from dschat.engine.zero3 import placement_of
 from dschat.models.load import load_causal_lm
-from dschat.models.placement import Opening
+from dschat.models.opening import Opening
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.compacting import CompactingEngine, sample
-from dschat.rollouts.generate import generate
+from dschat.rollouts.generate import ContinuousEngine, generate, sample
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.ppo_models import PPOModels
 from factories import (
     KINDS,
     engine_of,
@@ -62,12 +61,12 @@ def test_one_ppo_iteration_in_bf16(group, tokenizer, tmp_path):
         frozen_engine_of(make_causal_lm(initializer_range=0.05), torch.bfloat16),
         critic,
         FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function"),
-        CompactingEngine(8),
+        ContinuousEngine(8),
     )
     prompts = [make_prompt(random_ids(3 + i % 3, i), f"p{i}", i) for i in range(8)]
     trainer = ppo_trainer_of(models, prompts, [], tokenizer, config)
     before = weights_of_all(actor=actor, critic=critic)
-    metrics = trainer.iterate([list(range(8))], 0)
+    metrics = trainer.iterate([list(range(8))])
     after = weights_of_all(actor=actor, critic=critic)
     assert largest_difference(before, after) > 0
     assert all(bool(torch.isfinite(w).all()) for w in after.values())
@@ -86,7 +85,7 @@ def test_sampling_on_cuda_leaves_the_global_state_alone(draw):
     assert torch.equal(again.rollout.input_ids, first.rollout.input_ids)
 
 
-def test_the_compacting_engine_draws_on_cuda_what_it_draws_on_a_cpu():
+def test_continuous_batching_draws_on_cuda_what_it_draws_on_a_cpu():
     causal_lm = make_causal_lm(initializer_range=0.05)
     prompts, sampling = [random_ids(2 + i % 7, i) for i in range(20)], Sampling(12, (2, *range(3, 12)), 0, 1)
     on_cpu = sample(causal_lm, prompts, sampling, range(20), 6)

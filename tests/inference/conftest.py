@@ -10,6 +10,7 @@ import pytest
 
 from data_fixtures import write_all
 from factories import make_causal_lm, make_classifier, save_folder
+from refuel_cases import make_models
 
 EVAL_ROWS = 24  # of summarize and hh-rlhf; more than one batch of 16
 
@@ -26,31 +27,34 @@ def project(tmp_path_factory: pytest.TempPathFactory, bytes_tokenizer: Any) -> P
     return folder
 
 
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """policy, user and rm, which talk."""
+    folder = tmp_path_factory.mktemp("models")
+    make_models(folder)
+    return folder
+
+
 @pytest.fixture
-def options(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """options(**changes): a short run on the CPU that writes below tmp_path."""
+def plain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Flags of a short run with a reward model on the CPU that writes below tmp_path."""
+    monkeypatch.setenv("MA_RLHF_DATA", str(project / "data"))
+    flags = {"proj_path": tmp_path, "dataset": "summarize", "max_new_tokens": 12, "device": "cpu"}
+    return flags | {"model": str(project / "run"), "reward_model": str(project / "rm")}
+
+
+@pytest.fixture
+def options(plain: dict[str, Any]) -> Callable[..., Any]:
+    """options(**changes): those of inference_with_rewards.py."""
     from dschat.inference.options import InferenceOptions
 
-    monkeypatch.setenv("MA_RLHF_DATA", str(project / "data"))
-
-    def make(**changes: Any) -> InferenceOptions:
-        plain = {
-            "proj_path": tmp_path,
-            "dataset": "summarize",
-            "model": str(project / "run"),
-            "reward_model": str(project / "rm"),
-            "max_new_tokens": 12,
-            "device": "cpu",
-        }
-        return InferenceOptions(**(plain | changes))
-
-    return make
+    return lambda **changes: InferenceOptions(**(plain | changes))
 
 
 @pytest.fixture
 def run(options: Callable[..., Any]) -> Callable[..., Path]:
     """run(**changes): does the run of `options(**changes)`; its file."""
-    from dschat.inference.run import run_inference
+    from dschat.inference.scored import run_inference
 
     def go(**changes: Any) -> Path:
         chosen = options(**changes)
@@ -58,3 +62,26 @@ def run(options: Callable[..., Any]) -> Callable[..., Path]:
         return chosen.result_path
 
     return go
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """interrupt(owner, name, count): from then on that function raises KeyboardInterrupt after so many calls.
+
+    Without a count it raises no longer. Returns the arguments of each call to come.
+    """
+    originals: dict[str, Any] = {}
+
+    def after(owner: Any, name: str, count: int | None = None) -> list[Any]:
+        original, calls = originals.setdefault(name, getattr(owner, name)), []
+
+        def work(*arguments: Any) -> Any:
+            if len(calls) == count:
+                raise KeyboardInterrupt
+            calls.append(arguments)
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, work)
+        return calls
+
+    return after

@@ -2,36 +2,26 @@
 """The sweep over numbers of responses and temperatures: what it draws, and what a kill leaves."""
 
 import json
-import signal
-import subprocess
 import sys
-import time
 from statistics import fmean
 
 import pytest
 
-from cli_runs import ROOT, TIMEOUT, environment, message_of, read_jsonl, run_command
+from cli_runs import ROOT, arguments, read_jsonl, run_command
 from closeness import near
 from dschat.errors import UserError
-from dschat.inference import best_of_n as module
-from dschat.inference.best_of_n import run_best_of_n
+from dschat.inference import scored
 from dschat.inference.options import BestOfOptions, parse_flags
-from dschat.inference.run import run_inference
+from dschat.inference.scored import run_best_of_n, run_inference
+from kills import kill_when, rows_kept
 
-SCRIPT = "inference/best_of_n.py"
 SHORT = {"best_of": (2, 3), "temperatures": (0.5, 1.2), "single_temperatures": (0.0, 0.5), "num_samples": 7}
 
 
 @pytest.fixture
-def sweep(options):
+def sweep(plain):
     """sweep(**changes): options of a short sweep."""
-
-    def make(**changes):
-        plain = options()
-        names = ("proj_path", "dataset", "model", "reward_model", "max_new_tokens", "device")
-        return BestOfOptions(**({name: getattr(plain, name) for name in names} | SHORT | changes))
-
-    return make
+    return lambda **changes: BestOfOptions(**(plain | SHORT | changes))
 
 
 def files_of(path):
@@ -49,30 +39,6 @@ def test_defaults_are_the_papers():
     given = ["--best_of", "2", "5", "--temperatures", "1", "--single-temperatures"]
     parsed = parse_flags(BestOfOptions, [*words, *given], "about")
     assert (list(parsed.best_of), parsed.draws) == ([2, 5], {1.0: 5})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"best_of": (0, 4)}, "--best-of 0: must be at least 1"),
-        ({"best_of": (4, 4)}, "--best-of 4 4: give each number once, the smallest first"),
-        ({"best_of": (8, 4)}, "--best-of 8 4: give each number once, the smallest first"),
-        ({"temperatures": (0.4, 0.2)}, "--temperatures 0.4 0.2: give each number once"),
-        ({"single_temperatures": (0.4, 0.4)}, "--single-temperatures 0.4 0.4: give each number once"),
-        ({"temperatures": (-1.0,)}, "--temperatures -1: must be 0 .greedy. or a positive number"),
-        ({"single_temperatures": (float("nan"),)}, "--single-temperatures nan: must be 0 .greedy. or a positive"),
-        ({"temperatures": (0.0, 1.0)}, "--temperatures 0: .*--best-of 3.*--single-temperatures"),
-        ({"temperatures": (), "single_temperatures": ()}, "--temperatures and --single-temperatures: give at least"),
-        ({"dataset": "c4"}, "--dataset c4"),
-    ],
-)
-def test_senseless_flags_are_refused(changes, message, sweep):
-    with pytest.raises(UserError, match=message):
-        sweep(**changes)
-
-
-def test_greedy_is_allowed_where_nothing_is_chosen(sweep):
-    assert sweep(best_of=(1,), temperatures=(0.0, 1.0)).draws == {0.0: 1, 0.5: 1, 1.0: 1}
 
 
 def test_draws_are_those_of_single_runs(sweep, options):
@@ -102,25 +68,20 @@ def test_draws_are_those_of_single_runs(sweep, options):
     assert f"{of_two['first']['value']:.3f} [" in table
 
 
-def test_models_are_opened_once_and_not_for_a_finished_sweep(sweep, monkeypatch):
-    opened = []
-    original = module.open_models
-    monkeypatch.setattr(module, "open_models", lambda *given, **named: opened.append(1) or original(*given, **named))
-    chosen = sweep(num_samples=2)
+def test_models_are_opened_once_and_not_for_a_finished_sweep(sweep, interrupt):
+    opened = interrupt(scored, "load_policy")
+    chosen, again = sweep(num_samples=2), sweep(num_samples=2, overwrite=True)
     run_best_of_n(chosen)
     assert len(opened) == 1
     with pytest.raises(UserError, match="run.jsonl exists, finished"):
         run_best_of_n(chosen)
     before = files_of(chosen.result_path)
-
-    def fails(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(module, "write_best_of", fails)
-        run_best_of_n(sweep(num_samples=2, overwrite=True))
+    interrupt(scored, "write_best_of", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run_best_of_n(again)
+    interrupt(scored, "write_best_of")
     assert len(opened) == 2
-    run_best_of_n(sweep(num_samples=2, overwrite=True))
+    run_best_of_n(again)
     assert len(opened) == 2, "everything had been drawn; only table and curves were missing"
     assert files_of(chosen.result_path) == before
 
@@ -131,42 +92,14 @@ def test_killed_between_two_temperatures_and_started_again_gives_the_same_files(
     run_best_of_n(uninterrupted)
     whole = files_of(uninterrupted.result_path)
     again = sweep(proj_path=tmp_path / "killed", **flags)
-    words = [f"--{name}={value}" for name, value in flags.items()]
-    words += [f"--proj-path={again.proj_path}", f"--model={project / 'run'}", f"--reward-model={project / 'rm'}"]
-    words += [
-        "--device=cpu",
-        "--best-of",
-        "2",
-        "3",
-        "--temperatures",
-        "0.5",
-        "1.2",
-        "--single-temperatures",
-        "0",
-        "0.5",
-    ]
+    words = flags | SHORT | {"proj_path": again.proj_path, "device": "cpu", "num_samples": 8}
+    words |= {"model": project / "run", "reward_model": project / "rm"}
     partial = again.result_path.with_name("killed.jsonl.partial")
-    command, given = [sys.executable, SCRIPT, *words], environment(MA_RLHF_DATA=str(project / "data"))
-    process = subprocess.Popen(command, cwd=ROOT, env=given, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + TIMEOUT
-        while not (partial.exists() and partial.read_bytes().count(b"\n") > 11):  # settings, 8 rows at 0, 2 at 0.5
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert 11 < partial.read_bytes().count(b"\n") < 25
+    command, data = [sys.executable, "inference/best_of_n.py", *arguments(words)], str(project / "data")
+    kill_when(command, lambda: rows_kept(partial) > 10, ROOT, MA_RLHF_DATA=data)  # 8 rows at 0, 2 at 0.5
+    assert 10 < rows_kept(partial) < 24
     with pytest.raises(UserError, match="was begun with --best-of .2, 3., now it is .2, 4."):
         run_best_of_n(sweep(proj_path=again.proj_path, **flags | {"best_of": (2, 4)}))
-    done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.returncode == 0, done.stderr
+    done = run_command(command, cwd=ROOT, MA_RLHF_DATA=data).expect(0)
     assert "| killed " in done.stdout and "N = 3" in done.stdout and "8 prompts: " in done.stdout
     assert files_of(again.result_path) == whole
-
-
-def test_bad_flags_of_the_script(tmp_path):
-    words = ["--proj_path", tmp_path, "--dataset", "summarize", "--model", "m", "--reward_model", "r"]
-    message_of(
-        run_command([sys.executable, SCRIPT, *words, "--best-of", 0], cwd=ROOT), "--best-of 0: must be at least 1"
-    )

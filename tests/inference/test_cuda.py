@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cli_runs import read_jsonl
-from dschat.inference.run import run_inference
+from dschat.inference.scored import run_inference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

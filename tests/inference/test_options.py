@@ -1,28 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of the inference script, their messages, the place of its file, and the device."""
+"""Flags of the commands, their messages, the place of the file, and the device."""
 
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from dschat.data.formats.rows import DataKeys
+from cli_runs import ROOT, message_of, run_command
+from dschat.data.rows import DataKeys
 from dschat.errors import UserError
-from dschat.inference.devices import choose_device, choose_dtype
-from dschat.inference.options import InferenceOptions, parse_flags
-from dschat.inference.values import model_name
+from dschat.inference.options import (
+    BestOfOptions,
+    InferenceOptions,
+    ProgramOptions,
+    TextOptions,
+    model_name,
+    parse_flags,
+)
+from dschat.inference.policy import choose_device
+from dschat.inference.refuel import GenerateOptions, MaskOptions, RankOptions
+from dschat.models.opening import choose_dtype
 
+PROJECT = {"proj_path": Path("P"), "model": "M"}
+SCORED = PROJECT | {"dataset": "hh-rlhf", "reward_model": "R"}
+OUTPUT = {"output_repo": "o"}
+make = partial(InferenceOptions, **SCORED)
+MAKE = {
+    "rewards": make,
+    "best of": partial(BestOfOptions, **SCORED),
+    "programs": partial(ProgramOptions, **PROJECT),
+    "text": partial(TextOptions, data="D", output=Path("O")),
+    "generate": partial(GenerateOptions, **OUTPUT, model="M"),
+    "rank": partial(RankOptions, **OUTPUT, prompts="p"),
+    "masks": partial(MaskOptions, **OUTPUT, input_repo="i"),
+}
 NEEDED = ["--proj-path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward-model", "R"]
 
 
 def parse(*words):
     return parse_flags(InferenceOptions, [*NEEDED, *words], "about")
-
-
-def make(**changes):
-    return InferenceOptions(
-        **({"proj_path": Path("P"), "dataset": "hh-rlhf", "model": "M", "reward_model": "R"} | changes)
-    )
 
 
 def test_the_flags_defaults_are_the_protocols(monkeypatch):
@@ -33,41 +51,28 @@ def test_the_flags_defaults_are_the_protocols(monkeypatch):
     assert (parsed.seed, parsed.num_return, parsed.max_prompt_len, parsed.samples) == (1234, 1, None, 2000)
     assert make(dataset="webgpt").samples is None
     assert make(dataset="webgpt", num_samples=7).samples == 7
+    assert parsed.keys == DataKeys("prompt", "chosen", "rejected", "response", "messages")
 
 
-@pytest.mark.parametrize(
-    ("words", "field", "value"),
-    [
-        (["--temperature", "0"], "temperature", "0"),
-        (["--gpu", "3"], "gpu", 3),
-        (["--device", "cuda:1"], "device", "cuda:1"),
-        (["--dtype", "fp16"], "dtype", "fp16"),
-        (["--batch-size", "4"], "batch_size", 4),
-        (["--ref-scores"], "ref_scores", True),
-        (["--num-samples", "5"], "num_samples", 5),
-        (["--num-return", "6"], "num_return", 6),
-        (["--top-k", "0"], "top_k", 0),
-        (["--top-p", "0.9"], "top_p", 0.9),
-        (["--max-new-tokens", "9"], "max_new_tokens", 9),
-        (["--max-prompt-len", "8"], "max_prompt_len", 8),
-        (["--seed", "1"], "seed", 1),
-        (["--rm-template"], "rm_template", True),
-        (["--data-path", "D"], "data_path", "D"),
-        (["--prompt-key", "C"], "prompt_key", "C"),
-        (["--chosen-key", "C"], "chosen_key", "C"),
-        (["--rejected-key", "C"], "rejected_key", "C"),
-        (["--response-key", "C"], "response_key", "C"),
-        (["--messages-key", "C"], "messages_key", "C"),
-        (["--name", "mine"], "name", "mine"),
-        (["--overwrite"], "overwrite", True),
-        (["--model", "N"], "model", "N"),
-        (["--reward-model", "N"], "reward_model", "N"),
-        (["--proj-path", "Q"], "proj_path", Path("Q")),
-    ],
-)
-def test_every_flag_in_both_spellings(words, field, value):
-    for flag in {words[0], "--" + words[0][2:].replace("-", "_")}:
-        assert parse(flag, *words[1:]) == make(**{field: value})
+GIVEN = {
+    **{"temperature": "0", "gpu": 3, "device": "cuda:1", "dtype": "fp16", "batch_size": 4, "ref_scores": True},
+    **{"num_samples": 5, "num_return": 6, "top_k": 0, "top_p": 0.9, "max_new_tokens": 9, "max_prompt_len": 8},
+    **{"seed": 1, "rm_template": True, "data_path": "D", "prompt_key": "Q", "chosen_key": "C", "rejected_key": "R"},
+    **{"response_key": "A", "messages_key": "T", "name": "mine", "overwrite": True, "model": "N"},
+    **{"reward_model": "N", "proj_path": Path("Q")},
+}
+
+
+@pytest.mark.parametrize("field", GIVEN)
+def test_every_flag_in_both_spellings(field):
+    value = GIVEN[field]
+    for name in {field, field.replace("_", "-")}:
+        assert parse(f"--{name}", *([] if value is True else [str(value)])) == make(**{field: value})
+
+
+def test_columns_have_the_names_that_are_told():
+    names = {name: value for name, value in GIVEN.items() if name.endswith("_key")}
+    assert make(**names).keys == DataKeys(prompt="Q", chosen="C", rejected="R", response="A", messages="T")
 
 
 def test_proj_path_may_come_from_the_environment(monkeypatch):
@@ -79,52 +84,98 @@ def test_proj_path_may_come_from_the_environment(monkeypatch):
     assert stopped.value.code == 2
 
 
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("command", "changes", "words"),
     [
-        ({"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data-path FILE"]),
-        ({"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "no path"]),
-        ({"dtype": "int8"}, ["--dtype int8", "fp32, bf16, fp16"]),
-        ({"model": None}, ["--model", "--ref-scores"]),
-        ({"temperature": "warm"}, ["--temperature warm", "0 (greedy)"]),
-        ({"temperature": "-1"}, ["--temperature -1"]),
-        ({"temperature": "nan"}, ["--temperature nan"]),
-        ({"batch_size": 0}, ["--batch-size 0", "at least 1"]),
-        ({"num_samples": 0}, ["--num-samples 0"]),
-        ({"num_return": 0}, ["--num-return 0"]),
-        ({"max_new_tokens": 0}, ["--max-new-tokens 0"]),
-        ({"max_prompt_len": 0}, ["--max-prompt-len 0"]),
-        ({"top_k": -1}, ["--top-k -1"]),
-        ({"top_p": 0.0}, ["--top-p 0.0"]),
-        ({"top_p": 1.5}, ["--top-p 1.5"]),
-        ({"seed": -1}, ["--seed -1"]),
-        ({"name": ""}, ["--name : ", "without a folder"]),
-        ({"name": ".."}, ["--name ..", "without a folder"]),
-        ({"name": "a/b"}, ["--name a/b", "without a folder"]),
-        ({"name": "a/"}, ["--name a/", "without a folder"]),
-        ({"name": "a.jsonl"}, ["--name a.jsonl", "without a folder and without .jsonl"]),
-        ({"gpu": -1}, ["--gpu -1", "--device cpu"]),
-        ({"num_return": 4, "temperature": "0"}, ["--num-return 4", "--temperature 0"]),
-        ({"num_return": 4, "ref_scores": True}, ["--num-return 4", "--ref-scores"]),
+        ("rewards", {"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data-path"]),
+        ("rewards", {"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "no path"]),
+        ("rewards", {"dtype": "int8"}, ["--dtype int8", "fp32, bf16, fp16"]),
+        ("rewards", {"rollout_engine": "x"}, ["--rollout-engine x", "compacting, generate"]),
+        ("rewards", {"model": None}, ["--model", "--ref-scores"]),
+        ("rewards", {"temperature": "warm"}, ["--temperature warm", "0 (greedy)"]),
+        ("rewards", {"temperature": "-1"}, ["--temperature -1"]),
+        ("rewards", {"temperature": "nan"}, ["--temperature nan"]),
+        ("rewards", {"batch_size": 0}, ["--batch-size 0", "at least 1"]),
+        ("rewards", {"num_samples": 0}, ["--num-samples 0"]),
+        ("rewards", {"num_return": 0}, ["--num-return 0"]),
+        ("rewards", {"max_new_tokens": 0}, ["--max-new-tokens 0"]),
+        ("rewards", {"max_prompt_len": 0}, ["--max-prompt-len 0"]),
+        ("rewards", {"top_k": -1}, ["--top-k -1", "0 (all tokens)"]),
+        ("rewards", {"top_p": 0.0}, ["--top-p 0.0"]),
+        ("rewards", {"top_p": 1.5}, ["--top-p 1.5", "at most 1"]),
+        ("rewards", {"seed": -1}, ["--seed -1"]),
+        ("rewards", {"name": ""}, ["--name : ", "without a folder"]),
+        ("rewards", {"name": ".."}, ["--name .."]),
+        ("rewards", {"name": "a/b"}, ["--name a/b"]),
+        ("rewards", {"name": "a/"}, ["--name a/"]),
+        ("rewards", {"name": "a.jsonl"}, ["--name a.jsonl", "without .jsonl"]),
+        ("rewards", {"gpu": -1}, ["--gpu -1", "--device cpu"]),
+        ("rewards", {"num_return": 4, "temperature": "0"}, ["--num-return 4", "--temperature 0"]),
+        ("rewards", {"num_return": 4, "ref_scores": True}, ["--num-return 4", "--ref-scores"]),
+        ("best of", {"best_of": (0, 4)}, ["--best-of 0: ", "at least 1"]),
+        ("best of", {"best_of": (4, 4)}, ["--best-of 4 4: ", "each number once, the smallest first"]),
+        ("best of", {"best_of": (8, 4)}, ["--best-of 8 4: "]),
+        ("best of", {"temperatures": (0.4, 0.2)}, ["--temperatures 0.4 0.2: "]),
+        ("best of", {"single_temperatures": (0.4, 0.4)}, ["--single-temperatures 0.4 0.4: "]),
+        ("best of", {"temperatures": (-1.0,)}, ["--temperatures -1: ", "0 (greedy)"]),
+        ("best of", {"single_temperatures": (NAN,)}, ["--single-temperatures nan: "]),
+        ("best of", {"temperatures": (0.0, 1.0)}, ["--temperatures 0: ", "--best-of 32", "--single-temperatures"]),
+        ("best of", {"temperatures": (), "single_temperatures": ()}, ["--temperatures and --single-temperatures"]),
+        ("best of", {"dataset": "c4"}, ["--dataset c4"]),
+        ("programs", {"sandbox_level": "none"}, ["--sandbox-level none", "bubblewrap, namespaces, rlimits"]),
+        ("programs", {"sandbox_workers": 0}, ["--sandbox-workers 0", "at least 1"]),
+        ("programs", {"max_tests": 0}, ["--max-tests 0"]),
+        ("programs", {"temperature": "0"}, ["--num-return 5", "--temperature 0"]),
+        ("text", {}, ["Nothing to measure", "--model"]),
+        ("text", {"model": ["m"], "split": "test"}, ["--split test", "eval, train"]),
+        ("text", {"model": ["m"], "batch_size": 0}, ["--batch-size 0"]),
+        ("text", {"model": ["m"], "seed": -1}, ["--seed -1", "between 0"]),
+        ("generate", {"output_repo": "/"}, ["--output-repo is empty"]),
+        ("generate", {"num_data": -1}, ["--num-data -1", "0 (all)"]),
+        ("generate", {"num_turns": 0}, ["--num-turns 0"]),
+        ("generate", {"temperature": NAN}, ["--temperature nan", "0 (greedy)"]),
+        ("generate", {"timeout": 0.0}, ["--timeout 0.0", "above 0"]),
+        ("generate", {"user_server": "u", "user_function": "f"}, ["--user-server and --user-function"]),
+        ("rank", {}, ["either --reward-model or --reward-function"]),
+        ("rank", {"reward_model": "m", "reward_function": "f.py:f"}, ["either --reward-model or"]),
+        ("rank", {"reward_model": "m", "max_length": 0}, ["--max-length 0"]),
+        ("masks", {"total_length": 0}, ["--total-length 0"]),
+        ("masks", {"test_rows": -1}, ["--test-rows -1", "0 or more"]),
+        ("masks", {"seed": -1}, ["--seed -1", "0 or more"]),
     ],
 )
-def test_senseless_values_are_refused(changes, words):
+def test_senseless_values_are_refused(command, changes, words):
     with pytest.raises(UserError) as error:
-        make(**changes)
+        MAKE[command](**changes)
     assert all(word in str(error.value) for word in words), error.value
 
 
 def test_sensible_values_pass():
     make(temperature="0", gpu=0, dtype="bf16", num_samples=1, max_prompt_len=1, top_k=0)
     make(model=None, ref_scores=True)
+    greedy_single = {"best_of": (1,), "temperatures": (0.0, 1.0), "single_temperatures": (0.5,)}
+    assert MAKE["best of"](**greedy_single).draws == {0.0: 1, 0.5: 1, 1.0: 1}
+    MAKE["masks"](seed=2**32, test_rows=0)
+
+
+@pytest.mark.parametrize("script", ["inference_with_rewards", "best_of_n"])
+def test_bad_flags_are_refused_quickly(script, tmp_path):
+    path = f"inference/{script}.py"
+    command = [sys.executable, path, "--proj_path", tmp_path, "--dataset", "hh-rlhf", "--model", "m"]
+    message_of(run_command([*command, "--reward_model", "r", "--batch-size", "0"], cwd=ROOT), "--batch-size 0")
+    program = "import sys; sys.argv[1:] = ['--help']; import runpy\n"
+    program += f"try: runpy.run_path({path!r}, run_name='__main__')\n"
+    program += "except SystemExit: pass\nassert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
+    run_command([sys.executable, "-c", program], cwd=ROOT).expect(0)
 
 
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        ("/runs/ma-ppo", "ma-ppo"),
         ("/runs/ma-ppo/", "ma-ppo"),
-        ("/runs/ma-ppo/actor", "ma-ppo"),
         ("/runs/ma-ppo/actor/", "ma-ppo"),
         ("/runs/ma-ppo/actor_ema", "actor_ema"),
         ("baidu/TLDR-Gemma-2B-MA-PPO-Fixed5", "TLDR-Gemma-2B-MA-PPO-Fixed5"),
@@ -138,7 +189,6 @@ def test_sensible_values_pass():
         ("models/hh-gemma-2b/dpo", "hh-gemma-2b-dpo"),
         ("/runs/ppo2/actor", "ppo2"),
         ("/runs/my-sft", "my-sft"),
-        ("/runs/my-dpo", "my-dpo"),
         ("/sft", "sft"),
         ("/ppo/actor", "ppo"),
     ],
@@ -147,13 +197,11 @@ def test_a_models_name(model, name):
     assert model_name(model) == name
 
 
-def test_a_models_name_from_inside_its_folder(tmp_path, monkeypatch):
-    (tmp_path / "ma-ppo" / "actor").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "ma-ppo")
-    assert model_name(".") == model_name("actor") == "ma-ppo"
-    (tmp_path / "tldr-gemma-2b" / "ppo" / "actor").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "tldr-gemma-2b" / "ppo")
-    assert model_name(".") == model_name("actor") == "tldr-gemma-2b-ppo"
+@pytest.mark.parametrize(("folder", "name"), [("ma-ppo", "ma-ppo"), ("tldr-gemma-2b/ppo", "tldr-gemma-2b-ppo")])
+def test_a_models_name_from_inside_its_folder(folder, name, tmp_path, monkeypatch):
+    (tmp_path / folder / "actor").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / folder)
+    assert model_name(".") == model_name("actor") == name
 
 
 def test_data_of_ones_own_have_any_name():
@@ -163,24 +211,15 @@ def test_data_of_ones_own_have_any_name():
 
 
 @pytest.mark.parametrize("temperature", ["0.8", "0", "1.0", "0.80"])
-def test_the_file_lies_where_the_temperature_was_typed(temperature):
-    path = make(temperature=temperature, model="runs/x/actor").result_path
-    assert path == Path(f"P/results/hh-rlhf/temperature={temperature}/x.jsonl")
-    reference = make(temperature=temperature, ref_scores=True).result_path
-    assert reference == Path(f"P/results/hh-rlhf/temperature={temperature}/reference.jsonl")
-
-
-def test_the_file_may_be_given_another_name():
-    folder = Path("P/results/hh-rlhf/temperature=0.8")
-    assert make(name="ours").result_path == folder / "ours.jsonl"
-    assert make(name="theirs", ref_scores=True).result_path == folder / "theirs.jsonl"
-    assert make(name="v1.5 (b)").result_path == folder / "v1.5 (b).jsonl"
-
-
-def test_columns_keep_their_names_unless_told():
-    assert make().keys == DataKeys("prompt", "chosen", "rejected", "response", "messages")
-    renamed = make(prompt_key="q", chosen_key="good", rejected_key="bad", response_key="a", messages_key="talk")
-    assert renamed.keys == DataKeys(prompt="q", chosen="good", rejected="bad", response="a", messages="talk")
+def test_the_file_lies_where_the_temperature_was_typed_and_may_have_another_name(temperature):
+    folder = Path(f"P/results/hh-rlhf/temperature={temperature}")
+    for changes, name in (
+        ({"model": "runs/x/actor"}, "x"),
+        ({"ref_scores": True}, "reference"),
+        ({"ref_scores": True, "name": "theirs"}, "theirs"),
+        ({"name": "v1.5 (b)"}, "v1.5 (b)"),
+    ):
+        assert make(temperature=temperature, **changes).result_path == folder / f"{name}.jsonl"
 
 
 @pytest.fixture
@@ -216,7 +255,7 @@ def test_gpus_by_number(gpus):
     ("count", "flags", "words"),
     [
         (0, {"gpu": 1}, ["--gpu 1", "no GPU", "--device cpu"]),
-        (1, {"gpu": 1}, ["--gpu 1", "1 GPU here, numbered from 0", "--device cpu"]),
+        (1, {"gpu": 1}, ["--gpu 1", "1 GPU here, numbered from 0"]),
         (2, {"gpu": 2}, ["--gpu 2", "2 GPUs here"]),
         (0, {"device": "cuda"}, ["--device cuda", "no GPU", "--device cpu", "CUDA_VISIBLE_DEVICES"]),
         (2, {"device": "cuda:2"}, ["--device cuda:2", "2 GPUs"]),
@@ -231,7 +270,7 @@ def test_absent_devices_are_refused(count, flags, words, gpus):
     assert all(word in str(error.value) for word in words), error.value
 
 
-def test_number_formats():
+def test_dtypes():
     assert choose_dtype(None, torch.device("cpu")) == torch.float32
     assert choose_dtype(None, torch.device("cuda", 0)) == torch.bfloat16
     assert choose_dtype("fp16", torch.device("cpu")) == torch.float16

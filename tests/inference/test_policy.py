@@ -122,7 +122,7 @@ def test_the_checkpoints_own_end_tokens_end_a_response_and_are_not_in_its_text(
     assert without.respond(prompt)[0][0].text == bytes_tokenizer.decode(drawn, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("engine", ["compacting", "generate"])
+@pytest.mark.parametrize("engine", ["continuous", "generate"])
 def test_draws_depend_on_seed_and_number(engine, project, options):
     path, examples = str(project / "run" / "actor"), examples_of([6, 5, 3])
     policy = policy_of(path, options(seed=1, rollout_engine=engine))
@@ -141,16 +141,17 @@ def test_draws_depend_on_no_other_prompt(project, options):
     assert policy_of(path, options(batch_size=1)).respond(examples[1:2], 2) == [first[1:2], second[1:2]]
 
 
-def test_generate_answers_where_the_compacting_engine_does_not_know_the_model(
+def test_generate_answers_where_continuous_batching_does_not_know_the_model(
     options, bytes_tokenizer, tmp_path, caplog
 ):
     from transformers import BloomConfig, BloomForCausalLM
 
     config = BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=2, pad_token_id=PAD, eos_token_id=EOS)
     path = save_folder(tmp_path, BloomForCausalLM(config), bytes_tokenizer)
+    assert options(rollout_engine="compacting").rollout_engine == "continuous", "its former name"
     responses = [policy_of(path, options(rollout_engine=name)).respond(examples_of([3, 5])) for name in ENGINES]
     assert responses[0] == responses[1]
-    assert caplog.text.count("--rollout-engine compacting: it does not know how models of type bloom") == 1
+    assert caplog.text.count("--rollout-engine continuous: it does not know how models of type bloom") == 1
 
 
 def test_top_k_and_top_p_narrow_the_draws(project, options):

@@ -2,44 +2,34 @@
 """Runs that were interrupted: they go on where they stood, with the same settings only."""
 
 import shutil
+import sys
 
 import pytest
 from transformers import AutoTokenizer
 
-from cli_runs import read_jsonl
+from cli_runs import ROOT, arguments, read_jsonl
 from dschat.errors import UserError
-from dschat.inference import run as run_module
-from dschat.inference.run import run_inference
+from dschat.inference import scored
+from dschat.inference.scored import run_inference
 from factories import make_causal_lm, save_folder
-
-
-class Killed(BaseException):
-    """Stands for a signal."""
+from kills import kill_when, rows_kept
 
 
 @pytest.fixture
-def interrupt(monkeypatch):
-    """interrupt(n): runs die at the (n+1)-th batch; interrupt(None): no longer."""
-    original = run_module.respond_and_score
-    batches = []
+def dies(interrupt, options):
+    """dies(n, **flags): a run that is interrupted at its (n+1)-th batch."""
 
-    def after(count):
-        batches.clear()
+    def run_and_die(count, **flags):
+        interrupt(scored, "respond_and_score", count)
+        with pytest.raises(KeyboardInterrupt):
+            run_inference(options(**flags))
+        interrupt(scored, "respond_and_score")
 
-        def work(policy, reader, num_return, examples, rows):
-            if count is not None and len(batches) == count:
-                raise Killed
-            batches.append(len(examples))
-            return original(policy, reader, num_return, examples, rows)
-
-        monkeypatch.setattr(run_module, "respond_and_score", work)
-        return batches
-
-    return after
+    return run_and_die
 
 
 @pytest.fixture
-def interrupted(options, interrupt, project):
+def interrupted(options, dies, project):
     """(flags, what the file must be, path): a run that was stopped after 2 of 5 batches."""
     flags = {"batch_size": 5, "num_return": 2}
     whole = options(proj_path=project / "whole", **flags)
@@ -47,37 +37,47 @@ def interrupted(options, interrupt, project):
     partial = stopped.result_path.with_name("run.jsonl.partial")
     if not whole.result_path.exists():
         run_inference(whole)
-        interrupt(2)
-        with pytest.raises(Killed):
-            run_inference(stopped)
-        interrupt(None)
+        dies(2, proj_path=project / "stopped", **flags)
     assert not stopped.result_path.exists()
-    assert len(read_jsonl(partial)) == 1 + 10
+    assert rows_kept(partial) == 10
     path = options(**flags).result_path
     path.parent.mkdir(parents=True)
     shutil.copy(partial, path.parent)
     return flags, whole.result_path.read_bytes(), path
 
 
-def test_an_interrupted_run_goes_on(interrupted, interrupt, options):
+@pytest.mark.parametrize(("cut", "batches"), [(0, 3), (1, 4), (40, 4), (700, 4)])
+def test_an_interrupted_run_goes_on_and_does_again_what_a_kill_left_of_a_batch(
+    cut, batches, interrupted, interrupt, options
+):
     flags, expected, path = interrupted
-    batches = interrupt(None)
+    partial = path.with_name("run.jsonl.partial")
+    partial.write_bytes(partial.read_bytes()[: -cut or None])
+    calls = interrupt(scored, "respond_and_score")
     run_inference(options(**flags))
-    assert len(batches) == 3
+    assert len(calls) == batches
     assert path.read_bytes() == expected
     assert [file.name for file in path.parent.iterdir()] == ["run.jsonl"]
 
 
-@pytest.mark.parametrize("cut", [1, 40, 700])
-def test_what_a_kill_left_of_a_batch_is_done_again(cut, interrupted, interrupt, options):
-    flags, expected, path = interrupted
-    partial = path.with_name("run.jsonl.partial")
-    content = partial.read_bytes()
-    partial.write_bytes(content[:-cut])
-    batches = interrupt(None)
-    run_inference(options(**flags))
-    assert len(batches) == 4
-    assert path.read_bytes() == expected
+def test_killed_half_way_and_started_again_gives_the_same_file(project, run, capsys, monkeypatch):
+    """On a machine without a GPU, where --gpu 0 means the CPU; the data sets lie in PROJ_PATH/data.
+
+    What is started again is the same run in this process, which has imported everything.
+    """
+    flags = {"dataset": "hh-rlhf", "max_new_tokens": 60, "batch_size": 1, "top_k": 0, "seed": 7}
+    uninterrupted = run(**flags).read_bytes()
+    words = flags | {"gpu": 0, "proj_path": project, "model": project / "run", "reward_model": project / "rm"}
+    partial = project / "results" / "hh-rlhf" / "temperature=0.8" / "run.jsonl.partial"
+    command = [sys.executable, "inference/inference_with_rewards.py", *arguments(words)]
+    stderr = kill_when(command, lambda: rows_kept(partial) > 2, ROOT, MA_RLHF_DATA=None)
+    (warning,) = [line for line in stderr.splitlines() if "--gpu 0" in line]
+    assert "CPU" in warning and 2 < rows_kept(partial) < 23
+    capsys.readouterr()
+    monkeypatch.setattr("dschat.common.progress.LINE_SECONDS", 0.0)
+    assert run(proj_path=project, device=None, gpu=0, **flags).read_bytes() == uninterrupted
+    assert "24/24" in capsys.readouterr().err  # the progress bar
+    assert not partial.exists()
 
 
 def test_the_journal_holds_the_longest_prompts_first(interrupted, project):
@@ -88,18 +88,14 @@ def test_the_journal_holds_the_longest_prompts_first(interrupted, project):
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_a_run_that_was_killed_before_its_last_step_loads_no_model(interrupted, options, monkeypatch):
+def test_a_run_that_was_killed_before_its_last_step_loads_no_model(interrupted, options, interrupt, monkeypatch):
     flags, expected, path = interrupted
-
-    def dies(self, rows):
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run_module.Journal, "finish", dies)
-        with pytest.raises(Killed):
-            run_inference(options(**flags))
-    monkeypatch.setattr(run_module, "load_policy", None)
-    monkeypatch.setattr(run_module, "load_reward_model", None)
+    interrupt(scored.Journal, "finish", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run_inference(options(**flags))
+    interrupt(scored.Journal, "finish")
+    monkeypatch.setattr(scored, "load_policy", None)
+    monkeypatch.setattr(scored, "load_reward_model", None)
     run_inference(options(**flags))
     assert path.read_bytes() == expected
 
@@ -134,22 +130,16 @@ def test_other_settings_are_refused_and_named(change, interrupted, options, proj
     assert partial.read_bytes() == before
 
 
-def test_a_model_that_was_trained_anew_is_refused(options, bytes_tokenizer, interrupt, tmp_path):
+def test_a_model_that_was_trained_anew_is_refused(options, bytes_tokenizer, dies, tmp_path):
     flags = {"model": str(tmp_path / "model"), "batch_size": 5}
     save_folder(tmp_path / "model", make_causal_lm(vocab_size=300), bytes_tokenizer)
-    interrupt(1)
-    with pytest.raises(Killed):
-        run_inference(options(**flags))
-    interrupt(None)
+    dies(1, **flags)
     save_folder(tmp_path / "model", make_causal_lm(vocab_size=300, seed=5), bytes_tokenizer)
     with pytest.raises(UserError, match=r"was begun with --model .*model \(files \w{12}\), now it is .*--overwrite"):
         run_inference(options(**flags))
     run_inference(options(overwrite=True, **flags))
 
 
-def test_other_settings_may_follow_where_nothing_was_kept(options, interrupt):
-    interrupt(0)
-    with pytest.raises(Killed):
-        run_inference(options(num_samples=3))
-    interrupt(None)
+def test_other_settings_may_follow_where_nothing_was_kept(options, dies):
+    dies(0, num_samples=3)
     assert ", 2 rows: " in run_inference(options(num_samples=2))

@@ -12,8 +12,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dschat.errors import UserError
-from dschat.inference import run as run_module
-from dschat.inference.run import run_inference
+from dschat.inference import scored as run_module
+from dschat.inference.scored import run_inference
 from factories import BOS, EOS, make_classifier, make_tokenizer, save_folder
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import dschat.inference.text as text
-from cli_runs import read_jsonl, run_command, write_jsonl
+from cli_runs import arguments, read_jsonl, run_command, write_jsonl
 from closeness import near
 from dschat.data.__main__ import main
 from dschat.data.sources import load_source
 from dschat.errors import UserError
-from dschat.inference.text import run_text
-from dschat.inference.text_options import TextOptions
+from dschat.inference import text
+from dschat.inference.options import TextOptions
+from dschat.inference.text import run_text, split_seed, subjects_of
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, save_folder
 from shared_base_runs import write_adapter
 
@@ -117,22 +117,17 @@ def test_an_adapter_alone_is_read_on_its_base(place, tokenizer):
                 assert row[score] == near(wanted[score])
 
 
-def test_an_interrupted_run_goes_on(place, monkeypatch):
+def test_an_interrupted_run_goes_on_with_the_same_seed_alone(place, interrupt):
     flags = {"model": [str(place / "policy1"), str(place / "policy2")], "batch_size": 2}
     whole = measure(place, "whole", **flags)
-    real, calls = text.read_and_answer, []
-
-    def stopping(*args):
-        calls.append(args)
-        if len(calls) == 5:  # in the second model
-            raise KeyboardInterrupt
-        return real(*args)
-
-    monkeypatch.setattr(text, "read_and_answer", stopping)
+    interrupt(text, "read_and_answer", 4)  # in the second model
     with pytest.raises(KeyboardInterrupt):
         measure(place, **flags)
     assert not (place / "out" / "rows.jsonl").exists()
-    assert measure(place, **flags) == whole and len(calls) == 5 + 2
+    calls = interrupt(text, "read_and_answer")
+    with pytest.raises(UserError, match="begun with --seed 1234, now it is 5"):
+        measure(place, **flags, seed=5)
+    assert measure(place, **flags) == whole and len(calls) == 2
     with pytest.raises(UserError, match="rows.jsonl exists, finished"):
         measure(place, **flags)
 
@@ -148,25 +143,20 @@ def test_all_models_of_a_run(place):
     assert [(row["model"], row["update"]) for row in rows[::2]] == [("step-2", 2), ("step-10", 10), ("final", 12)]
     assert len({row["prompt"] for row in rows}) == 2, "the same texts for every model"
     (run / "run.json").write_text(json.dumps({"step": "reward"}))
-    kinds = {each.kind for each in TextOptions(data="d", output=place, checkpoints=run).subjects()}
+    kinds = {each.kind for each in subjects_of(TextOptions(data="d", output=place, checkpoints=run))}
     assert kinds == {"reward"}
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({}, "Nothing to measure: give --model"),
-        ({"model": ["m"], "split": "test"}, "--split test: must be one of eval, train"),
-        ({"model": ["m"], "batch_size": 0}, "--batch-size 0: must be at least 1"),
         ({"model": ["a/m", "b/m"]}, "Two of the models are called m"),
-        ({"checkpoints": "nowhere"}, "--checkpoints nowhere: no run of ours"),
+        ({"checkpoints": Path("nowhere")}, "--checkpoints nowhere: no run of ours"),
     ],
 )
-def test_bad_flags(tmp_path, flags, words):
-    if "checkpoints" in flags:
-        flags = {"checkpoints": Path("nowhere")}
+def test_bad_models(tmp_path, flags, words):
     with pytest.raises(UserError, match=words):
-        TextOptions(data="d", output=tmp_path, **flags).subjects()
+        subjects_of(TextOptions(data="d", output=tmp_path, **flags))
 
 
 def test_held_out_rows_are_those_of_the_run(place, caplog):
@@ -188,41 +178,17 @@ def test_held_out_rows_are_those_of_the_run(place, caplog):
         assert [row["prompt"] for row in measure(place, name, **flags, **own)] == expected and len(expected) == 3
     assert "tells no seed" not in caplog.text
     (run / "train_config.json").unlink()
-    assert TextOptions(data="d", output=place, checkpoints=run).seed == 1234
+    assert split_seed(TextOptions(data="d", output=place, checkpoints=run)) == 1234
     assert "tells no seed; 1234 is taken" in caplog.text
-    with pytest.raises(UserError, match="--seed -1: must be between 0"):
-        TextOptions(data="d", output=place, checkpoints=run, seed=-1)
-
-
-def test_another_seed_does_not_go_on(place, monkeypatch):
-    def stopping(*args):
-        raise KeyboardInterrupt
-
-    flags = {"model": [str(place / "policy1")], "batch_size": 1, "no_rouge": True}
-    with monkeypatch.context() as patch:
-        real, calls = text.read_and_answer, []
-        patch.setattr(
-            text, "read_and_answer", lambda *args: calls.append(1) or (stopping if calls[1:] else real)(*args)
-        )
-        with pytest.raises(KeyboardInterrupt):
-            measure(place, **flags)
-    with pytest.raises(UserError, match="begun with --seed 1234, now it is 5"):
-        measure(place, **flags, seed=5)
 
 
 def test_prepared_folders(place):
     """The validation rows' own texts, else the test rows'; ids alone and folders without either are refused."""
 
     def prepare(name, *words):
-        command = [
-            "prepare",
-            str(place / "data"),
-            "--output",
-            str(place / name),
-            "--tokenizer",
-            str(place / "policy1"),
-        ]
-        assert main([*command, "--minimum_response_length", "0", "--stage", "preference", *words]) == 0
+        flags = {"output": place / name, "tokenizer": place / "policy1", "minimum_response_length": 0}
+        command = ["prepare", str(place / "data"), *arguments(flags | {"stage": "preference"})]
+        assert main([*command, *words]) == 0
         return str(place / name)
 
     flags = {"model": [str(place / "policy1")], "reward_model": [str(place / "rm")], "no_rouge": True}

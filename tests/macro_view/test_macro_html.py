@@ -29,9 +29,10 @@ NASTY = [
 def test_one_span_per_macro_action_and_per_token():
     tokens = [MacroToken(text, macro) for text, macro in zip("abcdef", [0, 0, 0, 1, 1, 2], strict=True)]
     page = Page(macro_spans(tokens))
-    assert len(page.of_class("ma")) == 3
     assert len(page.of_class("tk")) == 6
     assert [attrs["class"] for attrs in page.of_class("ma")] == ["ma ma0", "ma ma1", "ma ma2"]
+    empty = Page(macro_spans([]))
+    assert empty.text == "" and [tag for tag, _ in empty.elements] == ["div"]
 
 
 @pytest.mark.parametrize("text", [*NASTY, " leading", "trailing ", "  two  spaces", "tab\tin", "naïve 日本 🙂"])
@@ -42,40 +43,31 @@ def test_text_round_trips_and_never_becomes_markup(text):
     assert all(set(attrs) <= {"class", "title"} for _, attrs in page.elements)
 
 
-def test_line_breaks_are_kept_and_marked():
-    page = Page(macro_spans([MacroToken("a\n\nb", 0)]))
+def test_line_breaks_control_characters_and_tokens_without_text_are_marked():
+    page = Page(macro_spans([MacroToken("a\n\nb", 0), MacroToken("", 0)]))
     assert page.text == "a\n\nb"
-    assert len(page.of_class("nl")) == 2
+    assert (len(page.of_class("nl")), len(page.of_class("tk-empty"))) == (2, 1)
     assert "white-space: pre-wrap" in STYLE
-
-
-def test_control_characters_are_shown_by_their_pictures():
     page = Page(macro_spans([MacroToken("a\x00b\x1b[0m\rc\x7f\x85\u202ed", 0)]))
     assert page.text == "a␀b␛[0m␍c␡\ufffd\ufffdd"
 
 
-def test_a_token_without_text_can_still_be_hovered():
-    page = Page(macro_spans([MacroToken("", 0)]))
-    assert len(page.of_class("tk-empty")) == 1
+UNKNOWN = "token: 'b'\nmacro action 4 (1 token)\nvalue: –\nreward: –\nadvantage: –"
+NUMBERS = "\nvalue: +0.5000\nreward: −0.2500\nadvantage: +1.2346"
 
 
-def test_tooltip_holds_token_and_numbers():
-    page = Page(macro_spans([MacroToken(' "hi"\n', 0, 0.5, -0.25, 1.23456), MacroToken("b", 0)]))
-    title = page.of_class("tk")[0]["title"]
-    assert title == (
-        "token: ' \"hi\"\\n'\nmacro action 1 (2 tokens)\nvalue: +0.5000\nreward: −0.2500\nadvantage: +1.2346"
-    )
-
-
-@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
-def test_unknown_numbers_are_a_dash(value):
-    page = Page(macro_spans([MacroToken("b", 3, value, float("nan"))]))
-    assert page.of_class("tk")[0]["title"] == "token: 'b'\nmacro action 4 (1 token)\nvalue: –\nreward: –\nadvantage: –"
-
-
-def test_numbers_that_nobody_asked_for_are_left_out():
-    page = Page(macro_spans([MacroToken("b", 3)]))
-    assert page.of_class("tk")[0]["title"] == "token: 'b'\nmacro action 4 (1 token)"
+@pytest.mark.parametrize(
+    ("token", "title"),
+    [
+        (MacroToken(' "hi"\n', 0, 0.5, -0.25, 1.23456), "token: ' \"hi\"\\n'\nmacro action 1 (1 token)" + NUMBERS),
+        *((MacroToken("b", 3, value, float("nan")), UNKNOWN) for value in (None, float("nan"), float("inf"))),
+        (MacroToken("b", 3), "token: 'b'\nmacro action 4 (1 token)"),
+    ],
+)
+def test_tooltip_holds_token_and_the_numbers_that_there_are(token, title):
+    assert Page(macro_spans([token])).of_class("tk")[0]["title"] == title
+    both = Page(macro_spans([token, token])).of_class("tk")[1]["title"]
+    assert both == title.replace("(1 token)", "(2 tokens)")
 
 
 def test_colours_repeat_after_the_palette():
@@ -84,12 +76,6 @@ def test_colours_repeat_after_the_palette():
     assert classes[0] == classes[-1]
     assert len(set(classes)) == len(PALETTE)
     assert all(f".ma{number} {{" in STYLE for number in range(len(PALETTE)))
-
-
-def test_no_token_gives_an_empty_element():
-    page = Page(macro_spans([]))
-    assert page.text == ""
-    assert [tag for tag, _ in page.elements] == ["div"]
 
 
 def test_rows_of_a_samples_file_become_tokens():
@@ -104,8 +90,7 @@ def test_panels_escape_titles_and_captions():
     panels = [MacroPanel(NASTY[0], [MacroToken("a", 0)], NASTY[6]), MacroPanel("ppl", [MacroToken("b", 0)], "c")]
     page = Page(panels_html(panels))
     assert page.text == f"{NASTY[0]}{NASTY[6]}applcb"
-    assert len(page.of_class("ma-panel")) == 2
-    assert len(page.of_class("ma-caption")) == 2
+    assert (len(page.of_class("ma-panel")), len(page.of_class("ma-caption"))) == (2, 2)
     assert not any(tag in ("script", "img") for tag, _ in page.elements)
 
 

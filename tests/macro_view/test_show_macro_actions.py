@@ -11,10 +11,9 @@ import torch
 
 from cli_runs import run_command, write_jsonl
 from dschat.config.ppo import PPOConfig
-from dschat.macro_view.html import MacroToken
-from dschat.macro_view.show import main, parse
-from dschat.macro_view.text import macro_text
+from dschat.macro_view.html import MacroToken, macro_text
 from dschat.models.tiny import train_tokenizer
+from dschat.show_macro_actions import main, parse
 from factories import TEXTS, hf_logprobs, make_causal_lm, save_folder
 
 TEXT = "the quick brown fox. a cat sat on a mat"
@@ -116,10 +115,7 @@ def test_colours():
         ("--text a --termination_condition words", ["--termination_condition words", "module.py:function"]),
         ("--text a --termination_condition parsing --parser_cutoff 2", ["--parsing_cutoff 2", "at least 3"]),
         ("--text a --termination_condition parsing --parser nobody", ["--parser nobody"]),
-        (
-            "--text a --termination_condition parsing --parser chunker x --parser_model m",
-            ["--parser_model", "2 parsers"],
-        ),
+        ("--text a --termination_condition parsing --parser chunker x --parser_model m", ["--parser_model", "2 par"]),
         ("--text a --termination_condition randomized --repeat_times 0", ["--repeat_times"]),
         ("--jsonl none.jsonl", ["--jsonl none.jsonl", "no such file"]),
     ],

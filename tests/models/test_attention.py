@@ -12,19 +12,12 @@ from torch.nn import functional as F
 from closeness import assert_near
 from dschat.builders.ppo import build_ppo_models
 from dschat.errors import UserError
-from dschat.models import attention
-from dschat.models.attention import check_attention, say_what_is_used, without_flash
+from dschat.models import opening
 from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.placement import Opening
+from dschat.models.opening import Opening, check_attention, say_what_is_used, without_flash
 from factories import make_causal_lm, ppo_config, replace_in_builders, save_folder
 
 CAP = 0.7
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """A GPU, for all that is asked before one is used."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
 def test_flash_attention_needs_a_gpu(tokenizer, tmp_path, monkeypatch):
@@ -35,16 +28,14 @@ def test_flash_attention_needs_a_gpu(tokenizer, tmp_path, monkeypatch):
             load(folder, "--m", torch.bfloat16, tokenizer, opening=Opening(attention="flash_attention_2"))
 
 
-def test_flash_attention_needs_half_precision(gpu):
+def test_flash_attention_needs_half_precision_and_its_package(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # all is asked before one is used
     with pytest.raises(UserError, match="flash_attention_2 computes in half precision only: give --dtype bf16"):
         check_attention("flash_attention_2", torch.float32)
-
-
-def test_flash_attention_needs_its_package(gpu, monkeypatch):
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: False)
+    monkeypatch.setattr(opening, "is_flash_attn_2_available", lambda: False)
     with pytest.raises(UserError, match="flash_attention_2 needs the package flash-attn, which is not installed"):
         check_attention("flash_attention_2", torch.bfloat16)
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr(opening, "is_flash_attn_2_available", lambda: True)
     check_attention("flash_attention_2", torch.bfloat16)
     check_attention("sdpa", torch.float32)
 
@@ -76,36 +67,20 @@ def test_the_flag_reaches_every_model(monkeypatch, tmp_path):
     """Actor, reference, critic and reward model."""
     seen = []
 
-    def noted(*_, opening, **__):
-        seen.append(opening.attention)
+    def noted(*args, **options):
+        seen.extend(one.attention for one in (*args, *options.values()) if isinstance(one, Opening))
         return SimpleNamespace(config=None)
 
     for name in ("load_causal_lm", "load_scalar"):
-        replace_in_builders(monkeypatch, name, lambda *args, **options: noted(opening=_opening_of(args, options)))
-    for name in (
-        "PolicyModel",
-        "ScalarModel",
-        "frozen_engine",
-        "train_engine",
-        "end_token_id",
-        "RewardModelScores",
-        "choose_trained",
-        "lora_config",
-        "own_end_ids",
-        "own_reward_tokenizer",
-        "seed_new_rows",
-        "warn_of_reward_loss",
-        "_rollout_engine",
-    ):
+        replace_in_builders(monkeypatch, name, noted)
+    others = "PolicyModel ScalarModel frozen_engine train_engine end_token_id RewardModelScores choose_trained"
+    others += " lora_config own_end_ids own_reward_tokenizer seed_new_rows warn_of_reward_loss _rollout_engine"
+    for name in others.split():
         replace_in_builders(monkeypatch, name, lambda *_, **__: None)
     overrides = {"reward_function": None, "reward_model_name_or_path": "unused", "attn_implementation": "eager"}
     config = ppo_config(tmp_path, **overrides)
     build_ppo_models(config, config.plan_batches(1), SimpleNamespace(), 20)
     assert seen == ["eager"] * 4
-
-
-def _opening_of(args, options):
-    return options.get("opening") or next(value for value in args if isinstance(value, Opening))
 
 
 def normed(x, weight):

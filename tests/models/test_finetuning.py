@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is trained of a model in each mode, and that the rest stays as it is."""
+"""What is trained of a model in each mode, also of its topmost layers alone, and that the rest stays as it is."""
 
 import pytest
 import torch
+from transformers import OPTConfig, OPTForCausalLM
 
 from dschat.errors import UserError
-from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained
+from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained, train_top_layers
 from dschat.models.lora import lora_config
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import last_scores
-from factories import engine_of, hf_logprobs, make_causal_lm, make_classifier, pad_rows, ragged_rows, weights_of
+from factories import KINDS, engine_of, hf_logprobs, make_causal_lm, make_classifier, pad_rows, ragged_rows, weights_of
 
 ROWS = ragged_rows([2, 4, 3], [5, 1, 3])
 UNTIED = {"tie_word_embeddings": False}
@@ -31,6 +32,14 @@ def changed_by_an_update(model):
     return {name.removeprefix("inner.") for name in before if not torch.equal(before[name], after[name])}
 
 
+def names_of(model):
+    return [name for name, _ in model.named_parameters()]
+
+
+def trained_of(model):
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
 def chosen(model, *args, **fields):
     choose_trained(model, Finetuning(*args, **fields), "base")
     return model
@@ -48,7 +57,7 @@ def test_a_last_layer_is_the_head_alone(kind, group):
 def test_a_head_that_is_the_embedding_trains_as_both(kind, name, group):
     """Its gradient is that of all of the model's uses of it."""
     model = chosen(make_causal_lm(kind), last_layer=True)
-    assert [n for n, p in model.named_parameters() if p.requires_grad] == [name]
+    assert trained_of(model) == [name]
     whole = make_causal_lm(kind)
     ids = torch.tensor([ROWS[0][0] + ROWS[0][1]])
     for each in (model, whole):
@@ -66,7 +75,7 @@ def test_everything_is_everything():
 
 def test_adapters_of_several_targets_with_their_own_scale():
     model = chosen(make_causal_lm(), rank=4, targets=("q_proj", "v_proj"), alpha=2, dropout=0.25)
-    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    names = trained_of(model)
     assert {name.split(".")[4] for name in names} == {"q_proj", "v_proj"} and len(names) == 8
     config = lora_config(model)
     assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 2, 0.25)
@@ -93,3 +102,31 @@ def test_a_model_without_a_known_head_is_refused():
     model.get_output_embeddings = lambda: None
     with pytest.raises(UserError, match="--finetune_mode last_layer: it is not known which layer of base"):
         chosen(model, last_layer=True)
+
+
+TOP = {
+    "gemma": ("model.layers.1.", "model.norm."),
+    "gemma2": ("model.layers.1.", "model.norm."),
+    "llama": ("model.layers.1.", "model.norm."),
+    "gpt2": ("transformer.h.1.", "transformer.ln_f."),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_layer_and_the_norm_behind_it(kind):
+    model = make_causal_lm(kind)
+    train_top_layers(model, 1, "--trained_layers")
+    assert len(trained_of(model)) > 5 and trained_of(model) == [n for n in names_of(model) if n.startswith(TOP[kind])]
+
+
+def test_opt_keeps_its_norm_before_its_layers():
+    sizes = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "vocab_size": 50}
+    model = OPTForCausalLM(OPTConfig(word_embed_proj_dim=8, **sizes))
+    train_top_layers(model, 2, "--trained_layers")
+    places = ("model.decoder.layers.1.", "model.decoder.layers.2.", "model.decoder.final_layer_norm.")
+    assert trained_of(model) == [name for name in names_of(model) if name.startswith(places)]
+
+
+def test_more_layers_than_there_are():
+    with pytest.raises(UserError, match="--trained_layers 3: the model has 2 layers"):
+        train_top_layers(make_causal_lm(), 3, "--trained_layers")

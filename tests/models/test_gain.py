@@ -7,11 +7,10 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from closeness import near
-from dschat.models.gain import add_gain
+from dschat.models.heads import add_gain
 from dschat.models.lora import add_lora
 from dschat.models.save import save_model
-from dschat.models.scalar import ScalarModel, last_scores
-from dschat.models.scored_at import note_reward_loss, warn_of_reward_loss
+from dschat.models.scalar import ScalarModel, last_scores, note_reward_loss, warn_of_reward_loss
 from factories import engine_of, hf_score, make_classifier, pad_rows, ragged_rows, save_folder, saved_weights
 
 ROWS = ragged_rows([2, 4, 3], [5, 1, 3])

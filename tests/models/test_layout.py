@@ -61,10 +61,7 @@ def test_no_group_is_larger_than_the_longest_rows_allow():
     lengths = np.array([9, 9, 9, 9, 10])
     groups = group_by_length(lengths, 2)
     assert sorted(len(group) for group in groups) == [1, 2, 2]
-
-
-def test_rows_of_one_length_make_equal_groups():
-    assert [len(group) for group in group_by_length(np.full(12, 7), 4)] == [4, 4, 4]
+    assert [len(group) for group in group_by_length(np.full(12, 7), 4)] == [4, 4, 4]  # rows of one length
 
 
 def test_many_rows_are_cut_piece_by_piece():

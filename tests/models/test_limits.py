@@ -20,7 +20,7 @@ from transformers import (
 
 from dschat.errors import UserError
 from dschat.models.limits import check_length, position_limit
-from factories import make_causal_lm, make_classifier, make_config, save_folder
+from factories import make_causal_lm, make_config, save_folder
 
 SIZES = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 OPT = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -37,33 +37,22 @@ TABLES = {
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_the_limit_of_a_table_is_the_longest_text_that_transformers_reads(kind):
+def test_a_longer_text_than_a_table_of_positions_is_refused(kind, tokenizer, tmp_path, caplog):
+    """The limit is the longest text that transformers reads."""
     config, limit = TABLES[kind]
     model = AutoModelForCausalLM.from_config(config)
     assert position_limit(model) == limit
     model(torch.full((1, limit), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.full((1, limit + 1), 5))
-
-
-@pytest.mark.parametrize("kind", TABLES)
-def test_a_longer_text_than_a_table_of_positions_is_refused(kind, tokenizer, tmp_path, caplog):
-    config, limit = TABLES[kind]
-    folder = save_folder(tmp_path, AutoModelForCausalLM.from_config(config), tokenizer)
+    folder = save_folder(tmp_path, model, tokenizer)
     with caplog.at_level(logging.INFO, logger="dschat"):
         for tokens in (1, limit):
             check_length(folder, "--model_name_or_path", tokens, "--max_seq_len")
     assert not caplog.messages
     message = f"--model_name_or_path {folder} reads at most {limit} tokens, but --max_seq_len is {limit + 1}: lower it"
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=message):
         check_length(folder, "--model_name_or_path", limit + 1, "--max_seq_len")
-    assert message in str(caught.value)
-
-
-def test_a_reward_model_has_the_limit_of_its_family(tokenizer, tmp_path):
-    folder = save_folder(tmp_path, make_classifier("gpt2", n_positions=48), tokenizer)
-    with pytest.raises(UserError, match=r"--critic .* reads at most 48 tokens, but --a \+ --b is 49"):
-        check_length(folder, "--critic", 49, "--a + --b")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])

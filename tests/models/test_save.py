@@ -12,17 +12,10 @@ from transformers import AutoModelForCausalLM, HrmTextConfig
 
 from dschat.errors import UserError
 from dschat.models import save
+from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.run.model_folders import ModelFolders, SavedModel
-from factories import (
-    engine_of,
-    largest_difference,
-    make_causal_lm,
-    make_classifier,
-    ppo_config,
-    run_of,
-    saved_weights,
-)
+from factories import engine_of, largest_difference, make_causal_lm, make_classifier, ppo_config, run_of, saved_weights
 from model_families import MODEL_FAMILIES
 
 TEXTS = ["the quick brown fox jumps over the lazy dog"] * 20
@@ -41,13 +34,14 @@ def test_a_folder_is_what_transformers_writes(kind, tokenizer, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(path)
     model.config.use_cache = True
     model.save_pretrained(tmp_path / "expected")
+    tokenizer.save_pretrained(tmp_path / "expected")
+    model = PolicyModel(model).inner
     save_model(model, saved_weights(model), tokenizer, tmp_path / "saved")
     expected, found = weights_in(tmp_path / "expected"), weights_in(tmp_path / "saved")
     assert largest_difference(expected, found) == 0
-    for file in ("config.json", "generation_config.json"):
-        assert json.loads((tmp_path / "saved" / file).read_text()) == json.loads(
-            (tmp_path / "expected" / file).read_text()
-        )
+    for file in ("config.json", "generation_config.json", "tokenizer.json"):
+        own, theirs = (json.loads((tmp_path / place / file).read_text()) for place in ("saved", "expected"))
+        assert own == theirs
     assert (tmp_path / "saved" / "model.safetensors").exists()
 
 

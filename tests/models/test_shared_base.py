@@ -9,11 +9,10 @@ from transformers import AutoModelForSequenceClassification
 from closeness import FORMULA, assert_near
 from dschat.data.synthetic import make_rows, row_texts
 from dschat.errors import UserError
-from dschat.models.load import load_causal_lm, load_scalar
-from dschat.models.lora import add_lora
+from dschat.models.load import classifier_beside, load_causal_lm, load_scalar
+from dschat.models.lora import add_lora, find_adapter, load_adapter
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
-from dschat.models.shared_base import classifier_beside, find_adapter, load_adapter
 from dschat.models.tokenizer import load_tokenizer
 from factories import largest_difference, make_causal_lm, save_folder, saved_weights
 from loading_checks import FAMILIES
@@ -109,8 +108,7 @@ def test_a_users_adapter_is_merged_as_peft_merges_it(options, kind, tokenizer, t
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("use_dora", True), ("lora_bias", True), ("bias", "lora_only"), ("init_lora_weights", "pissa")],
+    ("name", "value"), [("use_dora", True), ("lora_bias", True), ("bias", "lora_only"), ("init_lora_weights", "pissa")]
 )
 def test_an_adapter_that_is_more_than_lora_is_refused_by_name(name, value, tokenizer, tmp_path):
     base = save_folder(tmp_path / "base", make_causal_lm(), tokenizer)

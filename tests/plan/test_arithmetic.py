@@ -6,17 +6,22 @@ import torch
 from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 
 from dschat.config.ppo import PPOConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.models.finetuning import Finetuning
-from dschat.plan.counts import counts, find_rows
-from dschat.plan.host import host_of
-from dschat.plan.logits import Head, kept_gradient, sampling_logits, scoring_logits, training_logits
-from dschat.plan.machine import GB, Machine
 from dschat.plan.models import roles_of
-from dschat.plan.phases import SPARE_COLUMNS
-from dschat.plan.shapes import cached_per_token, meta_model, shape_of
+from dschat.plan.passes import (
+    Head,
+    cached_per_token,
+    kept_gradient,
+    meta_model,
+    sampling_logits,
+    scoring_logits,
+    shape_of,
+    training_logits,
+)
+from dschat.plan.phases import GB, Machine, host_of
+from dschat.plan.report import counts, find_rows
 from dschat.plan.states import Weights, averaging, gathering, passing, reducing, states, stepping
-from dschat.rollouts import pool
 
 # Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
 # embedding 10 · 8 = 80; a layer: q and o 2 · 8 · 8 = 128, k and v 2 · 8 · 2 = 32, MLP 3 · 8 · 12 = 288, 2 norms of 8
@@ -256,7 +261,3 @@ def test_a_shared_base_is_counted_once():
     sharded = roles_of(ppo(lora_dim=3, share_base=True, zero_stage=3), lambda path, flag: TINY, torch.device("cpu"))
     assert states(sharded[1].weights, 2).parameters == 4 * (adapters + 8) // 2
     assert passing(sharded[1].weights, 2) == 4 * (PARAMETERS + adapters + 8)
-
-
-def test_the_spare_columns_are_the_engines():
-    assert SPARE_COLUMNS == pool.SPARE_COLUMNS

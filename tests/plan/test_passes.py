@@ -10,10 +10,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, GPT2Co
 
 from dschat.errors import UserError
 from dschat.models.finetuning import Finetuning
-from dschat.models.float32_linear import keep_float32
-from dschat.plan.logits import Head, training_logits
-from dschat.plan.passes import AliveBytes, scoring_pass, training_pass
-from dschat.plan.shapes import meta_model, shape_of
+from dschat.models.heads import keep_float32
+from dschat.plan.passes import AliveBytes, Head, meta_model, scoring_pass, shape_of, training_logits, training_pass
 from dschat.rl import logprobs
 
 ROWS, TOKENS = 3, 40

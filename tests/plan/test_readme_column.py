@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from dschat.config.ppo import PPOConfig
 from dschat.plan.__main__ import plan_preset
-from dschat.plan.machine import GB, Machine
+from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import make_plan
 from dschat.plan.presets import find_presets
 from script_runs import SCRIPTS, VARIABLES

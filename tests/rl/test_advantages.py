@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generalised advantage estimation over macro steps."""
+"""The estimators: what they declare, generalised advantage estimation over macro steps, leave-one-out baselines."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,26 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import assert_near
-from dschat.rl.advantages import gae, rloo
-from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, mask_of, normal, width_of
+from dschat.rl.estimators import ESTIMATORS, gae, rloo
+from dschat.rl.needs import NEEDS
+from dschat.rl.termination import fixed_ngram_ends
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, credit_of, mask_of, normal, trajectory_of, width_of
+
+
+@pytest.mark.parametrize("name", sorted({*ESTIMATORS, *NEEDS}))
+def test_an_estimator_needs_what_it_declares(name) -> None:
+    """Returns for a critic alone; advantages of macro actions or of responses; of a row or of all to its prompt."""
+    needs, options = NEEDS[name], {"kl_coef": 0.1, "samples": 2 if NEEDS[name].group else 1}
+    trajectory = trajectory_of([6, 5, 4, 3], 6, 0)
+    trajectory = trajectory if needs.critic else replace(trajectory, values=None)
+    ends, mask = fixed_ngram_ends(trajectory.response_mask, 2), trajectory.response_mask
+    batch = credit_of(trajectory, ends, name, **options)
+    assert (batch.returns is not None) is needs.critic
+    alike = torch.where(mask, batch.advantages == batch.advantages[:, :1], True)
+    assert bool(alike.all()) is not needs.macro_actions
+    other = replace(trajectory, scores=trajectory.scores + torch.tensor([0.0, 9.0, 0.0, 0.0]))
+    first = credit_of(other, ends, name, **options).advantages[0]
+    assert torch.equal(first, batch.advantages[0]) is not needs.group
 
 
 # Values 0.5, 0.25, 1 and rewards 0, -0.5, 2.

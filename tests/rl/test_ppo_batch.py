@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import rl_references as ref
 from closeness import FORMULA, assert_near
 from dschat.rl.macro_actions import pool_rewards, pool_values, to_tokens
-from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import (
     fixed_ngram_ends,
     isolate_last_token,
@@ -29,6 +28,7 @@ from rl_cases import (
     SEEDS,
     SEGMENTS,
     VALUE_FUNCTIONS,
+    credit_of,
     ends_of,
     mask_of,
     select_rows,
@@ -100,7 +100,7 @@ def test_ppo_batch_is_the_scalar_rule(
     lengths = [sum(row) for row in segments]
     width = width_of(lengths, padding)
     trajectory = trajectory_of(lengths, width, seed, off_mask=trap)
-    batch = ppo_batch(trajectory, ends_of(segments, width), **options)
+    batch = credit_of(trajectory, ends_of(segments, width), **options)
     for name, expected in expected_rows(trajectory, segments, **options).items():
         found = getattr(batch, name)
         assert found.dtype == torch.float32 and not found.requires_grad
@@ -121,7 +121,7 @@ def test_one_row_by_hand() -> None:
         values=torch.tensor([[1.0, 3.0, 4.0, math.nan]]),
         scores=torch.tensor([1.0]),
     )
-    batch = ppo_batch(trajectory, ends_of([[2, 1]], 4), kl_coef=0.1, gamma=1.0, lam=0.5)
+    batch = credit_of(trajectory, ends_of([[2, 1]], 4), kl_coef=0.1, gamma=1.0, lam=0.5)
     assert_near(batch.kl, [[0.5, 0.5, 1.0, 0.0]], FORMULA)
     assert_near(batch.rewards, [[-0.05, -0.05, 0.9, 0.0]], FORMULA)
     assert_near(batch.advantages[:, :3], [[0.35, 0.35, -3.1]], FORMULA)
@@ -136,7 +136,7 @@ def test_a_whole_response_as_one_action(ngram) -> None:
     """One action per row: the advantage is the summed reward minus the mean value, whatever gamma and lam are."""
     trajectory = trajectory_of([14, 5, 0, 1], 14, 3)
     mask = trajectory.response_mask
-    batch = ppo_batch(trajectory, fixed_ngram_ends(mask, ngram), kl_coef=0.05, gamma=0.3, lam=0.2)
+    batch = credit_of(trajectory, fixed_ngram_ends(mask, ngram), kl_coef=0.05, gamma=0.3, lam=0.2)
     assert batch.macro.mask.sum(dim=1).tolist() == [1, 1, 0, 1]
     for i, length in enumerate((14, 5, 0, 1)):
         if length:
@@ -153,7 +153,7 @@ def test_a_whole_response_as_one_action(ngram) -> None:
 @given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS, kl_coef=st.sampled_from([0.0, 0.05, 1.0]))
 def test_macro_rewards_sum_to_score_minus_kl(condition, lengths, padding, seed, kl_coef) -> None:
     trajectory = trajectory_of(lengths, width_of(lengths, padding), seed)
-    batch = ppo_batch(trajectory, cut(trajectory, condition), kl_coef=kl_coef, gamma=1.0, lam=0.95)
+    batch = credit_of(trajectory, cut(trajectory, condition), kl_coef=kl_coef, gamma=1.0, lam=0.95)
     totals = (pool_rewards(batch.rewards, batch.macro) * batch.macro.mask).sum(dim=1)
     kl = (trajectory.logprobs.double() - trajectory.ref_logprobs.double()).masked_fill(~trajectory.response_mask, 0.0)
     expected = torch.where(torch.tensor(lengths) > 0, trajectory.scores.double() - kl_coef * kl.sum(dim=1), 0.0)
@@ -168,15 +168,15 @@ def test_macro_rewards_sum_to_score_minus_kl(condition, lengths, padding, seed, 
 @example(lengths=[0, 0], padding=2, seed=0)
 def test_a_batch_equals_its_rows_alone_in_any_order(condition, lengths, padding, seed) -> None:
     trajectory = trajectory_of(lengths, width_of(lengths, padding), seed, off_mask=math.nan)
-    whole = ppo_batch(trajectory, cut(trajectory, condition), **PAPER, missing_eos_penalty=1.0)
+    whole = credit_of(trajectory, cut(trajectory, condition), **PAPER, missing_eos_penalty=1.0)
     for i in range(len(lengths)):
         one = select_rows(trajectory, [i])
-        alone = ppo_batch(one, cut(one, condition), **PAPER, missing_eos_penalty=1.0)
+        alone = credit_of(one, cut(one, condition), **PAPER, missing_eos_penalty=1.0)
         for name in PER_TOKEN:
             assert_near(getattr(alone, name)[0], getattr(whole, name)[i].double(), FORMULA)
     order = list(reversed(range(len(lengths))))
     shuffled = select_rows(trajectory, order)
-    other = ppo_batch(shuffled, cut(shuffled, condition), **PAPER, missing_eos_penalty=1.0)
+    other = credit_of(shuffled, cut(shuffled, condition), **PAPER, missing_eos_penalty=1.0)
     for name in PER_TOKEN:
         assert_near(getattr(other, name), getattr(whole, name)[order].double(), FORMULA)
 
@@ -188,8 +188,8 @@ def test_padding_on_either_side_changes_nothing(condition, lengths, padding, see
     width = width_of(lengths)
     narrow = trajectory_of(lengths, width, seed)
     wide = trajectory_of(lengths, width + padding, seed, prompt_width=3 + padding, off_mask=math.nan)
-    first = ppo_batch(narrow, cut(narrow, condition), **PAPER)
-    second = ppo_batch(wide, cut(wide, condition), **PAPER)
+    first = credit_of(narrow, cut(narrow, condition), **PAPER)
+    second = credit_of(wide, cut(wide, condition), **PAPER)
     mask = narrow.response_mask
     for name in PER_TOKEN:
         assert_near(getattr(second, name)[:, :width][mask], getattr(first, name)[mask].double(), FORMULA)
@@ -202,7 +202,7 @@ def test_padding_on_either_side_changes_nothing(condition, lengths, padding, see
 def test_returns_are_advantages_plus_macro_values(value_function, segments, seed) -> None:
     lengths = [sum(row) for row in segments]
     trajectory = trajectory_of(lengths, width_of(lengths), seed)
-    batch = ppo_batch(trajectory, ends_of(segments, width_of(lengths)), **PAPER, value_function=value_function)
+    batch = credit_of(trajectory, ends_of(segments, width_of(lengths)), **PAPER, value_function=value_function)
     values = to_tokens(pool_values(trajectory.values, batch.macro, value_function), batch.macro)
     mask = trajectory.response_mask
     assert_near(batch.returns[mask], (batch.advantages + values)[mask].double())
@@ -220,7 +220,7 @@ def test_the_penalty_for_a_missing_eos_comes_before_clipping() -> None:
     )
     assert base.rollout.finished.tolist() == [True, False]
     ends = fixed_ngram_ends(base.response_mask, 2)
-    batch = ppo_batch(trajectory, ends, **PAPER, missing_eos_penalty=3.0, clip_reward_value=1.5)
+    batch = credit_of(trajectory, ends, **PAPER, missing_eos_penalty=3.0, clip_reward_value=1.5)
     assert_near(batch.rewards, [[0.0, 1.0], [0.0, -1.5]], FORMULA)
     assert trajectory.scores.tolist() == [1.0, 1.0]
 
@@ -234,9 +234,9 @@ def test_an_isolated_last_token_keeps_the_score_whole_under_mean() -> None:
     )
     ends = fixed_ngram_ends(base.response_mask, 4)
     options = {"kl_coef": 0.05, "gamma": 1.0, "lam": 1.0, "macro_reward": "mean"}
-    assert_near(ppo_batch(trajectory, ends, **options).returns, [[0.5] * 4], FORMULA)
+    assert_near(credit_of(trajectory, ends, **options).returns, [[0.5] * 4], FORMULA)
     isolated = isolate_last_token(ends, base.response_mask)
-    assert_near(ppo_batch(trajectory, isolated, **options).returns, [[2.0] * 4], FORMULA)
+    assert_near(credit_of(trajectory, isolated, **options).returns, [[2.0] * 4], FORMULA)
 
 
 # The objects
@@ -244,7 +244,7 @@ def test_an_isolated_last_token_keeps_the_score_whole_under_mean() -> None:
 
 def test_batches_are_frozen_and_hold_what_they_came_from() -> None:
     trajectory = trajectory_of([3, 0, 2], 4, 0)
-    batch = ppo_batch(trajectory, fixed_ngram_ends(trajectory.response_mask, 2), **PAPER)
+    batch = credit_of(trajectory, fixed_ngram_ends(trajectory.response_mask, 2), **PAPER)
     assert batch.trajectory is trajectory
     assert trajectory.response_mask is trajectory.rollout.response_mask
     assert [f.name for f in fields(PPOBatch)] == ["trajectory", "macro", *PER_TOKEN]
@@ -257,7 +257,7 @@ def test_nothing_is_modified_in_place() -> None:
     trajectory = trajectory_of([3, 0, 2], 4, 0)
     ends = fixed_ngram_ends(trajectory.response_mask, 2)
     before = [t.clone() for t in (*tensors_of(trajectory), ends)]
-    ppo_batch(trajectory, ends, **PAPER, clip_reward_value=0.1, missing_eos_penalty=1.0, macro_reward="mean")
+    credit_of(trajectory, ends, **PAPER, clip_reward_value=0.1, missing_eos_penalty=1.0, macro_reward="mean")
     for tensor, copy in zip((*tensors_of(trajectory), ends), before, strict=True):
         assert torch.equal(tensor, copy)
 
@@ -265,7 +265,7 @@ def test_nothing_is_modified_in_place() -> None:
 @pytest.mark.parametrize("width", [1, 5])
 def test_a_batch_of_empty_responses_is_all_zero(width) -> None:
     trajectory = trajectory_of([0, 0, 0], width, 0, off_mask=math.nan)
-    batch = ppo_batch(trajectory, torch.zeros(3, width, dtype=torch.bool), **PAPER)
+    batch = credit_of(trajectory, torch.zeros(3, width, dtype=torch.bool), **PAPER)
     for name in PER_TOKEN:
         assert getattr(batch, name).shape == (3, width)
         assert not getattr(batch, name).any()

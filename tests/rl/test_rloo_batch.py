@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from closeness import FORMULA, assert_near, near
-from dschat.rl.rloo_batch import rloo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Rollout, Trajectory, select_rows
-from rl_cases import mask_of, trajectory_of
+from rl_cases import credit_of, mask_of, trajectory_of
 
 # Of four responses the log-ratios to the reference, and the scores. At a KL coefficient of 0.1 the returns are
 # 3 - 0.3 = 2.7, 1 - 0 = 1, 0 - 0.4 = -0.4 and 2 + 0.2 = 2.2, in all 5.5.
@@ -31,7 +30,7 @@ def recorded(padding: int = 1, unscored: tuple[int, ...] = (), finished: tuple[b
 def advantages_of(trajectory: Trajectory, samples: int, **options) -> list[float]:
     """Of each row, from its first token; all its tokens have the same, and padding has 0."""
     mask = trajectory.response_mask
-    batch = rloo_batch(trajectory, fixed_ngram_ends(mask, 2), samples, **({"kl_coef": 0.1} | options))
+    batch = credit_of(trajectory, fixed_ngram_ends(mask, 2), "rloo", samples=samples, **({"kl_coef": 0.1} | options))
     assert_near(batch.advantages, torch.where(mask, batch.advantages[:, :1], 0.0))
     assert batch.returns is None
     return batch.advantages[:, 0].tolist()
@@ -75,17 +74,20 @@ def test_a_response_that_could_not_be_scored_is_no_baseline() -> None:
 def test_a_batch_equals_its_prompts() -> None:
     trajectory = trajectory_of([3, 5, 1, 0, 7, 2, 4, 4, 6], 9, seed=3)
     ends = fixed_ngram_ends(trajectory.response_mask, 3)
-    whole = rloo_batch(trajectory, ends, 3, kl_coef=0.2)
+    whole = credit_of(trajectory, ends, "rloo", samples=3, kl_coef=0.2)
     for start in (0, 3, 6):
         rows = torch.arange(start, start + 3)
-        alone = rloo_batch(select_rows(trajectory, rows), ends[rows], 3, kl_coef=0.2)
+        alone = credit_of(select_rows(trajectory, rows), ends[rows], "rloo", samples=3, kl_coef=0.2)
         assert_near(alone.advantages, whole.advantages[rows])
         assert_near(alone.rewards, whole.rewards[rows])
 
 
 def test_macro_actions_leave_the_advantages_alone() -> None:
     trajectory = recorded()
-    batches = [rloo_batch(trajectory, fixed_ngram_ends(trajectory.response_mask, n), 2, kl_coef=0.1) for n in (1, 3)]
+    batches = [
+        credit_of(trajectory, fixed_ngram_ends(trajectory.response_mask, n), "rloo", samples=2, kl_coef=0.1)
+        for n in (1, 3)
+    ]
     assert torch.equal(batches[0].advantages, batches[1].advantages)
     assert [batch.macro.mask.sum(1).tolist() for batch in batches] == [[2, 3, 1, 2], [1, 1, 1, 1]]
 

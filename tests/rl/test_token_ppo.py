@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 import rl_references as ref
 from closeness import FORMULA, assert_near
 from dschat.rl.losses import policy_loss, value_loss
-from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory
 from rl_cases import (
@@ -18,6 +17,7 @@ from rl_cases import (
     ROW_LENGTHS,
     SEEDS,
     VALUE_FUNCTIONS,
+    credit_of,
     normal,
     trajectory_of,
     width_of,
@@ -63,7 +63,7 @@ def test_one_token_per_action_is_token_ppo_to_the_bit(
 ) -> None:
     trajectory = trajectory_of(lengths, width_of(lengths, padding), seed)
     mask = trajectory.response_mask
-    batch = ppo_batch(
+    batch = credit_of(
         trajectory,
         fixed_ngram_ends(mask, 1),
         kl_coef=0.05,
@@ -92,7 +92,7 @@ def token_losses(new: torch.Tensor, new_values: torch.Tensor, t: Trajectory, adv
 def test_one_token_per_action_has_the_losses_of_token_ppo(lengths, padding, seed) -> None:
     trajectory = trajectory_of(lengths, width_of(lengths, padding), seed)
     mask = trajectory.response_mask
-    batch = ppo_batch(trajectory, fixed_ngram_ends(mask, 1), **PAPER)
+    batch = credit_of(trajectory, fixed_ngram_ends(mask, 1), **PAPER)
     new = trajectory.logprobs + normal(tuple(mask.shape), seed + 5, 0.3)
     new_values = trajectory.values + normal(tuple(mask.shape), seed + 6, 0.3)
     policy, value = token_losses(new, new_values, trajectory, *token_ppo(trajectory, **PAPER))

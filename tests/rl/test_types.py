@@ -6,11 +6,10 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
+from rl_cases import credit_of, tensors_of, trajectory_of
 from rl_cases import select_rows as select_by_hand
-from rl_cases import tensors_of, trajectory_of
 
 
 def batch_of(lengths: list[int], width: int, prompt_width: int = 3) -> PPOBatch:
@@ -18,7 +17,7 @@ def batch_of(lengths: list[int], width: int, prompt_width: int = 3) -> PPOBatch:
     trajectory = trajectory_of(lengths, width, 0, prompt_width=prompt_width)
     ids = torch.arange(trajectory.rollout.input_ids.numel()).view_as(trajectory.rollout.input_ids)
     trajectory = replace(trajectory, rollout=replace(trajectory.rollout, input_ids=ids))
-    return ppo_batch(trajectory, fixed_ngram_ends(trajectory.response_mask, 2), kl_coef=0.05, gamma=1.0, lam=0.95)
+    return credit_of(trajectory, fixed_ngram_ends(trajectory.response_mask, 2), kl_coef=0.05, gamma=1.0, lam=0.95)
 
 
 def drawn_by_another(batch: PPOBatch) -> PPOBatch:

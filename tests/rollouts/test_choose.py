@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from closeness import EPS, FORMULA, assert_near
-from dschat.rollouts.choose import Chooser, inverse_cdf
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed, uniforms
+from dschat.rollouts.sampling import Sampling, TokenSampler, inverse_cdf, row_seed, uniforms
 from factories import BOS, EOS, PAD, sampling_of
 
 CPU = torch.device("cpu")
@@ -86,7 +84,7 @@ def test_log_probs_are_those_of_the_whole_softmax(temperature: float, truncation
     logits = 3 * torch.randn(50, 700, generator=torch.Generator().manual_seed(1))
     uniform = uniforms(torch.tensor([3]), 50)[0]
     sampling = sampling_of(temperature=temperature, **truncation)
-    ids, logprobs = Chooser(sampling, 700, CPU)(logits.clone(), uniform)
+    ids, logprobs = TokenSampler(sampling, 700, CPU)(logits.clone(), uniform)
     expected = (logits.double() / (temperature or 1)).log_softmax(-1).gather(1, ids[:, None])[:, 0]
     assert_near(logprobs, expected, FORMULA, scale=float(logits.abs().max()) / (temperature or 1))
     assert logprobs.dtype == torch.float32 and not bool(torch.isin(ids, torch.tensor([PAD, BOS])).any())
@@ -100,6 +98,6 @@ def test_rows_that_are_not_finite_have_no_log_prob_and_are_drawn_evenly() -> Non
     logits[0, 5], logits[1, 6], logits[2] = torch.nan, torch.inf, -torch.inf
     logits[3, :9] = -torch.inf  # what is left is certain
     uniform = torch.tensor([0.0, 0.99, 0.5, 0.5], dtype=torch.float64)
-    ids, logprobs = Chooser(Sampling(1, (EOS,), PAD, BOS), 10, CPU)(logits, uniform)
+    ids, logprobs = TokenSampler(Sampling(1, (EOS,), PAD, BOS), 10, CPU)(logits, uniform)
     assert ids.tolist() == [2, 9, 6, 9]  # of the eight ids from 2 on, the first, the last, and number 4
     assert logprobs.isnan().tolist() == [True, True, True, False] and logprobs[3] == 0

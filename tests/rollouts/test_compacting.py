@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compacting engine against a loop that knows no cache, no batch and no slots."""
+"""Continuous batching against a loop that knows no cache, no batch and no slots."""
 
 import functools
 from collections.abc import Sequence
@@ -10,11 +10,10 @@ import torch
 import transformers
 
 from closeness import assert_near
-from dschat.rollouts import pool
-from dschat.rollouts.compacting import sample, supports
-from dschat.rollouts.engine import Drawn
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed, uniforms
+from dschat.rollouts import scheduler
+from dschat.rollouts.engine import Generation
+from dschat.rollouts.generate import sample, supports
+from dschat.rollouts.sampling import Sampling, row_seed, uniforms
 from factories import BOS, EOS, PAD, hf_logprobs, make_causal_lm, random_ids, sampling_of
 from model_families import MODEL_FAMILIES
 
@@ -55,7 +54,11 @@ def by_hand(causal_lm: Any, prompt: Sequence[int], sampling: Sampling, seed: int
     return response
 
 
-def check_logprobs(causal_lm: Any, prompts: Sequence[list[int]], drawn: Drawn, temperature: float = 1.0) -> None:
+def all_by_hand(causal_lm: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Any:
+    return [by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)]
+
+
+def check_logprobs(causal_lm: Any, prompts: Sequence[list[int]], drawn: Generation, temperature: float = 1.0) -> None:
     """They are those of the model's own logits, row by row; 0 off the response."""
     assert drawn.logprobs is not None and drawn.logprobs.dtype == torch.float32
     assert not bool(drawn.logprobs[~drawn.rollout.response_mask].any())
@@ -71,7 +74,7 @@ def test_every_family_is_drawn_as_by_hand(family: str) -> None:
     sampling = sampling_of(20, ENDS, temperature=0.9)
     assert supports(causal_lm)
     drawn = sample(causal_lm, prompts, sampling, seeds, 3)
-    expected = [by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)]
+    expected = all_by_hand(causal_lm, prompts, sampling, seeds)
     assert drawn.rollout.response_rows() == expected
     assert drawn.rollout.finished.tolist() == [row[-1] in ENDS for row in expected]
     check_logprobs(causal_lm, prompts, drawn, 0.9)
@@ -89,13 +92,13 @@ def rows_alone() -> tuple[Any, list[list[int]], Sampling, list[int], list[list[i
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8, 24])
-@pytest.mark.parametrize("look_every", [1, 7])
+@pytest.mark.parametrize("sync_interval", [1, 7])
 def test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order(
-    slots: int, look_every: int, monkeypatch: pytest.MonkeyPatch
+    slots: int, sync_interval: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is looked only now and then which rows have ended, as on a GPU."""
     causal_lm, prompts, sampling, seeds, alone = rows_alone()
-    monkeypatch.setitem(pool.LOOK_EVERY, "cpu", look_every)
+    monkeypatch.setitem(scheduler.SYNC_INTERVAL, "cpu", sync_interval)
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(slots)).tolist()
     drawn = sample(causal_lm, [prompts[i] for i in order], sampling, [seeds[i] for i in order], slots)
     assert drawn.rollout.response_rows() == [alone[i] for i in order]
@@ -106,26 +109,21 @@ def test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order(
 @pytest.mark.parametrize(("kind", "attention"), [("gemma2", "eager"), ("llama", "eager"), ("llama", "sdpa")])
 def test_buffers_that_are_soon_full(slots: int, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few spare columns live rows move to the first columns before all prompts have come in."""
-    monkeypatch.setattr(pool, "SPARE_COLUMNS", 2)
-    moves, move = [], pool.SlotCache.shift
-    monkeypatch.setattr(pool.SlotCache, "shift", lambda cache, *place: (moves.append(place), move(cache, *place)))
+    monkeypatch.setattr(scheduler, "SPARE_COLUMNS", 2)
+    moves, move = [], scheduler.SlotCache.shift
+    monkeypatch.setattr(scheduler.SlotCache, "shift", lambda cache, *place: (moves.append(place), move(cache, *place)))
     causal_lm = make_causal_lm(kind, attn_implementation=attention)
     assert causal_lm.config._attn_implementation == attention
     lengths = [2, 7, 1, 12, 3, 9, 2, 4, 6, 11, 1, 5]
     prompts, sampling, seeds = prompts_of(lengths), sampling_of(10, ENDS), seeds_of(len(lengths))
     drawn = sample(causal_lm, prompts, sampling, seeds, slots)
-    assert drawn.rollout.response_rows() == [
-        by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)
-    ]
-    assert moves
+    assert drawn.rollout.response_rows() == all_by_hand(causal_lm, prompts, sampling, seeds) and moves
 
 
 def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one() -> None:
     """Every third prompt ends with a token whose embedding is not a number; the others are drawn as without them."""
     causal_lm, sampling, seeds = make_causal_lm("llama"), sampling_of(12, (*ENDS, 50)), seeds_of(30)
-    prompts = [
-        [token if token != 50 else 51 for token in prompt] for prompt in prompts_of([2 + i % 7 for i in range(30)])
-    ]
+    prompts = [[51 if token == 50 else token for token in p] for p in prompts_of([2 + i % 7 for i in range(30)])]
     clean = sample(causal_lm, prompts, sampling, seeds, 30).rollout.response_rows()
     with torch.no_grad():
         causal_lm.get_input_embeddings().weight[50] = torch.nan
@@ -140,29 +138,26 @@ def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one() -> None:
 def test_one_token(slots: int) -> None:
     causal_lm, prompts, sampling, seeds = make_causal_lm(), prompts_of([3, 1, 4, 1, 5]), sampling_of(1), seeds_of(5)
     drawn = sample(causal_lm, prompts, sampling, seeds, slots)
-    expected = [by_hand(causal_lm, p, sampling, seed) for p, seed in zip(prompts, seeds, strict=True)]
-    assert drawn.rollout.response_rows() == expected and drawn.rollout.response_mask.shape == (5, 1)
+    assert drawn.rollout.response_rows() == all_by_hand(causal_lm, prompts, sampling, seeds)
+    assert drawn.rollout.response_mask.shape == (5, 1)
 
 
 def test_only_live_rows_are_computed() -> None:
     """The rows of all forward passes are little more than the tokens drawn, about a third of what all rows take."""
     causal_lm, prompts, sampling = make_causal_lm(), prompts_of([4] * 64), sampling_of(40, ENDS)
     rows: list[int] = []
-    causal_lm.register_forward_pre_hook(
-        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
+    causal_lm.register_forward_pre_hook(lambda *call: rows.append(len(call[2]["input_ids"])), with_kwargs=True)
     drawn = sample(causal_lm, prompts, sampling, seeds_of(64), 16)
     assert sum(rows) < 1.1 * int(drawn.rollout.response_mask.sum()) and max(rows) == 16
 
 
 def test_models_that_remember_otherwise_are_not_supported() -> None:
-    config = transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=20)
-    assert not supports(transformers.MambaForCausalLM(config))
-    alibi = transformers.FalconConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=20, alibi=True
-    )
-    assert not supports(transformers.FalconForCausalLM(alibi))
-    bloom = transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20)
-    assert not supports(transformers.BloomForCausalLM(bloom))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 20}
+    for config in (
+        transformers.MambaConfig(**sizes),
+        transformers.FalconConfig(**sizes, num_attention_heads=2, alibi=True),
+        transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20),
+    ):
+        assert not supports(transformers.AutoModelForCausalLM.from_config(config))
     t5 = transformers.T5Config(d_model=16, num_layers=1, num_heads=2, d_kv=8, d_ff=16, vocab_size=20)
     assert not supports(transformers.T5ForConditionalGeneration(t5))

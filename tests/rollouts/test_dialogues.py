@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.data.dialogues import turn_end
+from dschat.data.encoding import turn_end
 from dschat.errors import UserError
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.dialogues import PolicyAssistant, Reply, UserFromData, roll_out
+from dschat.rollouts.dialogues import AssistantTurn, PolicyAssistant, UserFromData, roll_out
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from factories import make_causal_lm
 
@@ -21,9 +21,9 @@ class Echo:
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def __call__(self, states: Sequence[list], seeds: Sequence[int]) -> list[Reply]:
+    def __call__(self, states: Sequence[list], seeds: Sequence[int]) -> list[AssistantTurn]:
         self.batches.append(len(states))
-        return [Reply([len(said)], [7], f"after {len(said)}", True) for said in states]
+        return [AssistantTurn([len(said)], [7], f"after {len(said)}", True) for said in states]
 
 
 def test_turns_alternate_until_each_dialogue_has_its_own() -> None:
@@ -50,7 +50,7 @@ def policy(most: int | None = None, tokens: int = 6) -> PolicyAssistant:
     model = make_causal_lm("gemma", vocab_size=len(tokenizer)).eval()
     end = turn_end(tokenizer).token_id
     sampling = Sampling(tokens, tuple(sorted({end, tokenizer.eos_token_id})), tokenizer.pad_token_id)
-    return PolicyAssistant(CompactingEngine(2).draw_from(model), tokenizer, sampling, most)
+    return PolicyAssistant(ContinuousEngine(2).draw_from(model), tokenizer, sampling, most)
 
 
 def test_a_batch_equals_its_dialogues_alone() -> None:

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' generate draws what the flags say, whatever a checkpoint brings along."""
+"""Which engine a run draws with; transformers' generate draws what the flags say, whatever a checkpoint holds."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import transformers
 from transformers import GenerationConfig
 
-from dschat.rollouts.generate import generate
-from factories import EOS, favouring, make_causal_lm, random_ids, same_rollout, sampling_of
+from dschat.builders import ppo as builders
+from dschat.rollouts.generate import ContinuousEngine, GenerateEngine, generate
+from factories import EOS, PAD, favouring, make_causal_lm, ppo_config, random_ids, same_rollout, sampling_of
 
 LEAKS = {
     "do_sample": True,
@@ -51,3 +56,39 @@ def test_the_generation_config_comes_back_after_an_error() -> None:
     with pytest.raises(IndexError):
         generate(causal_lm, [[1000, 5]], sampling_of(), [0], 1)
     assert causal_lm.generation_config is saved
+
+
+def engine_of(folder: Any, causal_lm: Any, **flags: Any) -> Any:
+    """The engine of a run with rollouts of 3 x 2 prompts."""
+    sizes = {"per_device_generation_batch_size": 3, "generation_batches": 2, "per_device_training_batch_size": 6}
+    actor: Any = SimpleNamespace(module=SimpleNamespace(inner=causal_lm))
+    return builders._rollout_engine(ppo_config(folder, **sizes, **flags), actor, None)
+
+
+@pytest.mark.parametrize(("flags", "kind"), [({}, ContinuousEngine), ({"rollout_engine": "generate"}, GenerateEngine)])
+def test_the_flag_chooses_the_engine_and_the_generation_batch_is_what_lives_at_once(
+    flags: dict[str, str], kind: type, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    causal_lm, rows = make_causal_lm(), []
+    engine = engine_of(tmp_path, causal_lm, **flags)
+    assert isinstance(engine, kind) and not caplog.text
+    causal_lm.register_forward_pre_hook(lambda *call: rows.append(len(call[2]["input_ids"])), with_kwargs=True)
+    engine.draw_from(causal_lm)([[5, 6]] * 6, sampling_of(4), range(6))
+    assert max(rows) == 3
+
+
+def test_a_model_that_the_loop_does_not_know_is_sampled_by_generate_and_said(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = transformers.MambaConfig(vocab_size=100, hidden_size=16, num_hidden_layers=1, pad_token_id=PAD)
+    assert isinstance(engine_of(tmp_path, transformers.MambaForCausalLM(config)), GenerateEngine)
+    assert "--rollout_engine continuous" in caplog.text and "models of type mamba" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [({}, 512), ({"eval_prompts": 0}, 0), ({"eval_prompts": 7}, 7), ({"eval_iters": 3}, 48), ({"eval_iters": 0}, 0)],
+)
+def test_prompts_of_an_evaluation_on_two_processes(flags: dict[str, int], count: int, tmp_path: Any) -> None:
+    config = ppo_config(tmp_path, per_device_eval_batch_size=8, **flags)
+    assert config.num_eval_prompts(2) == count

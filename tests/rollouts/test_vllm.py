@@ -17,9 +17,9 @@ from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm import VllmEngine
-from dschat.run.random_states import random_states
+from dschat.run.state import random_states
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.ppo_models import PPOModels
 from dschat.trainers.selfcheck import TOLERANCE
 from factories import (
     BOS,
@@ -109,12 +109,7 @@ def test_log_probs_are_the_models_own(name, pair):
     """Those of the whole softmax(logits / temperature), whatever the sampler leaves out."""
     actor, engine = pair(name)
     with engine.session(actor) as draw:
-        for options in (
-            {},
-            {"temperature": 0.7},
-            {"temperature": 1.5, "top_k": 9, "top_p": 0.8},
-            {"temperature": 0.0},
-        ):
+        for options in ({}, {"temperature": 0.7}, {"temperature": 1.5, "top_k": 9, "top_p": 0.8}, {"temperature": 0}):
             drawn = draw(PROMPTS, sampling_of(12, **options), SEEDS)
             assert largest_gap(actor, PROMPTS, drawn, options.get("temperature", 1.0) or 1.0) < FORWARD * EPS
             assert not drawn.bad_rows.any()

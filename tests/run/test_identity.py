@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run that goes on must share with its first part."""
 
+import hashlib
+import json
+
 import pytest
 
 from dschat.run.identity import differences, identity_of, with_later_flags
@@ -75,6 +78,21 @@ def test_a_flag_that_came_later_had_its_default(identity, tmp_path):
     other = identity(gamma=0.5)
     found = differences(with_later_flags(before, other, config), other, other_size=False)
     assert found == ["--gamma was 1.0, is 0.5"]
+
+
+def test_a_tokenizer_by_its_hash_of_earlier_versions(identity, tmp_path, tokenizer, monkeypatch):
+    """Their checkpoints hold that one alone: the same tokenizer is recognised, another chat template is not."""
+    now, config = identity(), ppo_config(tmp_path)
+    earlier = "the tokenizer, by the hash of earlier versions"
+    whole = {"vocabulary": tokenizer.get_vocab(), "special": tokenizer.special_tokens_map}
+    whole |= {"template": tokenizer.chat_template, "backend": tokenizer.backend_tokenizer.to_str()}
+    written = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+    before = {name: value for name, value in now.items() if name != earlier} | {"the tokenizer": written}
+    assert differences(with_later_flags(before, now, config), now, other_size=False) == []
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0].content }}")
+    for old in (before, now):
+        other = identity()
+        assert differences(with_later_flags(old, other, config), other, False) == ["the tokenizer has changed"]
 
 
 def test_functions_and_addresses_of_scores(identity, tmp_path):

@@ -6,13 +6,14 @@ import logging
 
 import pytest
 
-from dschat.common.lock import Lock
+from dschat.common.lock import Lock, close_all
 from dschat.errors import UserError
 from dschat.main import _report
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.run.output import RunOutput
-from dschat.run.progress import Progress
+from dschat.run.state import Progress
 from factories import checkpoints_of, engine_of, make_causal_lm, ppo_config, run_of
+from interruptions import CTRL_C, KILL, stopped_at
 
 
 @pytest.fixture
@@ -90,14 +91,26 @@ def test_only_models_that_are_whole_count_as_saved(tmp_path, group, tokenizer, m
     assert "no models were saved yet" in capsys.readouterr().err
 
 
-def test_an_earlier_run_comes_back_from_a_kill_before_the_new_one_stands(place, group, monkeypatch):
-    before = {name: (place / name).read_text() for name in files(place)}
-    _, run = run_on(place)
-    run._take_over()
-    assert not (place / "actor").exists(), "put aside, while the new models are moved to their place"
-    run_on(place)
-    assert {name: (place / name).read_text() for name in before} == before
-    assert not (place / ".given-up").exists()
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("how", [KILL, CTRL_C])
+def test_an_earlier_run_comes_back_wherever_taking_over_was_stopped(how, overwrite, place, group):
+    """Whole, when the next run starts; which is refused where it does not replace it."""
+    before, point, reached = {name: (place / name).read_text() for name in files(place)}, 0, True
+    while reached:
+        _, run = run_on(place)
+        reached = stopped_at(point, how, run._take_over)
+        close_all()
+        if overwrite:
+            run_on(place)
+            close_all()
+        else:
+            with pytest.raises(UserError, match="holds a run: add --resume_from_checkpoint"):
+                run_of("ppo", ppo_config(place))
+            close_all()
+        found = {name: (place / name).read_text() for name in files(place)}
+        assert before.items() <= found.items() and not (place / ".given-up").exists()
+        point += 1
+    assert point > 8
 
 
 @pytest.mark.parametrize("flags", [{}, {"resume_from_checkpoint": "latest"}, {"overwrite_output_dir": True}])

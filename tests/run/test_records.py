@@ -4,7 +4,6 @@
 import hashlib
 import importlib.metadata
 import json
-import logging
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 import torch
 
 from closeness import assert_near
-from dschat.data.shares import Share
-from dschat.run import records
-from dschat.run.model_folders import ModelFolders, SavedModel
-from dschat.run.output import due
-from dschat.run.records import file_hashes, new_record, warn_unless_made_by, was_made_by, write_model_card
+from dschat.data.sources import Share
+from dschat.run import output
+from dschat.run.model_folders import ModelFolders, SavedModel, write_model_card
+from dschat.run.output import due, new_record, warn_unless_made_by
 from factories import engine_of, make_causal_lm, make_classifier, ppo_config, run_of, save_engines
 
 
@@ -44,7 +42,8 @@ def git(folder, *words):
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     """As committed; with a changed file; new files are none of git's, and nor is a folder in somebody's checkout."""
-    monkeypatch.setattr(records, "CHECKOUT", tmp_path)
+    assert Path(__file__).resolve().parents[2] == output.CHECKOUT
+    monkeypatch.setattr(output, "CHECKOUT", tmp_path)
     git(tmp_path, "init", "-q")
     (tmp_path / "code.py").write_text("a = 1\n")
     git(tmp_path, "add", "code.py")
@@ -57,79 +56,52 @@ def test_run_json_says_which_code_ran(tmp_path, monkeypatch):
     assert stored["code"] == {"version": version, "commit": commit, "changed": False}
     (tmp_path / "code.py").write_text("a = 2\n")
     assert new_record("ppo", [], 7, 1).code == {"version": version, "commit": commit, "changed": True}
-    assert records.commit_of(tmp_path / "runs") == {}
+    assert output.commit_of(tmp_path / "runs") == {}
 
 
 def test_a_checkout_of_which_git_tells_nothing(tmp_path, monkeypatch):
     """A broken one; then no git; then one that does not end."""
     (tmp_path / ".git").write_text("gitdir: nowhere")
-    assert records.commit_of(tmp_path) == {}
+    assert output.commit_of(tmp_path) == {}
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert records.commit_of(tmp_path) == {}
+    assert output.commit_of(tmp_path) == {}
 
     def hang(*_, timeout, **__):
         raise subprocess.TimeoutExpired("git", timeout)
 
-    monkeypatch.setattr(records.subprocess, "run", hang)
-    assert records.commit_of(tmp_path) == {}
+    monkeypatch.setattr(output.subprocess, "run", hang)
+    assert output.commit_of(tmp_path) == {}
 
 
-def test_the_checkout_is_the_repositorys_root():
-    assert Path(__file__).resolve().parents[2] == records.CHECKOUT
-
-
-def test_file_hashes(tmp_path):
-    file = tmp_path / "data.jsonl"
-    file.write_bytes(b"{}\n")
-    assert file_hashes([file]) == {str(file): hashlib.sha256(b"{}\n").hexdigest()}
-
-
-def test_was_made_by(tmp_path, caplog):
-    (tmp_path / "ppo" / "actor").mkdir(parents=True)
-    (tmp_path / "broken").mkdir()
+def test_a_model_of_another_step_is_warned_of(tmp_path, caplog):
+    """run.json lies in the model's folder or above; one that cannot be read says nothing."""
+    for name in ("ppo/actor", "broken"):
+        (tmp_path / name).mkdir(parents=True)
     new_record("sft", [], 1, 1).save(tmp_path)
     new_record("ppo", [], 1, 1).save(tmp_path / "ppo")
     (tmp_path / "broken" / "run.json").write_text("{")
-    assert was_made_by("sft", tmp_path) and not was_made_by("reward", tmp_path)
-    assert was_made_by("ppo", tmp_path / "ppo" / "actor") and not was_made_by("sft", tmp_path / "ppo" / "actor")
-    assert not was_made_by("ppo", tmp_path / "absent" / "folder")
-    with caplog.at_level(logging.WARNING):
-        warn_unless_made_by("sft", str(tmp_path), "--model_name_or_path")
-        assert not caplog.messages
-        warn_unless_made_by("reward", str(tmp_path), "--model_name_or_path")
-    assert caplog.messages == [
-        f"--model_name_or_path {tmp_path} was not made by the reward step: results will differ from the method's"
-    ]
+    for step, name in (("sft", "."), ("ppo", "ppo/actor"), ("sft", "broken")):
+        warn_unless_made_by(step, str(tmp_path / name), "--model_name_or_path")
+    assert not caplog.messages
+    for step, name in (("reward", "."), ("sft", "ppo/actor"), ("ppo", "absent/folder")):
+        warn_unless_made_by(step, str(tmp_path / name), "--model_name_or_path")
+        assert f"--model_name_or_path {tmp_path / name} was not made by the {step} step" in caplog.messages[-1]
 
 
-@pytest.mark.parametrize(
-    ("step", "title"),
-    [
-        ("sft", "Supervised fine-tuning"),
-        ("reward", "Reward model"),
-        ("dpo", "Direct preference optimisation"),
-        ("ppo", "PPO with macro"),
-    ],
-)
-def test_the_model_card_states_data_settings_and_metrics(step, title, tmp_path):
-    record = new_record(step, [], 1, 1)
+@pytest.mark.parametrize("step", ["sft", "reward", "dpo", "ppo", "rloo", "refuel", "refuel_online"])
+def test_the_model_card_states_data_settings_and_metrics(step, tmp_path):
+    titles = {"sft": "Supervised fine-tuning", "reward": "Reward model", "dpo": "Direct preference optimisation"}
+    titles |= {"ppo": "PPO with macro", "rloo": "RLOO, without a critic", "refuel": "REFUEL on pairs"}
+    record = new_record("ppo" if step == "rloo" else step, [], 1, 1)
     record.data = {"sources": [{"name": "tldr", "train": 120, "eval": 30}]}
     record.metrics = {"eval/scores": 1.23456789}
-    write_model_card(tmp_path, "mine", "policy", "base/model", {"ngram": "5", "kl_coef": 0.1}, record)
-    card = (tmp_path / "README.md").read_text()
-    head, body = card.split("---\n", 2)[1:]
+    settings = {"ngram": "5", "kl_coef": 0.1} | ({"advantage_estimator": "rloo"} if step == "rloo" else {})
+    write_model_card(tmp_path, "mine", "policy", "base/model", settings, record)
+    head, body = (tmp_path / "README.md").read_text().split("---\n", 2)[1:]
     assert "library_name: transformers" in head
-    for text in (
-        "# mine: policy",
-        title,
-        "started from `base/model`",
-        "- `tldr`: 120 training and 30 held-out rows",
-        "- `--ngram`: 5",
-        "- `--kl_coef`: 0.1",
-        "- eval/scores: 1.235",
-        f"torch {record.packages['torch']}",
-    ):
-        assert text in body
+    texts = ["# mine: policy", titles.get(step, "REFUEL with users"), "started from `base/model`", "- `--ngram`: 5"]
+    texts += ["- `tldr`: 120 training and 30 held-out rows", "- `--kl_coef`: 0.1", "- eval/scores: 1.235"]
+    assert all(text in body for text in [*texts, f"torch {record.packages['torch']}"])
 
 
 def test_a_stage_leaves_its_records(group, tokenizer, tmp_path):
@@ -192,10 +164,3 @@ def test_due():
     assert [n for n in range(1, 13) if due(5, n - 1, n)] == [5, 10]
     assert [n for n in range(4, 25, 4) if due(6, n - 4, n)] == [8, 12, 20, 24]
     assert not any(due(0, n - 1, n) for n in range(1, 13))
-
-
-def test_models_along_the_way(group, tokenizer, tmp_path):
-    config = ppo_config(tmp_path)
-    model = SavedModel(engine_of(make_causal_lm(), 8), "policy", "base", "actor")
-    ModelFolders([model], tokenizer, config, run_of("ppo", config)).save_after(40)
-    assert (tmp_path / "models" / "step-40" / "actor" / "model.safetensors").is_file()

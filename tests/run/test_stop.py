@@ -5,9 +5,8 @@ import signal
 
 import pytest
 
-from dschat.rollouts.compacting import sample
-from dschat.rollouts.generate import generate
-from dschat.rollouts.pool import Pool
+from dschat.rollouts.generate import generate, sample
+from dschat.rollouts.scheduler import BatchScheduler
 from dschat.run import stop
 from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
 from factories import make_causal_lm, random_ids, sampling_of
@@ -15,7 +14,7 @@ from factories import make_causal_lm, random_ids, sampling_of
 
 def test_a_signal_ends_drawing_at_the_next_token(monkeypatch):
     monkeypatch.setattr(stop, "_noted", 0)
-    steps, real = [], Pool.step
+    steps, real = [], BatchScheduler.step
 
     def step(pool):
         steps.append(pool)
@@ -23,7 +22,7 @@ def test_a_signal_ends_drawing_at_the_next_token(monkeypatch):
             stop._note(signal.SIGTERM, None)
         real(pool)
 
-    monkeypatch.setattr(Pool, "step", step)
+    monkeypatch.setattr(BatchScheduler, "step", step)
     prompts = [random_ids(4, row) for row in range(6)]
     with pytest.raises(Stopped) as stopped:
         sample(make_causal_lm(), prompts, sampling_of(50), range(6), 3)

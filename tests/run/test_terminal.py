@@ -6,7 +6,8 @@ import logging
 
 from tqdm import tqdm
 
-from dschat.run.terminal import LinesAboveBars, evaluation_line
+from dschat.common.progress import LinesAboveBars
+from dschat.run.metrics import evaluation_line
 
 
 def test_an_evaluation_is_a_line():

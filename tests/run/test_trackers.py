@@ -9,9 +9,9 @@ import pytest
 
 from cli_runs import read_jsonl
 from dschat.config.parse import parse
-from dschat.config.sft import SFTConfig
+from dschat.config.rules import flags_on_resume
+from dschat.config.supervised import SFTConfig
 from dschat.errors import UserError
-from dschat.run.identity import FREE_FLAGS
 from dschat.run.metrics import MetricsLog
 from dschat.run.trackers import TensorBoard, Trackers, table_of, wandb_problem
 from factories import ppo_config, run_of
@@ -74,11 +74,11 @@ def test_a_run_that_goes_on_keeps_its_id(tmp_path, group):
     pytest.importorskip("wandb")
     run = run_on(tmp_path)
     run.metrics.log(1, 8, {"loss": 3.0})
-    state, text = run.state(), run.metrics.text()
+    state, text = run.state_dict(), run.metrics.text()
     run.metrics.log(2, 16, {"loss": 2.0})  # after the checkpoint
     run.finish()
     again = run_on(tmp_path, resume_from_checkpoint="latest")
-    again.go_on(state, text, 1)
+    again.load_state_dict(state, text, 1)
     again.metrics.log(2, 16, {"loss": 2.0})
     again.finish()
     first, second = ids_of(tmp_path)
@@ -92,11 +92,11 @@ def test_a_tracker_that_comes_later_gets_the_rows_so_far(tmp_path, group):
     config = ppo_config(tmp_path)
     run = run_of("ppo", config)
     run.metrics.log(1, 8, {"loss": 3.0})
-    state, text = run.state(), run.metrics.text()
+    state, text = run.state_dict(), run.metrics.text()
     del state["record"]["wandb_id"]  # checkpoints of earlier versions
     run.finish()
     again = run_on(tmp_path, resume_from_checkpoint="latest")
-    again.go_on(state, text, 1)
+    again.load_state_dict(state, text, 1)
     again.metrics.log(2, 16, {"loss": 2.0})
     again.finish()
     assert history_of(tmp_path) == read_jsonl(tmp_path / "metrics.jsonl")
@@ -153,12 +153,12 @@ def test_flags(command, monkeypatch):
     assert parse(SFTConfig, command[:-1]).trackers == ()
     with pytest.raises(UserError, match="--report_to mlflow: there is no such tracker; give tensorboard or wandb"):
         parse(SFTConfig, [*command, "mlflow"])
-    monkeypatch.setattr("dschat.config.tracking.find_spec", lambda name: None)
+    monkeypatch.setattr("dschat.config.common.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"--report_to wandb: the package .* pip install 'ma-rlhf\[wandb\]'"):
         parse(SFTConfig, [*command, "wandb"])
     with pytest.raises(UserError, match="--push_to_hub model: give the repository as owner/name"):
         parse(SFTConfig, [*command[:-1], "--push_to_hub", "model"])
-    assert {"report_to", "push_to_hub"} <= FREE_FLAGS
+    assert {"report_to", "push_to_hub"} <= flags_on_resume(SFTConfig, "free")
 
 
 def test_without_a_key_wandb_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):

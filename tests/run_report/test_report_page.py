@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page and the picture of a report: complete in themselves, escaped, of the expected size."""
+"""The pages and pictures of a report and of learners: complete in themselves, escaped, of the expected size."""
 
 import base64
 import json
@@ -9,8 +9,17 @@ import struct
 import numpy as np
 import pytest
 
-from dschat.run_report.build import build_report, read_runs
-from dschat.run_report.plots import draw_all, smooth
+from dschat.run_report.build import (
+    Learner,
+    Point,
+    build_report,
+    draw_all,
+    draw_learners,
+    learner_table,
+    read_runs,
+    smooth,
+    write_page,
+)
 from report_runs import Page, edit_rows, make_run, table_of
 
 SCRIPT = "<script>alert('x')</script>"
@@ -62,8 +71,9 @@ def test_page_shows_every_model_with_its_spans(built):
 
 def test_page_holds_the_tables_and_sentences(built):
     outcome, text = built.outcome, built.page.text
-    for row in [row for table in outcome.tables for row in (table.headers, *table.rows)]:
-        assert "".join(row) in text
+    assert {table.kind for table in outcome.tables} == {"results", "speed", "wins", "training"}
+    assert all("".join(row) in text for table in outcome.tables for row in (table.headers, *table.rows))
+    assert len(built.page.of_class("wins")) == 1 and text.count("where PPO ends") == 2
     assert all(sentence in text for sentence in [*outcome.findings, *outcome.remarks, "A remark."])
 
 
@@ -79,13 +89,8 @@ def test_responses_without_tokens_are_counted_but_not_shown(two_runs, tmp_path, 
     path = two_runs["PPO"] / "samples" / "update-000010.jsonl"
     edit_rows(path, lambda index, row: row if index == 0 else {key: row[key] for key in row if key != "tokens"})
     outcome = build_report(two_runs, tmp_path / "out")
-    assert table_of(outcome, "results").rows[1][1:5] == [
-        "0.500 ± 0.100",
-        "5.000 ± 1.000",
-        "1.500 ± 0.000",
-        "3.0 ± 0.0",
-    ]
-    assert table_of(outcome, "results").rows[1][-1] == "2"
+    row = table_of(outcome, "results").rows[1]
+    assert row[1:5] == ["0.500 ± 0.100", "5.000 ± 1.000", "1.500 ± 0.000", "3.0 ± 0.0"] and row[-1] == "2"
     assert len(read_page(tmp_path / "out").of_class("ma-panel")) == 3
 
 
@@ -114,3 +119,32 @@ def test_smoothing_is_a_centred_mean():
     np.testing.assert_allclose(smooth([1.0, math.nan, 3.0]), [1.0, 2.0, 3.0])
     assert math.isnan(smooth([math.nan])[0])
     assert smooth([]).shape == (0,)
+
+
+def point(level: float, kl: float) -> Point:
+    return Point([level - 0.1, level + 0.1], [1.0, 3.0], [kl, kl], [10.0, 12.0])
+
+
+LEARNERS = [
+    Learner("SFT", [point(0.2, 0.0)]),
+    Learner("DPO", [point(0.3, 1.0), point(0.4, 2.0)], seconds=12.4),
+    Learner("best of 16", [point(0.5, 1.83)], bound=True),
+]
+
+
+def test_rows_of_learners_show_where_each_ends() -> None:
+    lines = learner_table(LEARNERS).splitlines()
+    assert lines[0].split()[0] == "learner" and len(lines) == 5
+    assert lines[2].startswith("SFT") and lines[2].endswith("–")
+    # Two prompts: .3 and .5, half a range of .1 is the standard error, Student's t with one degree is 12.706.
+    assert "0.400 [-0.871, 1.671]" in lines[3] and lines[3].endswith("12")
+    assert "≤ 1.8" in lines[4]
+    row = next(line for line in learner_table(LEARNERS, as_page=True).splitlines() if line.startswith("| DPO"))
+    assert [cell.strip() for cell in row.split("|")][2:4] == ["0.400 [-0.871, 1.671]", "2.00 [-10.71, 14.71]"]
+
+
+def test_page_and_picture_of_learners(tmp_path) -> None:
+    draw_learners(LEARNERS, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    page = write_page(tmp_path, "Title", {"First": "text\n\n", "Second": "more"})
+    assert page.read_text(encoding="utf-8") == "# Title\n\n## First\n\ntext\n\n## Second\n\nmore\n"

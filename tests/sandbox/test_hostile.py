@@ -23,15 +23,15 @@ from pathlib import Path
 
 import pytest
 
-from dschat.scoring.programs import Limits, run_tests
+from dschat.scoring.programs import SandboxLimits, run_tests
 from dschat.scoring.programs.levels import try_out, weakness
-from dschat.scoring.programs.sandbox import Job, execute
+from dschat.scoring.programs.sandbox import Job, Level, execute
 
 pytestmark = pytest.mark.xdist_group("sandbox")
 
 KERNEL = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
-LIMITS, PATIENT = (Limits(seconds=seconds, memory=2**29) for seconds in (0.5, 60.0))
-# What `Limits` cannot know of: starting, killing, and a machine on which much else runs.
+LIMITS, PATIENT = (SandboxLimits(seconds=seconds, memory=2**29) for seconds in (0.5, 60.0))
+# What `SandboxLimits` cannot know of: starting, killing, and a machine on which much else runs.
 SLACK = 6.0
 KINDS = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
 
@@ -50,6 +50,16 @@ def read_programs() -> dict[str, str]:
 
 
 PROGRAMS = read_programs()
+
+
+@pytest.fixture
+def level(request) -> Level:
+    if weak := weakness(request.param):
+        pytest.skip(f"{request.param}: {weak}")
+    return request.param
+
+
+both_levels = pytest.mark.parametrize("level", ["namespaces", "bubblewrap"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -112,38 +122,23 @@ def own_processes() -> list[str]:
 
 def left_files(words: dict[str, str]) -> list[Path]:
     """Whatever has the cookie in its name, where a program could have written it."""
-    places = [
-        words["TEMP"],
-        words["HOME"],
-        "/var/tmp",
-        "/dev/shm",
-        "/run",
-        "/",
-        os.getcwd(),
-        str(Path(os.__file__).parent),
-    ]
-    found = [path for place in map(Path, places) for path in place.glob(f"*{words['COOKIE']}*")]
-    return found + list((Path(os.__file__).parent / "__pycache__").glob(f"*{words['COOKIE']}*"))
+    library = Path(os.__file__).parent
+    places = [words["TEMP"], words["HOME"], "/var/tmp", "/dev/shm", "/run", "/", os.getcwd()]
+    places += [library, library / "__pycache__"]
+    return [path for place in map(Path, places) for path in place.glob(f"*{words['COOKIE']}*")]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+@both_levels
 def test_a_hostile_program_gets_nothing(level, name, secret) -> None:
-    if weak := weakness(level):
-        pytest.skip(f"{level}: {weak}")
     source, words = PROGRAMS[name], {word: text for word, text in secret.items() if word}
     for word, text in words.items():
         source = source.replace(word, text)
     tests: dict[str, object] = {"inputs": [""], "outputs": [secret[""]]}
     if name.startswith("call"):
         tests = {"fn_name": "f", "inputs": [[]], "outputs": [secret[""]]}
-    limits, clock, host, began = (
-        [resource.getrlimit(kind) for kind in KINDS],
-        time.time(),
-        os.uname(),
-        time.monotonic(),
-    )
-    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    limits, priority = [resource.getrlimit(kind) for kind in KINDS], os.getpriority(os.PRIO_PROCESS, 0)
+    clock, host, began = time.time(), os.uname(), time.monotonic()
     outcome = run_tests(source, tests, LIMITS, level)
     seconds = time.monotonic() - began
     assert outcome.status in ("wrong", "runtime_error", "timeout", "compile_error"), outcome
@@ -155,11 +150,9 @@ def test_a_hostile_program_gets_nothing(level, name, secret) -> None:
     assert not left_files(words)
 
 
-@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+@both_levels
 def test_nothing_of_the_machine_is_seen_or_left(level, secret) -> None:
     """What the programs above could not tell: their one test cannot be passed in any case."""
-    if weak := weakness(level):
-        pytest.skip(f"{level}: {weak}")
     source = """
 import glob, os, shutil, sys
 print(os.uname().nodename, sorted(os.environ), os.getcwd(), os.listdir('.'), os.getpid() < 5)
@@ -178,11 +171,9 @@ print('x', file=open('/dev/null', 'w'))
     assert os.stat("/dev/null").st_ctime == before.st_ctime
 
 
-@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+@both_levels
 def test_what_is_hostile_costs_the_parent_little(level) -> None:
     """CPU seconds of this process, of programs that take all of theirs; a second each would be the machine's fault."""
-    if weak := weakness(level):
-        pytest.skip(f"{level}: {weak}")
     names = ("a flood of single bytes", "call: numbers that take long to read", "call: millions of lists")
     for name in names:
         tests: dict[str, object] = {"inputs": [""], "outputs": ["1"]}
@@ -221,27 +212,23 @@ os._exit(0)
 
 
 @pytest.mark.skipif(KERNEL < (5, 14), reason="the kernel counts threads by user alone")
-@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+@both_levels
 def test_a_sandbox_has_its_own_limit_of_threads_and_processes(level) -> None:
-    if weak := weakness(level):
-        pytest.skip(f"{level}: {weak}")
-    execution = execute(Job(MANY), Limits(), level)
+    execution = execute(Job(MANY), SandboxLimits(), level)
     assert execution.status == 0, execution
     assert 32 < int(execution.output) < 64
     assert try_out(level) == ("", ())  # which looks for it, too
 
 
-@pytest.mark.parametrize("level", ["namespaces", "bubblewrap"])
+@both_levels
 def test_killed_programs_are_waited_for(level) -> None:
     """No process of a sandbox that was ended is left to whoever adopts orphans."""
-    if weak := weakness(level):
-        pytest.skip(weak)
     code = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # this process adopts orphans, and does not look after them
-from dschat.scoring.programs import Limits, run_tests
+from dschat.scoring.programs import SandboxLimits, run_tests
 for _ in range(3):
-    found = run_tests("while True: pass", {"inputs": [""], "outputs": ["1"]}, Limits(seconds=.3), "LEVEL")
+    found = run_tests("while True: pass", {"inputs": [""], "outputs": ["1"]}, SandboxLimits(seconds=.3), "LEVEL")
     assert found.status == "timeout"
 try: print(os.waitpid(-1, os.WNOHANG))
 except ChildProcessError: print("none")
@@ -256,10 +243,8 @@ def test_the_number_of_hostile_programs(record_property) -> None:
     assert len(PROGRAMS) >= 60
 
 
-@pytest.mark.parametrize("level", ["namespaces", "bubblewrap", "rlimits"])
+@pytest.mark.parametrize("level", ["namespaces", "bubblewrap", "rlimits"], indirect=True)
 def test_the_secret_is_what_a_right_program_prints(level, secret) -> None:
-    if weak := weakness(level):
-        pytest.skip(f"{level}: {weak}")
     tests = {"inputs": [secret[""]], "outputs": [secret[""]]}
     assert run_tests("print(input())", tests, PATIENT, level).status == "passed"
 

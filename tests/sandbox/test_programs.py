@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 
 from dschat.errors import UserError
-from dschat.scoring.programs import Limits, Outcome, levels, run, run_tests, sandbox
-from dschat.scoring.programs.answers import same_text, same_value
+from dschat.scoring.programs import ProgramOutcome, SandboxLimits, levels, run, run_tests, sandbox
 from dschat.scoring.programs.levels import weakness
-from dschat.scoring.programs.outcome import paper_reward, ratio_reward
-from dschat.scoring.programs.pool import ProgramPool
-from dschat.scoring.programs.problem import exact_int, parse_problem
-from dschat.scoring.programs.response import program_of
+from dschat.scoring.programs.problem import exact_int, parse_problem, same_text, same_value
+from dschat.scoring.programs.run import ProgramPool, paper_reward, ratio_reward
+from dschat.scoring.programs.scores import program_of
 from right_programs import right_programs
 
 pytestmark = [
@@ -25,9 +23,9 @@ pytestmark = [
 ECHO = {"inputs": ["1\n", "2\n"], "outputs": ["1\n", "2\n"]}
 
 
-def outcome(*tests: str, total: int | None = None) -> Outcome:
+def outcome(*tests: str, total: int | None = None) -> ProgramOutcome:
     """An outcome made by hand."""
-    return Outcome(tests, total or len(tests), "namespaces", 0.0)
+    return ProgramOutcome(tests, total or len(tests), "namespaces", 0.0)
 
 
 def test_right_programs_pass_in_any_order_on_any_number_of_workers() -> None:
@@ -59,7 +57,7 @@ def test_right_programs_pass_in_any_order_on_any_number_of_workers() -> None:
     ],
 )
 def test_outcomes(program, tests) -> None:
-    found = run_tests(program, ECHO, Limits(seconds=3 if "timeout" in tests else 30, output_bytes=2**20))
+    found = run_tests(program, ECHO, SandboxLimits(seconds=3 if "timeout" in tests else 30, output_bytes=2**20))
     assert (found.tests, found.total, found.level) == (tests, 2, "namespaces")
     assert found.status == next((test for test in tests if test != "passed"), "passed")
 
@@ -67,14 +65,14 @@ def test_outcomes(program, tests) -> None:
 def test_messages() -> None:
     assert "ZeroDivisionError: division by zero" in run_tests("1 / 0", ECHO).message
     assert "SyntaxError" in run_tests("1 +", ECHO).message
-    assert run_tests("while True: pass", ECHO, Limits(seconds=1)).message == "more than 1 s"
+    assert run_tests("while True: pass", ECHO, SandboxLimits(seconds=1)).message == "more than 1 s"
 
 
 def test_a_run_to_the_end_goes_on_after_an_error() -> None:
     problem = parse_problem(ECHO, "row")
     program = "x = input()\nassert x == '2'\nprint(x)"
-    assert run.run_problem(program, problem, Limits(), "namespaces").tests == ("runtime_error",)
-    found = run.run_problem(program, problem, Limits(), "namespaces", to_the_end=True)
+    assert run.run_problem(program, problem, SandboxLimits(), "namespaces").tests == ("runtime_error",)
+    found = run.run_problem(program, problem, SandboxLimits(), "namespaces", to_the_end=True)
     assert found.tests == ("runtime_error", "passed") and ratio_reward(found) == 0.5
 
 
@@ -207,12 +205,20 @@ def test_integers_of_5000_digits() -> None:
         exact_int("1" * 200_000)
 
 
+COLUMN, ARGUMENTS = "column 'input_output'", "the arguments in column 'input_output' cannot be handed on"
+
+
 @pytest.mark.parametrize(
-    "tests",
-    ["no JSON", '{"inputs": [1]}', '{"inputs": [1], "outputs": []}', "[1]", '{"inputs": "a", "outputs": "b"}'],
+    ("tests", "words"),
+    [
+        *((text, COLUMN) for text in ("no JSON", '{"inputs": [1]}', '{"inputs": [1], "outputs": []}', "[1]")),
+        ('{"inputs": "a", "outputs": "b"}', COLUMN),
+        ({"fn_name": "f", "inputs": [1], "outputs": [1]}, "inputs of the function f must be lists"),
+        ({"fn_name": "f", "inputs": [[object()]], "outputs": [1]}, ARGUMENTS),
+    ],
 )
-def test_tests_of_another_form_name_their_row(tests) -> None:
-    with pytest.raises(UserError, match=r"apps.jsonl:3: column 'input_output'"):
+def test_tests_of_another_form_name_their_row(tests, words) -> None:
+    with pytest.raises(UserError, match=f"apps.jsonl:3: {words}"):
         parse_problem(tests, "apps.jsonl:3")
 
 
@@ -222,8 +228,6 @@ def test_odd_integers_and_keys_are_no_accident() -> None:
     assert parse_problem(text, "row").cases[0].text == digits
     assert parse_problem({"inputs": [10**5000], "outputs": ["1"]}, "row").cases[0].text == "1" + "0" * 5000
     assert parse_problem({"fn_name": "f", "inputs": [[{1: 2}]], "outputs": [1]}, "row").cases[0].arguments == ({1: 2},)
-    with pytest.raises(UserError, match="row 3: the arguments in column 'input_output' cannot be handed on"):
-        parse_problem({"fn_name": "f", "inputs": [[object()]], "outputs": [1]}, "row 3")
 
 
 @pytest.mark.parametrize(("ran", "status"), [(5, "passed"), (7, "timeout")])
@@ -244,11 +248,6 @@ def test_only_the_programs_own_seconds_count(ran, status, monkeypatch) -> None:
 def test_a_large_input() -> None:
     tests = {"inputs": ["x" * 17_000_000], "outputs": ["17000000"]}
     assert run_tests("print(len(input()))", tests).status == "passed"
-
-
-def test_a_function_without_a_list_of_arguments_names_its_row() -> None:
-    with pytest.raises(UserError, match="row 3: inputs of the function f must be lists"):
-        parse_problem({"fn_name": "f", "inputs": [1], "outputs": [1]}, "row 3")
 
 
 def test_only_the_first_tests() -> None:
@@ -338,7 +337,7 @@ def test_a_level_without_a_limit_of_threads_stands_and_says_so(level, monkeypatc
         levels, "execute", lambda job, limits, level: sandbox.execute(job, replace(limits, threads=10_000), level)
     )
     assert levels.weakness(level) == "" and levels.try_out(level)[1] == (levels.THREADS,)
-    monkeypatch.setattr("dschat.scoring.programs.pool.strongest_level", lambda least: level)
+    monkeypatch.setattr("dschat.scoring.programs.run.strongest_level", lambda least: level)
     ProgramPool(level)
     assert f"at sandbox level {level} a program reaches more threads than its limit" in caplog.text
     levels.try_out.cache_clear()

@@ -12,8 +12,7 @@ from dschat.common.user_function import load_function
 from dschat.conditions.termination import UserCondition
 from dschat.rl.types import Rollout, Trajectory
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.source import ResponseTexts
-from dschat.scoring.weighted import Weighted, WeightedScores
+from dschat.scoring.source import ResponseTexts, Weighted, WeightedScores
 from factories import EOS, make_prompt, make_rollout
 
 EXAMPLES = ROOT / "examples"

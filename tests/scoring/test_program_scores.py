@@ -6,14 +6,13 @@ import json
 import pytest
 import torch
 
+from dschat.builders.problems import rows_with_tests
 from dschat.builders.scores import reward_source
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
-from dschat.scoring.programs.outcome import Outcome
-from dschat.scoring.programs.scores import ProgramScores
-from dschat.scoring.programs.solutions import solutions_report
+from dschat.scoring.programs.run import ProgramOutcome
+from dschat.scoring.programs.scores import ProgramScores, solutions_report
 from dschat.scoring.source import ResponseTexts
-from dschat.trainers.ppo.problems import rows_with_tests
 from factories import make_rollout, ppo_config, ragged_rows
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
@@ -32,7 +31,7 @@ class Pool:
 
     def run(self, programs, tests, origins):
         self.programs += programs
-        return [Outcome(tuple(program.split()), 2, "namespaces", 0.1, "no room") for program in programs]
+        return [ProgramOutcome(tuple(program.split()), 2, "namespaces", 0.1, "no room") for program in programs]
 
 
 def scores_of(responses, reward="paper", skips=False):
@@ -84,13 +83,8 @@ def test_the_fenced_block_is_run():
 
 def test_rows_without_tests_and_without_a_working_solution():
     tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
-    rows = [
-        row("", number=1),
-        row(tests, "passed passed", 2),
-        row(tests, "wrong", 3),
-        row(tests, None, 4),
-        row("{}", "x", 5),
-    ]
+    rows = [row("", number=1), row(tests, "passed passed", 2), row(tests, "wrong", 3), row(tests, None, 4)]
+    rows.append(row("{}", "x", 5))
     kept, dropped = rows_with_tests(rows, Pool())
     assert [r.origin for r in kept] == ["apps.jsonl:2", "apps.jsonl:3", "apps.jsonl:4"] and dropped == {"no tests": 2}
     kept, dropped = rows_with_tests(rows, Pool(), drop_unsolvable=True)

@@ -1,16 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewards against plain AutoModelForSequenceClassification, on ids written out here, for every form of text."""
+"""Rewards of texts against plain AutoModelForSequenceClassification, on ids written out here, and of dialogues."""
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from closeness import near
-from dschat.data.formats.rows import Row
+from dialogue_cases import chat_tokenizer, dialogue
+from dschat.data.rows import Row
 from dschat.errors import UserError
-from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.models.limits import position_limit
+from dschat.scoring.reward_model import RewardModelDialogueScores
+from dschat.scoring.reward_reader import ClassifierReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
-from factories import BOS, EOS, KINDS, make_causal_lm, make_classifier, make_tokenizer, save_folder
+from factories import (
+    BOS,
+    EOS,
+    KINDS,
+    hf_score,
+    make_causal_lm,
+    make_classifier,
+    make_config,
+    make_tokenizer,
+    save_folder,
+)
 
 TOLERANCE = 1e-5
 PROMPTS = ("POST\nThe cat sat. \nTL;DR: ", "a ", "the lazy dog jumps over a mat, and a table.\n\nAssistant:")
@@ -42,6 +64,15 @@ def encode(tokenizer, text):
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+def with_template(folder, tokenizer, template=TEMPLATE):
+    """The folder of a classifier whose tokenizer has a chat template."""
+    path = save_folder(folder, make_classifier(vocab_size=300), tokenizer)
+    saved = AutoTokenizer.from_pretrained(path)
+    saved.chat_template = template
+    saved.save_pretrained(path)
+    return path, saved
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompt_response_and_eos(kind, bytes_tokenizer, tmp_path):
     path = save_folder(tmp_path, make_classifier(kind, vocab_size=len(bytes_tokenizer)), bytes_tokenizer)
@@ -67,10 +98,7 @@ def test_a_tokenizer_of_its_own_without_bos_and_pad(tmp_path):
 
 
 def test_a_chat_template(bytes_tokenizer, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(save_folder(tmp_path, make_classifier(vocab_size=300), bytes_tokenizer))
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(tmp_path)
-    path = str(tmp_path)
+    path, tokenizer = with_template(tmp_path, bytes_tokenizer)
     scores = read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
     sequences = []
     for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
@@ -82,10 +110,7 @@ def test_a_chat_template(bytes_tokenizer, tmp_path):
 
 
 def test_a_conversation_through_the_template(bytes_tokenizer, tmp_path):
-    path = save_folder(tmp_path, make_classifier(vocab_size=300), bytes_tokenizer)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(path)
+    path, tokenizer = with_template(tmp_path, bytes_tokenizer)
     turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     turns.append({"role": "user", "content": "three"})
     row = Row(None, turns, None, None, {}, "chat.jsonl:1")
@@ -99,9 +124,6 @@ def test_a_conversation_through_the_template(bytes_tokenizer, tmp_path):
 
 def bert_folder(folder, positions=96):
     """A BERT-like classifier and tokenizer: [CLS] prompt [SEP] response [SEP]."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
@@ -144,18 +166,7 @@ def test_a_text_longer_than_the_model_names_its_row(tmp_path):
         read(path, rows_of(PROMPTS), ["", long, ""])
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("gpt2", 128), ("gemma", None), ("llama", None)])
-def test_position_limits(kind, limit):
-    from dschat.models.limits import position_limit
-
-    assert position_limit(make_classifier(kind)) == limit
-
-
 def test_the_position_limit_of_roberta_leaves_out_its_pad():
-    from transformers import RobertaConfig, RobertaModel
-
-    from dschat.models.limits import position_limit
-
     size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     model = RobertaModel(RobertaConfig(vocab_size=20, max_position_embeddings=42, pad_token_id=1, **size))
     assert position_limit(model) == 40
@@ -169,11 +180,8 @@ def test_what_is_no_reward_model_is_refused(bytes_tokenizer, tmp_path):
     causal = save_folder(tmp_path / "causal", make_causal_lm(**size), bytes_tokenizer)
     with pytest.raises(UserError, match=r"--reward-model .*causal: not a reward model.*step 2"):
         read(causal, rows_of(PROMPTS), RESPONSES)
-    from transformers import AutoModelForSequenceClassification as Auto
-
-    from factories import make_config
-
-    three = save_folder(tmp_path / "three", Auto.from_config(make_config("gemma", 300, num_labels=3)), bytes_tokenizer)
+    three = AutoModelForSequenceClassification.from_config(make_config("gemma", 300, num_labels=3))
+    three = save_folder(tmp_path / "three", three, bytes_tokenizer)
     with pytest.raises(UserError, match=r"--reward-model .*three: a classifier with 3 labels.*one label"):
         read(three, rows_of(PROMPTS), RESPONSES)
     with pytest.raises(UserError, match=r"--reward-model /no/such/rm: no such folder"):
@@ -193,10 +201,7 @@ def test_a_missing_template_or_eos_is_refused(bytes_tokenizer, tmp_path):
 
 
 def test_a_template_that_refuses_names_the_row(bytes_tokenizer, tmp_path):
-    path = save_folder(tmp_path, make_classifier(vocab_size=300), bytes_tokenizer)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    tokenizer.chat_template = "{{ raise_exception('no user turns') }}"
-    tokenizer.save_pretrained(path)
+    path, _ = with_template(tmp_path, bytes_tokenizer, "{{ raise_exception('no user turns') }}")
     with pytest.raises(UserError, match=r"--rm-template.*refuses set.jsonl:1: no user turns"):
         read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
 
@@ -207,3 +212,53 @@ def test_a_score_that_is_no_number_names_its_row(bytes_tokenizer, tmp_path):
     path = save_folder(tmp_path, model, bytes_tokenizer)
     with pytest.raises(UserError, match=r"--reward-model .*the score of set.jsonl:1 is .*--dtype fp32"):
         read(path, rows_of(PROMPTS), RESPONSES)
+
+
+# -- whole dialogues
+
+
+TALKS = [dialogue("a", "b"), dialogue("first", "an answer", "more", "and more"), dialogue("x", "")]
+ROWS = [Row(None, None, None, None, {"n": n}, f"talk.jsonl:{n}") for n in range(3)]
+
+
+def dialogue_reader(kind="gemma", batch_size=2, offload=False, **tokenizer):
+    own = chat_tokenizer("llama-3")
+    for name, value in tokenizer.items():
+        setattr(own, name, value)
+    classifier = make_classifier(kind, vocab_size=len(own))
+    reading = ClassifierReader(classifier, own.pad_token_id, torch.device("cpu"), batch_size, offload)
+    scores = RewardModelDialogueScores(reading, own, "--reward_model rm")
+    return scores, own, classifier
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_scores_are_plain_transformers_of_the_templates_text(batch_size, offload):
+    scores, tokenizer, classifier = dialogue_reader(batch_size=batch_size, offload=offload)
+    found = scores(TALKS, ROWS).tolist()
+    for talk, score in zip(TALKS, found, strict=True):
+        ids = tokenizer(tokenizer.apply_chat_template(talk, tokenize=False), add_special_tokens=False)["input_ids"]
+        assert score == near(hf_score(classifier, ids))
+
+
+def test_a_classifier_of_another_architecture():
+    """BERT's kind: what its own forward gives for the template's text."""
+    tokenizer = chat_tokenizer("llama-3")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(tokenizer), num_labels=1, max_position_embeddings=40, **sizes)
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config).eval()
+    reading = ClassifierReader(model, tokenizer.pad_token_id, torch.device("cpu"), 2)
+    scores = RewardModelDialogueScores(reading, tokenizer, "--reward_model rm")
+    text = tokenizer.apply_chat_template(TALKS[0], tokenize=False)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert scores(TALKS[:1], ROWS[:1])[0] == near(hf_score(model, ids))
+    with pytest.raises(UserError, match="rm reads at most 40 tokens, but a dialogue of talk.jsonl:1 has come to"):
+        scores([dialogue("q" * 30, "r" * 30)], ROWS[1:2])
+
+
+def test_a_reward_model_without_a_template_is_refused():
+    with pytest.raises(UserError, match="--reward_model rm: its tokenizer has no chat template"):
+        dialogue_reader(chat_template=None)
+    with pytest.raises(UserError, match="its chat template refuses a dialogue of one turn: no assistants"):
+        dialogue_reader(chat_template="{{ raise_exception('no assistants') }}")

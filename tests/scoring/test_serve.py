@@ -18,7 +18,7 @@ from peft import AutoPeftModelForSequenceClassification
 from cli_runs import environment
 from closeness import EPS, FORWARD, assert_near, near
 from dialogue_cases import chat_tokenizer
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores, readable_rows
@@ -167,9 +167,6 @@ def test_what_is_no_request_is_refused(folder, serving):
         assert answer.status_code == 400 and words in answer.json()["error"], name
     assert httpx2.get(url.replace("/score", "/health")).json() == {"status": "ok", "model": folder}
     assert httpx2.post(url, json={"prompts": [], "responses": []}).json() == {"scores": []}
-
-
-def test_null_messages_are_as_good_as_none():
     assert Request.read(b'{"prompts": ["a"], "responses": ["b"], "messages": null}').messages == [None]
 
 

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from closeness import assert_near
+from dialogue_cases import dialogue
 from dschat.common.user_function import load_function
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
-from dschat.scoring.function import FunctionScores
+from dschat.scoring.function import FunctionDialogueScores, FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
 from factories import KINDS, hf_score, make_classifier, make_prompt, make_rollout, ragged_rows
@@ -17,6 +18,12 @@ ROWS = ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2])
 TEXT = ResponseTexts(
     ["p"] * 5, [f"response {i}" for i in range(5)], [make_prompt([], "p", i, {"n": i}).row for i in range(5)]
 )
+TALKS, FLAG = [dialogue("a", "b")] * 5, "--reward_function"
+# How a function is called, and with what beside the rows.
+CALLED = {
+    "response": (lambda f: FunctionScores(f, FLAG)(make_rollout(ROWS), TEXT), [TEXT.prompts, TEXT.responses]),
+    "dialogue": (lambda f: FunctionDialogueScores(f, FLAG)(TALKS, TEXT.rows), [TALKS]),
+}
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
@@ -29,52 +36,57 @@ def test_the_reward_model_scores_the_last_sampled_token(kind, batch_size):
     assert_near(scores, expected)
 
 
-def test_a_function_gets_prompts_responses_and_rows():
+@pytest.mark.parametrize("kind", CALLED)
+def test_a_function_gets_texts_and_rows(kind):
+    call, given = CALLED[kind]
     seen = []
 
-    def length(prompts, responses, rows):
-        seen.append((prompts, responses, rows))
-        return torch.tensor([float(row["n"]) for row in rows], dtype=torch.float64)
+    def length(*args):
+        seen.append(list(args))
+        return torch.tensor([float(row["n"]) for row in args[-1]], dtype=torch.float64)
 
-    source = FunctionScores(length, "--reward_function")
-    scores = source(make_rollout(ROWS), TEXT)
-    assert seen == [(TEXT.prompts, TEXT.responses, [{"n": i} for i in range(5)])]
+    scores = call(length)
+    assert seen == [[*given, [{"n": i} for i in range(5)]]]
     assert scores.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0] and scores.dtype == torch.float32
-    assert source.name == "length"
 
 
-@pytest.mark.parametrize("result", [[1, 2, 3, 4, 5], torch.arange(5), torch.ones(5).numpy()])
-def test_anything_with_one_number_per_response_will_do(result):
-    scores = FunctionScores(lambda *_: result, "--reward_function")(make_rollout(ROWS), TEXT)
-    assert scores.shape == (5,) and scores.dtype == torch.float32
+@pytest.mark.parametrize("kind", CALLED)
+@pytest.mark.parametrize(
+    "result", [[1, 2, 3, 4, 5], torch.arange(5), torch.ones(5).numpy(), 2 * torch.ones(5, requires_grad=True)]
+)
+def test_anything_with_one_number_each_will_do(result, kind):
+    """Also of a model of the function's own, without torch.no_grad(); nothing may be trained through it."""
+    scores = CALLED[kind][0](lambda *_: result)
+    assert scores.shape == (5,) and scores.dtype == torch.float32 and not scores.requires_grad
 
 
-@pytest.mark.parametrize("result", [torch.ones(4), torch.ones(5, 1), torch.tensor(1.0), [], 3.0])
-def test_a_wrong_shape_is_refused(result):
-    def reward(prompts, responses, rows):
+@pytest.mark.parametrize("kind", CALLED)
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        *((x, "returned shape .* for 5") for x in (torch.ones(4), torch.ones(5, 1), torch.tensor(1.0), [], 3.0)),
+        *((x, "returned .*, which is no list of numbers") for x in (None, ["a"] * 5, {"scores": [1] * 5}, "abc")),
+    ],
+)
+def test_what_is_not_one_number_each_is_refused(result, words, kind):
+    def reward(*_):
         return result
 
-    with pytest.raises(UserError, match="--reward_function: reward returned shape .* for 5 responses"):
-        FunctionScores(reward, "--reward_function")(make_rollout(ROWS), TEXT)
+    with pytest.raises(UserError, match=f"--reward_function: reward {words}") as caught:
+        CALLED[kind][0](reward)
+    assert "shape" not in words or str(caught.value).endswith(f"for 5 {kind}s; it must return one number per {kind}.")
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_a_function_that_fails_is_named(kind):
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        CALLED[kind][0](lambda *_: 1 / 0)
 
 
 def test_a_score_that_is_not_finite_is_passed_on():
     """The trainer stops at it or leaves the rollout out, on every process: trainers/checks.py."""
     scores = FunctionScores(lambda *_: [0, 0, 0, float("inf"), 0], "--reward_function")(make_rollout(ROWS), TEXT)
     assert scores.tolist() == [0, 0, 0, float("inf"), 0]
-
-
-@pytest.mark.parametrize("result", [None, ["a"] * 5, {"scores": [1] * 5}])
-def test_what_is_not_numbers_is_refused(result):
-    with pytest.raises(UserError, match="--reward_function"):
-        FunctionScores(lambda *_: result, "--reward_function")(make_rollout(ROWS), TEXT)
-
-
-def test_a_functions_graph_is_cut():
-    """A function may use a model of its own without torch.no_grad(); nothing may be trained through it."""
-    weight = torch.ones(5, requires_grad=True)
-    scores = FunctionScores(lambda *_: weight * 2, "--reward_function")(make_rollout(ROWS), TEXT)
-    assert not scores.requires_grad
 
 
 def test_load_function(tmp_path):

@@ -16,8 +16,7 @@ from dschat.run import stop
 from dschat.run.stop import Stopped
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
-from dschat.scoring.source import ResponseTexts, Scores
-from dschat.scoring.weighted import Weighted, WeightedScores
+from dschat.scoring.source import ResponseTexts, Scores, Weighted, WeightedScores
 from factories import make_classifier, make_prompt, make_rollout, ragged_rows
 from launches import free_port, launch_environment
 
@@ -141,10 +140,10 @@ from dschat.run.distributed import make_host_groups
 make_host_groups(60.0)
 from dschat.errors import UserError
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.programs.outcome import Outcome
+from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.source import ResponseTexts
-from dschat.scoring.weighted import Weighted, WeightedScores
+from dschat.scoring.source import Weighted, WeightedScores
 from factories import make_prompt, make_rollout, ragged_rows
 rows = [make_prompt([], "p", i, {{"input_output": "{{}}"}}).row for i in range(2)]
 texts, rollout = ResponseTexts(["p"] * 2, ["a", "bb"], rows), make_rollout(ragged_rows([1, 1], [2, 2]))
@@ -156,7 +155,7 @@ def f(prompts, responses, rows):
 class Pool:
     def run(self, programs, tests, origins):
         ends = [("invalid",), ("invalid",)] if rank == 1 else [("passed", "wrong"), ("passed", "passed")]
-        return [Outcome(tests, 2, "namespaces", 0.1, "no room") for tests in ends]
+        return [ProgramOutcome(tests, 2, "namespaces", 0.1, "no room") for tests in ends]
 def scores(source):
     found = WeightedScores([Weighted("f", 2.0, source)], True)(rollout, texts)
     return [found.values.tolist(), found.missing.tolist(), found.parts["f"].tolist()]

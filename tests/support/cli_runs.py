@@ -42,14 +42,14 @@ PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
     "dschat.builders.ppo",
-    "dschat.builders.supervised",
+    "dschat.builders.engines",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
-    "dschat.data.shares",
+    "dschat.data.sources",
     "dschat.main",
-    "dschat.trainers.ppo.evaluation",
-    "dschat.trainers.supervised.dpo",
-    "dschat.trainers.supervised.sft",
-    "dschat.trainers.supervised.reward",
+    "dschat.trainers.evaluation",
+    "dschat.trainers.dpo",
+    "dschat.trainers.sft",
+    "dschat.trainers.reward",
     "torch.utils.tensorboard",
     "transformers.models.gemma.modeling_gemma",
 )
@@ -282,7 +282,7 @@ def message_of(result: Result, *words: str) -> str:
 
 def rows_of(folder: Path, phase: int) -> list[dict[str, Any]]:
     """The held-out rows that belong to a step."""
-    from dschat.data.splits import split_indices
+    from dschat.data.sources import split_indices
 
     name, split = ("comparisons", SPLIT) if phase else ("demonstrations", "1,0,0")
     rows = read_jsonl(folder / "data" / name / "validation.jsonl")

@@ -188,15 +188,7 @@ def write_rows(file: Path, rows: list[dict[str, Any]], name: str | None = None) 
 
 
 def write_set(folder: Path, name: str, rows: int = 40, eval_rows: int | None = None, suffix: str = ".jsonl") -> Path:
-    """Writes one set into `folder`: its training file and, but for webgpt, its validation or test file.
-
-    Args:
-        folder: made if absent.
-        name: one of SETS.
-        rows: training rows.
-        eval_rows: rows of the other file; half of `rows` if None.
-        suffix: .jsonl or .parquet.
-    """
+    """Writes one set into `folder`: `rows` to train on and, but for webgpt, `eval_rows` (else half as many) others."""
     write_rows(folder / f"train{suffix}", make_rows(name, rows), name)
     split = EVAL_SPLITS[name]
     if split is not None:
@@ -212,11 +204,6 @@ def write_all(folder: Path, rows: int = 40, eval_rows: int | None = None, suffix
 
 def write_hub(folder: Path, rows: int = 40, eval_rows: int | None = None) -> dict[str, dict[str, Path]]:
     """Writes the repositories of the four sets as they lie on the hub, each with its loading script where it has one.
-
-    Args:
-        folder: one folder per set and branch is made below it.
-        rows: training rows of each set.
-        eval_rows: evaluation rows of each set that has any; half of `rows` if None.
 
     Returns:
         Hub id → branch → folder. The scripts end the process that runs them.

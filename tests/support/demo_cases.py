@@ -74,10 +74,18 @@ def as_run(folder: Path, **flags: object) -> Path:
     return folder
 
 
-def make_session(model: str | Path | None = None, task: str = "chat", ngram: int = 3, **options: Any) -> Session:
-    """A session on the CPU whose models are loaded."""
+def ids_of(text: str) -> list[int]:
+    """BOS and the tokens of a text."""
+    tokenizer = text_tokenizer()
+    return [tokenizer.bos_token_id, *tokenizer.encode(text, add_special_tokens=False)]
+
+
+def make_session(
+    model: str | Path | None = None, task: str = "chat", termination: dict[str, Any] | None = None, **options: Any
+) -> Session:
+    """A session on the CPU whose models are loaded; macro actions are of three tokens unless told."""
     given = DemoOptions(model=None if model is None else str(model), device="cpu", **options)
-    session = Session(given, TerminationFlags(ngram=ngram), task)
+    session = Session(given, TerminationFlags(**(termination or {"ngram": 3})), task)
     for side in range(given.sides):
         session.load_named(side)
     return session

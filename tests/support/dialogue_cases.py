@@ -60,3 +60,13 @@ def chat_tokenizer(template: str = "chatml", vocab_size: int = 160) -> Any:
 def dialogue(*texts: str) -> list[dict[str, str]]:
     """Messages in turn, the user's first."""
     return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def user(text: str) -> dict[str, str]:
+    """A message of the user."""
+    return {"role": "user", "content": text}
+
+
+def bot(text: str) -> dict[str, str]:
+    """A message of the assistant."""
+    return {"role": "assistant", "content": text}

@@ -53,7 +53,7 @@ def put_before_texts(backend: Any, bos: str | None) -> None:
 def make_prompt(ids: list[int], text: str, index: int, extra: dict[str, Any] | None = None) -> Any:
     """A prompt to answer, of a row with the columns `extra`."""
     from dschat.data.examples import PromptExample
-    from dschat.data.formats.rows import Row
+    from dschat.data.rows import Row
 
     return PromptExample(ids, text, Row(text, None, None, None, extra or {}, f"prompts.jsonl:{index + 1}"), index)
 
@@ -247,7 +247,7 @@ def frozen_engine_of(model: Any, dtype: torch.dtype = torch.float32) -> Any:
 def score(rollout: Any, scores: Any, actor: Any, reference: Any, critic: Any, temperature: float, most: int) -> Any:
     """The Trajectory of a rollout with the given scores (B,), at most so many rows of the longest length at once."""
     from dschat.rl.types import Trajectory
-    from dschat.trainers.ppo.models import response_logprobs, response_values
+    from dschat.trainers.ppo_models import response_logprobs, response_values
 
     logprobs, ref_logprobs = (response_logprobs(model, rollout, temperature, most) for model in (actor, reference))
     return Trajectory(rollout, logprobs, ref_logprobs, response_values(critic, rollout, most), scores)
@@ -303,20 +303,63 @@ class NotedSaves:
         self.saves.append("described")
 
 
-def ppo_trainer_of(models: Any, prompts: Any, held_out: Any, tokenizer: Any, config: Any) -> Any:
-    """A PPOTrainer that notes when it would save models, on `trainer.folders.saves`."""
-    from dschat.trainers.ppo.trainer import PPOTrainer
+def loop_of(algorithm: Any, config: Any, run: Any, engines: Any, average: Any = None) -> Any:
+    """A loop that notes when it would save models, on `loop.folders.saves`; its checkpoints hold the engines."""
+    from dschat.trainers.loop import Loop
+
+    checkpoints = checkpoints_of(config, run, None if average is None else average.parts, **engines)
+    return Loop(algorithm, config, run, NotedSaves(), checkpoints)  # type: ignore[arg-type]
+
+
+def supervised_loop_of(engine: Any, task: Any, config: Any, run: Any) -> Any:
+    """The loop of a task."""
+    from dschat.trainers.supervised import Supervised
+
+    return loop_of(Supervised(engine, task, config, run), config, run, {"model": engine})
+
+
+def ppo_trainer_of(
+    models: Any,
+    prompts: Any,
+    held_out: Any,
+    tokenizer: Any,
+    config: Any,
+    estimator: Any = None,
+    average: Any = None,
+) -> Any:
+    """The loop of PPO."""
+    from dschat.trainers.ppo import PPO
 
     run, condition = run_of("ppo", config), condition_of(config, tokenizer)
-    checkpoints = checkpoints_of(config, run, **models.trained)
-    return PPOTrainer(models, prompts, held_out, tokenizer, condition, config, run, NotedSaves(), checkpoints)
+    algorithm = PPO(models, prompts, held_out, tokenizer, condition, config, run, average, estimator=estimator)
+    return loop_of(algorithm, config, run, models.trained, average)
 
 
-def checkpoints_of(config: Any, run: Any, **engines: Any) -> Any:
+def collected(loop: Any, work: Any, iteration: int = 0) -> Any:
+    """An iteration of PPO or REFUEL without updates so far, of which the loop knows nothing."""
+    from dschat.trainers.iteration import Clock
+
+    algorithm, clock = loop.algorithm, Clock()
+    if algorithm.name == "refuel":
+        examples = [algorithm.dialogues[number] for number in work]
+        pairs = algorithm.sampler.pairs(examples, iteration)
+        return algorithm.accepted(algorithm.score(pairs, examples), pairs, 0, clock)
+    found = algorithm.collect(work, iteration, clock)
+    return algorithm.accepted(found, algorithm.credited(found), 0, clock)
+
+
+def taken_up(iteration: Any) -> Any:
+    """An iteration, written down and taken up."""
+    from dschat.trainers.iteration import Iteration, state_with
+
+    return Iteration.from_state(state_with({}, iteration), type(iteration.batch))
+
+
+def checkpoints_of(config: Any, run: Any, average: Any = None, /, **engines: Any) -> Any:
     """A run's checkpoints."""
     from dschat.run.checkpoint import Checkpoints
 
-    return Checkpoints(engines, config, run, identity={})
+    return Checkpoints(engines, config, run, {}, average)
 
 
 def save_engines(folder: Path, tokenizer: Any, **engines: Any) -> None:
@@ -386,8 +429,8 @@ def ppo_config(folder: Path, **overrides: Any) -> Any:
 
 def replace_in_builders(monkeypatch: Any, name: str, value: Any) -> None:
     """Puts something in the place of a function or class, wherever dschat.builders uses it by that name."""
-    from dschat.builders import ppo, scores, settings, supervised
+    from dschat.builders import engines, ppo, scores
 
-    for module in (ppo, scores, settings, supervised):
+    for module in (engines, ppo, scores):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, value)

@@ -48,12 +48,12 @@ if os.environ.get("FAULT") and os.environ.get("RANK", "0") == os.environ.get("FA
     hurt(*os.environ["FAULT"].split("|"))
 """
 MOMENTS = {
-    "generation": "dschat.rollouts.pool:Pool.step|3",
+    "generation": "dschat.rollouts.scheduler:Pool.step|3",
     "scoring": "dschat.scoring.function:FunctionScores.__call__|3",
-    "training": "dschat.trainers.ppo.update:_critic_step|3",
+    "training": "dschat.trainers.ppo_update:_critic_step|3",
     "saving": "dschat.engine.engine:Engine.save_checkpoint|4",
     "saving-models": "dschat.run.model_folders:save_model|2",
-    "learning": "dschat.trainers.supervised.sft:SFTTask.loss|3",
+    "learning": "dschat.trainers.sft:SFTTask.loss|3",
 }
 
 

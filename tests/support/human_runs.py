@@ -5,9 +5,8 @@ import sys
 from pathlib import Path
 
 from cli_runs import ROOT, read_jsonl, write_jsonl
-from dschat.evaluation.human.session import Study
-from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.responses import read_pairs
+from dschat.evaluation.human import Study, VoteFile
+from dschat.evaluation.pairs import read_pairs
 
 SCRIPT = ROOT / "evaluation" / "human-eval.py"
 MODELS = ("kestrel", "osprey")  # nothing else in a test says these words, so that they can be looked for

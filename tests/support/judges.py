@@ -3,7 +3,9 @@
 
 import json
 import re
+import subprocess
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from cli_runs import ROOT, read_jsonl, write_jsonl
+from cli_runs import ROOT, environment, read_jsonl, write_jsonl
 
 EVALUATION = ROOT / "evaluation"
 KEY = "sk-test-0123456789"
+OUTPUT = "o.jsonl"
+WAIT = 60  # seconds for something that a process does, at most
 SHOWN = re.compile(r"<(first|second|[a-z]+)(?:-([a-z]+))?-([0-9a-f]{16})>\n(.*?)\n</", re.DOTALL)
 USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
 # Files of two models. By `more_good`, A wins p0 and p3, B wins p1, p2 is a tie.
@@ -54,32 +58,23 @@ def better(first: bool) -> str:
 class FakeJudge:
     """The server's state. Requests are numbered from 0 in the order they come.
 
-    Attributes:
-        answer: messages → the text of the answer.
-        plan: what becomes of the next requests, in turn; "ok" of all that follow. A word names a way of failing, a
-            triple (status, body, headers) is sent as it is, and asks to come back at once unless it says otherwise; a
-            pair (finish_reason, message) is what the completion says instead of the answer.
-        bodies: of all requests.
-        sizes: of the same in bytes.
-        keys: their Authorization headers.
-        answered: how often each conversation got an answer.
-        busiest: most requests at the same time.
-        gate: while it is closed, requests wait; those that waited when it opens get no answer.
+    `plan` says what becomes of the next requests, in turn; "ok" of all that follow. A word names a way of failing, a
+    triple (status, body, headers) is sent as it is, and asks to come back at once unless it says otherwise; a pair
+    (finish_reason, message) is what the completion says instead of the answer.
     """
 
     def __init__(self) -> None:
-        self.answer: Callable[[list[dict[str, str]]], str] = more_good
+        self.answer: Callable[[list[dict[str, str]]], str] = more_good  # messages → the text of the answer
         self.plan: deque[Any] = deque()
-        self.bodies: list[dict[str, Any]] = []
-        self.sizes: list[int] = []
-        self.keys: list[str] = []
-        self.answered: Counter[str] = Counter()
+        self.bodies: list[dict[str, Any]] = []  # of all requests
+        self.sizes: list[int] = []  # of the same in bytes
+        self.keys: list[str] = []  # their Authorization headers
+        self.answered: Counter[str] = Counter()  # how often each conversation got an answer
         self.usage: dict[str, int] | None = USAGE
-        self.busy = self.busiest = 0
+        self.busy = self.busiest = 0  # requests at the same time, now and at the most
         self.answers_before_gate: int | None = None
-        self.gate = threading.Event()
-        self.lock = threading.Lock()
-        self.over = threading.Event()
+        self.gate = threading.Event()  # closed, requests wait; those that waited when it opens get no answer
+        self.lock, self.over = threading.Lock(), threading.Event()
         self.url = ""
 
     def refuse_when(self, refused: Callable[[dict[str, Any]], str | None]) -> None:
@@ -123,9 +118,7 @@ class FakeJudge:
 
     def _carry_out(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], step: Any) -> None:
         refusal = self._refused(body)
-        if isinstance(step, tuple) and len(step) == 2:
-            self._complete(handler, body, step)
-        elif isinstance(step, tuple):
+        if isinstance(step, tuple) and len(step) == 3:
             status, content, headers = step
             _send(handler, status, json.dumps(content).encode(), **({"retry-after-ms": "1"} | headers))
         elif step == "timeout":
@@ -201,26 +194,49 @@ def judge_server() -> Iterator[FakeJudge]:
         thread.join()
 
 
-def judged(server: FakeJudge, a: Path, b: Path, output: Path, *words: Any, dataset: str | None = None) -> str:
-    """A run of the judge on two files; the line it prints."""
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Waits for something that a process does."""
+    end = time.monotonic() + WAIT
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def start(command: Sequence[str]) -> subprocess.Popen[str]:
+    """A script as a process, without a key in its environment."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment(OPENAI_API_KEY=None), text=True, **pipes)
+
+
+def judged(
+    server: FakeJudge, folder: Path, *words: Any, output: str = OUTPUT, models: Sequence[str] = "ab", **more: Any
+) -> str:
+    """A run of the judge on two files of a folder, by default those of `two_files`; the line it prints."""
     from dschat.evaluation.judge.run import run_judge
 
-    files = ["--model_name_a", a, "--model_name_b", b, "--output", output]
-    return run_judge([*map(str, files), *server.words(), *map(str, words)], "about", dataset)
+    a, b = (folder / f"{name}.jsonl" for name in models)
+    if not a.exists():
+        two_files(folder)
+    files = ["--model_name_a", a, "--model_name_b", b, "--output", folder / output]
+    return run_judge([*map(str, files), *server.words(), *map(str, words)], "about", **more)
 
 
-def verdicts(file: Path) -> list[str]:
-    """Of a file, in order."""
-    return [row["verdict"] for row in read_jsonl(file)]
+def judged_rows(folder: Path, output: str = OUTPUT) -> list[dict[str, Any]]:
+    """What a run wrote."""
+    return read_jsonl(folder / output)
+
+
+def verdicts(folder: Path, output: str = OUTPUT) -> list[str]:
+    """The same, the verdicts alone."""
+    return [row["verdict"] for row in judged_rows(folder, output)]
 
 
 def question(first: str = "good", second: str = "bad", prompt: str = "p") -> Any:
     """A question about two summaries."""
-    from dschat.evaluation.judge.question import Question
-    from dschat.evaluation.judge.rubrics import RUBRICS, answer_schema, messages_of
+    from dschat.evaluation.judge.rubrics import RUBRICS, question_of
 
-    rubric = RUBRICS["summarize"]
-    return Question(tuple(messages_of(rubric, prompt, first, second)), answer_schema(rubric))
+    return question_of(RUBRICS["summarize"], prompt, first, second)
 
 
 def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint: Any) -> Any:
@@ -228,7 +244,7 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     from dschat.common.chat_servers import Endpoint, ReplyCache
     from dschat.evaluation.judge.client import JudgeClient
     from dschat.evaluation.judge.costs import Spending
-    from dschat.evaluation.judge.pairwise import has_verdict
+    from dschat.evaluation.judge.verdicts import has_verdict
 
     settings = {"model": "gpt-test", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "tries": 8, "key": KEY}
     whom = Endpoint(**(settings | endpoint))

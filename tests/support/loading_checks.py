@@ -15,10 +15,10 @@ from transformers import AutoConfig
 
 from dschat.config.batches import plan_batches
 from dschat.engine.engine import EngineSettings, frozen_engine
-from dschat.engine.sharded_loading import placement_of
+from dschat.engine.zero3 import placement_of
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
-from dschat.models.placement import PLAIN, Opening
+from dschat.models.opening import PLAIN, Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from dschat.errors import UserError
-from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import rank, world_size
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.ppo_models import PPOModels
 from dschat.trainers.selfcheck import check_policy
 from factories import (
     PAD,
@@ -63,7 +63,7 @@ def trainer_for(folder: Path, zero_stage: int = 0, prompt_lengths: tuple[int, ..
     actor = engine_of(make_causal_lm(), share // 2, 2, **options)
     critic = engine_of(make_classifier(seed=2), share // 2, 2, **options)
     reward = FunctionScores(Reward(), "--reward_function")
-    models = PPOModels(actor, frozen_engine_of(make_causal_lm(seed=1)), critic, reward, CompactingEngine(share))
+    models = PPOModels(actor, frozen_engine_of(make_causal_lm(seed=1)), critic, reward, ContinuousEngine(share))
     lengths = [prompt_lengths[i % len(prompt_lengths)] for i in range(4 * ROLLOUT)]
     prompts = [make_prompt([1, *random_ids(n - 1, i)], f"p{i}", i) for i, n in enumerate(lengths)]
     return ppo_trainer_of(models, prompts, prompts[:3], make_tokenizer(), config)
@@ -94,7 +94,7 @@ def _gradient(engine: Any) -> Iterator[None]:
 
 @contextmanager
 def _scores(trainer: Any) -> Iterator[None]:
-    reward = trainer.models.reward._function
+    reward = trainer.algorithm.models.reward._function
     reward.broken = True
     yield
     reward.broken = False
@@ -102,29 +102,33 @@ def _scores(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _advantages(trainer: Any) -> Iterator[None]:
-    real = trainer.credit
+    real = trainer.algorithm.credit
 
     def spoiled(*given: Any) -> Any:
         batch = real(*given)
         return replace(batch, advantages=batch.advantages * math.nan)
 
-    trainer.credit = spoiled
+    trainer.algorithm.credit = spoiled
     yield
-    trainer.credit = real
+    trainer.algorithm.credit = real
 
 
 # What the message must say → how the number comes about.
 PLACES: dict[str, Callable[[Any], Any]] = {
-    "logits": lambda trainer: _hook(trainer.models.actor.module.output_head, lambda logits: logits * math.nan),
-    "values": lambda trainer: _hook(trainer.models.critic.module, lambda values: values * math.nan),
+    "logits": lambda trainer: _hook(
+        trainer.algorithm.models.actor.module.output_head, lambda logits: logits * math.nan
+    ),
+    "values": lambda trainer: _hook(trainer.algorithm.models.critic.module, lambda values: values * math.nan),
     "scores": _scores,
     "advantages": _advantages,
-    "gradients of the actor": lambda trainer: _gradient(trainer.models.actor),
-    "gradients of the critic": lambda trainer: _gradient(trainer.models.critic),
+    "gradients of the actor": lambda trainer: _gradient(trainer.algorithm.models.actor),
+    "gradients of the critic": lambda trainer: _gradient(trainer.algorithm.models.critic),
     "losses of the actor": lambda trainer: _hook(
-        trainer.models.actor.module, lambda pair: (pair[0] * math.nan, pair[1])
+        trainer.algorithm.models.actor.module, lambda pair: (pair[0] * math.nan, pair[1])
     ),
-    "losses of the critic": lambda trainer: _hook(trainer.models.critic.module, lambda v: v * math.inf, True),
+    "losses of the critic": lambda trainer: _hook(
+        trainer.algorithm.models.critic.module, lambda v: v * math.inf, True
+    ),
 }
 # Where an update's own forward passes give log-probs and values, they are named.
 LATE_PLACES = {"logprobs": PLACES["losses of the actor"]}
@@ -143,38 +147,38 @@ def spoiled(trainer: Any, place: str, where: int) -> Iterator[None]:
 def messages_when_stopping(trainer: Any, where: int) -> dict[str, str]:
     """What each place makes a trainer say that stops; it has made one healthy iteration before."""
     said = {}
-    trainer.iterate(batches(0), 0)
+    trainer.iterate(batches(0))
     for place in PLACES:
         with spoiled(trainer, place, where):
             try:
-                trainer.iterate(batches(1), 0)
+                trainer.iterate(batches(1))
             except UserError as error:
                 said[place] = str(error)
-        trainer.current = None
+        trainer.algorithm.current = None
     return said
 
 
 def notes_when_skipping(trainer: Any, where: int) -> dict[str, Any]:
     """For each place what was counted, and how far weights and schedules moved; and the iteration after them all."""
     notes = {}
-    engines = (trainer.models.actor, trainer.models.critic)
+    engines = (trainer.algorithm.models.actor, trainer.algorithm.models.critic)
     for place in PLACES:
         before, rates = [whole_state(engine) for engine in engines], [engine.learning_rate for engine in engines]
         with spoiled(trainer, place, where):
-            metrics = trainer.iterate(batches(1), 0)
+            metrics = trainer.iterate(batches(1))
         moved = [
             largest_difference(whole_state(engine), state) if state else 0.0
             for engine, state in zip(engines, before, strict=True)
         ]
         stood = [engine.learning_rate == rate for engine, rate in zip(engines, rates, strict=True)]
         notes[place] = {"counted": metrics.get("skipped/nonfinite"), "moved": moved, "stood": stood}
-    after = trainer.iterate(batches(2), 0)
+    after = trainer.iterate(batches(2))
     return notes | {"after": {name: x for name, x in after.items() if not name.startswith("time/")}}
 
 
 def empty_responses(trainer: Any, where: int) -> None:
     """Lets the responses of one process be empty."""
-    real = trainer.sample
+    real = trainer.algorithm.sample
 
     def sample(*arguments: Any, **named: Any) -> Any:
         drawn, texts = real(*arguments, **named)
@@ -191,7 +195,7 @@ def empty_responses(trainer: Any, where: int) -> None:
         return drawn, replace(texts, responses=["" for _ in texts.responses])
 
     sample.sampling = real.sampling
-    trainer.sample = sample
+    trainer.algorithm.sample = sample
 
 
 def nonfinite(folder: Path, keep: Callable[..., None]) -> None:
@@ -204,7 +208,7 @@ def nonfinite(folder: Path, keep: Callable[..., None]) -> None:
     for step, model in (("sft", make_causal_lm()), ("reward", make_classifier(seed=2))):
         trainer = supervised_trainer(step, engine_for(model, Case(2, 2), folder), Case(2, 2), folder / step)
         supervised_update(trainer, 0)
-        with _gradient(trainer.engine) if rank() == 1 else nullcontext():
+        with _gradient(trainer.algorithm.engine) if rank() == 1 else nullcontext():
             try:
                 supervised_update(trainer, 1)
             except UserError as error:
@@ -216,9 +220,9 @@ def empty(folder: Path, keep: Callable[..., None]) -> None:
     for stage in (0, 2, 3):
         trainer = trainer_for(folder / f"empty-{stage}", stage)
         empty_responses(trainer, 1)
-        metrics = [trainer.iterate(batches(number), 0) for number in (0, 1)]
+        metrics = [trainer.iterate(batches(number)) for number in (0, 1)]
         metrics = [{name: x for name, x in row.items() if not name.startswith("time/")} for row in metrics]
-        engines = {"actor": trainer.models.actor, "critic": trainer.models.critic}
+        engines = {"actor": trainer.algorithm.models.actor, "critic": trainer.algorithm.models.critic}
         states = {name: whole_state(engine) for name, engine in engines.items()}
         weights = {f"{role}.{name}": w for role, state in states.items() for name, w in state.items()}
         keep(folder, f"empty-{stage}", [*metrics, trainer.evaluate()], weights)

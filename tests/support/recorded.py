@@ -8,28 +8,21 @@ from typing import Any
 
 import torch
 
-from dschat.config.dpo import DPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.data.collate import update_batches
-from dschat.data.examples import PairExample, SFTExample
-from dschat.data.preferences import PreferenceExample
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, select_rows
 from dschat.run.distributed import rank, world_size
-from dschat.trainers.ppo.credit import whiten_advantages
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update
-from dschat.trainers.supervised.dpo import DPOTask
-from dschat.trainers.supervised.reward import RewardTask
-from dschat.trainers.supervised.sft import SFTTask
-from dschat.trainers.supervised.trainer import SupervisedTrainer
+from dschat.trainers.credit import whiten_advantages
+from dschat.trainers.dpo import DPOTask
+from dschat.trainers.ppo_update import UpdateSettings, ppo_update
+from dschat.trainers.reward import RewardTask
+from dschat.trainers.sft import SFTTask
 from factories import (
     PAD,
-    NotedSaves,
-    checkpoints_of,
     engine_of,
     make_causal_lm,
     make_classifier,
@@ -37,8 +30,10 @@ from factories import (
     ragged_rows,
     run_of,
     score,
+    supervised_loop_of,
     whole_state,
 )
+from rl_cases import credit_of
 
 GLOBAL_BATCH = 8
 UPDATES = 2
@@ -106,7 +101,7 @@ def engine_for(model: Any, case: Case, folder: Path, **options: Any) -> Any:
 _number = itertools.count()  # of a run's folder, the same on every process: no run finds what another left
 
 
-def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_out: Any = ()) -> SupervisedTrainer:
+def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_out: Any = ()) -> Any:
     """Steps 1 (sft) and 2 (reward or dpo) on the recorded examples."""
     config = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig}[step](
         data_path=["unused"],
@@ -125,15 +120,15 @@ def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_ou
     else:
         task = DPOTask(PREFERENCES, held_out, PAD, config, run, "the model")
     task.prepare(engine)
-    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
+    return supervised_loop_of(engine, task, config, run)
 
 
-def supervised_update(trainer: SupervisedTrainer, number: int) -> dict[str, float]:
+def supervised_update(trainer: Any, number: int) -> dict[str, float]:
     """Update `number` of the epoch, on this process's share."""
     plan = trainer.run.plan
     where = {"rank": rank(), "world_size": world_size()}
-    updates = update_batches(trainer.lengths, plan.global_batch, plan.micro_batch, seed=5, epoch=0, **where)
-    return trainer.train_once(updates[number])
+    updates = update_batches(trainer.algorithm.lengths, plan.global_batch, plan.micro_batch, seed=5, epoch=0, **where)
+    return trainer.iterate(updates[number])
 
 
 def recorded_batch() -> PPOBatch:
@@ -145,7 +140,7 @@ def recorded_batch() -> PPOBatch:
     trajectory = score(rollout, torch.randn(8, generator=generator), actor, reference, critic, 1.0, 8)
     trajectory.logprobs.add_(0.3 * torch.randn(trajectory.logprobs.shape, generator=generator))
     ends = fixed_ngram_ends(trajectory.response_mask, 3)
-    batch = ppo_batch(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
+    batch = credit_of(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
     return whiten_advantages(select_rows(batch, torch.arange(GLOBAL_BATCH)[rank() :: world_size()]))
 
 
@@ -176,7 +171,7 @@ def run_case(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], dict[st
     for step, model in (("sft", make_causal_lm()), ("reward", make_classifier(seed=2)), ("dpo", make_causal_lm())):
         trainer = supervised_trainer(step, engine_for(model, case, folder), case, folder)
         for update in range(UPDATES):
-            note(step, update, supervised_update(trainer, update), model=trainer.engine)
+            note(step, update, supervised_update(trainer, update), model=trainer.algorithm.engine)
     actor = engine_for(make_causal_lm(), case, folder)
     critic = engine_for(make_classifier(seed=2), case, folder)
     batch = recorded_batch()
@@ -190,5 +185,5 @@ def untied_updates(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], i
     trainer = supervised_trainer("sft", engine_for(make_causal_lm("llama"), case, folder), case, folder)
     for update in range(UPDATES):
         supervised_update(trainer, update)
-    held = sum(p.numel() for p in trainer.engine.module.parameters())
-    return whole_state(trainer.engine), held
+    held = sum(p.numel() for p in trainer.algorithm.engine.module.parameters())
+    return whole_state(trainer.algorithm.engine), held

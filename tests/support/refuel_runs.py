@@ -8,25 +8,25 @@ from typing import Any
 import torch
 
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.config.refuel_online import RefuelOnlineConfig
-from dschat.data.dialogue_examples import DialogueExample
-from dschat.data.dialogues import turn_end
-from dschat.data.formats.rows import Row
-from dschat.engine.adapters_off import AdaptersOff
+from dschat.config.refuel import RefuelOnlineConfig
+from dschat.data.dialogues import DialogueExample
+from dschat.data.encoding import turn_end
+from dschat.data.rows import Row
+from dschat.engine.engine import AdaptersOff
 from dschat.models.finetuning import train_top_layers
 from dschat.models.lora import add_lora
 from dschat.rl.refuel import PairBatch
-from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import world_size
-from dschat.scoring.dialogue_scores import FunctionDialogueScores
-from dschat.trainers.refuel.models import RefuelModels
-from dschat.trainers.refuel.trainer import RefuelTrainer
+from dschat.scoring.function import FunctionDialogueScores
+from dschat.trainers.loop import Loop
+from dschat.trainers.refuel import Refuel
+from dschat.trainers.refuel_models import RefuelModels
 from factories import (
     HIDDEN,
-    NotedSaves,
-    checkpoints_of,
     engine_of,
     frozen_engine_of,
+    loop_of,
     make_causal_lm,
     make_rollout,
     ragged_rows,
@@ -100,7 +100,7 @@ def trainer_of(
     engine: dict[str, Any] | None = None,
     initializer_range: float = 0.1,
     **flags: Any,
-) -> RefuelTrainer:
+) -> Loop:
     """A trainer on `examples_of` (count), whose folders only note when they would be written."""
     config, tokenizer = config_of(folder, lora_dim=lora_dim, **flags), chat_tokenizer()
     plan = config.plan_batches(world_size())
@@ -118,12 +118,11 @@ def trainer_of(
         AdaptersOff(policy) if lora_dim else frozen_engine_of(talker(kind, initializer_range=initializer_range))
     )
     scores = FunctionDialogueScores(reward, "--reward_function")
-    models = RefuelModels(policy, reference if config.kl_coef else None, scores, CompactingEngine(4))
+    models = RefuelModels(policy, reference if config.kl_coef else None, scores, ContinuousEngine(4))
     run = run_of("refuel_online", config)
-    checkpoints = checkpoints_of(config, run, policy=policy)
     examples = examples_of(count)
-    parts = (models, examples, examples[:5], tokenizer, config, run, NotedSaves(), checkpoints)
-    return RefuelTrainer(*parts)  # type: ignore[arg-type]
+    algorithm = Refuel(models, examples, examples[:5], tokenizer, config, run)
+    return loop_of(algorithm, config, run, {"policy": policy})
 
 
 def pair_batch(rows: Sequence[Any], seed: int = 0) -> PairBatch:
@@ -151,4 +150,4 @@ def two_rounds(folder: Path, zero_stage: int) -> tuple[dict[str, torch.Tensor], 
     sizes = {"per_device_train_batch_size": GLOBAL // world_size() // 2, "gradient_accumulation_steps": 2}
     trainer = trainer_of(folder, engine=engine, noptepochs=2, learning_rate=1e-4, **sizes)
     metrics = trainer.fit()
-    return whole_state(trainer.models.policy), metrics
+    return whole_state(trainer.algorithm.models.policy), metrics

@@ -86,10 +86,7 @@ def make_run(folder: Path, gold: list[float], ngram: int = 1, prompts=("p0", "p1
 
 def make_two_runs(folder: Path) -> dict[str, Path]:
     """PPO and MA-PPO: gold 0.5 and 0.7 after an SFT model of 0.2."""
-    return {
-        "PPO": make_run(folder / "ppo", GOLD["low"]),
-        "MA-PPO": make_run(folder / "ma", GOLD["high"], ngram=2),
-    }
+    return {"PPO": make_run(folder / "ppo", GOLD["low"]), "MA-PPO": make_run(folder / "ma", GOLD["high"], ngram=2)}
 
 
 def edit_rows(path: Path, change) -> None:

@@ -9,31 +9,22 @@ from typing import Any
 
 import torch
 
-from dschat.config.dpo import DPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
-from dschat.data.examples import PairExample, SFTExample
-from dschat.data.preferences import PreferenceExample
-from dschat.engine.adapters_off import AdaptersOff
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
+from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
-from dschat.rollouts.compacting import CompactingEngine
 from dschat.rollouts.engine import RolloutEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.run import stop
-from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.stop import Stopped
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.models import PPOModels
-from dschat.trainers.ppo.moving_average import MovingAverage
-from dschat.trainers.ppo.trainer import PPOTrainer
-from dschat.trainers.supervised.dpo import DPOTask
-from dschat.trainers.supervised.reward import RewardTask
-from dschat.trainers.supervised.sft import SFTTask
-from dschat.trainers.supervised.trainer import SupervisedTrainer
+from dschat.trainers.dpo import DPOTask
+from dschat.trainers.ppo_models import MovingAverage, PPOModels
+from dschat.trainers.reward import RewardTask
+from dschat.trainers.sft import SFTTask
 from factories import (
     PAD,
-    NotedSaves,
-    condition_of,
     engine_of,
     frozen_engine_of,
     make_causal_lm,
@@ -41,9 +32,11 @@ from factories import (
     make_prompt,
     make_tokenizer,
     ppo_config,
+    ppo_trainer_of,
     ragged_rows,
     random_ids,
     run_of,
+    supervised_loop_of,
     whole_state,
 )
 from real_size import as_large_as
@@ -130,8 +123,7 @@ def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) ->
         pairs = [[PairExample(p + r, p + r[:1]) for p, r in rows] for rows in (ROWS, held_out)]
         task = RewardTask(*pairs, PAD)
     engines = {"model": engine}
-    checkpoints = Checkpoints(engines, config, run, identity={})
-    return Made(SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints), engines)  # type: ignore[arg-type]
+    return Made(supervised_loop_of(engine, task, config, run), engines)
 
 
 def ppo(folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = None, **flags: Any) -> Made:
@@ -142,17 +134,13 @@ def ppo(folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = N
     }
     config, tokenizer = ppo_config(folder, **(PPO | sizes | flags)), make_tokenizer()
     actor = setup.engine(make_causal_lm())
-    critic = setup.engine(make_classifier()) if config.has_critic else None
+    critic = setup.engine(make_classifier()) if config.needs.critic else None
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
-    engine = rollouts or CompactingEngine(4)
+    engine = rollouts or ContinuousEngine(4)
     models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"), engine)
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(18)]
-    run, condition = run_of("ppo", config), condition_of(config, tokenizer)
     average = MovingAverage(actor) if config.enable_ema else None
-    engines = models.trained
-    checkpoints = Checkpoints(engines, config, run, {}, average.parts if average else None)
-    parts = (models, prompts, prompts[:5], tokenizer, condition, config, run, NotedSaves(), checkpoints, average)
-    return Made(PPOTrainer(*parts), engines)  # type: ignore[arg-type]
+    return Made(ppo_trainer_of(models, prompts, prompts[:5], tokenizer, config, average=average), models.trained)
 
 
 def result_of(made: Made, folder: Path) -> Result:
@@ -161,8 +149,8 @@ def result_of(made: Made, folder: Path) -> Result:
     made.trainer.fit()
     made.trainer.run.finish()
     states = {name: whole_state(engine) for name, engine in made.engines.items()}
-    if getattr(made.trainer, "average", None) is not None:
-        states["average"] = whole_state(made.trainer.average)
+    if getattr(made.trainer.algorithm, "average", None) is not None:
+        states["average"] = whole_state(made.trainer.algorithm.average)
     weights = {f"{name}.{key}": x.float().clone() for name, state in states.items() for key, x in state.items()}
     if not is_main():
         return {}, [], {}

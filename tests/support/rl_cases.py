@@ -3,13 +3,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
 import rl_references as ref
-from dschat.rl.types import Rollout, Trajectory
+from dschat.rl.estimators import ESTIMATORS, EstimatorSettings
+from dschat.rl.macro_actions import segment
+from dschat.rl.types import PPOBatch, Rollout, Trajectory
 
 PROPERTY = settings(deadline=None, max_examples=60, derandomize=True)
 VALUE_FUNCTIONS = ("equal", "unit", "position", "first")
@@ -100,3 +103,9 @@ def tensors_of(value: object) -> Iterator[torch.Tensor]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from tensors_of(getattr(value, field.name))
+
+
+def credit_of(trajectory: Trajectory, ends: torch.Tensor, estimator: str = "gae", **options: Any) -> PPOBatch:
+    """The estimator's batch, where macro actions end at `ends` (B,R); `options` are its settings."""
+    macro = segment(ends, trajectory.response_mask)
+    return ESTIMATORS[estimator](trajectory, macro, EstimatorSettings(**options))

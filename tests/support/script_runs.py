@@ -79,11 +79,9 @@ def run_recorded(script: Path, tmp_path: Path, *flags: Any, **variables: str | N
 
 def parsed(launch: Launch, step: str, gpus: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The configuration that each of the step's processes would make of it."""
-    from dschat.config.dpo import DPOConfig
     from dschat.config.parse import parse
     from dschat.config.ppo import PPOConfig
-    from dschat.config.reward import RewardConfig
-    from dschat.config.sft import SFTConfig
+    from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 
     monkeypatch.setenv("WORLD_SIZE", str(gpus))
     configs = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "ppo": PPOConfig}

@@ -11,22 +11,18 @@ from torch import Tensor
 
 from dschat.config.batches import plan_batches
 from dschat.config.ppo import PPOConfig
-from dschat.data.examples import PairExample, PromptExample, SFTExample
-from dschat.data.preferences import PreferenceExample
-from dschat.engine.adapters_off import AdaptersOff
-from dschat.engine.engine import EngineSettings, frozen_engine
+from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
+from dschat.engine.engine import AdaptersOff, EngineSettings, frozen_engine
 from dschat.engine.zero3 import parameter_offload
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.generate import GenerateEngine
+from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.models import PPOModels
-from dschat.trainers.ppo.moving_average import MovingAverage
-from dschat.trainers.ppo.trainer import PPOTrainer
+from dschat.trainers.loop import Loop
+from dschat.trainers.ppo_models import MovingAverage, PPOModels
 from factories import (
     BOS,
     PAD,
@@ -69,7 +65,7 @@ def greedy(engine: Any, lengths: tuple[int, int] = LENGTHS) -> list[list[int]]:
     engine.eval()
     sampling = Sampling(lengths[rank()], (NO_END,), PAD, BOS, temperature=0.0)
     drawn = []
-    for rollouts in (CompactingEngine(2), GenerateEngine(3)):
+    for rollouts in (ContinuousEngine(2), GenerateEngine(3)):
         with rollouts.session(engine) as draw:
             for _ in range(rank() + 1):
                 rollout = draw(prompts_of(rank()), sampling, range(3)).rollout
@@ -98,12 +94,14 @@ def generation(folder: Path, keep: Callable[..., None]) -> None:
         trained = {}
         for between in (False, True):
             trainer = supervised_trainer("sft", engine_for(make_causal_lm(), case, folder), case, folder)
-            engine = trainer.engine
+            engine = trainer.algorithm.engine
             notes: dict[str, Any] = {"hooks before": hooks_of(engine), "held before": held_elements(engine)}
             first = greedy(engine) if between else None
             supervised_update(trainer, 0)
             if between:
-                trainer.task.self_check(engine, trainer.task.train[:2])  # calls the Hugging Face model itself
+                trainer.algorithm.task.self_check(
+                    engine, trainer.algorithm.task.train[:2]
+                )  # calls the Hugging Face model itself
                 later = greedy(engine)
                 notes["raised"] = _raises_inside(engine)
                 assert greedy(engine) == later, "after an exception other tokens come out"
@@ -196,14 +194,14 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
             trainer = supervised_trainer(step, engine_for(model, case, folder), case, folder, held_out[:rows])
             metrics |= {f"{step}/{rows}/{name}": number for name, number in trainer.evaluate().items()}
             if step == "dpo":
-                both = [logprob for pair in trainer.task.eval for logprob in pair.ref_logprobs]
+                both = [logprob for pair in trainer.algorithm.task.eval for logprob in pair.ref_logprobs]
                 metrics |= {f"dpo/{rows}/reference {place}": number for place, number in enumerate(both)}
         trainer = _ppo_trainer(folder / f"ppo{rows}", case, prompts[:rows])
         metrics |= {f"ppo/{rows}/{name}": number for name, number in trainer.evaluate().items()}
     return metrics
 
 
-def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPOTrainer:
+def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> Loop:
     config: PPOConfig = ppo_config(folder, per_device_eval_batch_size=2, eval_prompts=0)
     folder.mkdir(exist_ok=True)
     reward = FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")
@@ -212,7 +210,7 @@ def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> PPO
         engine_for(make_causal_lm(seed=1), case, folder),
         engine_for(make_classifier(seed=2), case, folder),
         reward,
-        CompactingEngine(2),
+        ContinuousEngine(2),
     )
     tokenizer = make_tokenizer()
     return ppo_trainer_of(models, held_out, held_out, tokenizer, config)

@@ -8,7 +8,6 @@ from unittest import mock
 import torch
 
 from dschat.builders import ppo as builders
-from dschat.builders import shared_base
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import load_scalar
@@ -81,16 +80,16 @@ def separate_trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -
     def opened(actor: Any, flag: str) -> Any:
         return load_scalar(base, flag, actor.dtype, tokenizer, for_this_run=True)
 
-    with mock.patch.object(shared_base, "classifier_beside", opened):
+    with mock.patch.object(builders, "classifier_beside", opened):
         return trainer_of(folder, base, tokenizer, **flags)
 
 
 def two_updates(trainer: Any) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Whole trained weights by name after two updates, and the metrics of their rollout without timings."""
     share = 8 // world_size()
-    metrics = trainer.iterate([list(range(8))[rank() * share : (rank() + 1) * share]], 0)
+    metrics = trainer.iterate([list(range(8))[rank() * share : (rank() + 1) * share]])
     weights = {}
-    for name, engine in trainer.models.trained.items():
+    for name, engine in trainer.algorithm.models.trained.items():
         trained = {n for n, p in engine.module.named_parameters() if p.requires_grad}
         for key, x in engine.whole_weights():
             if is_main() and key in trained:

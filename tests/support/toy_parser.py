@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cli_runs import built_once
-from constituent_treelib.benepar_model import WEIGHTS
+from constituent_treelib.benepar_backend import WEIGHTS
 from toy_grammar import ToySentence, sample_sentences
 
 TRAINING_SEED, NUM_SENTENCES = 1, 2000
@@ -95,7 +95,7 @@ def publish_pretrained(folder: Path, kind: str, leftover: bool = False) -> Any:
     """
     from transformers import BertConfig, BertTokenizerFast, T5Config, T5TokenizerFast
 
-    from constituent_treelib.benepar_model import _transformers_5
+    from constituent_treelib.benepar_backend import _transformers_5
 
     sentences = training_sentences()[:200]
     texts = [sentence.text for sentence in sentences]

@@ -5,7 +5,7 @@ import re
 from itertools import accumulate
 
 from constituent_treelib import Tree
-from dschat.conditions.parsing.rule import macro_action_lengths
+from dschat.conditions.parsing import macro_action_lengths
 
 SALAD = " ".join("seven over the cat blue not is of run and if who that".split() * 5)[:-3]  # 60 words and more
 TEXTS = {

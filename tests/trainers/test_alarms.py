@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from dschat.errors import UserError
-from dschat.trainers.ppo.alarms import Alarms, critic_alarm, eos_alarm, kl_alarm, length_alarm, repetition_alarm
+from dschat.trainers.alarms import Alarms, critic_alarm, eos_alarm, kl_alarm, length_alarm, repetition_alarm
 from nonfinite_cases import trainer_for
 
 HEALTHY = {
@@ -37,7 +37,7 @@ def alarms(max_kl=10.0, stops=False, interval=4, rows=32):
 def test_without_a_critic_there_is_none_to_warn_of(caplog):
     assert critic_alarm({}) is None and critic_alarm({"val/explained_variance": -1.5}) is not None
     healthy = {name: number for name, number in HEALTHY.items() if name != "val/explained_variance"}
-    assert alarms().look(healthy, 4) is None and not lines_of(caplog)
+    assert alarms().check(healthy, 4) is None and not lines_of(caplog)
 
 
 def test_the_limits_themselves_are_silent():
@@ -55,13 +55,13 @@ def test_a_correlation_over_few_rows_is_silent():
 
 def test_a_healthy_run_is_silent(caplog):
     watch = alarms()
-    assert [watch.look(HEALTHY, update) for update in range(5)] == [None] * 5 and not lines_of(caplog)
+    assert [watch.check(HEALTHY, update) for update in range(5)] == [None] * 5 and not lines_of(caplog)
 
 
 @pytest.mark.parametrize("name", UNHEALTHY)
 def test_each_alarm_is_one_line(name, caplog):
     watch, (change, said) = alarms(), UNHEALTHY[name]
-    assert watch.look(HEALTHY, 4) is None and watch.look(HEALTHY | change, 8) is None
+    assert watch.check(HEALTHY, 4) is None and watch.check(HEALTHY | change, 8) is None
     (line,) = lines_of(caplog)
     assert said in line and line.startswith("after 8 updates, ")
 
@@ -69,7 +69,7 @@ def test_each_alarm_is_one_line(name, caplog):
 def test_an_alarm_is_repeated_once_in_an_interval(caplog):
     watch = alarms(interval=4)
     for update in range(1, 11):
-        watch.look(HEALTHY | {"response/repetition": 0.8}, update)
+        watch.check(HEALTHY | {"response/repetition": 0.8}, update)
     assert [line.split(",")[0] for line in lines_of(caplog)] == [
         "after 1 update",
         "after 5 updates",
@@ -79,26 +79,26 @@ def test_an_alarm_is_repeated_once_in_an_interval(caplog):
 
 def test_alarms_do_not_silence_each_other(caplog):
     watch = alarms()
-    watch.look(HEALTHY | {"response/repetition": 0.8}, 1)
-    watch.look(HEALTHY | {"response/repetition": 0.8, "val/explained_variance": -2.0}, 2)
+    watch.check(HEALTHY | {"response/repetition": 0.8}, 1)
+    watch.check(HEALTHY | {"response/repetition": 0.8, "val/explained_variance": -2.0}, 2)
     assert len(lines_of(caplog)) == 2
 
 
 def test_a_rollout_that_was_left_out_says_nothing(caplog):
-    assert alarms(stops=True).look({"skipped/nonfinite": 2.0}, 1) is None and not lines_of(caplog)
+    assert alarms(stops=True).check({"skipped/nonfinite": 2.0}, 1) is None and not lines_of(caplog)
 
 
 def test_a_stop_is_returned_not_logged_unless_it_would_spare_nothing(caplog):
     metrics = HEALTHY | {"objective/kl": 11.0}
-    why = alarms(stops=True).look(metrics, 6)
+    why = alarms(stops=True).check(metrics, 6)
     assert why.startswith("after 6 updates, the KL to the reference is 11 nats per sequence, above --max_kl 10")
     assert not lines_of(caplog)
-    assert alarms(stops=True).look(metrics, 6, may_stop=False) is None and len(lines_of(caplog)) == 1
+    assert alarms(stops=True).check(metrics, 6, may_stop=False) is None and len(lines_of(caplog)) == 1
 
 
 @pytest.mark.parametrize(("flags", "interval"), [({}, 50), ({"eval_interval": 7}, 7)])
 def test_the_interval_is_that_of_evaluations(flags, interval, group, tmp_path):
-    assert trainer_for(tmp_path, **flags).alarms._interval == interval
+    assert trainer_for(tmp_path, **flags).algorithm.alarms._interval == interval
 
 
 @pytest.mark.parametrize("save_steps", [0, 100])

@@ -6,19 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import ScoredRollout
 from dschat.run.distributed import first_over_ranks
-from dschat.trainers.checks import bad_rows
-from rl_cases import trajectory_of
+from dschat.trainers.nonfinite import bad_rows
+from rl_cases import credit_of, trajectory_of
 
 TRAJECTORY = trajectory_of([3, 5, 2], 5, seed=0)
 
 
 def batch_of(trajectory=TRAJECTORY):
     ends = fixed_ngram_ends(trajectory.response_mask, 2)
-    return ppo_batch(trajectory, ends, kl_coef=0.1, gamma=1.0, lam=0.95)
+    return credit_of(trajectory, ends, kl_coef=0.1, gamma=1.0, lam=0.95)
 
 
 def spoiled(x, row, column, value=float("nan")):

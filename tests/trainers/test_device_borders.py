@@ -19,19 +19,18 @@ from torch.utils._pytree import tree_leaves
 from dschat.models.layout import Lengths
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.rl.advantages import gae
+from dschat.rl.estimators import EstimatorSettings, gae, gae_batch
 from dschat.rl.macro_actions import pool_rewards, pool_values, to_tokens
-from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.rewards import token_rewards
 from dschat.rl.termination import fixed_ngram_ends, make_row_seeds, perplexity_ends, randomized_ngram_ends
 from dschat.rl.types import ScoredRollout
 from dschat.run.metrics import Means
-from dschat.trainers.ppo import update as ppo_updates
-from dschat.trainers.ppo.credit import whiten_advantages
-from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
-from dschat.trainers.ppo.metrics import rollout_metrics
-from dschat.trainers.ppo.update import UpdateSettings
+from dschat.trainers import ppo_update as ppo_updates
+from dschat.trainers.credit import whiten_advantages
+from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings
+from dschat.trainers.rollout_metrics import rollout_metrics
 from factories import make_causal_lm, make_classifier, make_rollout, ragged_rows, score
+from rl_cases import credit_of
 
 ROWS = ragged_rows([2, 5, 9, 1], [7, 1, 4, 3])
 LENGTHS = Lengths(np.array([2, 5, 9, 1]), np.array([7, 1, 4, 3]))
@@ -108,7 +107,7 @@ def real_batch():
     rollout, scores = make_rollout(ROWS, left=1, right=2), torch.arange(4.0)
     actor, critic = PolicyModel(make_causal_lm()), ScalarModel(make_classifier())
     trajectory = score(rollout, scores, actor, actor, critic, 0.8, 2)
-    return ppo_batch(trajectory, fixed_ngram_ends(trajectory.response_mask, 3), kl_coef=0.05, gamma=1.0, lam=0.95)
+    return credit_of(trajectory, fixed_ngram_ends(trajectory.response_mask, 3), kl_coef=0.05, gamma=1.0, lam=0.95)
 
 
 @pytest.fixture
@@ -161,9 +160,9 @@ def test_credit_assignment_within_the_update_never_waits_for_the_device(gpu, bat
     scored = ScoredRollout(trajectory.rollout, trajectory.ref_logprobs, trajectory.scores)
 
     def credit(trajectory, macro):
-        return ppo_batch(trajectory, macro, kl_coef=0.05, gamma=1.0, lam=0.95)
+        return gae_batch(trajectory, macro, EstimatorSettings(kl_coef=0.05, lam=0.95))
 
-    one_update(gpu, LateCredit(PendingBatch(scored, batch.macro), credit), "token")
+    one_update(gpu, FusedCredit(PendingBatch(scored, batch.macro), credit), "token")
 
 
 @pytest.mark.parametrize("mistake", ["a number is read", "a tensor stays on the CPU"])

@@ -11,23 +11,21 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
-from dschat.config.dpo import DPOConfig
-from dschat.data.preferences import PreferenceExample
+from dschat.config.supervised import DPOConfig
+from dschat.data.examples import PreferenceExample
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
-from dschat.trainers.supervised import pairs
-from dschat.trainers.supervised.dpo import DPOTask
-from dschat.trainers.supervised.pairs import describe_reference, pair_logprobs, reference_logprobs
-from dschat.trainers.supervised.trainer import SupervisedTrainer
+from dschat.trainers import reference as pairs
+from dschat.trainers.dpo import DPOTask
+from dschat.trainers.reference import describe_reference, pair_logprobs, reference_logprobs
 from factories import (
     PAD,
-    NotedSaves,
-    checkpoints_of,
     engine_of,
     largest_difference,
     make_causal_lm,
     random_ids,
     run_of,
+    supervised_loop_of,
     to_device,
     weights_of,
 )
@@ -55,8 +53,7 @@ def make_trainer(folder, micro=4, causal_lm=None, model="the model", **overrides
         causal_lm or make_causal_lm(), run.plan.micro_batch, run.plan.accumulation, learning_rate=config.learning_rate
     )
     task = DPOTask(TRAIN, HELD_OUT, PAD, config, run, model)
-    checkpoints = checkpoints_of(config, run, model=engine)
-    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints)
+    return supervised_loop_of(engine, task, config, run)
 
 
 # -- the formula once more, from full logits, row by row
@@ -143,7 +140,7 @@ def test_a_batch_is_its_rows():
 
 def test_before_the_first_update_policy_and_reference_are_one(group, tmp_path):
     trainer = make_trainer(tmp_path)
-    trainer.task.prepare(trainer.engine)
+    trainer.algorithm.task.prepare(trainer.algorithm.engine)
     first = trainer.evaluate()
     assert first["eval/loss"] == near(math.log(2), FORMULA)
     zeros = {f"eval/{name}": 0.0 for name in ("margin", "chosen", "rejected")}
@@ -153,13 +150,13 @@ def test_before_the_first_update_policy_and_reference_are_one(group, tmp_path):
 def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_path):
     """The second update, when policy and reference differ."""
     trainer = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=3, learning_rate=1e-3)
-    trainer.task.prepare(trainer.engine)
-    trainer.train_once([[0, 1], [2, 3], [8, 9]])
+    trainer.algorithm.task.prepare(trainer.algorithm.engine)
+    trainer.iterate([[0, 1], [2, 3], [8, 9]])
     now = make_causal_lm()
     now.load_state_dict(
-        {name.removeprefix("inner."): x for name, x in weights_of(trainer.engine).items()}, strict=False
+        {name.removeprefix("inner."): x for name, x in weights_of(trainer.algorithm.engine).items()}, strict=False
     )
-    metrics = trainer.train_once([[4, 5], [6, 7], [10, 11]])
+    metrics = trainer.iterate([[4, 5], [6, 7], [10, 11]])
     with torch.no_grad():
         expected, stats = plain_loss(now, make_causal_lm(), [TRAIN[i] for i in (4, 5, 6, 7, 10, 11)], 0.1)
     assert expected.item() < math.log(2) - 0.005
@@ -174,17 +171,17 @@ def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
         trainer = make_trainer(
             tmp_path / str(micro), micro=micro, gradient_accumulation_steps=8 // micro, learning_rate=1e-4
         )
-        trainer.task.prepare(trainer.engine)
+        trainer.algorithm.task.prepare(trainer.algorithm.engine)
         for start in (0, 8):
-            trainer.train_once([list(range(start, start + 8))[i : i + micro] for i in range(0, 8, micro)])
-        weights.append(weights_of(trainer.engine))
+            trainer.iterate([list(range(start, start + 8))[i : i + micro] for i in range(0, 8, micro)])
+        weights.append(weights_of(trainer.algorithm.engine))
     assert all(largest_difference(other, weights[0]) < WEIGHT_GAP for other in weights[1:])
 
 
 @pytest.mark.parametrize("free", [False, True])
 def test_it_learns_to_prefer(free, group, tmp_path):
     trainer = make_trainer(tmp_path, num_train_epochs=6, reference_free=free)
-    trainer.task.prepare(trainer.engine)
+    trainer.algorithm.task.prepare(trainer.algorithm.engine)
     first, last = trainer.evaluate(), trainer.fit()
     assert last["eval/loss"] < first["eval/loss"] / 1.5 and last["eval/margin"] > first["eval/margin"] + 0.5
     assert free or last["eval/accuracy"] == 1.0
@@ -207,18 +204,22 @@ def test_a_larger_beta_stays_closer(group, tmp_path):
 def test_pairs_without_reference_are_not_trained_on(group, tmp_path):
     trainer = make_trainer(tmp_path)
     with pytest.raises(TypeError):
-        trainer.train_once([[0, 1, 2, 3]])
+        trainer.iterate([[0, 1, 2, 3]])
 
 
 def test_an_update_that_is_not_finite_leaves_its_pairs_behind(group, tmp_path):
     trainer = make_trainer(tmp_path)
-    trainer.task.prepare(trainer.engine)
-    trainer.engine.module.register_forward_hook(lambda module, inputs, output: (output[0] * math.nan, output[1]))
+    trainer.algorithm.task.prepare(trainer.algorithm.engine)
+    trainer.algorithm.engine.module.register_forward_hook(
+        lambda module, inputs, output: (output[0] * math.nan, output[1])
+    )
     with pytest.raises(UserError, match="after 0 updates, losses of the model on rank 0 are not finite"):
-        trainer.train_once([[0, 1, 2, 3]])
+        trainer.iterate([[0, 1, 2, 3]])
     kept = load_file(tmp_path / "nonfinite" / "update-0-rank-0.safetensors")
     assert {"0.input_ids", "0.targets", "0.sequence", "0.ref_logprobs"} <= kept.keys()
-    assert kept["0.ref_logprobs"].tolist() == [list(example.ref_logprobs) for example in trainer.task.train[:4]]
+    assert kept["0.ref_logprobs"].tolist() == [
+        list(example.ref_logprobs) for example in trainer.algorithm.task.train[:4]
+    ]
 
 
 # -- the reference
@@ -226,29 +227,29 @@ def test_an_update_that_is_not_finite_leaves_its_pairs_behind(group, tmp_path):
 
 def test_the_reference_is_the_policy_before_training(group, tmp_path):
     trainer = make_trainer(tmp_path)
-    trainer.task.prepare(trainer.engine)
-    for kept, examples in ((trainer.task.train, TRAIN), (trainer.task.eval, HELD_OUT)):
+    trainer.algorithm.task.prepare(trainer.algorithm.engine)
+    for kept, examples in ((trainer.algorithm.task.train, TRAIN), (trainer.algorithm.task.eval, HELD_OUT)):
         expected = referenced(examples, make_causal_lm())
         for example, other in zip(kept, expected, strict=True):
             assert example.ref_logprobs == near(other.ref_logprobs, UPDATE)
             assert replace(example, ref_logprobs=None) == replace(other, ref_logprobs=None)
     kept = load_file(tmp_path / "reference" / "train.safetensors")["logprobs"]
-    assert kept.tolist() == [list(example.ref_logprobs) for example in trainer.task.train]
+    assert kept.tolist() == [list(example.ref_logprobs) for example in trainer.algorithm.task.train]
 
 
 def test_only_what_is_evaluated_is_held_out(group, tmp_path):
     """One batch of two pairs; another number of them is another file."""
     trainer = make_trainer(tmp_path, eval_iters=1)
-    trainer.task.prepare(trainer.engine)
-    assert len(trainer.task.eval) == 2
+    trainer.algorithm.task.prepare(trainer.algorithm.engine)
+    assert len(trainer.algorithm.task.eval) == 2
     assert {file.name for file in (tmp_path / "reference").iterdir()} == {"train.safetensors", "eval-2.safetensors"}
-    make_trainer(tmp_path, eval_iters=0).task.prepare(trainer.engine)
+    make_trainer(tmp_path, eval_iters=0).algorithm.task.prepare(trainer.algorithm.engine)
     assert (tmp_path / "reference" / "eval-5.safetensors").exists()
 
 
 def test_without_held_out_pairs(group, tmp_path):
     trainer = make_trainer(tmp_path)
-    trainer.task.eval = []
+    trainer.algorithm.task.eval = []
     assert trainer.fit() == {}
     assert {file.name for file in (tmp_path / "reference").iterdir()} == {"train.safetensors"}
 
@@ -321,7 +322,7 @@ def test_a_damaged_file_is_named(content, kept):
 
 
 def test_a_run_names_the_file_that_is_not_its_own(group, tmp_path):
-    make_trainer(tmp_path).task.prepare(make_trainer(tmp_path).engine)
+    make_trainer(tmp_path).algorithm.task.prepare(make_trainer(tmp_path).algorithm.engine)
     with pytest.raises(UserError, match=f"{tmp_path}/reference/train.safetensors.*the model differ"):
         make_trainer(tmp_path, model="another").fit()
 

@@ -9,7 +9,7 @@ import torch
 from closeness import UPDATE, assert_near, near
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import select_rows
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from dschat.trainers.ppo_update import UpdateSettings, ppo_update
 from factories import (
     engine_of,
     largest_difference,
@@ -46,9 +46,9 @@ def test_a_rollout_of_empty_responses(flags, value_function, group, tmp_path):
     """Nothing to learn: with gradients of 0 and no weight decay, Adam's first step is 0."""
     trainer = trainer_for(tmp_path, value_function=value_function, whiten_advantages=True, **flags)
     empty_responses(trainer, 0)
-    engines = {"actor": trainer.models.actor, "critic": trainer.models.critic}
+    engines = {"actor": trainer.algorithm.models.actor, "critic": trainer.algorithm.models.critic}
     before = weights_of_all(**engines)
-    metrics = trainer.iterate(batches(0), 0)
+    metrics = trainer.iterate(batches(0))
     assert finite(metrics)
     zero = ("response/length", "response/repetition", "macro/count", "objective/kl", "loss/policy", "loss/value")
     assert [metrics[name] for name in zero] == [0.0] * len(zero)
@@ -66,9 +66,11 @@ def test_rows_without_a_token_change_nothing_for_the_others(flags, group, tmp_pa
     for case, places in ((rows, [0, 1, 2, 3]), (mixed, [0, 2, 3, 5])):
         rollout = make_rollout(case)
         rollout.prompt_index[places] = torch.arange(4)  # which `randomized` draws from
-        models, scores = trainer.models, rollout.response_mask.sum(1).float()
+        models, scores = trainer.algorithm.models, rollout.response_mask.sum(1).float()
         trajectory = score(rollout, scores, models.actor, models.reference, models.critic, 1.0, 8)
-        batch = trainer.credit(trajectory, segment(trainer.condition(trajectory, 0).ends, rollout.response_mask))
+        batch = trainer.algorithm.credit(
+            trajectory, segment(trainer.algorithm.condition(trajectory, 0).ends, rollout.response_mask)
+        )
         batches_of.append(select_rows(batch, torch.tensor(places)))
         actor, critic = engine_of(make_causal_lm(), len(case), 1), engine_of(make_classifier(seed=2), len(case), 1)
         stats.append(ppo_update(actor, critic, batch, UpdateSettings(len(case), len(case), 1, 0.2, 0.2, 1.0), seed=0))
@@ -82,7 +84,7 @@ def test_rows_without_a_token_change_nothing_for_the_others(flags, group, tmp_pa
 @pytest.mark.parametrize("longest", [1, 2])
 def test_responses_of_one_token_to_prompts_of_one_token(longest, flags, group, tmp_path):
     trainer = trainer_for(tmp_path, prompt_lengths=(1,), max_answer_seq_len=longest, **flags)
-    metrics = trainer.iterate(batches(0), 0)
+    metrics = trainer.iterate(batches(0))
     assert finite(metrics) and 1 <= metrics["response/length"] <= longest
     assert metrics["loss/value"] > 0
     if longest == 1:
@@ -92,9 +94,9 @@ def test_responses_of_one_token_to_prompts_of_one_token(longest, flags, group, t
 def test_all_responses_at_the_longest(group, tmp_path):
     """EOS is made impossible, so every row is cut."""
     trainer = trainer_for(tmp_path, missing_eos_penalty=1.0)
-    trainer.models.actor.module.output_head.register_forward_hook(
+    trainer.algorithm.models.actor.module.output_head.register_forward_hook(
         lambda module, inputs, logits: logits.index_fill(-1, torch.tensor(2), -1e4)
     )
-    metrics = trainer.iterate(batches(0), 0)
+    metrics = trainer.iterate(batches(0))
     assert finite(metrics)
     assert (metrics["response/length"], metrics["response/eos_rate"], metrics["val/num_eos_tokens"]) == (6, 0, 0)

@@ -12,12 +12,13 @@ import torch
 from closeness import FORMULA, near
 from dschat.errors import UserError
 from dschat.rl.types import Trajectory
-from dschat.rollouts.engine import Drawn
+from dschat.rollouts.engine import Generation
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.iteration import Iteration
-from dschat.trainers.ppo.logprob_gap import check_gap
-from dschat.trainers.ppo.models import PPOModels
+from dschat.trainers.iteration import Iteration
+from dschat.trainers.ppo_models import PPOModels
+from dschat.trainers.selfcheck import check_gap
 from factories import (
+    collected,
     engine_of,
     frozen_engine_of,
     make_causal_lm,
@@ -27,6 +28,7 @@ from factories import (
     ppo_config,
     ppo_trainer_of,
     random_ids,
+    taken_up,
     to_device,
     weights_of,
 )
@@ -79,7 +81,7 @@ class OffEngine:
             with torch.no_grad():
                 own, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1], sampling.temperature)
             logprobs = torch.where(mask, own + self.off, 0.0)
-            return Drawn(replace(rollout, drawn_logprobs=logprobs), None, torch.zeros_like(rollout.finished))
+            return Generation(replace(rollout, drawn_logprobs=logprobs), None, torch.zeros_like(rollout.finished))
 
         yield draw
 
@@ -108,20 +110,19 @@ def test_a_run_logs_the_gap_of_every_rollout(epochs, group, tokenizer, tmp_path)
 
 def test_a_run_whose_engine_has_other_weights_stops_before_it_trains(group, tokenizer, tmp_path):
     trainer = trainer_with(OffEngine(0.01), tokenizer, tmp_path)
-    before = weights_of(trainer.models.actor)
+    before = weights_of(trainer.algorithm.models.actor)
     with pytest.raises(UserError, match="differ from the actor's by 0.01 on average"):
         trainer.fit()
-    after = weights_of(trainer.models.actor)
+    after = weights_of(trainer.algorithm.models.actor)
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tokenizer, tmp_path):
     trainer = trainer_with(OffEngine(2e-4), tokenizer, tmp_path)
-    iteration = trainer.collect([list(range(8))], epoch=0)
+    iteration = collected(trainer, [list(range(8))])
     drawn = iteration.batch.rollout.drawn_logprobs
     assert drawn is not None and drawn.any()
-    again = Iteration.from_state(*iteration.state())
-    assert torch.equal(again.batch.rollout.drawn_logprobs, drawn)
+    assert torch.equal(taken_up(iteration).batch.rollout.drawn_logprobs, drawn)
     scored = iteration.batch.scored
     batch = replace(iteration.batch, scored=replace(scored, rollout=replace(scored.rollout, drawn_logprobs=None)))
-    assert Iteration.from_state(*Iteration(batch, {}).state()).batch.rollout.drawn_logprobs is None
+    assert taken_up(Iteration(batch, {}, {})).batch.rollout.drawn_logprobs is None

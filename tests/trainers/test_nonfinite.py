@@ -10,24 +10,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
-from dschat.trainers.ppo.update import UpdateProgress, UpdateSettings, ppo_update
-from dschat.trainers.supervised.reward import RewardTask
-from dschat.trainers.supervised.sft import SFTTask
-from dschat.trainers.supervised.trainer import SupervisedTrainer
+from dschat.trainers.ppo_update import UpdateProgress, UpdateSettings, ppo_update
+from dschat.trainers.reward import RewardTask
+from dschat.trainers.sft import SFTTask
 from factories import (
     PAD,
-    NotedSaves,
-    checkpoints_of,
+    collected,
     engine_of,
     largest_difference,
     make_causal_lm,
     make_classifier,
     ragged_rows,
     run_of,
+    supervised_loop_of,
     weights_of,
     weights_of_all,
 )
@@ -57,7 +55,7 @@ def test_every_place_is_named_and_its_batch_written_down(stage, group, tmp_path)
 def test_what_is_written_down(group, tmp_path):
     trainer = trainer_for(tmp_path)
     with spoiled(trainer, "values", 0), pytest.raises(UserError):
-        trainer.iterate(batches(0), 0)
+        trainer.iterate(batches(0))
     folder = tmp_path / "nonfinite"
     record = json.loads((folder / "update-0-rank-0.json").read_text())
     assert record == {"update": 0, "rank": 0, "what": "values", "rows": list(range(ROLLOUT))}
@@ -93,7 +91,7 @@ def test_what_is_left_out_changes_nothing(stage, group, tmp_path, caplog):
 def test_an_update_that_is_left_out_is_as_if_it_had_not_been(group, tmp_path):
     """The first of two updates: weights and statistics are those of the second alone."""
     trainer = trainer_for(tmp_path)
-    batch = trainer.collect(batches(0), 0).batch
+    batch = collected(trainer, batches(0)).batch
     settings = UpdateSettings(8, 4, 2, 0.2, 0.2, 1.0)
 
     def engines():
@@ -122,7 +120,7 @@ def test_a_folder_that_cannot_be_written_does_not_change_what_happens(group, tmp
     trainer = trainer_for(tmp_path)
     (tmp_path / "nonfinite").write_text("a file")
     with spoiled(trainer, "values", 0), pytest.raises(UserError, match=r"in rows .* of the rollout\. Lower"):
-        trainer.iterate(batches(0), 0)
+        trainer.iterate(batches(0))
     assert "could not be written" in caplog.text
 
 
@@ -142,34 +140,36 @@ def test_of_several_sources_that_which_gave_the_number_is_named_with_its_flag(na
     """In a rollout as in an evaluation, which knows means by the sources' names."""
     flags = {"metric_function": "metrics.py:rouge", "reward_url": "http://server/"}
     trainer = trainer_for(tmp_path, reward_function=["rewards.py:length", "rewards.py:brevity"], **flags)
-    batch = trainer.collect(batches(0), 0).batch
+    batch = collected(trainer, batches(0)).batch
     beside = {"length": torch.zeros(ROLLOUT), name: torch.tensor([0.0] * 7 + [math.inf])}
     with pytest.raises(UserError) as caught:
-        trainer.nonfinite.in_rollout(batch, 0, beside=beside)
+        trainer.algorithm.nonfinite.in_rollout(batch, 0, auxiliary=beside)
     assert f"numbers of {name} on rank 0 are not finite in rows [7]" in str(caught.value)
     assert f".safetensors. {remedy}" in str(caught.value)
     with pytest.raises(UserError) as caught:
-        trainer.nonfinite.in_evaluation({"eval/scores": math.nan, f"eval/{name}": math.nan, "eval/kl": 1.0}, 0)
+        trainer.algorithm.nonfinite.in_evaluation(
+            {"eval/scores": math.nan, f"eval/{name}": math.nan, "eval/kl": 1.0}, 0
+        )
     assert f"eval/scores, eval/{name} of the evaluation is not finite. {remedy}" in str(caught.value)
 
 
 @pytest.mark.parametrize("skips", [False, True])
 def test_a_reward_functions_nan_is_no_matter_of_learning_rates(skips, group, tmp_path):
     trainer = trainer_for(tmp_path, on_reward_error="skip" if skips else "stop")
-    for call in (trainer.evaluate, lambda: trainer.iterate(batches(0), 0)):
+    for call in (trainer.evaluate, lambda: trainer.iterate(batches(0))):
         with spoiled(trainer, "scores", 0), pytest.raises(UserError) as caught:
             call()
         message = str(caught.value)
         assert "--reward_function unused.py:reward must give finite numbers." in message
         assert "learning rates" not in message and ("--on_reward_error skip" in message) is not skips
     with spoiled(trainer, "values", 0), pytest.raises(UserError, match="Lower the learning rates"):
-        trainer.iterate(batches(0), 0)
+        trainer.iterate(batches(0))
 
 
 def test_a_nan_that_whitening_spreads_is_advantages(group, tmp_path):
     trainer = trainer_for(tmp_path, whiten_advantages=True)
     with spoiled(trainer, "scores", 0), pytest.raises(UserError, match=r"scores on rank 0 .* in rows \[7\]"):
-        trainer.iterate(batches(0), 0)
+        trainer.iterate(batches(0))
 
 
 @pytest.mark.parametrize("action", ["stop", "skip"])
@@ -199,20 +199,20 @@ def supervised(step, folder, **flags):
         engine = engine_of(make_classifier(), 2, 2, zero_stage=config.zero_stage)
         task = RewardTask([PairExample(p + r, p) for p, r in ROWS], [], PAD)
     run = run_of(step, config)
-    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
+    return supervised_loop_of(engine, task, config, run)
 
 
 def spoil(trainer, part):
     """A NaN in the forward pass, or in a gradient."""
     if part == "losses":
-        return trainer.engine.module.register_forward_hook(
+        return trainer.algorithm.engine.module.register_forward_hook(
             lambda module, inputs, output: (
                 (output[0] * math.nan, output[1])
                 if len(output) == 2 and isinstance(output, tuple)
                 else output * math.nan
             )
         )
-    weight = trainer.engine.module.inner.model.layers[0].mlp.up_proj.weight
+    weight = trainer.algorithm.engine.module.inner.model.layers[0].mlp.up_proj.weight
     return weight.register_hook(lambda gradient: gradient * math.nan)
 
 
@@ -220,10 +220,10 @@ def spoil(trainer, part):
 @pytest.mark.parametrize("step", ["sft", "reward"])
 def test_steps_1_and_2_stop(step, part, group, tmp_path):
     trainer = supervised(step, tmp_path)
-    trainer.train_once([[0, 1], [2, 3]])
+    trainer.iterate([[0, 1], [2, 3]])
     spoil(trainer, part)
     with pytest.raises(UserError, match=f"after 1 update, {part} of the model on rank 0 are not finite"):
-        trainer.train_once([[0, 1], [2, 3]])
+        trainer.iterate([[0, 1], [2, 3]])
     tensors = load_file(tmp_path / "nonfinite" / "update-1-rank-0.safetensors")
     assert {"0.input_ids", "0.attention_mask", "1.input_ids", "1.attention_mask"} <= tensors.keys()
 
@@ -234,9 +234,11 @@ def test_steps_1_and_2_stop(step, part, group, tmp_path):
 def test_steps_1_and_2_go_on_without_it(step, part, stage, group, tmp_path):
     trainer = supervised(step, tmp_path, on_nonfinite="skip", zero_stage=stage)
     hook = spoil(trainer, part)
-    before = weights_of(trainer.engine)
-    assert trainer.train_once([[0, 1], [2, 3]]) == {"skipped/nonfinite": 1.0, "lr": 1e-3}
-    assert largest_difference(weights_of(trainer.engine), before) == 0 and trainer.update == 1
+    before = weights_of(trainer.algorithm.engine)
+    assert trainer.iterate([[0, 1], [2, 3]]) == {"skipped/nonfinite": 1.0, "lr": 1e-3}
+    assert largest_difference(weights_of(trainer.algorithm.engine), before) == 0 and trainer.update == 1
     hook.remove()
-    metrics = trainer.train_once([[0, 1], [2, 3]])
-    assert "skipped/nonfinite" not in metrics and largest_difference(weights_of(trainer.engine), before) > 1e-4
+    metrics = trainer.iterate([[0, 1], [2, 3]])
+    assert (
+        "skipped/nonfinite" not in metrics and largest_difference(weights_of(trainer.algorithm.engine), before) > 1e-4
+    )

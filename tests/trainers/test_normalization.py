@@ -12,12 +12,12 @@ from closeness import FORMULA, UPDATE, WEIGHT_GAP, near
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
+from dschat.rl.macro_actions import segment
 from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import ScoredRollout, Trajectory
-from dschat.run.distributed import device
-from dschat.trainers.ppo import credit
-from dschat.trainers.ppo.credit import assign_credit, with_scores
-from factories import EOS, largest_difference, make_rollout, ppo_config, to_device, weights_of_all
+from dschat.trainers import credit
+from dschat.trainers.credit import assign_credit, with_scores
+from factories import EOS, collected, largest_difference, make_rollout, ppo_config, to_device, weights_of_all
 from nonfinite_cases import batches, spoiled, trainer_for
 
 
@@ -66,7 +66,8 @@ def rewards(tmp_path, moments, **flags):
     zeros = torch.zeros(2, 2)
     trajectory = to_device(Trajectory(rollout, zeros, zeros, zeros, torch.tensor([3.0, 7.0])))
     config = ppo_config(tmp_path, **flags)
-    batch = assign_credit(trajectory, torch.ones(2, 2, dtype=torch.bool, device=device()), 0.0, config, 1, moments)
+    macro = segment(trajectory.response_mask, trajectory.response_mask)
+    batch = assign_credit(trajectory, macro, 0.0, config, 1, moments)
     assert batch.trajectory.scores.tolist() == [3.0, 7.0]
     return batch.rewards[:, 1].tolist()
 
@@ -84,12 +85,14 @@ def test_scores_are_normalised_before_the_penalty_and_clipping(tmp_path):
 def test_a_run_with_normalised_scores(late, group, tmp_path, monkeypatch):
     """Scores are lengths: raw ones in the metrics and the evaluation, and the moments are those of all of them."""
     trainer = trainer_for(tmp_path, ppo_epochs=1, normalize_scores=True)
-    assert trainer.credit_is_late
-    monkeypatch.setattr(type(trainer), "credit_is_late", late)
+    assert trainer.algorithm.credit_is_fused
+    monkeypatch.setattr(type(trainer.algorithm), "credit_is_fused", late)
     seen = []
-    real = type(trainer.models).score
-    monkeypatch.setattr(type(trainer.models), "score", lambda *a: seen.append(real(*a)[0].scores) or real(*a))
-    rows = [trainer.iterate(batches(number), 0) for number in (0, 1)]
+    real = type(trainer.algorithm.models).score
+    monkeypatch.setattr(
+        type(trainer.algorithm.models), "score", lambda *a: seen.append(real(*a)[0].scores) or real(*a)
+    )
+    rows = [trainer.iterate(batches(number)) for number in (0, 1)]
     for count, row in enumerate(rows, 1):
         scores = torch.cat(seen[:count]).double()
         assert row["objective/scores"] == pytest.approx(float(seen[count - 1].mean()))
@@ -98,47 +101,47 @@ def test_a_run_with_normalised_scores(late, group, tmp_path, monkeypatch):
         assert row["objective/scores_running_std"] == pytest.approx(deviation)
         normalised = (row["objective/scores"] - float(scores.mean())) / deviation
         assert row["objective/normalized_scores"] == near(normalised, FORMULA)
-    before = trainer.moments
+    before = trainer.algorithm.moments
     evaluated = trainer.evaluate()["eval/scores"]
-    assert evaluated == pytest.approx(float(seen[-1].mean())) and trainer.moments == before
-    assert json.loads(json.dumps(trainer.progress().numbers))["scores"]["mean"] == before.mean
+    assert evaluated == pytest.approx(float(seen[-1].mean())) and trainer.algorithm.moments == before
+    assert json.loads(json.dumps(trainer.state_dict().numbers))["scores"]["mean"] == before.mean
 
 
 def test_a_rollout_that_is_left_out_leaves_no_moments(group, tmp_path):
     trainer = trainer_for(tmp_path, normalize_scores=True, on_nonfinite="skip")
     with spoiled(trainer, "scores", 0):
-        metrics = trainer.iterate(batches(0), 0)
-    assert metrics["skipped/nonfinite"] == 2 and trainer.moments == ScoreMoments()
-    assert trainer.iterate(batches(1), 0)["objective/scores_running_std"] > 0
+        metrics = trainer.iterate(batches(0))
+    assert metrics["skipped/nonfinite"] == 2 and trainer.algorithm.moments == ScoreMoments()
+    assert trainer.iterate(batches(1))["objective/scores_running_std"] > 0
 
 
 def test_one_token_responses_have_no_advantage_in_their_rows(group, tmp_path):
     trainer = trainer_for(tmp_path, normalize_advantages="row", max_answer_seq_len=1)
-    metrics = trainer.iterate(batches(0), 0)
+    metrics = trainer.iterate(batches(0))
     assert all(map(math.isfinite, metrics.values())) and metrics["loss/policy"] == 0
 
 
 def test_rows_are_normalised_in_late_credit_too(group, tmp_path, monkeypatch):
     late = trainer_for(tmp_path / "late", ppo_epochs=1, normalize_advantages="row")
-    assert late.credit_is_late
-    late.iterate(batches(0), 0)
+    assert late.algorithm.credit_is_fused
+    late.iterate(batches(0))
     early = trainer_for(tmp_path / "early", ppo_epochs=1, normalize_advantages="row")
-    monkeypatch.setattr(type(early), "credit_is_late", False)
-    batch = early.collect(batches(0), 0).batch
+    monkeypatch.setattr(type(early.algorithm), "credit_is_fused", False)
+    batch = collected(early, batches(0)).batch
     for advantages, mask in zip(batch.advantages, batch.response_mask, strict=True):
         own = advantages[mask].double()
         spread = float(own.std(unbiased=False))
         assert abs(float(own.mean())) < 1e-5 and (abs(spread - 1) < 1e-3 or spread == 0)
     early = trainer_for(tmp_path / "again", ppo_epochs=1, normalize_advantages="row")
-    early.iterate(batches(0), 0)
-    found, expected = (weights_of_all(actor=t.models.actor, critic=t.models.critic) for t in (late, early))
+    early.iterate(batches(0))
+    found, expected = (weights_of_all(**t.algorithm.models.trained) for t in (late, early))
     assert largest_difference(found, expected) < WEIGHT_GAP
 
 
 def test_the_value_coefficient_scales_the_gradient_and_not_the_metric(group, tmp_path):
     """Clipping is off: Adam's updates stay nearly the same, as the flag's description says."""
     plain, scaled = (
-        trainer_for(tmp_path / str(coef), ppo_epochs=1, vf_coef=coef).iterate(batches(0), 0) for coef in (1.0, 0.25)
+        trainer_for(tmp_path / str(coef), ppo_epochs=1, vf_coef=coef).iterate(batches(0)) for coef in (1.0, 0.25)
     )
     assert scaled["grad_norm/critic"] == near(0.25 * plain["grad_norm/critic"], UPDATE)
     assert scaled["loss/value"] == near(plain["loss/value"])

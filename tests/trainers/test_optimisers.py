@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from dschat.builders.engines import build_policy, build_reward_model
 from dschat.builders.ppo import build_ppo_models
-from dschat.builders.supervised import build_policy, build_reward_model
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import RewardConfig, SFTConfig
 from dschat.engine.engine import OptimizerSettings
 from factories import ppo_config, replace_in_builders
 

@@ -6,22 +6,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from closeness import WEIGHT_GAP, near
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
-from dschat.trainers.supervised.sft import SFTTask
-from dschat.trainers.supervised.trainer import SupervisedTrainer
+from dschat.trainers.sft import SFTTask
 from factories import (
     PAD,
-    NotedSaves,
-    checkpoints_of,
     engine_of,
     largest_difference,
     make_causal_lm,
     ragged_rows,
     run_of,
+    supervised_loop_of,
     weights_of,
 )
 from model_families import MODEL_FAMILIES
@@ -109,7 +107,7 @@ def test_families_without_positions_are_refused_by_name(kind, tmp_path):
 
 def test_examples_that_see_each_other_are_refused(tmp_path, monkeypatch):
     """OPT, told by positions alone, looks at what stands before in a row."""
-    monkeypatch.setattr("dschat.models.packing.OWN_MASK", ())
+    monkeypatch.setattr("dschat.models.backbone.OWN_MASK", ())
     engine = Plain(model_of("opt", tmp_path))
     with pytest.raises(UserError, match="--packing: log-probs differ .* opt models cannot keep packed examples apart"):
         SFTTask(EXAMPLES, [], PAD, packed_width=WIDTH).prepare(engine)
@@ -135,8 +133,7 @@ def test_a_run_with_packing_is_the_run_without(group, tmp_path):
         run = run_of("sft", config)
         engine = engine_of(make_causal_lm("llama"), 2, 2, gradient_checkpointing=packing)
         task = SFTTask(EXAMPLES, EXAMPLES[:5], PAD, packed_width=WIDTH if packing else None)
-        checkpoints = checkpoints_of(config, run, model=engine)
-        trainer = SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints)
+        trainer = supervised_loop_of(engine, task, config, run)
         tables.append([trainer.evaluate(), trainer.fit()])
         ends.append(weights_of(engine))
     assert largest_difference(*ends) < WEIGHT_GAP

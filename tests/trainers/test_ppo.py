@@ -10,13 +10,13 @@ import torch
 
 from closeness import UPDATE, assert_near, near
 from dschat.errors import UserError
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.run.seeds import SeedKind, derive_seed
+from dschat.rollouts.generate import ContinuousEngine
+from dschat.run.state import SeedKind, derive_seed
 from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import Scores
-from dschat.trainers.ppo.models import PPOModels
-from dschat.trainers.ppo.update import total_updates
+from dschat.trainers.loop import total_updates
+from dschat.trainers.ppo_models import PPOModels
 from factories import (
     engine_of,
     frozen_engine_of,
@@ -71,7 +71,7 @@ def make_trainer(folder, tokenizer, num_prompts=32, reward=share_of_a, spread=0.
     name = "count" if metric else ""
     measured = FunctionScores(metric, "--metric_function") if metric else None
     reference = frozen_engine_of(make_causal_lm(initializer_range=spread))
-    engine = CompactingEngine(config.per_device_generation_batch_size)
+    engine = ContinuousEngine(config.per_device_generation_batch_size)
     models = PPOModels(actor, reference, critic, source, engine, measured, name)
     return ppo_trainer_of(models, prompts_of(num_prompts), prompts_of(6), tokenizer, config)
 
@@ -136,7 +136,10 @@ def test_fit_writes_what_it_should(group, tokenizer, tmp_path):
     assert total_updates(34, trainer.config, trainer.run.plan) == 8
     result = trainer.fit()
     assert (
-        trainer.update == 8 == trainer.models.actor._engine.global_steps == trainer.models.critic._engine.global_steps
+        trainer.update
+        == 8
+        == trainer.algorithm.models.actor._engine.global_steps
+        == trainer.algorithm.models.critic._engine.global_steps
     )
     rows = read_lines(tmp_path / "metrics.jsonl")
     train = [row for row in rows if "objective/scores" in row]
@@ -164,7 +167,7 @@ def test_a_run_repeats_itself(group, tokenizer, tmp_path):
         trainer = make_trainer(tmp_path / name, tokenizer, num_prompts=16, termination_condition="randomized")
         torch.manual_seed(len(name))
         trainer.fit()
-        runs.append(weights_of_all(actor=trainer.models.actor, critic=trainer.models.critic))
+        runs.append(weights_of_all(actor=trainer.algorithm.models.actor, critic=trainer.algorithm.models.critic))
     assert largest_difference(*runs) == 0
 
 
@@ -175,9 +178,9 @@ def test_evaluations_draw_the_same_responses_every_time(group, tokenizer, tmp_pa
 
 def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(group, tokenizer, tmp_path):
     trainer = make_trainer(tmp_path, tokenizer, spread=0.2, temperature=0.7)
-    drawn, text = trainer.sample(prompts_of(8), SeedKind.TRAINING, 0)
+    drawn, text = trainer.algorithm.sample(prompts_of(8), SeedKind.TRAINING, 0)
     rollout = drawn.rollout
-    trajectory, beside, _ = trainer.score(drawn, text)
+    trajectory, beside, _ = trainer.algorithm.score(drawn, text)
     assert beside == {}
     assert text.prompts == [f"p{i}" for i in range(8)] and [row.extra for row in text.rows] == [
         {"n": i} for i in range(8)
@@ -196,7 +199,7 @@ def test_the_rollouts_log_probs_are_hugging_faces_at_the_sampling_temperature(gr
 
 def test_a_reward_model_as_reward(group, tokenizer, tmp_path):
     trainer = make_trainer(tmp_path, tokenizer, reward=RewardModelScores(frozen_engine_of(make_classifier(seed=5)), 4))
-    metrics = trainer.iterate([list(range(8))], 0)
+    metrics = trainer.iterate([list(range(8))])
     assert metrics["objective/scores"] != 0
 
 
@@ -204,7 +207,7 @@ def test_scores_can_be_computed_again_from_the_samples(group, tokenizer, tmp_pat
     """Ten held-out prompts, of which eight are written token by token."""
     model = make_classifier(seed=5)
     trainer = make_trainer(tmp_path, tokenizer, reward=RewardModelScores(frozen_engine_of(model), 4))
-    trainer.held_out = prompts_of(10)
+    trainer.algorithm.held_out = prompts_of(10)
     trainer.evaluate()
     samples = read_lines(tmp_path / "samples" / "update-000000.jsonl")
     assert ["tokens" in sample for sample in samples] == [True] * 8 + [False] * 2
@@ -224,7 +227,7 @@ def test_a_reward_function_with_a_graph_of_its_own(group, tokenizer, tmp_path):
         reward=lambda p, r, rows: weight * share_of_a(p, r, rows),
         per_device_training_batch_size=2,
     )
-    trainer.iterate([list(range(8))], 0)
+    trainer.iterate([list(range(8))])
     assert weight.grad is None
 
 
@@ -244,22 +247,24 @@ def test_a_reward_function_with_a_graph_of_its_own(group, tokenizer, tmp_path):
 )
 def test_every_variant_takes_a_step(flags, group, tokenizer, tmp_path):
     trainer = make_trainer(tmp_path, tokenizer, **flags)
-    before = weights_of(trainer.models.actor)
+    before = weights_of(trainer.algorithm.models.actor)
     batches = [list(range(8)), list(range(8, 16))][: trainer.config.generation_batches]
-    metrics = trainer.iterate(batches, 0)
-    assert largest_difference(weights_of(trainer.models.actor), before) > 0
+    metrics = trainer.iterate(batches)
+    assert largest_difference(weights_of(trainer.algorithm.models.actor), before) > 0
     assert trainer.update == trainer.run.plan.updates_per_rollout
     if trainer.config.adaptive_kl_target:
-        assert trainer.kl.value < trainer.config.kl_coef  # the KL of the first rollout is 0, below the target
+        assert (
+            trainer.algorithm.kl.value < trainer.config.kl_coef
+        )  # the KL of the first rollout is 0, below the target
     assert metrics["macro/length"] >= 1
 
 
 def test_a_divergent_run_stops_with_a_message(group, tokenizer, tmp_path):
     trainer = make_trainer(tmp_path, tokenizer, self_checks=False)
     with torch.no_grad():
-        trainer.models.critic.module.inner.score.weight.fill_(float("nan"))
+        trainer.algorithm.models.critic.module.inner.score.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="after 0 updates, values on rank 0 are not finite"):
-        trainer.iterate([list(range(8))], 0)
+        trainer.iterate([list(range(8))])
 
 
 def test_fewer_prompts_than_a_rollout_is_an_error_that_names_the_flags(group, tokenizer, tmp_path):
@@ -287,10 +292,10 @@ def test_a_response_that_could_not_be_scored_is_not_trained_on(group, tokenizer,
     weights = []
     for value in (0.0, 1e6):
         trainer = make_trainer(tmp_path / str(value), tokenizer, whiten_advantages=whiten, actor_learning_rate=1e-2)
-        before = weights_of_all(actor=trainer.models.actor, critic=trainer.models.critic)
-        trainer.models = replace(trainer.models, reward=SomeUnscored(value))
-        metrics = trainer.iterate([list(range(8))], 0)
-        weights.append(weights_of_all(actor=trainer.models.actor, critic=trainer.models.critic))
+        before = weights_of_all(actor=trainer.algorithm.models.actor, critic=trainer.algorithm.models.critic)
+        trainer.algorithm.models = replace(trainer.algorithm.models, reward=SomeUnscored(value))
+        metrics = trainer.iterate([list(range(8))])
+        weights.append(weights_of_all(actor=trainer.algorithm.models.actor, critic=trainer.algorithm.models.critic))
         assert metrics["programs/passed"] == 0.75
         assert largest_difference(before, weights[-1]) > 1e-3
     assert largest_difference(*weights) == 0

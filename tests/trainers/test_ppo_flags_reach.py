@@ -6,10 +6,11 @@ import torch
 
 from closeness import near
 from dschat.builders import ppo as builders
+from dschat.rl.macro_actions import segment
 from dschat.rl.types import Trajectory
 from dschat.run.distributed import device
-from dschat.trainers.ppo.credit import assign_credit
-from dschat.trainers.ppo.update import UpdateSettings
+from dschat.trainers.credit import assign_credit
+from dschat.trainers.ppo_update import UpdateSettings
 from factories import EOS, make_rollout, ppo_config, to_device
 
 CPU = torch.device("cpu")
@@ -21,9 +22,9 @@ def advantages(tmp_path, finished=True, **flags):
     logprobs = torch.tensor([[-1.0, -1.0, -1.0]])
     ref = logprobs - torch.tensor([[0.2, 0.0, 0.4]])
     trajectory = to_device(Trajectory(rollout, logprobs, ref, torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([3.0])))
-    ends = torch.tensor([[False, True, True]], device=device())
+    macro = segment(torch.tensor([[False, True, True]], device=device()), trajectory.response_mask)
     config = ppo_config(tmp_path / "out", **{"kl_coef": 0.5, "gamma": 1.0, "lam": 1.0} | flags)
-    return assign_credit(trajectory, ends, config.kl_coef, config).advantages[0].to(CPU).tolist()
+    return assign_credit(trajectory, macro, config.kl_coef, config).advantages[0].to(CPU).tolist()
 
 
 # Worked by hand. Token rewards −0.1, 0, −0.2 + 3; macro rewards −0.1 and 2.8; macro values 1.5 (mean of 1, 2) and 4.

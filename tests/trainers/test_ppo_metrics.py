@@ -9,17 +9,22 @@ import torch
 
 from closeness import FORMULA, near
 from dschat.data.encoding import decode_response
-from dschat.rl.ppo_batch import ppo_batch
-from dschat.rl.rloo_batch import rloo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory, select_rows, without_responses
-from dschat.trainers.ppo.metrics import outside_metrics, repeated_4grams, rollout_metrics, token_table, token_texts
+from dschat.trainers.rollout_metrics import (
+    Outside,
+    outside_metrics,
+    repeated_4grams,
+    rollout_metrics,
+    token_table,
+    token_texts,
+)
 from factories import (
     EOS,
     make_rollout,
     ragged_rows,
 )
-from rl_cases import trajectory_of
+from rl_cases import credit_of, trajectory_of
 
 
 def test_rollout_metrics_by_hand():
@@ -31,7 +36,7 @@ def test_rollout_metrics_by_hand():
     trajectory = Trajectory(rollout, logprobs, ref, values, torch.tensor([1.0, 3.0]))
     ends = fixed_ngram_ends(rollout.response_mask, 2)
     batch = replace(
-        ppo_batch(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9),
+        credit_of(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9),
         returns=torch.tensor([[1.0, 1.0, 2.0], [4.0, 9.0, 9.0]]),
     )
     metrics = rollout_metrics(batch, 0.9)
@@ -58,8 +63,8 @@ def test_a_rollout_without_a_critic():
     """The same metrics, but for those of a critic and of GAE; and of a token what is known."""
     trajectory = trajectory_of([3, 1, 4, 2], 5, seed=1)
     ends = fixed_ngram_ends(trajectory.response_mask, 2)
-    with_critic = rollout_metrics(ppo_batch(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9), 0.9)
-    batch = rloo_batch(replace(trajectory, values=None), ends, 2, kl_coef=0.5)
+    with_critic = rollout_metrics(credit_of(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9), 0.9)
+    batch = credit_of(replace(trajectory, values=None), ends, "rloo", samples=2, kl_coef=0.5)
     gone = {"val/explained_variance", "macro/lambda_eff"}
     expected = {name: number for name, number in with_critic.items() if name not in gone}
     assert rollout_metrics(batch, 0.9) == pytest.approx(expected)
@@ -71,18 +76,17 @@ def test_a_response_without_a_score_counts_in_no_mean_of_tokens():
     missing = torch.tensor([False, False, False, True])
     scores = torch.where(missing, whole.scores[:3].mean(), whole.scores)
     cut = replace(whole, rollout=without_responses(whole.rollout, missing), scores=scores)
-    batch = ppo_batch(cut, fixed_ngram_ends(cut.response_mask, 2), kl_coef=0.5, gamma=1.0, lam=0.9)
+    batch = credit_of(cut, fixed_ngram_ends(cut.response_mask, 2), kl_coef=0.5, gamma=1.0, lam=0.9)
     expected = rollout_metrics(select_rows(batch, torch.arange(3)), 0.9)
     assert expected["response/length"] == pytest.approx(8 / 3)
     assert rollout_metrics(batch, 0.9) == pytest.approx(expected)
 
 
 def test_what_others_say_of_a_rollout():
-    metrics = outside_metrics(
-        {"gold": torch.tensor([0.2, 0.6])}, {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)}
-    )
+    outside = Outside({"gold": torch.tensor([0.2, 0.6])}, {"parsing/sentences": 3.0}, {"programs/passed": (3.0, 4.0)})
+    metrics = outside_metrics(outside)
     assert metrics == pytest.approx({"objective/gold": 0.4, "parsing/sentences": 3.0, "programs/passed": 0.75})
-    assert outside_metrics({}, {}, {}) == {}
+    assert outside_metrics(Outside({}, {}, {})) == {}
 
 
 def test_repeated_4grams_by_hand():
@@ -111,11 +115,11 @@ def test_the_correlation_is_pearsons(offset):
     scores = torch.tensor([0.5, 2.0, 0.25, 1.0, -1.0, 3.0]) + offset
     trajectory = replace(trajectory, scores=scores)
     ends = fixed_ngram_ends(trajectory.response_mask, 2)
-    batch = ppo_batch(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9)
+    batch = credit_of(trajectory, ends, kl_coef=0.5, gamma=1.0, lam=0.9)
     expected = float(np.corrcoef(lengths, scores.double().numpy())[0, 1])
     name = "response/score_length_correlation"
     assert rollout_metrics(batch, 0.9)[name] == near(expected)
-    constant = ppo_batch(replace(trajectory, scores=torch.full((6,), 1.3)), ends, kl_coef=0.5, gamma=1.0, lam=0.9)
+    constant = credit_of(replace(trajectory, scores=torch.full((6,), 1.3)), ends, kl_coef=0.5, gamma=1.0, lam=0.9)
     assert rollout_metrics(constant, 0.9)[name] == 0
 
 
@@ -140,7 +144,7 @@ def test_a_character_of_several_tokens_is_shown_once():
 def test_token_table(tokenizer):
     trajectory = trajectory_of([7, 3], 8, seed=0)
     ends = fixed_ngram_ends(trajectory.response_mask, 3)
-    batch = ppo_batch(trajectory, ends, kl_coef=0.1, gamma=1.0, lam=0.95)
+    batch = credit_of(trajectory, ends, kl_coef=0.1, gamma=1.0, lam=0.95)
     table = token_table(batch, 0, tokenizer)
     assert len(token_table(batch, 1, tokenizer)) == 3
     assert [row["macro_action"] for row in table] == [0, 0, 0, 1, 1, 1, 2]

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
-from dschat.rl.ppo_batch import ppo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import select_rows
-from dschat.trainers.ppo.credit import whiten_advantages
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from dschat.trainers.credit import whiten_advantages
+from dschat.trainers.ppo_update import UpdateSettings, ppo_update
 from factories import (
     engine_of,
     frozen_engine_of,
@@ -25,6 +24,7 @@ from factories import (
     to_device,
     weights_of_all,
 )
+from rl_cases import credit_of
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])
 TOKENS = 39
@@ -41,7 +41,7 @@ def make_batch(ngram=3, drift=0.0):
         noise = torch.randn(trajectory.logprobs.shape, generator=torch.Generator().manual_seed(1))
         trajectory = replace(trajectory, logprobs=trajectory.logprobs + drift * to_device(noise))
     ends = fixed_ngram_ends(trajectory.response_mask, ngram)
-    return ppo_batch(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
+    return credit_of(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
 
 
 def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5, **options):

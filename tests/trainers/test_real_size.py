@@ -15,8 +15,8 @@ import torch
 
 from closeness import UPDATE, WEIGHT_GAP, near
 from dschat.engine.zero3 import parameter_offload
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.vllm_weights import plain_weights
+from dschat.rollouts.generate import ContinuousEngine
+from dschat.rollouts.vllm import plain_weights
 from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, whole_state
 from real_size import as_large_as, check_words, number_of_weights
 from refuel_runs import trainer_of
@@ -37,7 +37,7 @@ class PushedEngine:
     @contextmanager
     def session(self, actor):
         self.model.load_state_dict(dict(plain_weights(actor)), strict=False)
-        yield CompactingEngine(4).draw_from(self.model)
+        yield ContinuousEngine(4).draw_from(self.model)
 
 
 def pushed(folder, setup, **flags):
@@ -47,7 +47,7 @@ def pushed(folder, setup, **flags):
 def refuel(folder, setup):
     flags = {"noptepochs": 2, "eval_interval": 2, "kl_coef": 0.1, "engine": {"zero_stage": setup.zero_stage}}
     trainer = trainer_of(folder, lora_dim=setup.lora_dim, **flags)
-    return Made(trainer, {"policy": trainer.models.policy})
+    return Made(trainer, {"policy": trainer.algorithm.models.policy})
 
 
 RUNS = {

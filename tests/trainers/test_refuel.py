@@ -8,13 +8,12 @@ import torch
 
 from closeness import UPDATE, assert_near, near
 from dschat.config.refuel import RefuelConfig
-from dschat.data.regression import RegressionExample
+from dschat.data.dialogue_pairs import RegressionExample
 from dschat.errors import UserError
 from dschat.run.metrics import with_variances
-from dschat.trainers.supervised.pairs import describe_reference, reference_logprobs, with_logprobs
-from dschat.trainers.supervised.refuel import RefuelTask
-from dschat.trainers.supervised.trainer import SupervisedTrainer
-from factories import PAD, NotedSaves, checkpoints_of, engine_of, hf_logprobs, make_causal_lm, random_ids, run_of
+from dschat.trainers.reference import describe_reference, reference_logprobs, with_logprobs
+from dschat.trainers.refuel_pairs import RefuelTask
+from factories import PAD, engine_of, hf_logprobs, make_causal_lm, random_ids, run_of, supervised_loop_of
 from resume_runs import Made, check_every_stop
 
 ETA, TEMPERATURE = 3.0, 0.8
@@ -137,15 +136,14 @@ def refuel(folder, rate=1e-2, **flags):
     config = RefuelConfig(**({"total_episodes": 10} | flags))
     run, engine = run_of("refuel", config), engine_of(make_causal_lm(), 1, 2, learning_rate=rate)
     examples = with_logprobs(pairs(5), own_sums(make_causal_lm(), pairs(5)))
-    checkpoints = checkpoints_of(config, run, model=engine)
     task = task_of(examples, examples[:2], eta=1.0)
-    return Made(SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints), {"model": engine})
+    return Made(supervised_loop_of(engine, task, config, run), {"model": engine})
 
 
 def test_it_goes_through_the_pairs_until_so_many_were_seen(tmp_path, monkeypatch):
     trainer, seen = refuel(tmp_path).trainer, []
-    real = trainer.train_once
-    monkeypatch.setattr(trainer, "train_once", lambda batches: seen.append(batches) or real(batches))
+    real = trainer.iterate
+    monkeypatch.setattr(trainer, "iterate", lambda batches: seen.append(batches) or real(batches))
     result = trainer.fit()
     rows = [sorted(i for batch in update for i in batch) for update in seen]
     assert len(rows) == 5 and all(len(row) == 2 for row in rows)  # 10 episodes; an epoch is two updates

@@ -13,15 +13,14 @@ from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.data.dialogues import state
 from dschat.errors import UserError
 from dschat.models.policy import PolicyModel
-from dschat.trainers.ppo.update import UpdateProgress
-from dschat.trainers.refuel.models import pair_layouts, reply_logprobs
-from dschat.trainers.refuel.sampler import drawn_turn
-from dschat.trainers.refuel.selfcheck import check_pairs
-from dschat.trainers.refuel.trainer import pair_metrics, total_updates
-from dschat.trainers.refuel.update import RefuelSettings, refuel_update
+from dschat.trainers.loop import total_updates
+from dschat.trainers.ppo_update import UpdateProgress
+from dschat.trainers.refuel import RefuelSettings, check_pairs, pair_metrics, refuel_update
+from dschat.trainers.refuel_models import drawn_turn, pair_layouts, reply_logprobs
 from factories import (
     BOS,
     PAD,
+    collected,
     engine_of,
     frozen_engine_of,
     hf_logprobs,
@@ -52,7 +51,7 @@ def test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone():
 
 def test_both_dialogues_of_a_pair_are_one_up_to_the_state(group, tmp_path):
     trainer, examples = trainer_of(tmp_path), examples_of(12)
-    pairs = trainer.sampler.pairs(examples, iteration=0)
+    pairs = trainer.algorithm.sampler.pairs(examples, iteration=0)
     assert {pair.turn for pair in pairs} == {0, 1, 2}
     for pair, example in zip(pairs, examples, strict=True):
         assert pair.turn == drawn_turn(1234, 0, example)
@@ -71,18 +70,18 @@ def test_both_dialogues_of_a_pair_are_one_up_to_the_state(group, tmp_path):
 def test_a_pair_depends_neither_on_the_other_rows_nor_on_their_order(group, tmp_path):
     """So that it does not matter which process draws it."""
     trainer, examples = trainer_of(tmp_path), examples_of(7)
-    together = trainer.sampler.pairs(examples, iteration=3)
-    backwards = trainer.sampler.pairs(examples[::-1], iteration=3)[::-1]
-    alone = [trainer.sampler.pairs([example], iteration=3)[0] for example in examples]
+    together = trainer.algorithm.sampler.pairs(examples, iteration=3)
+    backwards = trainer.algorithm.sampler.pairs(examples[::-1], iteration=3)[::-1]
+    alone = [trainer.algorithm.sampler.pairs([example], iteration=3)[0] for example in examples]
     assert together == backwards == alone
-    assert together != trainer.sampler.pairs(examples, iteration=4)
+    assert together != trainer.algorithm.sampler.pairs(examples, iteration=4)
 
 
 def test_a_round_draws_with_a_seed_for_each_row(group, tmp_path):
     """Two rows of one dialogue do not say the same."""
     trainer = trainer_of(tmp_path)
     twins = [replace(examples_of(3)[2], index=index) for index in range(4)]
-    talks = [str(pair.first.messages) for pair in trainer.sampler.pairs(twins, iteration=0)]
+    talks = [str(pair.first.messages) for pair in trainer.algorithm.sampler.pairs(twins, iteration=0)]
     assert len(set(talks)) == 4
 
 
@@ -92,10 +91,10 @@ def test_a_round_draws_with_a_seed_for_each_row(group, tmp_path):
 def test_scores_penalty_and_kl_by_hand(group, tmp_path):
     """Log-probs of plain transformers, and a reference that is another model."""
     trainer = trainer_of(tmp_path, kl_coef=0.5, penalty_reward_value=-7.0, temperature=0.7)
-    trainer.models = replace(trainer.models, reference=frozen_engine_of(talker(seed=3)))
+    trainer.algorithm.models = replace(trainer.algorithm.models, reference=frozen_engine_of(talker(seed=3)))
     examples = examples_of(12)
-    pairs = trainer.sampler.pairs(examples, 0)
-    batch = trainer.score(pairs, examples)
+    pairs = trainer.algorithm.sampler.pairs(examples, 0)
+    batch = trainer.algorithm.score(pairs, examples)
     own, other = talker(), talker(seed=3)
     finished = []
     for number, pair in enumerate(pairs):
@@ -122,7 +121,9 @@ def test_scores_penalty_and_kl_by_hand(group, tmp_path):
 
 
 def test_whitening_scales_the_rewards_of_a_round(group, tmp_path):
-    plain, whitened = (trainer_of(tmp_path / str(w), whiten_rewards=w).collect(range(8)).batch for w in (False, True))
+    plain, whitened = (
+        collected(trainer_of(tmp_path / str(w), whiten_rewards=w), range(8)).batch for w in (False, True)
+    )
     assert whitened.rewards.mean() == near(0)
     assert whitened.rewards.square().mean() == near(1, UPDATE)
     expected = plain.reward_differences / plain.rewards.std(unbiased=False)
@@ -132,8 +133,8 @@ def test_whitening_scales_the_rewards_of_a_round(group, tmp_path):
 
 def test_without_a_kl_there_is_no_reference_and_none_is_reported(group, tmp_path):
     trainer = trainer_of(tmp_path, kl_coef=0.0)
-    assert trainer.models.reference is None
-    metrics = trainer.iterate(range(8))
+    assert trainer.algorithm.models.reference is None
+    metrics = trainer.iterate([range(8)])
     assert "objective/kl" not in metrics and "eval/kl" not in trainer.evaluate()
     assert metrics["objective/kl_coef"] == 0
 
@@ -141,8 +142,8 @@ def test_without_a_kl_there_is_no_reference_and_none_is_reported(group, tmp_path
 def test_the_kl_coefficient_is_steered(group, tmp_path):
     """The first round's KL is 0: error −1, clipped to −0.2, over 8 of 10000 dialogues."""
     trainer = trainer_of(tmp_path, adaptive_kl_target=6.0, kl_coef=0.05)
-    trainer.iterate(range(8))
-    assert trainer.kl.value == pytest.approx(0.05 * (1 - 0.2 * 8 / 10000))
+    trainer.iterate([range(8)])
+    assert trainer.algorithm.kl.value == pytest.approx(0.05 * (1 - 0.2 * 8 / 10000))
 
 
 # -- the regression
@@ -174,8 +175,8 @@ def test_a_micro_batch_keeps_pairs_together():
 def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(group, tmp_path):
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainer = trainer_of(tmp_path, noptepochs=1, eta=3.0, **sizes)
-    current = trainer.collect(range(8))
-    metrics = trainer.train(current)
+    current = collected(trainer, range(8))
+    metrics = trainer.algorithm.update(current, 0)
     expected = float((3.0 * current.batch.reward_differences).square().mean())
     assert metrics["loss/refuel"] == near(expected, UPDATE) and expected > 1e-3
     assert metrics["policy/log_ratio"] == near(0)
@@ -184,27 +185,27 @@ def test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards(g
 
 def test_the_self_check_finds_a_policy_that_is_not_the_one_that_drew(group, tmp_path):
     trainer, examples = trainer_of(tmp_path), examples_of(2)
-    batch = trainer.score(trainer.sampler.pairs(examples, 0), examples)
-    check_pairs(trainer.models.policy, batch, trainer.settings)
+    batch = trainer.algorithm.score(trainer.algorithm.sampler.pairs(examples, 0), examples)
+    check_pairs(trainer.algorithm.models.policy, batch, trainer.algorithm.settings)
     with torch.no_grad():
-        next(trainer.models.policy.module.parameters()).mul_(2)
+        next(trainer.algorithm.models.policy.module.parameters()).mul_(2)
     with pytest.raises(UserError, match="self-check: before the first update the log-ratios of a pair differ by"):
-        check_pairs(trainer.models.policy, batch, trainer.settings)
+        check_pairs(trainer.algorithm.models.policy, batch, trainer.algorithm.settings)
 
 
 def test_the_self_check_leaves_rewards_that_are_not_finite_to_the_run(group, tmp_path):
     trainer, examples = trainer_of(tmp_path), examples_of(2)
-    batch = trainer.score(trainer.sampler.pairs(examples, 0), examples)
+    batch = trainer.algorithm.score(trainer.algorithm.sampler.pairs(examples, 0), examples)
     for broken in ([True, False], [True, True]):
         differences = batch.reward_differences.masked_fill(torch.tensor(broken), math.nan)
         found = replace(batch, rewards=torch.cat([differences, torch.zeros_like(differences)]))
         assert found.reward_differences.isnan().tolist() == broken
-        check_pairs(trainer.models.policy, found, trainer.settings)
+        check_pairs(trainer.algorithm.models.policy, found, trainer.algorithm.settings)
     with torch.no_grad():
-        next(trainer.models.policy.module.parameters()).mul_(2)
+        next(trainer.algorithm.models.policy.module.parameters()).mul_(2)
     found = replace(batch, rewards=batch.rewards.masked_fill(torch.tensor([True, False, False, False]), math.nan))
     with pytest.raises(UserError, match="self-check"):  # by the pair that is left
-        check_pairs(trainer.models.policy, found, trainer.settings)
+        check_pairs(trainer.algorithm.models.policy, found, trainer.algorithm.settings)
 
 
 def test_the_gradient_is_that_of_the_mean_over_pairs_by_autograd(group):
@@ -248,8 +249,8 @@ def test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss(group, tm
     """Four passes by default; another four begin with what the first reached."""
     trainer = trainer_of(tmp_path)
     assert trainer.run.plan.updates_per_rollout == 4 and trainer.run.plan.global_rollout == 8
-    trainer.iterate(range(8))
-    assert trainer.update == 4 == trainer.models.policy._engine.global_steps and trainer.round == 1
+    trainer.iterate([range(8)])
+    assert trainer.update == 4 == trainer.algorithm.models.policy._engine.global_steps and trainer.iteration == 1
     batch = pair_batch(paired_rows(8))
     losses = []
     engine = engine_of(make_causal_lm(), 8, 1, learning_rate=1e-3)
@@ -261,9 +262,9 @@ def test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss(group, tm
 @pytest.mark.parametrize("kind", ["gemma", "gpt2"])
 def test_only_the_layers_that_were_asked_for_change(kind, group, tmp_path):
     trainer = trainer_of(tmp_path, kind=kind, trained_layers=1)
-    before = weights_of(trainer.models.policy)
-    trainer.iterate(range(8))
-    after = weights_of(trainer.models.policy)
+    before = weights_of(trainer.algorithm.models.policy)
+    trainer.iterate([range(8)])
+    after = weights_of(trainer.algorithm.models.policy)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     top = ("inner.model.layers.1.", "inner.model.norm.", "inner.transformer.h.1.", "inner.transformer.ln_f.")
     assert changed and all(name.startswith(top) for name in changed)
@@ -274,10 +275,10 @@ def test_only_the_layers_that_were_asked_for_change(kind, group, tmp_path):
 
 def test_lora_leaves_the_base_alone_and_is_its_own_reference(group, tmp_path):
     trainer = trainer_of(tmp_path, lora_dim=2)
-    before = weights_of(trainer.models.policy)
+    before = weights_of(trainer.algorithm.models.policy)
     for numbers in (range(8), range(8, 16)):
-        metrics = trainer.iterate(numbers)
-    after = weights_of(trainer.models.policy)
+        metrics = trainer.iterate([numbers])
+    after = weights_of(trainer.algorithm.models.policy)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed and all(".lora_" in name for name in changed)
     assert metrics["objective/kl"] != 0
@@ -324,7 +325,7 @@ def test_evaluations_draw_the_likeliest_tokens_or_the_same_ones_every_time(group
         assert first == second
         texts.append((trainer.run.folder / "samples" / "update-000000.jsonl").read_text())
     assert texts[0] != texts[1]
-    (talk,) = likeliest.sampler.answers(examples_of(1), 0.0)
+    (talk,) = likeliest.algorithm.sampler.answers(examples_of(1), 0.0)
     row = list(talk.replies[0].state_ids)
     for token in talk.replies[0].ids:
         logits = talker()(input_ids=torch.tensor([row])).logits[0, -1]
@@ -367,8 +368,8 @@ def test_numbers_that_are_not_finite_stop_the_run_or_are_left_out(group, tmp_pat
     with pytest.raises(UserError, match=f"eval/scores_turn_1.* of the evaluation is not finite. {said}"):
         trainer_of(tmp_path / "evaluated", reward=bad).evaluate()
     with pytest.raises(UserError, match=f"after 0 updates, scores on rank 0 are not finite in rows .* {said}"):
-        trainer_of(tmp_path / "stop", reward=bad).iterate(range(8))
+        trainer_of(tmp_path / "stop", reward=bad).iterate([range(8)])
     trainer = trainer_of(tmp_path / "skip", reward=bad, on_nonfinite="skip")
-    before = weights_of(trainer.models.policy)
-    assert trainer.iterate(range(8))["skipped/nonfinite"] == 4.0
-    assert trainer.update == 4 and largest_difference(before, weights_of(trainer.models.policy)) == 0
+    before = weights_of(trainer.algorithm.models.policy)
+    assert trainer.iterate([range(8)])["skipped/nonfinite"] == 4.0
+    assert trainer.update == 4 and largest_difference(before, weights_of(trainer.algorithm.models.policy)) == 0

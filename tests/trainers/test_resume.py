@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from dschat.trainers.supervised import pairs
+from dschat.trainers import reference as pairs
 from refuel_runs import length, trainer_of
 from resume_runs import Made, Setup, check_every_stop, ppo, result_of, supervised
 
@@ -110,6 +110,6 @@ def test_refuel_stops_anywhere(every, lora_dim, group, tmp_path):
 
     def make(folder, **flags):
         trainer = trainer_of(folder, reward=length, lora_dim=lora_dim, **REFUEL, **flags)
-        return Made(trainer, {"policy": trainer.models.policy})
+        return Made(trainer, {"policy": trainer.algorithm.models.policy})
 
     check_every_stop(make, tmp_path, every, first=11 * bool(lora_dim) if every > 1 else 0)

@@ -8,20 +8,18 @@ import pytest
 import torch
 
 from closeness import UPDATE, WEIGHT_GAP, near
-from dschat.config.reward import RewardConfig
+from dschat.config.supervised import RewardConfig
 from dschat.data.examples import PairExample
-from dschat.trainers.supervised.reward import RewardTask
-from dschat.trainers.supervised.trainer import SupervisedTrainer
+from dschat.trainers.reward import RewardTask
 from factories import (
     PAD,
-    NotedSaves,
-    checkpoints_of,
     engine_of,
     hf_score,
     largest_difference,
     make_classifier,
     random_ids,
     run_of,
+    supervised_loop_of,
     weights_of,
 )
 
@@ -49,7 +47,7 @@ def make_trainer(folder, micro=4, train=TRAIN, model=None, **overrides):
     model = make_classifier() if model is None else model
     engine = engine_of(model, plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
     task = RewardTask(train, HELD_OUT, PAD, config.reward_loss, config.center_rewards_coefficient)
-    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
+    return supervised_loop_of(engine, task, config, run)
 
 
 def expected_of(examples):
@@ -72,7 +70,7 @@ def test_evaluation(group, tmp_path):
 
 
 def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_path):
-    metrics = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=3).train_once([[0, 1], [2, 3], [8, 9]])
+    metrics = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=3).iterate([[0, 1], [2, 3], [8, 9]])
     expected = expected_of([TRAIN[i] for i in (0, 1, 2, 3, 8, 9)])
     assert metrics["loss/reward"] == near(expected.pop("loss"), UPDATE)
     for name, value in expected.items():
@@ -85,8 +83,8 @@ def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
         trainer = make_trainer(
             tmp_path / str(micro), micro=micro, gradient_accumulation_steps=8 // micro, learning_rate=1e-4
         )
-        trainer.train_once([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
-        weights.append(weights_of(trainer.engine))
+        trainer.iterate([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
+        weights.append(weights_of(trainer.algorithm.engine))
     assert all(largest_difference(other, weights[0]) < WEIGHT_GAP for other in weights[1:])
 
 
@@ -99,10 +97,10 @@ def test_an_update_of_each_loss_does_not_depend_on_the_accumulation(loss, group,
         trainer = make_trainer(
             tmp_path / str(micro), micro, train, None, gradient_accumulation_steps=8 // micro, reward_loss=loss
         )
-        metrics = trainer.train_once([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
+        metrics = trainer.iterate([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
         results.append({name: metrics[name] for name in ("loss/reward", "train/accuracy", "grad_norm")})
     assert results[1] == near(results[0], UPDATE) and results[2] == near(results[0], UPDATE)
-    without = make_trainer(tmp_path / "7", 7, train, None, reward_loss=loss).train_once([[0, 1, 2, 4, 5, 6, 7]])
+    without = make_trainer(tmp_path / "7", 7, train, None, reward_loss=loss).iterate([[0, 1, 2, 4, 5, 6, 7]])
     rest = results[0]["loss/reward"] * (7 if loss == "per_sample" else 8) - (loss != "per_sample") * math.log(2)
     assert without["loss/reward"] == near(rest / 7, UPDATE)
 
@@ -110,10 +108,10 @@ def test_an_update_of_each_loss_does_not_depend_on_the_accumulation(loss, group,
 def test_an_update_without_a_pair_that_counts_changes_nothing(group, tmp_path):
     equal = PairExample(TRAIN[0].chosen_ids, TRAIN[0].chosen_ids)
     trainer = make_trainer(tmp_path, 2, [equal, equal], None, reward_loss="per_sample")
-    before = weights_of(trainer.engine)
-    metrics = trainer.train_once([[0, 1]])
+    before = weights_of(trainer.algorithm.engine)
+    metrics = trainer.iterate([[0, 1]])
     assert metrics["loss/reward"] == 0 and metrics["grad_norm"] == 0
-    assert largest_difference(before, weights_of(trainer.engine)) == 0
+    assert largest_difference(before, weights_of(trainer.algorithm.engine)) == 0
 
 
 def test_margins_and_centring_reach_the_loss(group, tmp_path):
@@ -122,7 +120,7 @@ def test_margins_and_centring_reach_the_loss(group, tmp_path):
     model = make_classifier()
     scores = [(hf_score(model, e.chosen_ids), hf_score(model, e.rejected_ids)) for e in train]
     costs = [math.log1p(math.exp(r - c + 0.5 * i)) + 0.2 * (c + r) ** 2 for i, (c, r) in enumerate(scores)]
-    assert trainer.train_once([[0, 1, 2, 3]])["loss/reward"] == near(sum(costs) / 4, UPDATE)
+    assert trainer.iterate([[0, 1, 2, 3]])["loss/reward"] == near(sum(costs) / 4, UPDATE)
 
 
 @pytest.mark.parametrize("loss", ["last_token", "average"])

@@ -10,22 +10,23 @@ import torch
 
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, near
 from dschat.errors import UserError
-from dschat.rl.rloo_batch import rloo_batch
+from dschat.rl.estimators import rloo_batch
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Trajectory
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.generate import GenerateEngine
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
+from dschat.rollouts.sampling import row_seed
 from dschat.run.checkpoint import Checkpoints
-from dschat.run.seeds import SeedKind
+from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
-from dschat.scoring.programs.outcome import Outcome
+from dschat.scoring.programs.run import ProgramOutcome
 from dschat.scoring.programs.scores import ProgramScores
-from dschat.trainers.ppo.credit import whiten_advantages
-from dschat.trainers.ppo.iteration import Iteration
-from dschat.trainers.ppo.models import PPOModels
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update, total_updates
+from dschat.trainers.credit import whiten_advantages
+from dschat.trainers.iteration import state_with
+from dschat.trainers.loop import total_updates
+from dschat.trainers.ppo_models import PPOModels
+from dschat.trainers.ppo_update import UpdateSettings, ppo_update
 from factories import (
+    collected,
     engine_of,
     frozen_engine_of,
     largest_difference,
@@ -37,10 +38,12 @@ from factories import (
     ppo_trainer_of,
     ragged_rows,
     random_ids,
+    taken_up,
     to_device,
     weights_of,
     weights_of_all,
 )
+from rl_cases import credit_of
 
 RLOO = {"advantage_estimator": "rloo", "samples_per_prompt": 4, "per_device_generation_batch_size": 2}
 KL_COEF = 0.1
@@ -50,19 +53,20 @@ def length(prompts, responses, rows):
     return [len(response) / 4 for response in responses]
 
 
-def trainer_of(folder, tokenizer, reward=None, rate=5e-5, **overrides):
+def trainer_of(folder, tokenizer, reward=None, rate=5e-5, estimator=None, **overrides):
     """A trainer of 16 prompts whose reference is another model, so that there is a KL from the first rollout on."""
     config = ppo_config(folder, **({"self_checks": False, "kl_coef": KL_COEF} | RLOO | overrides))
     plan = config.plan_batches(1)
     micro, accumulation = plan.micro_batch, plan.accumulation
     actor = engine_of(make_causal_lm(), micro, accumulation, learning_rate=rate)
-    critic = engine_of(make_classifier(seed=2), micro, accumulation, learning_rate=rate) if config.has_critic else None
+    scalar = make_classifier(seed=2) if config.needs.critic else None
+    critic = scalar and engine_of(scalar, micro, accumulation, learning_rate=rate)
     reference = frozen_engine_of(make_causal_lm(seed=1))
     slots = config.per_device_generation_batch_size * config.samples_per_prompt
     source = reward or FunctionScores(length, "--reward_function")
-    models = PPOModels(actor, reference, critic, source, CompactingEngine(slots))
+    models = PPOModels(actor, reference, critic, source, ContinuousEngine(slots))
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i, {"input_output": "{}"}) for i in range(16)]
-    return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config)
+    return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config, estimator)
 
 
 # -- draws
@@ -70,7 +74,9 @@ def trainer_of(folder, tokenizer, reward=None, rate=5e-5, **overrides):
 
 def drawn_by(trainer, samples, numbers=(0, 5, 9), draw=3):
     """The rows' responses, by prompt and sample."""
-    found, texts = trainer.sample([trainer.prompts[n] for n in numbers], SeedKind.TRAINING, draw, samples)
+    found, texts = trainer.algorithm.sample(
+        [trainer.algorithm.prompts[n] for n in numbers], SeedKind.TRAINING, draw, samples
+    )
     rows = found.rollout.response_rows()
     assert texts.prompts == [f"p{n}" for n in numbers for _ in range(samples)]
     assert found.rollout.prompt_index.tolist() == [n for n in numbers for _ in range(samples)]
@@ -86,13 +92,13 @@ def test_recorded_seeds_of_rows():
 
 def test_seeds_of_rows_are_those_of_prompt_and_sample(group, tokenizer, tmp_path, monkeypatch):
     trainer, seeds = trainer_of(tmp_path, tokenizer), []
-    real = CompactingEngine.draw_from
+    real = ContinuousEngine.draw_from
 
     def noted(engine, causal_lm):
         draw = real(engine, causal_lm)
         return lambda prompts, sampling, given: (seeds.extend(given), draw(prompts, sampling, given))[1]
 
-    monkeypatch.setattr(CompactingEngine, "draw_from", noted)
+    monkeypatch.setattr(ContinuousEngine, "draw_from", noted)
     drawn_by(trainer, 1, (0, 5), draw=7)
     assert seeds == [row_seed(1234, SeedKind.TRAINING, 7, index) for index in (0, 5)]
     seeds.clear()
@@ -111,14 +117,14 @@ def test_samples_of_a_prompt_depend_on_nothing_else(group, tokenizer, tmp_path):
     assert alone.sample_index is None
     assert all(only[n, 0] == rows[n, 0] for n in (0, 5, 9))
     for slots, numbers in ((1, (9, 5)), (5, (0, 5, 9)), (64, (5,))):
-        trainer.sample._engine = CompactingEngine(slots)
+        trainer.algorithm.sample._engine = ContinuousEngine(slots)
         others, _ = drawn_by(trainer, 4, numbers)
         assert all(others[place] == rows[place] for place in others)
 
 
 def test_transformers_generate_draws_several_samples(group, tokenizer, tmp_path):
     trainer = trainer_of(tmp_path, tokenizer)
-    trainer.sample._engine = GenerateEngine(5)
+    trainer.algorithm.sample._engine = GenerateEngine(5)
     rows, _ = drawn_by(trainer, 4)
     assert all(len({tuple(rows[n, sample]) for sample in range(4)}) > 1 for n in (0, 5, 9))
 
@@ -165,13 +171,25 @@ def reinforce(batch, samples, rate):
 def test_an_update_is_plain_reinforce_with_a_leave_one_out_baseline(samples, group, tokenizer, tmp_path):
     sizes = {"samples_per_prompt": samples, "per_device_generation_batch_size": 8 // samples}
     trainer = trainer_of(tmp_path, tokenizer, per_device_training_batch_size=4, global_batch_size=8, **sizes)
-    assert trainer.run.plan.updates_per_rollout == 1 and not trainer.credit_is_late
+    assert trainer.run.plan.updates_per_rollout == 1 and not trainer.algorithm.credit_is_fused
     numbers = [[11, 4, 7, 2][: 8 // samples]]
-    expected, norm = reinforce(trainer.collect(numbers, 0).batch, samples, 5e-5)
-    metrics = trainer.iterate(numbers, 0)
+    expected, norm = reinforce(collected(trainer, numbers).batch, samples, 5e-5)
+    metrics = trainer.iterate(numbers)
     assert metrics["grad_norm/actor"] == near(norm, UPDATE)
     assert metrics["policy/clipfrac"] == 0 and norm > 0.1
-    assert largest_difference(weights_of(trainer.models.actor), expected) < WEIGHT_GAP
+    assert largest_difference(weights_of(trainer.algorithm.models.actor), expected) < WEIGHT_GAP
+
+
+def test_an_estimator_that_is_handed_in_takes_the_place_of_the_flags(group, tokenizer, tmp_path):
+    def doubled(trajectory, macro, settings):
+        batch = rloo_batch(trajectory, macro, settings)
+        return replace(batch, advantages=2 * batch.advantages)
+
+    own, given = (
+        collected(trainer_of(tmp_path / name, tokenizer, estimator=estimator), [[11, 4]]).batch
+        for name, estimator in (("own", None), ("given", doubled))
+    )
+    assert own.advantages.any() and torch.equal(given.advantages, 2 * own.advantages)
 
 
 def recorded_batch():
@@ -181,7 +199,7 @@ def recorded_batch():
     logprobs, ref_logprobs = torch.randn((2, *rollout.response_mask.shape), generator=generator) - 4
     trajectory = Trajectory(rollout, logprobs, ref_logprobs, None, torch.randn(8, generator=generator))
     ends = fixed_ngram_ends(rollout.response_mask, 3)
-    return to_device(rloo_batch(trajectory, ends, 2, kl_coef=0.05))
+    return to_device(credit_of(trajectory, ends, "rloo", samples=2, kl_coef=0.05))
 
 
 @pytest.mark.parametrize("policy_ratio", ["token", "macro", "macro_mean"])
@@ -206,7 +224,7 @@ def test_a_run_without_a_critic_leaves_none(group, tokenizer, tmp_path):
     """16 prompts, rollouts of 2 with 4 responses, updates of 4 responses: 8 rollouts of 2 updates."""
     trainer = trainer_of(tmp_path, tokenizer, per_device_training_batch_size=4, save_steps=8, enable_ema=True)
     assert total_updates(16, trainer.config, trainer.run.plan) == 16
-    assert list(trainer.models.trained) == ["actor"] == list(trainer.checkpoints._engines)
+    assert list(trainer.algorithm.models.trained) == ["actor"] == list(trainer.checkpoints._engines)
     trainer.fit()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     train = [row for row in rows if "objective/scores" in row]
@@ -222,10 +240,10 @@ def test_a_run_without_a_critic_leaves_none(group, tokenizer, tmp_path):
 
 
 def test_an_iteration_is_written_down_and_taken_up(group, tokenizer, tmp_path):
-    iteration = trainer_of(tmp_path, tokenizer).collect([[3, 8]], 0)
-    numbers, tensors = iteration.state()
+    iteration = collected(trainer_of(tmp_path, tokenizer), [[3, 8]])
+    tensors = state_with({}, iteration).tensors
     assert "batch.returns" not in tensors and "batch.trajectory.values" not in tensors
-    again = Iteration.from_state(numbers, tensors).batch
+    again = taken_up(iteration).batch
     assert isinstance(again, PPOBatch) and again.returns is None and again.trajectory.values is None
     assert torch.equal(again.advantages, iteration.batch.advantages)
     assert again.rollout.sample_index.tolist() == [0, 1, 2, 3] * 2
@@ -233,8 +251,8 @@ def test_an_iteration_is_written_down_and_taken_up(group, tokenizer, tmp_path):
 
 def test_a_checkpoint_holds_the_actor_alone(group, tokenizer, tmp_path):
     trainer = trainer_of(tmp_path, tokenizer)
-    trainer.iterate([[3, 8]], 0)
-    trainer.checkpoints.save(trainer.progress())
+    trainer.iterate([[3, 8]])
+    trainer.checkpoints.save(trainer.state_dict())
     manifest = json.loads((tmp_path / "checkpoints" / "step-1" / "manifest.json").read_text())
     assert isinstance(trainer.checkpoints, Checkpoints)
     assert {file.split("/")[0] for file in manifest["files"] if "/" in file} == {"actor"}
@@ -244,8 +262,8 @@ def test_the_kl_coefficient_is_steered_by_responses(group, tokenizer, tmp_path):
     """8 responses at a horizon of 8, and a KL far above the target: a fifth more."""
     flags = {"adaptive_kl_target": 1e-3, "adaptive_kl_horizon": 8, "per_device_training_batch_size": 8}
     trainer = trainer_of(tmp_path, tokenizer, **flags)
-    assert trainer.iterate([[3, 8]], 0)["objective/kl"] > 0.1
-    assert trainer.kl.value == pytest.approx(1.2 * KL_COEF)
+    assert trainer.iterate([[3, 8]])["objective/kl"] > 0.1
+    assert trainer.algorithm.kl.value == pytest.approx(1.2 * KL_COEF)
 
 
 class Pool:
@@ -255,19 +273,20 @@ class Pool:
         statuses = ["passed passed", "invalid", "invalid", "passed wrong", "wrong wrong", "passed passed"]
         statuses += ["compile_error", "wrong wrong"]
         return [
-            Outcome(tuple(status.split()), 2, "namespaces", 0.1, "no room") for status in statuses[: len(programs)]
+            ProgramOutcome(tuple(status.split()), 2, "namespaces", 0.1, "no room")
+            for status in statuses[: len(programs)]
         ]
 
 
 def test_programs_that_could_not_be_run_are_no_baseline(group, tokenizer, tmp_path):
     """Scores of the first prompt 1, 0.35; of the second -0.3, 1, -1, -0.3."""
     trainer = trainer_of(tmp_path, tokenizer, ProgramScores(Pool(), "paper"), kl_coef=0.0)
-    batch = trainer.collect([[3, 8]], 0).batch
+    batch = collected(trainer, [[3, 8]]).batch
     assert batch.response_mask.any(1).tolist() == [True, False, False, True, True, True, True, True]
     expected = [0.65, 0.0, 0.0, -0.65, -0.3 + 0.1, 1.0 + 1.6 / 3, -1.0 - 0.4 / 3, -0.3 + 0.1]
     found = torch.where(batch.response_mask, batch.advantages, 0.0)[:, 0].tolist()
     assert found == near(expected, FORMULA)
-    metrics = trainer.iterate([[3, 8]], 0)
+    metrics = trainer.iterate([[3, 8]])
     assert metrics["programs/invalid"] == 0.25 and math.isfinite(metrics["loss/policy"])
 
 
@@ -279,7 +298,7 @@ def test_a_score_that_is_not_finite_is_named(whiten, group, tokenizer, tmp_path)
     source = FunctionScores(broken, "--reward_function")
     trainer = trainer_of(tmp_path, tokenizer, source, whiten_advantages=whiten)
     with pytest.raises(UserError, match=r"scores on rank 0 are not finite in rows \[2\] of the rollout"):
-        trainer.iterate([[3, 8]], 0)
+        trainer.iterate([[3, 8]])
 
 
 # -- several responses with a critic
@@ -295,14 +314,14 @@ def test_ppo_with_two_responses_is_ppo_on_twice_the_rows(epochs, group, tokenize
     )
     plan = trainer.run.plan
     assert (plan.global_rollout, plan.global_responses, plan.updates_per_rollout) == (4, 8, epochs)
-    assert trainer.credit_is_late == (epochs == 1)
+    assert trainer.algorithm.credit_is_fused == (epochs == 1)
     numbers = [3, 8, 2, 6]
-    drawn, texts = trainer.sample([trainer.prompts[n] for n in numbers], SeedKind.TRAINING, 0, 2)
-    metrics = trainer.iterate([numbers], 0)
+    drawn, texts = trainer.algorithm.sample([trainer.algorithm.prompts[n] for n in numbers], SeedKind.TRAINING, 0, 2)
+    metrics = trainer.iterate([numbers])
     other = trainer_of(tmp_path / "one", tokenizer, samples_per_prompt=1, per_device_generation_batch_size=8, **flags)
-    other.sample = replace_sample(other.sample, drawn, texts)
-    expected = other.iterate([[n for n in numbers for _ in range(2)]], 0)
-    weights = [weights_of_all(**t.models.trained) for t in (trainer, other)]
+    other.algorithm.sample = replace_sample(other.algorithm.sample, drawn, texts)
+    expected = other.iterate([[n for n in numbers for _ in range(2)]])
+    weights = [weights_of_all(**t.algorithm.models.trained) for t in (trainer, other)]
     assert largest_difference(*weights) == 0
     same = {name: x for name, x in metrics.items() if not name.startswith("time/")}
     assert same == {name: x for name, x in expected.items() if not name.startswith("time/")}

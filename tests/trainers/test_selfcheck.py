@@ -8,24 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dschat.config.dpo import DPOConfig
-from dschat.data.examples import PairExample, SFTExample
-from dschat.data.preferences import PreferenceExample
-from dschat.data.regression import RegressionExample
+from dschat.config.supervised import DPOConfig
+from dschat.data.dialogue_pairs import RegressionExample
+from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
 from dschat.rl.types import Trajectory
-from dschat.rollouts.compacting import CompactingEngine
-from dschat.rollouts.generate import generate
+from dschat.rollouts.generate import ContinuousEngine, generate
 from dschat.rollouts.sampling import Sampling
-from dschat.run.random_states import random_states
+from dschat.run.state import random_states
 from dschat.scoring.function import FunctionScores
+from dschat.trainers.dpo import DPOTask
+from dschat.trainers.refuel_pairs import RefuelTask
+from dschat.trainers.reward import RewardTask
 from dschat.trainers.selfcheck import check_modes, check_packing, check_policy, check_rollout, check_scalar
-from dschat.trainers.supervised.dpo import DPOTask
-from dschat.trainers.supervised.refuel import RefuelTask
-from dschat.trainers.supervised.reward import RewardTask
-from dschat.trainers.supervised.sft import SFTTask
+from dschat.trainers.sft import SFTTask
 from factories import (
     BOS,
     EOS,
@@ -211,7 +209,7 @@ def test_the_tasks_of_steps_1_and_2_check_their_models(group):
 
 def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer, tmp_path):
     """A reference of other weights stops the run, unless --no_self_checks."""
-    from dschat.trainers.ppo.models import PPOModels
+    from dschat.trainers.ppo_models import PPOModels
     from factories import ppo_config, ppo_trainer_of
 
     def trainer_of(name, self_checks):
@@ -222,7 +220,7 @@ def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer
             frozen_engine_of(make_causal_lm(seed=3)),
             engine_of(make_classifier(), 8),
             FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
-            CompactingEngine(8),
+            ContinuousEngine(8),
         )
         return ppo_trainer_of(models, prompts, [], tokenizer, config)
 
@@ -337,10 +335,10 @@ def test_every_step_compares_both_modes(step, group, tokenizer, tmp_path):
             task.self_check(engine, task.train[:2])
         elif step == "refuel online":
             trainer = refuel_trainer_of(tmp_path)
-            randomised(trainer.models.policy)
+            randomised(trainer.algorithm.models.policy)
             trainer.self_check()
         else:
-            from dschat.trainers.ppo.models import PPOModels
+            from dschat.trainers.ppo_models import PPOModels
             from factories import ppo_config, ppo_trainer_of
 
             models = PPOModels(
@@ -348,7 +346,7 @@ def test_every_step_compares_both_modes(step, group, tokenizer, tmp_path):
                 frozen_engine_of(make_causal_lm()),
                 engine if step == "critic" else engine_of(make_classifier(), 8),
                 FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
-                CompactingEngine(8),
+                ContinuousEngine(8),
             )
             prompts = [make_prompt(random_ids(3, i), "", i) for i in range(8)]
             ppo_trainer_of(models, prompts, [], tokenizer, ppo_config(tmp_path)).self_check()

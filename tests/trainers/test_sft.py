@@ -8,21 +8,20 @@ import pytest
 import torch
 
 from closeness import UPDATE, WEIGHT_GAP, near
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
-from dschat.trainers.supervised.sft import SFTTask
-from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
+from dschat.trainers.loop import total_updates
+from dschat.trainers.sft import SFTTask
 from factories import (
     PAD,
-    NotedSaves,
-    checkpoints_of,
     engine_of,
     hf_logprobs,
     largest_difference,
     make_causal_lm,
     ragged_rows,
     run_of,
+    supervised_loop_of,
     weights_of,
 )
 
@@ -38,7 +37,7 @@ def make_trainer(folder, train=TRAIN, held_out=HELD_OUT, micro=4, sft_on_prompt=
     plan = run.plan
     engine = engine_of(make_causal_lm(), plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
     task = SFTTask(train, held_out, PAD, sft_on_prompt, smoothing)
-    return SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run, model=engine))
+    return supervised_loop_of(engine, task, config, run)
 
 
 def nll_of(examples, on_prompt=False):
@@ -69,7 +68,7 @@ def test_a_perplexity_beyond_floats_is_no_crash():
 @pytest.mark.parametrize("on_prompt", [False, True])
 def test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update(on_prompt, group, tmp_path):
     trainer = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=2, sft_on_prompt=on_prompt)
-    metrics = trainer.train_once([[0, 1], [2, 4]])
+    metrics = trainer.iterate([[0, 1], [2, 4]])
     assert metrics["loss/sft"] == near(nll_of([TRAIN[i] for i in (0, 1, 2, 4)], on_prompt), UPDATE)
     assert metrics["lr"] == pytest.approx(1e-2) and metrics["grad_norm"] > 0
 
@@ -77,7 +76,7 @@ def test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update(on_prompt, gro
 def test_label_smoothing_is_torchs_and_leaves_the_evaluation_alone(group, tmp_path):
     trainer = make_trainer(tmp_path, micro=2, gradient_accumulation_steps=2, smoothing=0.2)
     held_out = trainer.evaluate()["eval/loss"]
-    metrics = trainer.train_once([[0, 1], [2, 4]])
+    metrics = trainer.iterate([[0, 1], [2, 4]])
     model, total, count = make_causal_lm(), 0.0, 0
     for example in (TRAIN[i] for i in (0, 1, 2, 4)):
         ids = torch.tensor([example.prompt_ids + example.response_ids])
@@ -96,8 +95,8 @@ def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
             tmp_path / str(micro), micro=micro, gradient_accumulation_steps=8 // micro, learning_rate=2e-4
         )
         rows = list(range(8))
-        norms.append(trainer.train_once([rows[i : i + micro] for i in range(0, 8, micro)])["grad_norm"])
-        weights.append(weights_of(trainer.engine))
+        norms.append(trainer.iterate([rows[i : i + micro] for i in range(0, 8, micro)])["grad_norm"])
+        weights.append(weights_of(trainer.algorithm.engine))
     assert norms == near([norms[0]] * 4, UPDATE)
     assert all(largest_difference(other, weights[0]) < WEIGHT_GAP for other in weights[1:])
 
@@ -114,10 +113,10 @@ def test_fit_learns_and_keeps_its_appointments(group, tmp_path):
     assert train[-1]["loss/sft"] < train[0]["loss/sft"] - 1
     assert trainer.folders.saves == [5, 10, "final", "described"]
     assert result["eval/loss"] == rows[-1]["eval/loss"] and trainer.run.record.metrics == result
-    assert trainer.engine._engine.global_steps == 12
+    assert trainer.algorithm.engine._engine.global_steps == 12
 
 
-@pytest.mark.parametrize("fails", ["evaluate", "_self_check"])
+@pytest.mark.parametrize("fails", ["evaluate", "self_check"])
 def test_an_evaluation_that_fails_after_training_leaves_the_models(fails, group, tmp_path, caplog, monkeypatch):
     trainer = make_trainer(tmp_path, num_train_epochs=1)
     calls, real = [], getattr(trainer, fails)
@@ -158,6 +157,6 @@ def test_too_few_examples(group, tmp_path):
 def test_a_divergent_run_stops_with_a_message(group, tmp_path):
     trainer = make_trainer(tmp_path)
     with torch.no_grad():
-        next(trainer.engine.module.parameters()).fill_(float("nan"))
+        next(trainer.algorithm.engine.module.parameters()).fill_(float("nan"))
     with pytest.raises(UserError, match="after 0 updates, losses of the model on rank 0 are not finite"):
-        trainer.train_once([[0, 1, 2, 3]])
+        trainer.iterate([[0, 1, 2, 3]])

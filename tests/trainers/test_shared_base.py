@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from closeness import WEIGHT_GAP, assert_near, near
-from dschat.builders.lengths import check_lengths
+from dschat.builders.data import check_lengths
+from dschat.common.fingerprints import model_hash
 from dschat.errors import UserError
-from dschat.models.shared_base import WEIGHTS, adapter_settings, find_adapter, load_adapter
+from dschat.models.lora import WEIGHTS, adapter_settings, find_adapter, load_adapter
 from dschat.run.distributed import device
-from dschat.run.identity import model_hash
 from factories import (
+    collected,
     hf_logprobs,
     hf_score,
     largest_difference,
@@ -75,20 +76,23 @@ def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path)
         assert found[1] == near(expected[1])
         assert largest_difference(found[0], expected[0]) < WEIGHT_GAP
         return
-    kept = storages(shared.models.actor.module.inner)
-    before = {name: p.detach().clone() for name, p in shared.models.actor.module.inner.named_parameters()}
-    for model in (shared.models.critic, shared.models.reward.model):
+    kept = storages(shared.algorithm.models.actor.module.inner)
+    before = {name: p.detach().clone() for name, p in shared.algorithm.models.actor.module.inner.named_parameters()}
+    for model in (shared.algorithm.models.critic, shared.algorithm.models.reward.model):
         if model is not None:
             own = storages(model.module.inner)
             assert own and own.items() <= kept.items()
     assert (
-        not storages(other.models.reward.model.module.inner).items()
-        <= storages(other.models.actor.module.inner).items()
+        not storages(other.algorithm.models.reward.model.module.inner).items()
+        <= storages(other.algorithm.models.actor.module.inner).items()
     )
     found, expected = two_updates(shared), two_updates(other)
     assert found[1] == near(expected[1])
     assert largest_difference(found[0], expected[0]) < WEIGHT_GAP
-    moved = {name: not torch.equal(p, before[name]) for name, p in shared.models.actor.module.inner.named_parameters()}
+    moved = {
+        name: not torch.equal(p, before[name])
+        for name, p in shared.algorithm.models.actor.module.inner.named_parameters()
+    }
     assert all(".lora_" in name for name, changed in moved.items() if changed) and any(moved.values())
 
 
@@ -100,7 +104,7 @@ def test_a_run_stops_anywhere_and_goes_on(every, stage, group, tokenizer, tmp_pa
     def make(folder, **flags):
         more = {"zero_stage": stage, "enable_ema": True, "normalize_scores": True}
         trainer = trainer_of(folder, base, tokenizer, **models, **more, **flags)
-        return Made(trainer, trainer.models.trained)
+        return Made(trainer, trainer.algorithm.models.trained)
 
     check_every_stop(make, tmp_path, every, first=5 * stage if every > 1 else 0)
 
@@ -111,7 +115,7 @@ def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     base, models = paths(tmp_path, tokenizer, kind)
     trainer = trainer_of(tmp_path / "out", base, tokenizer, **models)
     two_updates(trainer)
-    actor, critic = trainer.models.actor, trainer.models.critic
+    actor, critic = trainer.algorithm.models.actor, trainer.algorithm.models.critic
     save_engines(tmp_path / "saved", tokenizer, actor=actor, critic=critic)
     prompt, response = ragged_rows([4], [5], seed=3)[0]
     ids = torch.tensor([prompt + response])
@@ -125,7 +129,7 @@ def test_families_and_what_is_saved(kind, group, tokenizer, tmp_path):
     adapter = PeftModel.from_pretrained(again, tmp_path / "saved" / "critic" / "adapter")
     again.score.weight.data.copy_(critic.module.inner.score.weight.detach().cpu())
     assert hf_score(adapter, prompt + response) == near(score)
-    reference, _ = trainer.models.reference(ids.to(device()), None, len(response))
+    reference, _ = trainer.algorithm.models.reference(ids.to(device()), None, len(response))
     expected = hf_logprobs(AutoModelForCausalLM.from_pretrained(base), (prompt, response))[0]
     assert_near(reference[0].cpu(), expected)
 
@@ -134,14 +138,14 @@ def test_in_half_precision_adapters_train_and_the_base_stays(group, tokenizer, t
     base, models = paths(tmp_path, tokenizer)
     shared = trainer_of(tmp_path / "shared", base, tokenizer, **models | {"dtype": "bf16"})
     other = separate_trainer_of(tmp_path / "separate", base, tokenizer, **models | {"dtype": "bf16"})
-    inner = shared.models.actor.module.inner
+    inner = shared.algorithm.models.actor.module.inner
     before = {name: p.detach().clone() for name, p in inner.named_parameters() if ".lora_" not in name}
     assert {p.dtype for p in before.values()} == {torch.bfloat16}
     found, expected = two_updates(shared), two_updates(other)
     assert largest_difference(found[0], expected[0]) < WEIGHT_GAP
     after = dict(inner.named_parameters())
     assert all(torch.equal(after[name], p) for name, p in before.items())
-    assert storages(shared.models.critic.module.inner).items() <= storages(inner).items()
+    assert storages(shared.algorithm.models.critic.module.inner).items() <= storages(inner).items()
 
 
 def test_a_reward_model_of_its_own_and_a_critic_that_starts_from_the_base(group, tokenizer, tmp_path, caplog):
@@ -149,10 +153,10 @@ def test_a_reward_model_of_its_own_and_a_critic_that_starts_from_the_base(group,
     base, _ = paths(tmp_path, tokenizer)
     whole = save_folder(tmp_path / "whole", make_classifier(seed=5), tokenizer)
     trainer = trainer_of(tmp_path / "out", base, tokenizer, reward_model_name_or_path=whole)
-    kept = storages(trainer.models.actor.module.inner)
-    assert storages(trainer.models.critic.module.inner).items() <= kept.items()
-    assert not storages(trainer.models.reward.model.module.inner).items() & kept.items()
-    batch = trainer.collect([list(range(8))], 0).batch
+    kept = storages(trainer.algorithm.models.actor.module.inner)
+    assert storages(trainer.algorithm.models.critic.module.inner).items() <= kept.items()
+    assert not storages(trainer.algorithm.models.reward.model.module.inner).items() & kept.items()
+    batch = collected(trainer, [list(range(8))]).batch
     assert not batch.trajectory.values.any()
     ids = batch.rollout.input_ids[0][batch.rollout.attention_mask[0]].tolist()
     assert float(batch.trajectory.scores[0]) == near(hf_score(make_classifier(seed=5), ids))

@@ -12,29 +12,25 @@ import pytest
 import torch
 
 from closeness import FORMULA, UPDATE, near
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Trajectory
-from dschat.rollouts.engine import Drawn
-from dschat.rollouts.uniform import row_seed
-from dschat.run.seeds import SeedKind
+from dschat.rollouts.engine import Generation
+from dschat.rollouts.sampling import row_seed
+from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo.models import PPOModels
-from dschat.trainers.ppo.moving_average import MovingAverage
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update
-from dschat.trainers.ppo.update import total_updates as total_ppo_updates
-from dschat.trainers.supervised.trainer import SupervisedTrainer
-from dschat.trainers.supervised.trainer import total_updates as total_supervised_updates
+from dschat.trainers.loop import total_updates
+from dschat.trainers.ppo_models import MovingAverage, PPOModels
+from dschat.trainers.ppo_update import UpdateSettings, ppo_update
 from factories import (
     EOS,
-    NotedSaves,
-    checkpoints_of,
     make_prompt,
     make_rollout,
     ppo_config,
     ppo_trainer_of,
     run_of,
+    supervised_loop_of,
     to_device,
 )
 
@@ -159,10 +155,10 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
     def make(rank: int = 0, world_size: int = 1, held_out: int = 0, **flags: Any) -> tuple[Any, Notes]:
         notes = Notes()
 
-        def draw(prompts: Any, sampling: Any, seeds: Any) -> Drawn:
+        def draw(prompts: Any, sampling: Any, seeds: Any) -> Generation:
             notes.draws.extend(seeds)
             rollout = to_device(make_rollout([(prompt, RESPONSE) for prompt in prompts]))
-            return Drawn(rollout, -1.0 * rollout.response_mask, torch.zeros_like(rollout.finished))
+            return Generation(rollout, -1.0 * rollout.response_mask, torch.zeros_like(rollout.finished))
 
         def update(actor: Any, critic: Any, batch: PPOBatch, settings: Any, seed: int, *_: Any) -> dict[str, float]:
             notes.batches.append(batch)
@@ -170,10 +166,10 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
             actor.weight = 1.0
             return {"loss/policy": 0.0, "loss/value": 0.0}
 
-        monkeypatch.setattr("dschat.trainers.ppo.trainer.ppo_update", update)
-        for module in ("trainer", "evaluation"):
-            monkeypatch.setattr(f"dschat.trainers.ppo.{module}.rank", lambda: rank)
-            monkeypatch.setattr(f"dschat.trainers.ppo.{module}.world_size", lambda: world_size)
+        monkeypatch.setattr("dschat.trainers.ppo.ppo_update", update)
+        for module in ("loop", "evaluation"):
+            monkeypatch.setattr(f"dschat.trainers.{module}.rank", lambda: rank)
+            monkeypatch.setattr(f"dschat.trainers.{module}.world_size", lambda: world_size)
         sizes = {"per_device_generation_batch_size": 2, "generation_batches": 2, "per_device_training_batch_size": 4}
         sizes |= {"num_train_epochs": 2, "per_device_eval_batch_size": 2, "ppo_epochs": 2}
         config = ppo_config(tempfile.mkdtemp(dir=tmp_path), **(sizes | {"self_checks": False} | flags))
@@ -182,9 +178,12 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
         models = PPOModels(StandIn(-1.0), StandIn(-1.5), StandIn(0.0), reward, rollouts)
         prompts = [make_prompt([5] * (1 + i % 3), "", i, {"n": i}) for i in range(8 * world_size)]
         trainer = ppo_trainer_of(models, prompts, prompts[:held_out], tokenizer, config)
-        trainer.run.plan = config.plan_batches(world_size)
-        condition = trainer.condition
-        trainer.condition = lambda trajectory, epoch: (notes.epochs.append(epoch), condition(trajectory, epoch))[1]
+        trainer.run.plan = trainer.algorithm.plan = config.plan_batches(world_size)
+        condition = trainer.algorithm.condition
+        trainer.algorithm.condition = lambda trajectory, epoch: (
+            notes.epochs.append(epoch),
+            condition(trajectory, epoch),
+        )[1]
         return trainer, notes
 
     return make
@@ -193,12 +192,12 @@ def trainer_of(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, tmp_path: Any) -
 def test_every_response_is_drawn_with_a_seed_of_its_own(trainer_of: Any, monkeypatch: Any) -> None:
     """On each of two ranks: 4 iterations x 4 prompts, 6 of an evaluation, and in the self-check the same 2."""
     for name in ("check_rollout", "check_scalar"):
-        monkeypatch.setattr(f"dschat.trainers.ppo.trainer.{name}", lambda *_: None)
+        monkeypatch.setattr(f"dschat.trainers.ppo.{name}", lambda *_: None)
     seeds: list[int] = []
     for rank in (0, 1):
         for use, held_out, draws in (("fit", 0, 16), ("evaluate", 12, 6), ("self_check", 0, 2)):
             trainer, notes = trainer_of(rank, 2, held_out)
-            getattr(trainer, use)()
+            getattr(trainer.algorithm if use == "self_check" else trainer, use)()
             assert len(notes.draws) == draws, use
             seeds += notes.draws
             if use == "self_check":
@@ -265,9 +264,9 @@ def test_the_kl_coefficient_of_each_iteration(
 def test_the_moving_average_moves_once_in_every_iteration(trainer_of: Any) -> None:
     """The weight is 0 before the first of four iterations and 1 from then on; decay 0.992."""
     trainer, _ = trainer_of()
-    trainer.average = MovingAverage(trainer.models.actor)
+    trainer.algorithm.average = MovingAverage(trainer.algorithm.models.actor)
     trainer.fit()
-    assert float(trainer.average.parts["w"]) == near(1 - 0.992**4, UPDATE)
+    assert float(trainer.algorithm.average.parts["w"]) == near(1 - 0.992**4, UPDATE)
 
 
 def test_an_evaluation_is_the_mean_over_the_prompts(trainer_of: Any) -> None:
@@ -307,7 +306,7 @@ def supervised_run(folder: Any, seed: int) -> tuple[list[int], list[float]]:
     config = SFTConfig(seed=seed, self_checks=False, **(names | sizes))
     task, engine = Letters(), StandIn(0.0)
     run = run_of("sft", config)
-    SupervisedTrainer(engine, task, config, run, NotedSaves(), checkpoints_of(config, run)).fit()
+    supervised_loop_of(engine, task, config, run).fit()
     return task.seen, engine.losses
 
 
@@ -323,7 +322,7 @@ def test_the_updates_that_a_schedule_is_over(tmp_path: Any) -> None:
     """35 examples, three epochs. Rollouts of 8 on each of 2 ranks: 2 an epoch, of 2 updates by 2 PPO epochs each."""
     sizes = {"per_device_generation_batch_size": 8, "per_device_training_batch_size": 4}
     ppo = ppo_config(tmp_path, num_train_epochs=3, ppo_epochs=2, **sizes)
-    assert total_ppo_updates(35, ppo, ppo.plan_batches(2)) == 3 * 2 * 2 * 2
+    assert total_updates(35, ppo, ppo.plan_batches(2)) == 3 * 2 * 2 * 2
     names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
     sft = SFTConfig(per_device_train_batch_size=4, num_train_epochs=3, **names)
-    assert total_supervised_updates(35, sft, sft.plan_batches(2)) == 3 * 4
+    assert total_updates(35, sft, sft.plan_batches(2)) == 3 * 4

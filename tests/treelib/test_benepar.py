@@ -2,7 +2,6 @@
 """Parsing with benepar: a checkpoint trained on a toy grammar, on sentences that it has not seen."""
 
 import logging
-import math
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -14,11 +13,13 @@ import torch
 pytest.importorskip("benepar")
 pytest.importorskip("spacy")
 
+from constituent_treelib import benepar_backend as loading
 from constituent_treelib.benepar_backend import BeneparBackend
 from constituent_treelib.parsing import parse_texts
 from constituent_treelib.trees import is_sound
 from toy_grammar import ToySentence
 from toy_parser import SIZES, unseen_sentences
+from treelib_cases import check_trees
 
 pytestmark = pytest.mark.xdist_group("benepar")  # one process trains the model
 
@@ -108,15 +109,16 @@ def test_every_shape_of_tree(backend, unseen):
     """What the network would have to say for the grammar's own trees, chains (S (VP …)) among them."""
     from benepar.parse_base import CompressedParserOutput
 
-    from constituent_treelib.benepar_backend import _read
-
     parser = backend._parser
     printed = []
     for sentence in unseen:
         output = CompressedParserOutput.from_tree(sentence.tree, parser.label_vocab, parser.tag_vocab)
-        [words] = _read([sentence.text])
+        [words] = loading._read([sentence.text])
         expected = str(sentence.tree[0]).replace("(-LRB- ()", "(-LRB- -LRB-)").replace("(-RRB- ))", "(-RRB- -RRB-)")
-        printed.append(backend._tree(words, output).bracket_string(sentence.text))
+        tree = backend._tree(words, output)
+        inner = [(node, node.children) for node in tree.nodes() if node.children]
+        assert all((node.start, node.end) == (below[0].start, below[-1].end) for node, below in inner)
+        printed.append(tree.bracket_string(sentence.text))
         assert printed[-1] == " ".join(expected.split())
     assert sum("(S (VP (" in tree for tree in printed) > 3
     assert sum("-LRB-" in tree for tree in printed) > 3
@@ -150,25 +152,14 @@ def test_offsets(backend, text, words):
         assert pieces == words
 
 
-def test_inner_nodes_span_their_children(backend, unseen):
-    for tree in backend.parse([sentence.text for sentence in unseen[:20]]):
-        for node in tree.nodes():
-            if node.children:
-                assert (node.start, node.end) == (node.children[0].start, node.children[-1].end)
-
-
 def test_what_cannot_be_parsed_leaves_the_others_alone(backend):
     [alone] = backend.parse([FOX])
     too_long = "fox " * (LONGEST + 1)
+    assert backend.parse([]) == [] and backend.parse(["", " "]) == [None, None]
     trees = backend.parse(["", FOX, " \t\u3000", too_long, "a \ud800 b", FOX, "fox " * LONGEST])
     assert [tree is None for tree in trees] == [True, False, True, True, True, False, False]
     assert trees[1] == trees[5] == alone
     assert len(trees[6].leaves()) == LONGEST
-
-
-def test_nothing(backend):
-    assert backend.parse([]) == []
-    assert backend.parse(["", " "]) == [None, None]
 
 
 def test_a_sentence_that_fails(backend, unseen, monkeypatch, caplog):
@@ -232,31 +223,24 @@ def test_texts_with_a_fallback(backend):
     assert (counts.sentences, counts.parsed, counts.fell_back) == (4, 3, 1)
     assert counts.reasons == {"not parsed": 1}
     for text, found in zip(texts, trees, strict=True):
-        position = -math.inf
-        for leaf in (leaf for tree in found for leaf in tree.leaves()):
-            assert position <= leaf.start < leaf.end <= len(text)
-            position = leaf.end
+        check_trees(found, text)
     assert trees[2][1].bracket_string(texts[2]).startswith("(S ")
 
 
 def test_new_words_are_not_kept(backend):
-    from constituent_treelib.benepar_backend import _english
-
     backend.parse(["a fox"])
-    before = len(_english().vocab.strings)
+    before = len(loading._english().vocab.strings)
     backend.parse([f"fox{i} saw dog{i}" for i in range(50)])
-    assert len(_english().vocab.strings) == before
+    assert len(loading._english().vocab.strings) == before
 
 
 def test_brackets_without_end_are_not_read(backend, monkeypatch):
     """spaCy's tokenizer takes time with the square of their number."""
-    from constituent_treelib import benepar_backend
-
     seen = []
-    english = benepar_backend._english()
+    english = loading._english()
     monkeypatch.setattr(english, "tokenizer", lambda text, read=english.tokenizer: (seen.append(text), read(text))[1])
     assert backend.parse(["(" * 100_000, FOX]) == [None, *backend.parse([FOX])]
-    assert max(map(len, seen)) <= benepar_backend.MAX_CHARACTERS
+    assert max(map(len, seen)) <= loading.MAX_CHARACTERS
 
 
 def test_a_model_that_always_fails_says_so_once(backend, monkeypatch, caplog):

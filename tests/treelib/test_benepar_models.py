@@ -19,11 +19,10 @@ pytest.importorskip("spacy")
 
 import nltk.data
 
-from constituent_treelib import benepar_model as loading
-from constituent_treelib.backends import make_backend
+from constituent_treelib import benepar_backend as loading
 from constituent_treelib.benepar_backend import BeneparBackend
-from constituent_treelib.errors import TreelibError
-from constituent_treelib.trees import is_sound
+from constituent_treelib.parsing import make_backend
+from constituent_treelib.trees import TreelibError, is_sound
 from toy_parser import publish_pretrained, save
 
 pytestmark = pytest.mark.xdist_group("benepar")  # one process trains the model
@@ -57,13 +56,8 @@ def test_version_names_the_weights(benepar_model):
     digits = hashlib.sha256(benepar_model.read_bytes()).hexdigest()[:12]
     assert BeneparBackend(benepar_model).version == f"0.2.0 toy.pt {digits}"
     assert (BeneparBackend.name, BeneparBackend.unit) == ("benepar", "sentence")
-
-
-def test_by_name(benepar_model):
     backend = make_backend("benepar", str(benepar_model))
     assert isinstance(backend, BeneparBackend) and backend.version == BeneparBackend(benepar_model).version
-    with pytest.raises(TreelibError, match="there is no such file or folder"):
-        make_backend("benepar", "missing/model.pt")
 
 
 def test_loaded_once_until_the_file_changes(benepar_model, tmp_path):
@@ -96,11 +90,6 @@ def test_stays_on_the_cpu_where_a_gpu_is_visible(benepar_model, tmp_path, monkey
     assert backend.parse([FOX]) != [None]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_no_gpu(benepar_model):
-    assert "device cuda" in refusal(benepar_model, device="cuda")
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu(benepar_model):
@@ -109,8 +98,11 @@ def test_on_a_gpu(benepar_model):
     assert backend.parse([FOX]) == BeneparBackend(benepar_model).parse([FOX])
 
 
-def test_unknown_device(benepar_model):
-    assert "device nonsense" in refusal(benepar_model, device="nonsense")
+@pytest.mark.parametrize(
+    "device", [pytest.param("cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")), "none"]
+)
+def test_a_device_that_is_not_there(device, benepar_model):
+    assert f"device {device}" in refusal(benepar_model, device=device)
 
 
 def test_a_downloaded_name_is_found_where_nltk_keeps_its_data(published, tmp_path, monkeypatch):
@@ -179,14 +171,8 @@ def test_another_kind_of_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            lambda content: content["state_dict"].pop("f_label.0.weight"),
-            'Missing key(s) in state_dict: "f_label',
-        ),
-        (
-            lambda content: content["state_dict"].update(extra=torch.zeros(1)),
-            'Unexpected key(s) in state_dict: "ex',
-        ),
+        (lambda content: content["state_dict"].pop("f_label.0.weight"), 'Missing key(s) in state_dict: "f_label'),
+        (lambda content: content["state_dict"].update(extra=torch.zeros(1)), 'Unexpected key(s) in state_dict: "ex'),
         (lambda content: content["config"]["hparams"].pop("d_model"), "d_model"),
         (lambda content: content["config"].pop("label_vocab"), "label_vocab"),
         (lambda content: content["config"]["hparams"].update(d_model=32), "size mismatch"),

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from constituent_treelib import ConstituentTree, Tree, TreelibError
-from constituent_treelib.draw import arrange, draw_svg
+from constituent_treelib.trees import arrange, draw_svg
 from treelib_cases import TEXTS, flat_tree
 
 SENTENCE = "The fox (red) jumped over it."

@@ -1,17 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""link-grammar itself; skipped, by name, where it is not installed."""
+"""link-grammar, where it is installed; and its backend with a process that hangs, dies and talks nonsense."""
 
 import os
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from constituent_treelib import link_grammar
-from constituent_treelib.errors import TreelibError
-from constituent_treelib.link_grammar import LinkGrammarBackend
+from constituent_treelib.link_grammar import MAX_WORDS, LinkGrammarBackend, WorkerProcess, WorkerStartError, read_tree
 from constituent_treelib.parsing import parse_texts
+from constituent_treelib.trees import Tree, TreelibError
 from treelib_cases import SALAD, check_partition, check_trees
+
+# Answers with the words between blanks under one root; writes down what it is asked.
+STUB = """
+import json, os, sys, time
+print(json.dumps({"version": "stub"}), flush=True)
+for line in sys.stdin:
+    text = json.loads(line)
+    with open(sys.argv[1], "a") as asked:
+        asked.write(line)
+    if "hang" in text:
+        time.sleep(60)
+    if "die" in text:
+        os.abort()
+    if "leave" in text:
+        sys.exit()
+    if "half" in text:
+        print('{"words": [', end="", flush=True)
+        time.sleep(60)
+    words, place = [], 0
+    for word in text.split():
+        start = text.index(word, place)
+        place = start + len(word)
+        words.append([start, place])
+    answer = {"words": words, "tree": "(S " + " ".join(text.split()) + ")"}
+    answer = {"none": None, "list": [1], "number": 5, "odd": {"words": [["a", 1]], "tree": "(S a)"}}.get(text, answer)
+    print("what?" if text == "garbage" else json.dumps(answer), flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,39 +65,15 @@ def test_a_sentence(backend):
 def test_brackets_and_quotes(backend):
     text = "He said \"don't (ever) do that [please]\", didn't he?"
     (tree,) = backend.parse([text])
-    words = [
-        "He",
-        "said",
-        '"',
-        "don't",
-        "(",
-        "ever",
-        ")",
-        "do",
-        "that",
-        "[",
-        "please",
-        "]",
-        '"',
-        ",",
-        "didn't",
-        "he",
-        "?",
-    ]
+    words = "He said \" don't ( ever ) do that [ please ] \" , didn't he ?".split()
     assert [text[leaf.start : leaf.end] for leaf in tree.leaves()] == words
 
 
 def test_positions_are_characters(backend):
     text = "The café is nice, and the 😀 naïve 日本語 too."
     (tree,) = backend.parse([text])
-    words = [text[leaf.start : leaf.end] for leaf in tree.leaves()]
-    assert words == ["The", "café", "is", "nice", ",", "and", "the", "😀", "naïve", "日本語", "too", "."]
-
-
-def test_what_it_aborts_on_is_not_sent(backend):
-    before = backend._worker.pid
-    assert backend.parse(["", " ", "\0", "\0a", "a\0", SALAD]) == [None] * 6
-    assert backend._worker.pid == before
+    words = "The café is nice , and the 😀 naïve 日本語 too .".split()
+    assert [text[leaf.start : leaf.end] for leaf in tree.leaves()] == words
 
 
 def test_salad_and_one_second(backend):
@@ -80,15 +86,6 @@ def test_salad_and_one_second(backend):
     for found, text in zip(trees, texts, strict=True):
         check_trees(found, text)
         check_partition(found, text)
-
-
-def test_a_process_that_does_not_answer(backend):
-    stopped = LinkGrammarBackend(timeout=0.3)
-    before = stopped._worker.pid
-    os.kill(before, signal.SIGSTOP)
-    assert stopped.parse(["The dog ran."]) == [None]
-    assert stopped._worker.pid is None
-    stopped.close()
 
 
 def test_a_call_has_a_limited_time(monkeypatch, caplog):
@@ -105,11 +102,6 @@ def test_a_call_has_a_limited_time(monkeypatch, caplog):
     assert "link-grammar is out of time" in caplog.text and "of 10 sentences are left" in caplog.text
 
 
-def test_killed_from_outside(backend):
-    os.kill(backend._worker.pid, signal.SIGKILL)
-    assert backend.parse(["The dog ran.", "The dog ran."])[1] is not None
-
-
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_for_the_whole_run_leaves_it_to_its_work(sent, backend):
     """A launcher sends it to every process, and the one that asks still wants its answer."""
@@ -122,3 +114,197 @@ def test_a_signal_for_the_whole_run_leaves_it_to_its_work(sent, backend):
 def test_a_language_without_a_dictionary(backend):
     with pytest.raises(TreelibError, match="no dictionary of the language 'xx'.*apt-get install"):
         LinkGrammarBackend("xx")
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """The file of what the worker was asked."""
+    return tmp_path / "asked"
+
+
+@pytest.fixture
+def command(tmp_path, asked):
+    path = tmp_path / "stub.py"
+    path.write_text(STUB)
+    return [sys.executable, "-S", str(path), str(asked)]
+
+
+@pytest.fixture
+def stub(command):
+    made = LinkGrammarBackend(timeout=2.0, command=command)
+    yield made
+    made.close()
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_end(pid):
+    for _ in range(200):
+        if not is_alive(pid):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def labels(backend, units):
+    return [tree.label if tree else None for tree in backend.parse(units)]
+
+
+def test_trees(stub):
+    text = "a fox ran"
+    assert stub.parse([text]) == [Tree("S", 0, 9, (Tree("", 0, 1), Tree("", 2, 5), Tree("", 6, 9)))]
+    assert (stub.name, stub.version, stub.unit) == ("link-grammar", "stub", "sentence")
+
+
+@pytest.mark.parametrize("bad", ["hang", "die", "leave", "half", "garbage", "list", "number", "odd", "none"])
+def test_one_bad_sentence_costs_itself_only(stub, bad):
+    assert labels(stub, ["a b", bad, "c d", bad, "e"]) == ["S", None, "S", None, "S"]
+
+
+def test_a_sentence_that_takes_too_long_leaves_the_run_alive(stub):
+    start = time.monotonic()
+    trees, counts = parse_texts(["One fox. It can hang. Two dogs."], stub)
+    assert time.monotonic() - start < 30  # the worker would sleep 60
+    assert (counts.parsed, counts.fell_back, dict(counts.reasons)) == (2, 1, {"not parsed": 1})
+    assert [tree.bracket_string("One fox. It can hang. Two dogs.") for tree in trees[0]] == [
+        "(S One fox.)",
+        "(S (CLAUSE (CHUNK It) (CHUNK can hang) .))",
+        "(S Two dogs.)",
+    ]
+
+
+@pytest.mark.parametrize("end", ["hang", "kill", "close"])
+def test_a_process_that_ended_is_started_again(stub, end):
+    before = stub._worker.pid
+    if end == "hang":
+        stub.parse(["hang"])
+    elif end == "close":
+        stub.close()
+    else:
+        os.kill(before, signal.SIGKILL)
+    assert wait_for_end(before)
+    assert labels(stub, ["a", "b c"])[1] == "S" and stub._worker.pid != before
+
+
+def test_the_process_ends_with_the_backend(command):
+    backend = LinkGrammarBackend(command=command)
+    pid = backend._worker.pid
+    assert is_alive(pid)
+    del backend
+    assert wait_for_end(pid)
+
+
+@pytest.mark.parametrize("end", ["pass", "raise SystemExit(3)", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_the_process_ends_with_the_interpreter(command, end):
+    program = (
+        "import os, signal\nfrom constituent_treelib.link_grammar import LinkGrammarBackend\n"
+        f"backend = LinkGrammarBackend(command={command!r})\nprint(backend._worker.pid, flush=True)\n{end}\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.stderr == ""
+    assert wait_for_end(int(run.stdout))
+
+
+def test_a_fork_has_a_process_of_its_own(stub):
+    before = stub._worker.pid
+    try:
+        child = os.fork()
+    except OSError as error:
+        pytest.skip(f"this process has grown too large to be copied: {error}")
+    if child == 0:
+        status = 1
+        try:
+            own = stub._worker.pid is None and labels(stub, ["a"]) == ["S"] and stub._worker.pid != before
+            stub.close()
+            status = 0 if own else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert is_alive(before)
+    assert labels(stub, ["a"]) == ["S"]
+    assert stub._worker.pid == before
+
+
+def test_what_is_never_sent(stub, asked):
+    units = ["", " ", "\n", "\0", "\0a b", "a\0b", "\ud800", "w " * (MAX_WORDS + 1), "x" * 2000, "字" * 36]
+    assert labels(stub, units) == [None] * len(units)
+    assert not asked.exists()
+    assert labels(stub, ["w " * MAX_WORDS]) == ["S"]
+
+
+def test_many_sentences(stub, asked):
+    assert labels(stub, ["a b"] * 500) == ["S"] * 500
+    assert len(asked.read_text().splitlines()) == 500
+
+
+def test_it_cannot_be_started_any_more(stub, caplog):
+    """The rest of the call is not parsed; the next call tries again."""
+    command = stub._worker._command
+    stub._worker._command = ["/does/not/exist"]
+    assert labels(stub, ["a", "die", "b", "c"]) == ["S", None, None, None]
+    assert "does not run any more" in caplog.text
+    stub._worker._command = command
+    assert labels(stub, ["a"]) == ["S"]
+
+
+def test_no_such_program():
+    with pytest.raises(TreelibError, match="link-grammar does not run: its process could not be started"):
+        LinkGrammarBackend(command=["/does/not/exist"])
+
+
+def test_not_installed():
+    program = """import json; print(json.dumps({"error": "no library"}))"""
+    with pytest.raises(TreelibError, match=r"\(no library\): apt-get install .*, or use the backend chunker"):
+        LinkGrammarBackend(command=[sys.executable, "-c", program])
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_is_positive(timeout):
+    with pytest.raises(TreelibError, match="more than 0 seconds"):
+        LinkGrammarBackend(timeout=timeout)
+
+
+def test_a_process_that_says_nothing(monkeypatch):
+    monkeypatch.setattr("constituent_treelib.link_grammar.START_SECONDS", 0.2)
+    with pytest.raises(WorkerStartError, match="did not start: TimeoutError"):
+        WorkerProcess([sys.executable, "-c", "import time; time.sleep(60)"], 1).start()
+
+
+def test_any_json(tmp_path):
+    echo = "import sys\nprint(1, flush=True)\nfor line in sys.stdin: print(line, end='', flush=True)"
+    worker = WorkerProcess([sys.executable, "-c", echo], 5)
+    for value in ("é日😀\n\u2028", "x" * 300_000, [1, {"a": None}]):
+        assert worker.ask(value) == value
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("brackets", "words", "expected"),
+    [
+        ("(S (NP the fox.n) ran.v-d .)", 4, "(S (NP w (n w)) (v-d w) w)"),
+        ("(S a)(S b)", 2, "(S (S w) (S w))"),
+        ("(S (NP ) a)", 1, "(S w)"),
+        ("(S {(} b [c])", 3, None),
+        ("(S {{} b {}})", 3, "(S w w w)"),
+        ("(S a b)", 3, None),
+        ("(S a b c)", 2, None),
+        ("(S a (NP b)", 2, None),
+        ("S a)", 2, None),
+        ("", 0, None),
+        ("()", 0, None),
+    ],
+)
+def test_brackets_to_trees(brackets, words, expected):
+    text = "w " * words
+    tree = read_tree(brackets, [(2 * place, 2 * place + 1) for place in range(words)])
+    assert (tree.bracket_string(text) if tree else None) == expected
+
+
+def test_words_that_overlap():
+    assert read_tree("(S a b)", [(0, 2), (1, 3)]) is None

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many texts in one call: positions, backends that fail in every way, and a backend of one's own."""
+"""Many texts in one call: positions, backends that fail in every way or are one's own, and texts of every kind."""
+
+import random
 
 import pytest
 
+from constituent_treelib import TreelibError, make_backend
 from constituent_treelib.chunker import Chunker
 from constituent_treelib.parsing import chunk_text, parse_texts
-from constituent_treelib.trees import Tree
+from constituent_treelib.trees import Tree, is_sound
 from treelib_cases import TEXTS, check_partition, check_trees, flat_tree
 
 TEXT = "One fox. Two dogs!"
@@ -148,3 +151,55 @@ def test_every_text_through_a_backend_of_ones_own(text, unit):
     trees, _ = parse_texts([text], Own(letters, unit=unit))
     check_trees(trees[0], text)
     check_partition(trees[0], text)
+
+
+@pytest.fixture(scope="module", params=["chunker", "link-grammar", "tree-sitter"])
+def any_backend(request):
+    if request.param == "tree-sitter":
+        pytest.importorskip("tree_sitter_python")
+    try:
+        made = make_backend(request.param, timeout=2.0)
+    except TreelibError as error:
+        if request.param != "link-grammar":
+            raise
+        pytest.skip(f"link-grammar: {error}")
+    yield made
+    if request.param == "link-grammar":
+        made.close()
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_every_text(any_backend, text):
+    trees, counts = parse_texts([text, "A fox. " + text], any_backend)
+    assert counts.sentences == counts.parsed + counts.fell_back
+    assert bool(trees[0]) == bool(text.strip())
+    for found, whole in zip(trees, (text, "A fox. " + text), strict=True):
+        check_trees(found, whole)
+        check_partition(found, whole)
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_units_as_they_are(any_backend, text):
+    """`parse` itself takes any string, several sentences in one, too."""
+    (tree,) = any_backend.parse([text])
+    assert tree is None or is_sound(tree, len(text))
+
+
+def test_every_visible_character_is_in_a_word(any_backend):
+    if any_backend.name == "link-grammar":
+        pytest.skip("link-grammar leaves out characters without a width")
+    for text in TEXTS.values():
+        trees, _ = parse_texts([text], any_backend)
+        covered = {place for tree in trees[0] for leaf in tree.leaves() for place in range(leaf.start, leaf.end)}
+        assert all(place in covered or char.isspace() for place, char in enumerate(text))
+
+
+def test_shuffled_texts(any_backend):
+    rng = random.Random(0)
+    letters = [char for text in TEXTS.values() for char in text[:60]]
+    many = 20 if any_backend.name == "link-grammar" else 300
+    texts = ["".join(rng.choices(letters, k=rng.randint(1, 40))) for _ in range(many)]
+    trees, _ = parse_texts(texts, any_backend)
+    for found, text in zip(trees, texts, strict=True):
+        check_trees(found, text)
+        check_partition(found, text)

@@ -3,6 +3,7 @@
 
 import ast
 import random
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -95,11 +96,13 @@ def test_the_tree_of_the_grammar(backend):
     )
 
 
+def line_starts(text):
+    return [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+
+
 def statement_starts(text):
     """Where Python's own parser sees statements begin, in characters."""
-    lines = [0]
-    for line in text.splitlines(keepends=True):
-        lines.append(lines[-1] + len(line))
+    lines = line_starts(text)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.stmt):
             line = text[lines[node.lineno - 1] : lines[node.lineno]]
@@ -109,9 +112,7 @@ def statement_starts(text):
 def small_expressions(text, spans, cutoff):
     """Expressions of at least two and fewer than `cutoff` tokens, as (first, end) in tokens; not in f-strings, whose
     parts have no positions of their own."""
-    lines = [0]
-    for line in text.splitlines(keepends=True):
-        lines.append(lines[-1] + len(line))
+    lines = line_starts(text)
     first_of = {end - len(text[start:end].lstrip()): number for number, (start, end) in enumerate(spans)}
     end_of = {end: number + 1 for number, (_, end) in enumerate(spans)}
     waiting = [ast.parse(text)]

@@ -17,13 +17,6 @@ from constituent_treelib import TreelibError, make_backend
 FOLDER = Path(constituent_treelib.__file__).resolve().parents[1]
 
 
-def run(*command, cwd, **environment):
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
-    return subprocess.run(
-        list(map(str, command)), cwd=cwd, env=variables | environment, capture_output=True, text=True, timeout=120
-    )
-
-
 def test_importing_loads_the_standard_library_only():
     program = (
         f"import sys\nsys.path.insert(0, {str(FOLDER)!r})\n"
@@ -32,7 +25,9 @@ def test_importing_loads_the_standard_library_only():
         "names = {name.partition('.')[0] for name in sys.modules}\n"
         "print(sorted(names - set(sys.stdlib_module_names)))\n"
     )
-    done = run(sys.executable, "-S", "-c", program, cwd="/")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [sys.executable, "-S", "-c", program]
+    done = subprocess.run(command, cwd="/", env=variables, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("['__main__', 'constituent_treelib']\n", "")
 
 
@@ -43,9 +38,8 @@ def test_everything_it_names_is_there():
 
 @pytest.mark.parametrize("name", ["", "spacy", "Chunker", "link_grammar"])
 def test_an_unknown_backend(name):
-    with pytest.raises(TreelibError) as caught:
+    with pytest.raises(TreelibError, match="there are benepar, link-grammar, chunker, tree-sitter"):
         make_backend(name)
-    assert str(caught.value) == f"there is no backend {name!r}; there are benepar, link-grammar, chunker, tree-sitter."
 
 
 def test_the_chunker_has_no_models():
@@ -56,18 +50,15 @@ def test_the_chunker_has_no_models():
 
 def test_without_tree_sitter(monkeypatch):
     monkeypatch.setitem(sys.modules, "tree_sitter", None)
-    with pytest.raises(TreelibError) as caught:
+    with pytest.raises(TreelibError, match="pip install tree-sitter tree-sitter-python, or use the backend chunker"):
         make_backend("tree-sitter")
-    assert "pip install tree-sitter tree-sitter-python, or use the backend chunker." in str(caught.value)
 
 
 @pytest.mark.parametrize("model", ["klingon", "c_sharp_7", "c-sharp-7"])
 def test_a_language_without_a_grammar(model):
     pytest.importorskip("tree_sitter")
-    with pytest.raises(TreelibError) as caught:
+    with pytest.raises(TreelibError, match=f"no grammar .* pip install tree-sitter-{model.replace('_', '-')}, "):
         make_backend("tree-sitter", model=model)
-    assert "has no grammar of the language" in str(caught.value)
-    assert f"pip install tree-sitter-{model.replace('_', '-')}, " in str(caught.value)
 
 
 @pytest.mark.parametrize("model", ["../python", "os; ls", "", "7"])

@@ -66,7 +66,7 @@ def parse() -> argparse.Namespace:
 
 
 def measure_limits(device: str) -> dict[str, float]:
-    """Bytes per second of memory, and operations per second of matrices in the number format of training."""
+    """Bytes per second of memory, and operations per second of matrices in the dtype of training."""
     import torch
 
     large, side = (2**31, 8192) if device == "cuda" else (2**26, 512)

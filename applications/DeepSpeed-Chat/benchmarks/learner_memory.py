@@ -32,9 +32,8 @@ from machine import machine
 from model_memory import EVERY, MMAP_THRESHOLD, C, own_bytes
 
 from dschat.config.common import CommonConfig
-from dschat.config.dpo import DPOConfig
 from dschat.config.ppo import PPOConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import DPOConfig, SFTConfig
 from dschat.data.synthetic import make_rows, row_texts, write_corpus
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel

@@ -32,19 +32,18 @@ from machine import machine
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from dschat.config.batches import plan_batches
-from dschat.engine.adapters_off import AdaptersOff
 from dschat.engine.deepspeed_config import EngineSettings
-from dschat.engine.engine import Engine, OptimizerSettings, frozen_engine, train_engine
+from dschat.engine.engine import AdaptersOff, Engine, OptimizerSettings, frozen_engine, train_engine
 from dschat.engine.process_group import process_group
-from dschat.engine.sharded_loading import placement_of
+from dschat.engine.zero3 import placement_of
 from dschat.models.load import load_causal_lm
 from dschat.models.lora import add_lora
-from dschat.models.placement import Opening
+from dschat.models.opening import Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
 from dschat.models.tiny import train_tokenizer
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, world_size
-from dschat.trainers.ppo.moving_average import MovingAverage
+from dschat.trainers.ppo_models import MovingAverage
 
 EVERY = 0.002  # seconds between two looks
 GB = 1e9  # bytes

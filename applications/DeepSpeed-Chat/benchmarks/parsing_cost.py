@@ -27,7 +27,7 @@ from machine import machine
 
 from constituent_treelib import TreelibError, make_backend
 from constituent_treelib.parsing import Backend
-from dschat.conditions.parsing.condition import ParsingCondition
+from dschat.conditions.parsing import ParsingCondition
 from dschat.models.tiny import train_tokenizer
 
 PARSERS = ("chunker", "tree-sitter", "link-grammar", "benepar")

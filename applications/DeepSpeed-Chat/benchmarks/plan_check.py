@@ -24,29 +24,28 @@ from functools import partial
 from typing import Any
 
 import torch
+from dschat.trainers.ppo.late_credit import LateCredit
 from machine import machine
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaForSequenceClassification
 
 from dschat.config.ppo import PPOConfig
 from dschat.engine.deepspeed_config import EngineSettings
-from dschat.engine.process_group import choose_dtype, process_group
+from dschat.engine.process_group import process_group, training_dtype
 from dschat.models.engines import TrainedPolicy
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
-from dschat.plan.machine import Machine
-from dschat.plan.phases import Phase
+from dschat.plan.phases import Machine, Phase
 from dschat.plan.plan import make_plan
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Rollout
-from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
-from dschat.trainers.ppo.credit import assign_credit
-from dschat.trainers.ppo.late_credit import LateCredit, PendingBatch
-from dschat.trainers.ppo.models import PPOModels
-from dschat.trainers.ppo.update import UpdateSettings, ppo_update
+from dschat.trainers.credit import assign_credit
+from dschat.trainers.ppo_models import PPOModels
+from dschat.trainers.ppo_update import PendingBatch, UpdateSettings, ppo_update
 
 MB = 1e6  # bytes
 SHAPES = {"S": (2048, 128, 4), "M": (32_000, 256, 6)}  # vocabulary, width, layers
@@ -203,7 +202,7 @@ def make_models(case: Case) -> PPOModels:
     """Random Gemmas under DeepSpeed."""
     from dschat.engine.engine import OptimizerSettings, frozen_engine, train_engine  # only processes of their own
 
-    config, flags, dtype = case.gemma(), case.flags(), choose_dtype(case.dtype)
+    config, flags, dtype = case.gemma(), case.flags(), training_dtype(case.dtype)
     torch.manual_seed(0)
     frozen = EngineSettings(dtype, flags.plan_batches(1))
     trained = EngineSettings(dtype, flags.plan_batches(1), gradient_checkpointing=case.checkpointing)
@@ -215,7 +214,7 @@ def make_models(case: Case) -> PPOModels:
         reward=RewardModelScores(
             frozen_engine(ScalarModel(GemmaForSequenceClassification(config).to(dtype)), frozen), case.rows
         ),
-        rollouts=CompactingEngine(case.rows),
+        rollouts=ContinuousEngine(case.rows),
     )
 
 
@@ -236,7 +235,7 @@ def sample(case: Case, actor: TrainedPolicy, rollout: Rollout) -> None:
     actor.eval()
     prompts = rollout.input_ids[:, : case.prompt].tolist()
     sampling = Sampling(case.response, end_ids=(case.vocabulary,), pad_id=0)
-    with CompactingEngine(case.rows).session(actor) as draw:
+    with ContinuousEngine(case.rows).session(actor) as draw:
         draw(prompts, sampling, range(len(prompts)))
 
 

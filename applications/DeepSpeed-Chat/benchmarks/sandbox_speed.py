@@ -12,7 +12,7 @@ import time
 from machine import machine
 
 from dschat.scoring.programs.levels import weakness
-from dschat.scoring.programs.pool import ProgramPool
+from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.sandbox import LEVELS, Level
 
 

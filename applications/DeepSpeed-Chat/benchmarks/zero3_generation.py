@@ -2,7 +2,7 @@
 """How much longer does generation take when ZeRO-3 keeps the weights in parts?
 
 A random Gemma stands under the trainer's own engine, once at ZeRO 0 and once at ZeRO 3. Each repeat gathers the
-weights (``engine.gathered()``), draws with the compacting engine and puts the weights back; the time of all three is
+weights (``engine.gathered()``), draws by continuous batching and puts the weights back; the time of all three is
 measured, and the slowest process counts. The stages take turns, so that other load on the machine meets both; the
 ratio is that of the medians. Each process draws its own batch greedily, and no token ends a response.
 
@@ -24,7 +24,7 @@ from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import Engine, OptimizerSettings, train_engine
 from dschat.engine.process_group import process_group
 from dschat.models.policy import PolicyModel
-from dschat.rollouts.compacting import CompactingEngine
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import barrier, device, gather_objects, is_main, world_size
 
@@ -99,7 +99,7 @@ def generation_time(engine: Engine, prompts: list[list[int]], settings: argparse
     sampling = Sampling(settings.response, end_ids=(no_end,), pad_id=0, temperature=0.0)
     barrier()
     start = time.perf_counter()
-    with CompactingEngine(settings.batch_size).session(engine) as draw:
+    with ContinuousEngine(settings.batch_size).session(engine) as draw:
         draw(prompts, sampling, range(settings.batch_size))
     if torch.cuda.is_available():
         torch.cuda.synchronize()

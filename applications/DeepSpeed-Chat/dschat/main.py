@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from dschat.common.lock import close_all
+from dschat.common.progress import LinesAboveBars
 from dschat.config.common import CommonConfig
 from dschat.config.parse import parse
 from dschat.errors import UserError
-from dschat.run.terminal import LinesAboveBars
 
 if TYPE_CHECKING:
     from dschat.run.output import RunOutput

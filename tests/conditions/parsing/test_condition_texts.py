@@ -5,9 +5,9 @@ from itertools import accumulate
 
 import pytest
 
-from constituent_treelib.backends import NAMES, make_backend
-from constituent_treelib.errors import TreelibError
-from dschat.conditions.parsing.condition import ParsingCondition
+from constituent_treelib.parsing import NAMES, make_backend
+from constituent_treelib.trees import TreelibError
+from dschat.conditions.parsing import ParsingCondition
 from tokenizer_families import FAMILIES, TEXTS, unknown_decoder, word_piece
 from treelib_cases import flat_tree
 

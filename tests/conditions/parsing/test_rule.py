@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule that turns trees into macro actions, on examples worked out by hand."""
+"""The rule that turns trees into macro actions: on examples worked out by hand, and on anything.
 
+For any ids of any kind of tokenizer, any words with gaps, any trees and any C: macro actions are a partition of the
+tokens, no cut stands inside a character, and they are what the rule says, read word for word.
+"""
+
+import random
 import re
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
 
-from dschat.conditions.parsing.rule import anchor, macro_action_lengths
+from dschat.conditions.parsing import anchor, macro_action_lengths
+from dschat.conditions.token_text import TokenReader
+from tokenizer_families import FAMILIES, TEXTS, Family, unknown_decoder, word_piece
 
 
 @dataclass(frozen=True)
@@ -100,3 +108,186 @@ def test_a_tree_of_any_depth():
 )
 def test_anchor(text, span, expected):
     assert anchor(text, *span) == expected
+
+
+@dataclass(frozen=True)
+class Case:
+    """A response and trees for it."""
+
+    ids: list[int]
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    sentences: list[Node]
+    trailing: int
+    cutoff: int
+
+
+def random_ids(family: Family, chance: random.Random) -> list[int]:
+    """Any ids; texts; texts with other ids among them; characters torn apart."""
+    kind = chance.randrange(4)
+    everything = list(family.content)
+    if kind == 0:
+        return chance.choices(everything, k=chance.randrange(25))
+    ids = [
+        token
+        for text in chance.choices(TEXTS, k=chance.randrange(1, 3))
+        for token in family.tokenizer.encode(text, add_special_tokens=False)
+    ]
+    if kind == 2:
+        for _ in range(chance.randrange(1, 6)):
+            ids.insert(chance.randrange(len(ids) + 1), chance.choice(everything))
+    if kind == 3:
+        ids = [token for token in ids if chance.random() < 0.7]
+    return ids[: chance.randrange(1, 40)]
+
+
+def random_sentences(length: int, chance: random.Random) -> list[Node]:
+    """Trees over words that are any stretches of the text, in order; or no tree."""
+    count = chance.randrange(min(length, 12) + 1)
+    bounds = sorted(chance.sample(range(length + 1), min(2 * count, length + 1)))
+    words = [Node(start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=False)]
+    if words and chance.random() < 0.5:  # words without gaps
+        words = [Node(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    sentences = []
+    while words:
+        size = chance.randrange(1, len(words) + 1)
+        sentences.append(random_tree(words[:size], chance))
+        words = words[size:]
+    return sentences
+
+
+def random_tree(words: list[Node], chance: random.Random) -> Node:
+    """Any tree over words: flat, deep, with chains of single children."""
+    if len(words) == 1 and chance.random() < 0.6:
+        return words[0]
+    inner = sorted(chance.sample(range(1, len(words)), chance.randrange(len(words))))
+    bounds = [0, *inner, len(words)]
+    parts = [words[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    if len(parts) == 1:
+        children = tuple(words) if len(words) > 1 else (random_tree(words, chance),)
+    else:
+        children = tuple(random_tree(part, chance) for part in parts)
+    return Node(words[0].start, words[-1].end, children)
+
+
+def random_case(family: Family, read: TokenReader, chance: random.Random) -> Case:
+    ids = random_ids(family, chance)
+    text = read(ids)
+    sentences = random_sentences(len(text.text), chance)
+    return Case(ids, text.text, text.spans, sentences, chance.randrange(3), chance.randrange(1, 12))
+
+
+def words_of(node: Node) -> list[Node]:
+    return [word for child in node.children for word in words_of(child)] if node.children else [node]
+
+
+def owners(case: Case) -> list[int]:
+    """Per token the number of its word. A token that goes on with a character belongs where the one before does."""
+    words = [word for sentence in case.sentences for word in words_of(sentence)]
+    found: list[int] = []
+    for number, (start, end) in enumerate(case.spans):
+        if number and start < case.spans[number - 1][1]:
+            found.append(found[-1])
+            continue
+        anchor = next((i for i in range(start, end) if not case.text[i].isspace()), end)
+        found.append(next((i for i, word in enumerate(words) if word.end > anchor), len(words) - 1))
+    return found
+
+
+def cuts_of(case: Case) -> list[int]:
+    """The rule as it is written down, recursion and all."""
+    n = len(case.spans)
+    cuts = {0, n, n + case.trailing}
+    owner = owners(case)
+    base = first = 0
+    for sentence in case.sentences:
+        count = len(words_of(sentence))
+        numbers = {id(word): first + i for i, word in enumerate(words_of(sentence))}
+        ends: list[int] = []
+        pos = 0
+
+        def tokens(x, numbers=numbers):
+            return sum(owner.count(numbers[id(word)]) for word in words_of(x))
+
+        def visit(x, ends=ends, tokens=tokens):
+            nonlocal pos
+            if len(words_of(x)) == 1:
+                pos += tokens(x)
+                if not ends:
+                    ends.append(pos)
+                else:
+                    ends[-1] = pos
+            elif tokens(x) < case.cutoff:
+                pos += tokens(x)
+                ends.append(pos)
+            else:
+                for child in x.children:
+                    visit(child)
+
+        visit(sentence)
+        cuts |= {base, base + tokens(sentence), *(base + end for end in ends)}
+        base += tokens(sentence)
+        first += count
+    return sorted(cuts)
+
+
+def inside_a_character(content: bytes, position: int) -> bool:
+    """Whether a text says something else in two parts than as a whole."""
+    parts = [part.decode("utf-8", errors="replace") for part in (content[:position], content[position:])]
+    return "".join(parts) != content.decode("utf-8", errors="replace")
+
+
+def check(family: Family, case: Case, characters: bool) -> None:
+    lengths = macro_action_lengths(case.sentences, case.text, case.spans, case.trailing, case.cutoff)
+    assert all(length > 0 for length in lengths)
+    cuts = [0, *accumulate(lengths)]
+    assert cuts[-1] == len(case.ids) + case.trailing
+    content = family.bytes_of(case.ids)
+    for cut in cuts if characters else ():
+        assert not inside_a_character(content, len(family.bytes_of(case.ids[:cut])))
+    assert cuts == (cuts_of(case) if case.ids or case.trailing else [0])
+
+
+def run(name: str, family: Family, count: int, characters: bool = True) -> None:
+    read = TokenReader(family.tokenizer)
+    for seed in range(count):
+        case = random_case(family, read, random.Random(f"{name} {seed}"))
+        try:
+            check(family, case, characters)
+        except AssertionError as error:
+            raise AssertionError(f"{name}, seed {seed}: {case}") from error
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "unknown decoder"])
+def test_partition(name):
+    run(name, FAMILIES.get(name, unknown_decoder)(), 500)
+
+
+def test_partition_of_word_pieces():
+    """What a piece stands for depends on the piece before it; every piece holds whole characters."""
+    run("word pieces", word_piece(), 500, characters=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_partition_many_times(name):
+    run(name + ", many", FAMILIES[name](), 10_000)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_characters_of_a_token(name):
+    """Text and spans, found by decoding every beginning of the bytes."""
+    family = FAMILIES[name]()
+    read = TokenReader(family.tokenizer)
+    for seed in range(300):
+        ids = random_ids(family, random.Random(seed))
+        content, found = family.bytes_of(ids), read(ids)
+        assert found.text == content.decode("utf-8", errors="replace")
+        borders = [i for i in range(len(content) + 1) if not inside_a_character(content, i)]
+        first = 0
+        for token, span in zip(ids, found.spans, strict=True):
+            last = first + len(family.content[token])
+            start = sum(border <= first for border in borders) - 1
+            end = sum(border < last for border in borders)
+            assert span == (start, end), (seed, token)
+            first = last

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from dschat.conditions.parsing.token_text import TokenReader
+from dschat.conditions.token_text import TokenReader
 from tokenizer_families import ADDED, FAMILIES, TEXTS, TURN, byte_fallback, byte_level, unknown_decoder, word_piece
 
 PAD, BOS, EOS = 0, 1, 2

@@ -4,18 +4,17 @@
 import json
 import math
 import random
-import subprocess
 import sys
 from itertools import combinations
 from statistics import fmean
 
 import pytest
 
-from cli_runs import ROOT, write_jsonl
+from cli_runs import ROOT, message_of, run_command, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.best_of.estimator import best_of_first, expected_best
-from dschat.evaluation.best_of.read import read_sweep
-from dschat.evaluation.best_of.report import best_of_n, best_of_report
+from dschat.evaluation.best_of import best_of_first, best_of_n, expected_best, read_sweep
+from dschat.evaluation.report import plots
+from dschat.evaluation.report.build import best_of_report
 
 TWO_PROMPTS = {0.5: [[1.0, 4.0, 2.0, 3.0], [0.0, -1.0, 6.0, 2.0]], 0.0: [[2.0], [5.0]]}
 
@@ -79,11 +78,10 @@ def test_a_report_on_several_models(file, tmp_path):
     other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: 2 * [[1.0, 2.0, 0.0, 0.0]]}))
     text = best_of_report([file, other], [2, 4], tmp_path / "out")
     rows = json.loads((tmp_path / "out" / "report.json").read_text())["rows"]
-    assert {(row["model"], row["temperature"], row["n"]) for row in rows} == {
-        *(("ours-v1.5", 0.5, n) for n in (1, 2, 4)),
-        ("ours-v1.5", 0.0, 1),
-        *(("theirs", 1.0, n) for n in (1, 2, 4)),
+    several = {
+        (model, temperature, n) for model, temperature in (("ours-v1.5", 0.5), ("theirs", 1.0)) for n in (1, 2, 4)
     }
+    assert {(row["model"], row["temperature"], row["n"]) for row in rows} == several | {("ours-v1.5", 0.0, 1)}
     (alone,) = [row for row in rows if row["model"] == "theirs" and row["n"] == 4]
     assert alone["first"] == {"value": 2.0, "low": 2.0, "high": 2.0}, "both prompts have the same"
     assert text == (tmp_path / "out" / "report.md").read_text() and "| theirs" in text and "5.000 [-7.706, " in text
@@ -93,22 +91,17 @@ def test_a_report_on_several_models(file, tmp_path):
     best_of_report([file, other], None, tmp_path / "usual")
     rows = json.loads((tmp_path / "usual" / "report.json").read_text())["rows"]
     assert {row["n"] for row in rows} == {1, 4}, "of the published numbers those that were drawn"
-
-
-def test_other_prompts_are_no_comparison(file, tmp_path):
     other = write_jsonl(tmp_path / "theirs.jsonl", rows_of({1.0: [[1.0, 2.0, 0.0, 0.0]]}))
     with pytest.raises(UserError, match="theirs.jsonl holds other prompts than .*ours"):
         best_of_report([file, other], [2], tmp_path / "out")
 
 
 def test_curves_show_the_mean_over_all_subsets(file, monkeypatch):
-    from dschat.evaluation.best_of import plot
-
     lines = {}
-    monkeypatch.setattr(plot, "interval_line", lambda ax, places, means, label, *_: lines.update({label: means}))
+    monkeypatch.setattr(plots, "interval_line", lambda ax, places, means, label, *_: lines.update({label: means}))
     found = best_of_n(read_sweep(file, "ours"), [2, 4])
-    monkeypatch.setattr(plot, "plain_legend", lambda ax: None)
-    assert plot.draw_best_of(found) == plot.draw_best_of(found)
+    monkeypatch.setattr(plots, "plain_legend", lambda ax: None)
+    assert plots.draw_best_of(found) == plots.draw_best_of(found)
     assert [each.value for each in lines["temperature 0.5"]] == pytest.approx([2.125, 3.5, 5.0])
     assert [each.value for each in lines["ours"]] == pytest.approx([3.5, 2.125]), "a single response, by temperature"
 
@@ -133,12 +126,9 @@ def test_other_files_are_refused(change, message, tmp_path):
 
 def test_the_report_script(file, tmp_path):
     def report(*words):
-        command = [sys.executable, str(ROOT / "evaluation" / "report.py"), *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True)
+        command = [sys.executable, ROOT / "evaluation" / "report.py", file, "--output", tmp_path / "out", *words]
+        return run_command(command)
 
-    done = report(file, "--output", tmp_path / "out", "--best-of", 2, 4)
-    assert done.returncode == 0 and "N = 4" in done.stdout and "report.png" in done.stdout, done.stderr
-    scores = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "r", "reward": 1}])
-    done = report(file, scores, "--output", tmp_path / "out")
-    assert done.returncode == 2 and "a report of its own" in done.stderr
-    assert "--best-of 0: must be at least 1" in report(file, "--output", "o", "--best-of", 0).stderr
+    done = report("--best-of", 2, 4).expect(0)
+    assert "N = 4" in done.stdout and "report.png" in done.stdout
+    message_of(report("--best-of", 0), "--best-of 0: must be at least 1")

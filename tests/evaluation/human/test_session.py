@@ -1,18 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session of a rater and the file of votes."""
+"""What a rater sees: sides, text, guidelines; the session, the file of votes, and the answers to the browser."""
 
-import json
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cli_runs import write_jsonl
+from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.human.screens import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens
-from dschat.evaluation.human.vote_file import VoteFile
-from dschat.evaluation.pairs.comparisons import comparison_of
-from human_runs import make_study, places, votes
+from dschat.evaluation.human import VoteFile, guidelines, items_for, rater_name
+from dschat.evaluation.human_page import NAME_NEEDED, NOT_COUNTED, NOT_UNDONE, UNDONE, Screens, escaped
+from dschat.evaluation.pairs import comparison_of, read_pairs
+from human_runs import make_study, places, votes, write_responses
+
+
+def items_of(first, second, rater="anna", seed=42):
+    return items_for(read_pairs(first, "-a", second, "-b"), rater, seed)
+
+
+def sides(folder, count, rater, seed=42):
+    return "".join(item.first for item in items_of(*write_responses(folder, count), rater, seed))
+
+
+@pytest.mark.parametrize(
+    ("seed", "rater", "expected"),
+    [(42, "anna", "ABBAAABB"), (42, "Anna", "ABBAAABB"), (42, "ben", "BBBAAAAB"), (43, "anna", "BAAABABB")],
+)
+def test_sides_follow_from_seed_rater_and_texts(tmp_path, seed, rater, expected):
+    """Worked out with sha256sum; they must not change, or a study begun before would change its sides."""
+    assert sides(tmp_path, 8, rater, seed) == expected
+
+
+def test_sides_are_balanced_for_every_rater(tmp_path):
+    for rater in ("anna", "ben", "eva"):
+        assert Counter(sides(tmp_path, 50, rater)) == {"A": 25, "B": 25}
+        assert sorted(Counter(sides(tmp_path, 7, rater)).values()) == [3, 4]
+    assert sides(tmp_path, 50, "anna") != sides(tmp_path, 50, "ben")
+    odd = {sides(tmp_path, 1, f"rater {i}") for i in range(40)}
+    assert odd == {"A", "B"}, "of an odd number the odd one is not always the same model's"
+
+
+def test_sides_do_not_hang_on_the_order_of_the_files(tmp_path):
+    first, second = write_responses(tmp_path, 20)
+    turned = write_jsonl(tmp_path / "turned.jsonl", read_jsonl(first)[::-1])
+    before, after = ({item.pair.prompt: item.first for item in items_of(file, second)} for file in (first, turned))
+    assert before == after and list(before) == list(reversed(after))
+
+
+def test_a_choice_is_turned_into_a_verdict_on_the_models(tmp_path):
+    for item in items_of(*write_responses(tmp_path, 8)):
+        shown = item.responses
+        assert sorted(shown) == [f"bad {item.pair.prompt[-1]}", f"good {item.pair.prompt[-1]}"]
+        assert item.verdict("1") == ("A" if shown[0].startswith("good") else "B")
+        assert item.verdict("2") == ("A" if shown[1].startswith("good") else "B")
+        assert (item.verdict("3"), item.verdict("4")) == ("tie", "skip")
+
+
+def test_a_pair_of_the_same_texts_is_asked_once(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", [{"prompt": prompt, "response": "r"} for prompt in "pqp"])
+    assert [item.pair.prompt for item in items_of(file, file)] == ["p", "q"]
+
+
+def test_html_holds_no_character_that_a_template_or_a_browser_could_obey():
+    text = "<b>&\"'`${x}{{y}}@children\\"
+    html = "&#60;b&#62;&#38;&#34;&#39;&#96;&#36;&#123;x&#125;&#123;&#123;y&#125;&#125;&#64;children&#92;"
+    assert escaped(text) == html
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 61, "a\x1b[2J", "a\u202eb"])
+def test_a_rater_needs_a_name(name):
+    with pytest.raises(UserError, match="--rater"):
+        rater_name(name)
+    assert rater_name("  Anna   Ö. ") == "Anna Ö."
+
+
+def test_guidelines_are_of_the_data_set():
+    def words(dataset):
+        return " ".join(text for point in guidelines(dataset) for text in point)
+
+    for dataset, criteria in {
+        "summarize": ("relevance", "coherence", "consistency", "fluency"),
+        "hh-rlhf": ("helpful",),
+        "webgpt": ("accuracy", "coherence", "usefulness"),
+    }.items():
+        assert all(word in words(dataset) for word in criteria)
+        assert len(words(dataset)) > len(words(""))
+    assert words("a-name-of-ones-own") == words("")
+
+
+def test_the_terminal_needs_no_gradio_and_no_torch():
+    modules = "{'gradio', 'torch', 'transformers', 'datasets'}"
+    program = f"import sys, dschat.evaluation.human; assert not {modules} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+# The session
 
 
 def vote_all(session, choices):
@@ -27,17 +111,10 @@ def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path, monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: 112.34)
     assert session.vote(item.pair.id, "1", " clear, and \n short ")
     row = votes(tmp_path)[0]
-    assert row == {
-        "id": item.pair.id,
-        "prompt": "prompt 0",
-        "response_a": "good 0",
-        "response_b": "bad 0",
-        "verdict": "A" if item.responses[0] == "good 0" else "B",
-        "kind": "human",
-        "rater": "Anna",
-        "model_a": "kestrel",
-        "model_b": "osprey",
-        "dataset": "",
+    texts = {"id": item.pair.id, "prompt": "prompt 0", "response_a": "good 0", "response_b": "bad 0"}
+    verdict = {"verdict": "A" if item.responses[0] == "good 0" else "B", "kind": "human", "rater": "Anna"}
+    models = {"model_a": "kestrel", "model_b": "osprey", "dataset": ""}
+    assert row == texts | verdict | models | {
         "first": item.first,
         "comment": "clear, and \n short",
         "seconds": 12.3,
@@ -47,6 +124,8 @@ def test_a_vote_becomes_a_row_that_the_report_reads(tmp_path, monkeypatch):
 
 
 def test_items_come_in_order_until_all_have_a_vote(tmp_path):
+    """An empty file holds no votes, and nothing is left beside the full one."""
+    (tmp_path / "votes.jsonl").touch()
     session = make_study(tmp_path, 3).session("anna")
     assert (session.view().voted, session.view().total, session.view().last) == (0, 3, None)
     vote_all(session, "134")
@@ -54,6 +133,8 @@ def test_items_come_in_order_until_all_have_a_vote(tmp_path):
     assert [row["verdict"] for row in votes(tmp_path)][1:] == ["tie", "skip"]
     view = session.view()
     assert (view.item, view.voted, view.last) == (None, 3, votes(tmp_path)[2]["id"])
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"kestrel-sampled.jsonl", "osprey-sampled.jsonl", "votes.jsonl"}
 
 
 def test_a_new_session_goes_on_and_case_does_not_make_another_rater(tmp_path):
@@ -106,16 +187,10 @@ def test_undo_takes_back_the_vote_that_the_rater_means(tmp_path):
     assert session.undo(first).prompt == "prompt 0"
     assert votes(tmp_path) == [] and session.view().last is None
     assert session.undo(first) is None
-    vote_all(make_study(tmp_path, 3).session("anna"), "1")
-    assert len(votes(tmp_path)) == 1
-
-
-def test_what_was_taken_back_is_shown_again_even_if_others_are_open_before_it(tmp_path):
-    study = make_study(tmp_path, 3)
-    session, last = study.session("anna"), study.pairs[2].id
+    last = session.study.pairs[2].id  # is shown again even if others are open before it
     session.vote(last, "1")
-    taken = session.undo(last)
-    assert session.view(taken.id).item.pair.prompt == "prompt 2"
+    assert len(votes(tmp_path)) == 1
+    assert session.view(session.undo(last).id).item.pair.prompt == "prompt 2"
     assert session.view().item.pair.prompt == "prompt 0"
 
 
@@ -167,26 +242,15 @@ def test_a_place_that_cannot_be_written_is_named_before_the_first_question(tmp_p
         make_study(tmp_path, 1)
 
 
-def test_an_empty_file_holds_no_votes(tmp_path):
-    (tmp_path / "votes.jsonl").touch()
-    assert make_study(tmp_path, 1).session("anna").view().voted == 0
-
-
-def test_nothing_else_is_left_beside_the_votes(tmp_path):
-    vote_all(make_study(tmp_path, 3).session("anna"), "123")
-    assert {file.name for file in tmp_path.iterdir()} == {
-        "kestrel-sampled.jsonl",
-        "osprey-sampled.jsonl",
-        "votes.jsonl",
-    }
-    assert json.loads((tmp_path / "votes.jsonl").read_text().splitlines()[0])["prompt"] == "prompt 0"
-
-
 # The answers to the browser
 
 
-def test_a_screen_asks_for_the_name_first(tmp_path):
-    screens = Screens(make_study(tmp_path, 2))
+@pytest.fixture
+def screens(tmp_path):
+    return Screens(make_study(tmp_path, 2))
+
+
+def test_a_screen_asks_for_the_name_first(screens):
     assert (screens.enter(False, "").rater, screens.enter(False, "").note) == ("", "")
     assert screens.enter(True, " ").note == NAME_NEEDED
     assert screens.enter(True, "x" * 61).view is None
@@ -194,27 +258,20 @@ def test_a_screen_asks_for_the_name_first(tmp_path):
     assert (screen.rater, screen.view.voted, screen.note) == ("Anna", 0, "")
 
 
-def test_a_screen_after_a_vote_shows_the_next_item_and_an_empty_box(tmp_path):
-    screens = Screens(make_study(tmp_path, 2))
+def test_a_screen_after_a_vote_shows_the_next_item_and_an_empty_box(tmp_path, screens):
+    """One person stays one however the name is written."""
     item = screens.enter(True, "Anna").view.item
     screen = screens.vote("1", "Anna", item.pair.id, "why")
     assert (screen.view.item.pair.prompt, screen.comment, screen.note) == ("prompt 1", "", "")
-    again = screens.vote("2", "Anna", item.pair.id, "")
-    assert (again.view.item.pair.prompt, again.note) == ("prompt 1", NOT_COUNTED)
-    assert places(votes(tmp_path)[0])[0] == item.responses[0]
+    screens.enter(True, "anna")
+    for name in ("Anna", " ANNA"):
+        again = screens.vote("2", name, item.pair.id, "")
+        assert (again.view.item.pair.prompt, again.note) == ("prompt 1", NOT_COUNTED)
+    (row,) = votes(tmp_path)
+    assert places(row)[0] == item.responses[0] and row["rater"] == "Anna"
 
 
-def test_one_person_stays_one_however_the_name_is_written(tmp_path):
-    screens = Screens(make_study(tmp_path, 2))
-    item = screens.enter(True, "Ann").view.item
-    screens.enter(True, "ann")
-    screens.vote("1", "Ann", item.pair.id, "")
-    assert screens.vote("2", " ANN", item.pair.id, "").note == NOT_COUNTED
-    assert [vote["rater"] for vote in votes(tmp_path)] == ["Ann"]
-
-
-def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path):
-    screens = Screens(make_study(tmp_path, 2))
+def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path, screens):
     screen = screens.enter(True, "Anna")
     screen = screens.vote("1", "Anna", screen.view.item.pair.id, "why")
     last = screen.view.last
@@ -226,14 +283,13 @@ def test_undo_brings_the_comment_back_and_does_not_run_ahead(tmp_path):
     assert screens.undo("Anna", "").note == NOT_UNDONE
 
 
-def test_a_full_disk_is_said_and_the_item_stays(tmp_path, monkeypatch):
-    screens = Screens(make_study(tmp_path, 2))
+def test_a_full_disk_is_said_and_the_item_stays(screens, monkeypatch):
     item = screens.enter(True, "Anna").view.item
 
     def fails(*_):
         raise UserError("votes.jsonl: cannot be written: no space")
 
-    monkeypatch.setattr("dschat.evaluation.human.vote_file.write_rows", fails)
+    monkeypatch.setattr("dschat.evaluation.human.write_rows", fails)
     screen = screens.vote("1", "Anna", item.pair.id, "why")
     assert screen.view is None and screen.note.startswith("Not saved! votes.jsonl: cannot be written")
     assert screens.undo("Anna", item.pair.id).note == NOT_UNDONE

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What judging costs: prices, estimates, and the limit."""
+"""What judging costs: prices, estimates, the limit; flags and files that are refused before anything is asked."""
 
 import re
+import sys
 import threading
 import time
 
 import pytest
 
+from cli_runs import write_jsonl
+from dschat.common.chat_servers import Endpoint
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Prices, Spending, estimated_tokens
 from dschat.evaluation.judge.run import run_judge
-from judges import client_of, judged, question, two_files, verdicts
+from judges import GOOD_B, client_of, judged, question, rows_of, two_files, verdicts
 
 
 def test_servers_that_count_nothing_are_estimated(server, tmp_path):
@@ -65,17 +68,17 @@ def test_requests_on_their_way_count_against_the_limit():
 
 
 def test_a_dry_run_sends_and_writes_nothing(server, tmp_path):
-    a, b = two_files(tmp_path)
+    two_files(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     prices = ["--price-in", 5, "--price-out", 15]
-    line = judged(server, a, b, tmp_path / "new" / "o.jsonl", "--dry-run", *prices)
+    line = judged(server, tmp_path, "--dry-run", *prices, output="new/o.jsonl")
     assert server.bodies == [] and sorted(tmp_path.rglob("*")) == before
     assert "4 pairs, 8 requests to gpt-4o-2024-05-13" in line and "4 characters per token" in line
     sent, answered, cost = re.search(r"(\d+) tokens sent, (\d+) answered, about \$([\d.]+)", line).groups()
     assert float(cost) == round((int(sent) * 5 + int(answered) * 15) / 1e6, 2) > 0
-    judged(server, a, b, tmp_path / "o.jsonl")
+    judged(server, tmp_path)
     assert abs(int(sent) - sum(server.sizes) / 4) <= 8 * 20  # spaces, and rounded up eight times
-    again = judged(server, a, b, tmp_path / "p.jsonl", "--dry-run")
+    again = judged(server, tmp_path, "--dry-run", output="p.jsonl")
     assert "0 requests" in again and "(8 more are in the cache)" in again
     assert again.endswith("0 tokens sent, 0 answered; --price-in and --price-out give the cost")
 
@@ -93,11 +96,73 @@ def test_a_dry_run_needs_no_key(tmp_path, monkeypatch):
 
 def test_a_limit_on_the_cost_stops_and_goes_on_later(server, tmp_path):
     """10 tokens at 0.1 $ each: a dollar per answer, so 5 $ are five answers of the eight."""
-    a, b = two_files(tmp_path)
     price = ["--price-in", 0, "--price-out", 100_000, "--max-tokens", 10, "--max-cost", 5]
     with pytest.raises(UserError, match=r"--max-cost 5: \$5\.0000 spent .* 2 of 4 pairs are judged and kept"):
-        judged(server, a, b, tmp_path / "o.jsonl", *price, "--concurrency", 1)
+        judged(server, tmp_path, *price, "--concurrency", 1)
     assert len(server.bodies) == 5
-    line = judged(server, a, b, tmp_path / "o.jsonl", *price, "--concurrency", 4)
+    line = judged(server, tmp_path, *price, "--concurrency", 4)
     assert len(server.bodies) == 8 and "3 requests (1 more from the cache)" in line and "$3.0000" in line
-    assert verdicts(tmp_path / "o.jsonl") == ["A", "B", "tie", "A"]
+    assert verdicts(tmp_path) == ["A", "B", "tie", "A"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--concurrency", "0"], "--concurrency must be at least 1"),
+        (["--max-tries", "0"], "--max-tries must be at least 1"),
+        (["--max-tokens", "0"], "--max-tokens must be at least 1"),
+        (["--timeout", "0"], "--timeout must be more than 0"),
+        (["--max-cost", "-1"], "--max-cost must be a number from 0 on"),
+        (["--price-in", "nan"], "--price-in must be a number"),
+        (["--base-url", "127.0.0.1:8000"], "--base-url 127.0.0.1:8000: an address such as"),
+        (["--base-url", "http://me:secret@127.0.0.1/v1"], "--base-url holds a password"),
+        (["--max-cost", "1"], "--max-cost needs the prices of the model: give --price-in and --price-out"),
+        (["--max-cost", "1", "--price-in", "1"], "--max-cost needs the prices"),
+        (["--price-in", "1"], "--price-in and --price-out: give both"),
+        (["--base-url", "https://judge/v1?key=secret"], "--base-url holds a password"),
+        (["--base-url", "http://judge:port/v1", "--sk", "sk-long-enough"], "--base-url http://judge:port/v1: Invalid"),
+        (["--sk", "sk-with a space"], "--sk holds characters"),
+    ],
+)
+def test_bad_flags(server, tmp_path, words, message):
+    with pytest.raises(UserError, match=message) as error:
+        judged(server, tmp_path, *words)
+    assert "secret" not in str(error.value) and "with a space" not in str(error.value)
+    assert server.bodies == []
+
+
+def test_bad_files(server, tmp_path):
+    two_files(tmp_path)
+    write_jsonl(tmp_path / "other.jsonl", rows_of(GOOD_B, prefix="q"))
+    with pytest.raises(UserError, match=r"a\.jsonl:1: no row of --model_name_b .*other\.jsonl"):
+        judged(server, tmp_path, models=("a", "other"))
+    with pytest.raises(UserError, match=r"--output .*a\.jsonl is the file of --model_name_a"):
+        judged(server, tmp_path, output="a.jsonl")
+    assert server.bodies == []
+
+
+def test_a_server_elsewhere_without_encryption_is_warned_of_and_needs_a_key(server, tmp_path, caplog):
+    with pytest.raises(UserError, match="no key for http://judge.invalid/v1: set .* OPENAI_API_KEY"):
+        judged(server, tmp_path, "--base-url", "http://judge.invalid/v1")
+    assert "http://judge.invalid/v1 is not encrypted" in caplog.text
+
+
+def test_without_the_openai_library_the_extra_is_named(server, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dschat.evaluation.judge.client", None)
+    with pytest.raises(UserError, match=r"pip install 'ma-rlhf\[judge\]'"):
+        judged(server, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("http://127.0.0.1:8000/v1", True),
+        ("http://localhost", True),
+        ("https://[::1]:80/v1", True),
+        ("http://127.0.0.1.example.org/v1", False),
+        ("http://localhost.example.org/v1", False),
+        ("https://api.openai.com/v1", False),
+    ],
+)
+def test_servers_on_this_machine(address, local):
+    assert Endpoint("m", address, 1, 1.0, 1).is_local is local

@@ -3,46 +3,26 @@
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from cli_runs import environment, message_of, read_jsonl, run_command
+from cli_runs import message_of, read_jsonl, run_command
 from dschat.evaluation.judge.run import run_judge
-from judges import EVALUATION, two_files
+from judges import EVALUATION, WAIT, start, two_files, until
 
 KEY = "sk-proj-Zq7x_0123456789-abcdefghij"
 SCRIPT = EVALUATION / "gpt4-eval.py"
-WAIT = 60  # seconds, at most
 MANY_A = [f"good {number}" if number % 3 else f"fine {number}" for number in range(10)]
 MANY_B = [f"good {number} good" if number % 4 == 0 else f"{number}" for number in range(10)]
 
 
-def words(server, a, b, output, *more):
-    files = [SCRIPT, "--model_name_a", a, "--model_name_b", b, "--output", output, "--dataset", "summarize"]
+def words(server, folder, *more, output="o.jsonl"):
+    """The command on the files of `two_files`, which are made where they are missing."""
+    a, b = (folder / "a.jsonl", folder / "b.jsonl") if (folder / "a.jsonl").exists() else two_files(folder)
+    files = [SCRIPT, "--model_name_a", a, "--model_name_b", b, "--output", folder / output, "--dataset", "summarize"]
     return [str(word) for word in (sys.executable, *files, *server.words(), *more)]
-
-
-def until(condition, process):
-    """Waits for something that a process does."""
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def start(command):
-    return subprocess.Popen(
-        command,
-        env=environment(OPENAI_API_KEY=None),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
@@ -51,9 +31,9 @@ def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
 
     After Ctrl-C it waits for the three answers on their way, here in vain.
     """
-    a, b = two_files(tmp_path, MANY_A, MANY_B)
+    two_files(tmp_path, MANY_A, MANY_B)
     server.answers_before_gate = 7
-    process = start(words(server, a, b, tmp_path / "o.jsonl", "--concurrency", "3", "--timeout", "2"))
+    process = start(words(server, tmp_path, "--concurrency", "3", "--timeout", "2"))
     partial = tmp_path / "o.jsonl.partial"
     cached = tmp_path / ".judge-cache"
     try:
@@ -65,31 +45,29 @@ def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
         process.kill()
     assert "Traceback" not in stderr
     if end == signal.SIGINT:
-        assert process.returncode == 130 and stderr.splitlines()[-1].startswith(
-            "interrupted; what was finished is kept"
-        )
+        assert process.returncode == 130
+        assert stderr.splitlines()[-1].startswith("interrupted; what was finished is kept")
     assert not (tmp_path / "o.jsonl").exists()
     judged = {row["id"] for row in read_jsonl(partial)[1:]}
     assert len(judged) >= 2
     server.gate.set()
     server.answers_before_gate = None
-    assert "13 requests" in run_judge(words(server, a, b, tmp_path / "o.jsonl")[2:], "about")
+    assert "13 requests" in run_judge(words(server, tmp_path)[2:], "about")
     assert len(server.answered) == 20 and set(server.answered.values()) == {1}
     assert not partial.exists()
     server.answered.clear()
-    run_judge(words(server, a, b, tmp_path / "whole.jsonl", "--cache", tmp_path / "new")[2:], "about")
+    run_judge(words(server, tmp_path, "--cache", tmp_path / "new", output="whole.jsonl")[2:], "about")
     assert len(server.answered) == 20
     assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "o.jsonl").read_bytes()
     assert judged <= {row["id"] for row in read_jsonl(tmp_path / "o.jsonl")}
 
 
 def test_two_runs_do_not_write_one_file(server, tmp_path):
-    a, b = two_files(tmp_path)
     server.answers_before_gate = 0
-    process = start(words(server, a, b, tmp_path / "o.jsonl"))
+    process = start(words(server, tmp_path))
     try:
         until(lambda: server.busy > 0, process)
-        second = run_command(words(server, a, b, tmp_path / "o.jsonl"), OPENAI_API_KEY=None)
+        second = run_command(words(server, tmp_path), OPENAI_API_KEY=None)
         message_of(second, "another process is writing it")
     finally:
         process.kill()
@@ -97,9 +75,9 @@ def test_two_runs_do_not_write_one_file(server, tmp_path):
 
 
 def test_a_wrong_key_is_one_message(server, tmp_path):
-    a, b = two_files(tmp_path, MANY_A, MANY_B)
+    two_files(tmp_path, MANY_A, MANY_B)
     server.plan.extend([(401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}, {})] * 50)
-    result = run_command(words(server, a, b, tmp_path / "o.jsonl"), OPENAI_API_KEY=KEY)
+    result = run_command(words(server, tmp_path), OPENAI_API_KEY=KEY)
     message = message_of(result, "refuses the key (401)", "OPENAI_API_KEY", "0 of 10 pairs")
     assert KEY[:12] not in message
     assert len(server.bodies) <= 8  # those that were on their way
@@ -114,14 +92,11 @@ def files_with(folder: Path, text: str) -> list[Path]:
 
 def test_the_key_is_nowhere_but_in_the_header(server, tmp_path):
     """Even from a server that repeats it in errors and answers. First from --sk, then from the environment."""
-    a, b = two_files(tmp_path)
     server.answer = lambda messages: f'{{"comparison": "you sent {KEY}", "verdict": "tie"}}'
     echo = {"error": {"message": f"{KEY} is busy", "code": KEY}}
-    server.plan.extend(
-        [(500, echo, {}), (429, echo, {"Retry-After": "0"}), "ok", "ok", "ok", (400, echo, {}), "ok", "ok"]
-    )
-    server.plan.append((403, echo, {}))
-    command = words(server, a, b, tmp_path / "o.jsonl", "--concurrency", "1")
+    server.plan.extend([(500, echo, {}), (429, echo, {"Retry-After": "0"}), "ok", "ok", "ok", (400, echo, {})])
+    server.plan.extend(["ok", "ok", (403, echo, {})])
+    command = words(server, tmp_path, "--concurrency", "1")
     first = run_command([*command, "--sk", KEY], OPENAI_API_KEY=None, HOME=str(tmp_path))
     message_of(first, "does not allow")
     assert "better set OPENAI_API_KEY" in first.stderr
@@ -146,10 +121,9 @@ def test_a_key_at_a_wrong_place_is_not_repeated(tmp_path, place, key):
 
 
 def test_a_server_on_this_machine_needs_no_key_and_no_proxy(server, tmp_path):
-    a, b = two_files(tmp_path)
     variables = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY")}
     variables |= {"NO_PROXY": None, "no_proxy": None}
-    result = run_command(words(server, a, b, tmp_path / "o.jsonl", "--sk"), OPENAI_API_KEY=None, **variables).expect(0)
+    result = run_command(words(server, tmp_path, "--sk"), OPENAI_API_KEY=None, **variables).expect(0)
     assert result.stdout.count("\n") == 1 and result.stdout.endswith(f"; {tmp_path / 'o.jsonl'}\n")
     assert "Traceback" not in result.stderr and KEY not in result.stderr
     assert set(server.keys) == {"Bearer none"}

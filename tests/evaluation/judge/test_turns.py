@@ -2,17 +2,14 @@
 """The judge on dialogues turn by turn: what it is shown, the verdicts, and what a run that was stopped leaves."""
 
 import json
-import signal
-import subprocess
 import sys
-import time
 
 import pytest
 
-from cli_runs import environment, read_jsonl, write_jsonl
+from cli_runs import read_jsonl, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.turns.run import run_turns
-from judges import EVALUATION, shown_in
+from dschat.evaluation.judge.run import run_turns
+from judges import EVALUATION, shown_in, start, until
 
 # By `more_good`, which counts in all that is shown: dialogue 0 A, A; 1 B, tie; 2 the same text at turn 1, then B.
 REPLIES_A = [["good good", "bad"], ["bad", "good good"], ["same", "bad"]]
@@ -22,12 +19,9 @@ REPLIES_B = [["good", "bad"], ["good", "good"], ["same", "good"]]
 def dialogues(folder, name, replies):
     rows = []
     for number, texts in enumerate(replies):
-        messages = []
-        for turn, text in enumerate(texts):
-            messages += [
-                {"role": "user", "content": f"question {number}.{turn}"},
-                {"role": "assistant", "content": text},
-            ]
+        said = [(f"question {number}.{turn}", text) for turn, text in enumerate(texts)]
+        both = [zip(("user", "assistant"), pair, strict=True) for pair in said]
+        messages = [{"role": role, "content": text} for turn in both for role, text in turn]
         rows.append({"number": number, "messages": messages})
     return write_jsonl(folder / f"{name}.jsonl", rows)
 
@@ -70,20 +64,14 @@ def test_one_order_and_a_dry_run(server, words, tmp_path):
 
 def test_killed_half_way_and_started_again_gives_the_same_file(server, words, tmp_path):
     server.answers_before_gate = 5
-    script = EVALUATION / "winrate_by_turn.py"
-    process = subprocess.Popen(
-        [sys.executable, str(script), *words(tmp_path / "o.jsonl", "--concurrency", 1)],
-        env=environment(OPENAI_API_KEY=None),
-        stderr=subprocess.DEVNULL,
-    )
+    script = str(EVALUATION / "winrate_by_turn.py")
+    process = start([sys.executable, script, *words(tmp_path / "o.jsonl", "--concurrency", 1)])
     partial = tmp_path / "o.jsonl.partial"
     try:
-        end = time.monotonic() + 60
-        while not (server.busy and server.answered.total() == 5 and partial.read_bytes().count(b"\n") >= 3):
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.01)
+        until(lambda: server.busy > 0 and server.answered.total() == 5, process)
+        until(lambda: partial.read_bytes().count(b"\n") >= 3, process)
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.communicate()
     server.gate.set()
     server.answers_before_gate = None

@@ -10,8 +10,7 @@ import pytest
 
 from cli_runs import message_of, read_jsonl, run_command, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.pairs.responses import Response, read_pairs
-from dschat.evaluation.pairs.sampling import group_of, sample_file, sample_responses
+from dschat.evaluation.pairs import Response, group_of, read_pairs, sample_file, sample_responses
 from judges import EVALUATION
 
 SCRIPT = EVALUATION / "tools" / "sample_from_dataset.py"
@@ -80,11 +79,8 @@ def test_small_groups_count_as_much_as_large_ones():
     """
     sizes = {"large": 1000} | {f"sub{i}": 5 for i in range(19)}
     given = responses(rows(sizes))
-    drawn = sum(
-        group_of(response.prompt) == "r/large"
-        for seed in range(40)
-        for response in sample_responses(given, "summarize", 50, seed)
-    )
+    found = [response.prompt for seed in range(40) for response in sample_responses(given, "summarize", 50, seed)]
+    drawn = [group_of(prompt) for prompt in found].count("r/large")
     assert 70 < drawn < 130  # 7 per cent is the standard deviation of a share of 200 fair draws
 
 
@@ -131,46 +127,39 @@ def test_uniform():
     assert len(counts) == 20 and 60 < min(counts.values()) and max(counts.values()) < 140
 
 
-def test_rows_with_the_same_prompt_are_different_rows(tmp_path):
+def test_rows_with_the_same_prompt_are_different_rows_and_columns_are_kept(tmp_path):
     content = [{"prompt": "p", "response": str(i)} for i in range(8)]
     sampled, _ = sample(tmp_path, content, dataset="hh-rlhf", number=5)
     assert len({row["response"] for row in sampled}) == 5
-
-
-def test_columns_are_kept(tmp_path):
     content = [{"prompt": "ü\u2028", "response": "", "reward": -1.25, "finished": True, "more": {"x": [1]}}]
     sample_file(write_jsonl(tmp_path / "a.jsonl", content), tmp_path / "a-sampled.jsonl", "summarize", 50, 42)
     line = (tmp_path / "a-sampled.jsonl").read_text(encoding="utf-8").removesuffix("\n")
     assert json.loads(line) == content[0]
 
 
-def test_the_documented_command(tmp_path):
+def test_the_documented_command_and_data_of_ones_own(tmp_path):
     write_jsonl(tmp_path / "A.jsonl", rows({f"sub{i}": 7 for i in range(20)}))
-    command = [sys.executable, SCRIPT, "--data-path", "A.jsonl", "--save-path", "A-sampled.jsonl"]
-    result = run_command([*command, "--dataset", "summarize"], cwd=tmp_path).expect(0)
+
+    def script(*words):
+        return run_command([sys.executable, SCRIPT, *words], cwd=tmp_path)
+
+    files = ["--data-path", "A.jsonl", "--save-path", "A-sampled.jsonl"]
+    result = script(*files, "--dataset", "summarize").expect(0)
     assert result.stdout.startswith("50 rows of 140, ") and result.stdout.endswith("; A-sampled.jsonl\n")
-    other = [sys.executable, SCRIPT, "--data-file", "A.jsonl", "--save_file", "new/B.jsonl", "--dataset", "summarize"]
-    run_command(other, cwd=tmp_path).expect(0)
+    script("--data-file", "A.jsonl", "--save_file", "new/B.jsonl", "--dataset", "summarize").expect(0)
     assert (tmp_path / "new" / "B.jsonl").read_bytes() == (tmp_path / "A-sampled.jsonl").read_bytes()
-    missing = run_command([*command, "--num", "0"], cwd=tmp_path)
-    message_of(missing, "--num must be at least 1")
-
-
-def test_data_of_ones_own_are_drawn_from_uniformly(tmp_path):
-    write_jsonl(tmp_path / "A.jsonl", rows({f"sub{i}": 7 for i in range(20)}))
-    command = [sys.executable, SCRIPT, "--data-path", "A.jsonl", "--save-path", "mine.jsonl", "--dataset"]
-    result = run_command([*command, "mine"], cwd=tmp_path).expect(0)
-    assert result.stdout == "50 rows of 140; mine.jsonl\n"
+    message_of(script(*files, "--num", "0"), "--num must be at least 1")
+    result = script(*files, "--dataset", "mine").expect(0)
+    assert result.stdout == "50 rows of 140; A-sampled.jsonl\n"
     assert "--dataset mine: a data set of your own (published ones: summarize" in result.stderr
-    drawn = (tmp_path / "mine.jsonl").read_bytes()
-    run_command([*command, "webgpt"], cwd=tmp_path).expect(0)
-    assert (tmp_path / "mine.jsonl").read_bytes() == drawn
+    drawn = (tmp_path / "A-sampled.jsonl").read_bytes()
+    script(*files, "--dataset", "webgpt").expect(0)
+    assert (tmp_path / "A-sampled.jsonl").read_bytes() == drawn, "both are drawn from uniformly"
 
 
 def test_bad_input(tmp_path):
-    content = [{"prompt": "p", "response": "r"}, {"prompt": "p"}]
     with pytest.raises(UserError, match=r"bad\.jsonl:2: no column 'response'"):
-        sample(tmp_path, content, "bad")
+        sample(tmp_path, [{"prompt": "p", "response": "r"}, {"prompt": "p"}], "bad")
     with pytest.raises(UserError, match="--data-path .*none.jsonl: there is no such file"):
         sample_file(tmp_path / "none.jsonl", tmp_path / "x.jsonl", "summarize", 50, 42)
     with pytest.raises(UserError, match="--save-path .*bad.jsonl is the file of --data-path"):

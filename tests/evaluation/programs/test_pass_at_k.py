@@ -2,17 +2,16 @@
 """pass@k: the estimator against counting, files against hand arithmetic, the published rows against each other."""
 
 import json
-import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from cli_runs import ROOT, read_jsonl, write_jsonl
+from cli_runs import ROOT, message_of, read_jsonl, run_command, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.programs.pass_at_k import pass_at_k, pass_rates
-from dschat.evaluation.programs.report import NUMBERS, PUBLISHED, pass_table, write_pass_report
+from dschat.evaluation.programs import NUMBERS, PUBLISHED, pass_at_k, pass_rates, pass_table
+from dschat.evaluation.report.build import write_pass_report
 
 
 def problem(difficulty: str, *statuses: str) -> dict:
@@ -93,20 +92,14 @@ def test_other_files_are_named(tmp_path):
         pass_rates([file], (1,))
 
 
-def run_script(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """A script of evaluation/."""
-    command = [sys.executable, str(ROOT / "evaluation" / name), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 def test_the_scripts(results, tmp_path):
-    done = run_script("pass-at-k.py", results, "-k", 1, 3)
-    assert done.returncode == 0 and "pass@3, %" in done.stdout, done.stderr
-    done = run_script("report.py", results, "--output", tmp_path / "report")
-    assert done.returncode == 0 and "pass@5, %" in done.stdout, done.stderr
+    def run_script(name, *words):
+        return run_command([sys.executable, ROOT / "evaluation" / name, results, *words])
+
+    assert "pass@3, %" in run_script("pass-at-k.py", "-k", 1, 3).expect(0).stdout
+    assert "pass@5, %" in run_script("report.py", "--output", tmp_path / "report").expect(0).stdout
     content = json.loads((tmp_path / "report" / "report.json").read_text())
     assert content["programs"][2]["rates"]["pass@1"]["value"] == pytest.approx(0.2)
     scores = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "r", "reward": 1}])
-    done = run_script("report.py", results, scores, "--output", tmp_path / "report")
-    assert done.returncode == 2 and "a report of its own" in done.stderr
-    assert run_script("pass-at-k.py", results, "-k", 0).stderr.startswith("error: -k 0: must be at least 1")
+    message_of(run_script("report.py", scores, "--output", tmp_path / "report"), "a report of its own")
+    message_of(run_script("pass-at-k.py", "-k", 0), "-k 0: must be at least 1")

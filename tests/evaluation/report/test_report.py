@@ -12,8 +12,8 @@ from dschat.common.statistics import Tally
 from dschat.errors import UserError
 from dschat.evaluation.report.build import build_evaluation_report
 from dschat.evaluation.report.results import section_result
-from dschat.evaluation.report.sections import sections_of as sorted_votes
 from dschat.evaluation.report.votes import read_votes
+from dschat.evaluation.report.votes import sections_of as sorted_votes
 
 # 50 items: 28 wins, 9 ties, 10 losses, 3 answers that cannot be read. Item i: prompt i, 20 + i letters against 30.
 FIFTY = ["A"] * 28 + ["tie"] * 9 + ["B"] * 10 + ["invalid"] * 3
@@ -102,7 +102,7 @@ def test_rates_and_intervals_of_fifty_items_by_hand(tmp_path, fifty):
     assert half.high == pytest.approx(0.691489 + 1.96 * 0.059333, abs=0.02)
 
 
-def test_json_holds_the_same_numbers_and_the_picture_is_drawn(tmp_path, fifty):
+def test_json_and_text_hold_the_same_numbers_and_the_picture_is_drawn(tmp_path, fifty):
     report = build_evaluation_report([fifty], tmp_path / "deep" / "out")
     written = json.loads((tmp_path / "deep" / "out" / "report.json").read_text())
     assert written == json.loads(json.dumps(report.to_json()))
@@ -116,9 +116,7 @@ def test_json_holds_the_same_numbers_and_the_picture_is_drawn(tmp_path, fifty):
     picture = (tmp_path / "deep" / "out" / "report.png").read_bytes()
     assert picture.startswith(b"\x89PNG") and struct.unpack(">I", picture[16:20]) == (1320,)
 
-
-def test_text_shows_numbers_denominators_and_how_to_read_them(tmp_path, fifty):
-    text = build_evaluation_report([fifty], tmp_path).text()
+    text = report.text()
     assert "ma against ppo, summarize: 50 items" in text
     cells = [line.split() for line in text.splitlines()]
     assert "judge gpt 50 50 47 28 9 10 3 0".split() in cells
@@ -129,14 +127,10 @@ def test_text_shows_numbers_denominators_and_how_to_read_them(tmp_path, fifty):
 def test_lengths_by_hand(tmp_path, fifty):
     """A has 20 … 69 letters, mean 44.5; B has 30. The variance of n numbers in a row is n (n + 1) / 12."""
     (section,) = sections_of(fifty)
-    assert (section.means["characters"].first.mean, section.means["characters"].second.mean) == (44.5, 30)
-    assert section.means["characters"].difference.mean == 14.5
-    assert section.means["characters"].difference.error == pytest.approx((50 * 51 / 12 / 50) ** 0.5)
-    assert (section.means["words"].first.mean, section.means["words"].second.mean, section.means["words"].items) == (
-        1,
-        1,
-        50,
-    )
+    characters, words = section.means["characters"], section.means["words"]
+    assert (characters.first.mean, characters.second.mean, characters.difference.mean) == (44.5, 30, 14.5)
+    assert characters.difference.error == pytest.approx((50 * 51 / 12 / 50) ** 0.5)
+    assert (words.first.mean, words.second.mean, words.items) == (1, 1, 50)
 
 
 def test_files_of_opposite_order_count_together(tmp_path):
@@ -180,23 +174,16 @@ def test_one_name_in_two_files_on_the_same_items_is_two_raters(tmp_path):
     assert section.agreement[0].same.value == pytest.approx(2 / 3)
     (once,) = sections_of(files[0], files[0])
     assert [rater.items for rater in once.raters] == [3], "a file given twice counts once"
-
-
-def test_equal_texts_in_one_file_are_items_of_their_own(tmp_path):
-    (section,) = sections_of(verdict_file(tmp_path, "j", [verdict_row(0, v) for v in ("A", "B", "A", "tie")]))
-    assert (section.raters[0].items, section.raters[0].rates.tally.given, section.items) == (4, 4, 4)
+    (equal,) = sections_of(verdict_file(tmp_path, "j", [verdict_row(0, v) for v in ("A", "B", "A", "tie")]))
+    assert (equal.raters[0].items, equal.raters[0].rates.tally.given, equal.items) == (4, 4, 4), "of their own"
 
 
 def test_position_of_a_judge_by_hand(tmp_path):
     """Six items: three agree (A, B, tie), two prefer the first place in both orders, the last has an invalid order."""
     orders = ["AA", "BB", "tt", "AB", "AB", "A?"]
     names = {"A": "A", "B": "B", "t": "tie", "?": "invalid"}
-    rows = [
-        verdict_row(
-            i, "tie", orders=[{"first": first, "verdict": names[v]} for first, v in zip("AB", both, strict=True)]
-        )
-        for i, both in enumerate(orders)
-    ]
+    shown = [[{"first": first, "verdict": names[v]} for first, v in zip("AB", v2, strict=True)] for v2 in orders]
+    rows = [verdict_row(i, "tie", orders=both) for i, both in enumerate(shown)]
     (section,) = sections_of(verdict_file(tmp_path, "j", rows))
     position = section.raters[0].position
     assert (position.both_orders, position.consistent.value) == (5, pytest.approx(3 / 5))
@@ -244,8 +231,9 @@ def test_reward_model_judges_two_files_of_responses(tmp_path):
     (rater,) = section.raters
     assert (section.models, rater.rater, rater.rates.tally) == (("ma", "ppo"), "reward model", Tally(2, 1, 1))
     # Means 1.375 and 1.25, difference 0.125 of 1, −1, 0, 0.5: squares 2.1875, error √(2.1875 / 3 / 4).
-    assert (section.means["reward"].first.mean, section.means["reward"].second.mean) == (1.375, 1.25)
-    assert section.means["reward"].difference.error == pytest.approx((2.1875 / 12) ** 0.5)
+    reward = section.means["reward"]
+    assert (reward.first.mean, reward.second.mean) == (1.375, 1.25)
+    assert reward.difference.error == pytest.approx((2.1875 / 12) ** 0.5)
     (section,) = sections_of(*files, reward_margin=0.5)
     assert section.raters[0].rates.tally == Tally(1, 2, 1)
     assert "no more than 0.5 is a tie" in build_evaluation_report(files, tmp_path, 0.5).text()
@@ -267,15 +255,6 @@ def test_files_of_responses_join_the_section_of_the_models_they_are_called_after
     assert section.means["reward"].first.mean == pytest.approx(3 / 5)
 
 
-def test_files_of_other_names_are_other_models_though_the_texts_are_the_same(tmp_path):
-    judge = verdict_file(tmp_path, "judge", [verdict_row(0, "A")])
-    found = sections_of(judge, *response_files(tmp_path, [(1, 0)], names=("run7", "run8")))
-    assert [(section.models, section.dataset) for section in found] == [
-        (("ma", "ppo"), "summarize"),
-        (("run7", "run8"), ""),
-    ]
-
-
 def test_rewards_beside_verdicts_are_used_where_there_are_no_files_of_responses(tmp_path):
     rows = [verdict_row(i, "A", reward_a=i, reward_b=1) for i in range(3)]
     judge = verdict_file(tmp_path, "judge", [rows[0], rows[1]])
@@ -287,12 +266,14 @@ def test_rewards_beside_verdicts_are_used_where_there_are_no_files_of_responses(
 
 
 def test_three_models_make_three_sections(tmp_path):
-    """Even where a third model gives the very responses of the first."""
+    """Even where a third model gives the very responses of the first. Files of other names are other models."""
     files = response_files(tmp_path, [(2, 1), (2, 1)]) + response_files(tmp_path, [(1, 3), (1, 3)], ("sft", "big"))[:1]
     judge = verdict_file(tmp_path, "judge", [verdict_row(0, "B"), verdict_row(1, "B")])
     sections = sections_of(*files, judge)
     assert [section.models for section in sections] == [("ma", "ppo"), ("ma", "sft"), ("ppo", "sft")]
     assert [len(section.raters) for section in sections] == [2, 1, 1]
+    found = sections_of(judge, *response_files(tmp_path, [(1, 0), (1, 0)], names=("run7", "run8")))
+    assert [(one.models, one.dataset) for one in found] == [(("ma", "ppo"), "summarize"), (("run7", "run8"), "")]
 
 
 def test_samples_beside_the_whole_files_do_not_count_twice(tmp_path):
@@ -327,9 +308,8 @@ def test_other_models_and_other_data_sets_are_sections_of_their_own(tmp_path):
 
 def test_where_no_data_set_is_named(tmp_path):
     """Votes belong to the one data set that others on the same models name; of several the user says which."""
-    judge = verdict_file(
-        tmp_path, "judge", [verdict_row(0, "A"), verdict_row(0, "A", model_b="sft", dataset="webgpt")]
-    )
+    rows = [verdict_row(0, "A"), verdict_row(0, "A", model_b="sft", dataset="webgpt")]
+    judge = verdict_file(tmp_path, "judge", rows)
     people = verdict_file(tmp_path, "people", [verdict_row(i, "A", "ann", "human", dataset="") for i in (0, 7)])
     files = response_files(tmp_path, [(1, 0)])
     joined = sections_of(people, judge, *files)
@@ -339,10 +319,9 @@ def test_where_no_data_set_is_named(tmp_path):
     assert [one.dataset for one in sections_of(people, *files, dataset="hh-rlhf")] == ["hh-rlhf"]
     other = verdict_file(tmp_path, "other", [verdict_row(0, "B", dataset="webgpt")])
     for unnamed in ([people], files):
-        with pytest.raises(UserError) as error:
+        words = f"FILE {unnamed[0]}: it names no data set, .* on summarize and webgpt. Say with --dataset which"
+        with pytest.raises(UserError, match=words):
             sections_of(judge, other, *unnamed)
-        assert f"FILE {unnamed[0]}: it names no data set" in str(error.value)
-        assert "compare ma and ppo on summarize and webgpt. Say with --dataset which" in str(error.value)
     told = sections_of(judge, other, people, *files, dataset="webgpt")
     assert [len(one.raters) for one in told if one.models[1] == "ppo"] == [1, 3]
 
@@ -372,20 +351,13 @@ def test_little_to_say_is_said_without_nan(tmp_path, verdicts):
     rows = [verdict_row(i, v, orders=[]) for i, v in enumerate(verdicts)]
     rows += [verdict_row(i, v, "ann", "human", first="A") for i, v in enumerate(verdicts)]
     files = [verdict_file(tmp_path, "j", rows), *response_files(tmp_path, [(1, 1)] * len(verdicts))]
-    text = build_evaluation_report(files, tmp_path / "out").text()
-    assert "nan" not in text.lower()
-
-    def refuse(constant):
-        raise ValueError(constant)
-
-    json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=refuse)
+    assert "nan" not in build_evaluation_report(files, tmp_path / "out").text().lower()
+    json.loads((tmp_path / "out" / "report.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_odd_names_are_drawn(tmp_path, recwarn):
-    odd = {"model_a": "$x_^{ \ud800", "model_b": "_b" * 40}
-    report = build_evaluation_report(
-        [verdict_file(tmp_path, "j", [verdict_row(0, "A", "two\nlines $\\frac$", **odd)])], tmp_path / "out"
-    )
+    row = verdict_row(0, "A", "two\nlines $\\frac$", model_a="$x_^{ \ud800", model_b="_b" * 40)
+    report = build_evaluation_report([verdict_file(tmp_path, "j", [row])], tmp_path / "out")
     assert "judge two lines" in report.text()
     assert not [warning for warning in recwarn if "label" in str(warning.message)]
 
@@ -427,19 +399,18 @@ def test_a_file_of_responses_needs_one_of_another_model_with_the_same_prompts(tm
 def test_what_cannot_be_reported_is_named(tmp_path):
     a, b = response_files(tmp_path, [(2, 1), (1, 2)])
     bare = write_jsonl(tmp_path / "bare.jsonl", [{"prompt": f"prompt {i}", "response": "r"} for i in range(2)])
-    with pytest.raises(UserError, match=r"bare\.jsonl:1: no reward to compare by"):
-        build_evaluation_report([a, bare], tmp_path)
-    with pytest.raises(UserError, match=r"x\.jsonl:1: neither a verdict .* nor a response .* columns are 'text'"):
-        build_evaluation_report([write_jsonl(tmp_path / "x.jsonl", [{"text": "t"}])], tmp_path)
-    with pytest.raises(UserError, match="at least one file"):
-        build_evaluation_report([], tmp_path)
-    with pytest.raises(UserError, match="--reward-margin -1"):
-        build_evaluation_report([a, b], tmp_path, -1)
-    with pytest.raises(UserError, match=r"FILE .*none\.jsonl: there is no such file\. Give a \.jsonl file\."):
-        build_evaluation_report([a, tmp_path / "none.jsonl"], tmp_path)
+    other = write_jsonl(tmp_path / "x.jsonl", [{"text": "t"}])
     (tmp_path / "taken").write_text("")
-    with pytest.raises(UserError, match="--output .*taken: cannot be written"):
-        build_evaluation_report([a, b], tmp_path / "taken")
+    for files, place, margin, words in (
+        ([a, bare], "out", 0, r"bare\.jsonl:1: no reward to compare by"),
+        ([other], "out", 0, r"x\.jsonl:1: neither a verdict .* nor a response .* columns are 'text'"),
+        ([], "out", 0, "at least one file"),
+        ([a, b], "out", -1, "--reward-margin -1"),
+        ([a, tmp_path / "none.jsonl"], "out", 0, r"FILE .*none\.jsonl: there is no such file\. Give a \.jsonl file\."),
+        ([a, b], "taken", 0, "--output .*taken: cannot be written"),
+    ):
+        with pytest.raises(UserError, match=words):
+            build_evaluation_report(files, tmp_path / place, margin)
 
 
 def test_command_line(tmp_path, fifty):

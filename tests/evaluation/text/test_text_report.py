@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from dschat.evaluation.text.report import write_text_report
-from dschat.evaluation.text.results import policy_result, reward_result
-from dschat.evaluation.text.rouge import rouge
+from dschat.evaluation.report.build import write_text_report
+from dschat.evaluation.text import policy_result, reward_result, rouge
 
 
 def test_rouge_by_hand():
@@ -47,12 +46,8 @@ def test_perplexity_is_of_tokens_not_of_texts():
 def test_rouge_is_a_mean_over_texts():
     rows = [text(1.0, 1, **ROUGE), text(1.0, 1, rouge1=1.0, rouge2=0.75, rougeL=0.5, response_tokens=5)]
     result = policy_result(rows)
-    assert {name: score.value for name, score in result.rouge.items()} == {
-        "rouge1": 0.75,
-        "rouge2": 0.5,
-        "rougeL": 0.25,
-    }
-    assert result.length == 4.0
+    found = {name: score.value for name, score in result.rouge.items()}
+    assert (found, result.length) == ({"rouge1": 0.75, "rouge2": 0.5, "rougeL": 0.25}, 4.0)
 
 
 def test_reward_loss_and_accuracy_by_hand():
@@ -93,9 +88,8 @@ def test_numbers_that_are_not_finite(tmp_path):
 
 
 def test_the_files(tmp_path):
-    policies = [
-        policy_result([text(2.0, 1, **ROUGE) | {"model": name, "update": n}] * 2) for name, n in (("a", 1), ("b", 2))
-    ]
+    rows = [text(2.0, 1, **ROUGE) | {"model": name, "update": n} for name, n in (("a", 1), ("b", 2))]
+    policies = [policy_result([row] * 2) for row in rows]
     rewards = [reward_result([{"model": "r", "update": None, "chosen_score": 1.0, "rejected_score": 0.0}] * 2)]
     table = write_text_report(policies, rewards, tmp_path)
     assert (tmp_path / "report.md").read_text() == table + "\n"

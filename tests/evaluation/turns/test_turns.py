@@ -2,18 +2,16 @@
 """Dialogues of two policies: files that are refused, verdicts by the rows' scores, win rates by turn."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from cli_runs import ROOT, read_jsonl, write_jsonl
+from cli_runs import ROOT, read_jsonl, run_command, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.turns.dialogues import turn_pairs
-from dschat.evaluation.turns.report import PUBLISHED, rates_by_turn, turns_report
-from dschat.evaluation.turns.run import run_turns
+from dschat.evaluation.judge.run import run_turns
+from dschat.evaluation.report.build import turns_report
+from dschat.evaluation.turns import PUBLISHED, rates_by_turn, turn_pairs
 
-SCRIPT = ROOT / "evaluation" / "winrate_by_turn.py"
 # Scores of three dialogues; by hand: turn 1 A, tie, B; turn 2 A, A; turn 3 B.
 SCORES_A = {7: [2.0, 1.0, 0.0], 3: [1.0, 5.0], 5: [0.0]}
 SCORES_B = {3: [1.0, 2.0, 9.0], 5: [0.5, 9.0], 7: [1.0, 0.5, 1.0]}
@@ -50,9 +48,8 @@ def test_win_rates_by_hand(files, tmp_path, caplog):
         *[(3, 1, "tie"), (3, 2, "A")],
         (5, 1, "B"),
     ]
-    assert {(row["kind"], row["rater"], row["model_a"], row["model_b"]) for row in rows} == {
-        ("reward", "scores", "a", "b")
-    }
+    who = {(row["kind"], row["rater"], row["model_a"], row["model_b"]) for row in rows}
+    assert who == {("reward", "scores", "a", "b")}
     assert (rows[3]["reward_a"], rows[3]["reward_b"]) == (1.0, 1.0)
     assert "2 of 3 dialogues are longer in one file" in caplog.text and "a.jsonl:2 (2 turns, 3 in" in caplog.text
     content = json.loads((tmp_path / "out" / "a-v.s.-b.json").read_text())["comparisons"][0]
@@ -72,11 +69,7 @@ def test_win_rates_by_hand(files, tmp_path, caplog):
 
 def test_intervals_over_all_turns_are_over_dialogues():
     """Twenty dialogues of which one half wins at every turn know as much as twenty verdicts, not as sixty."""
-    verdicts = {
-        1: ["A", "B"] * 10,
-        2: ["A", "B"] * 10,
-        3: ["A", "B"] * 10,
-    }
+    verdicts = {1: ["A", "B"] * 10, 2: ["A", "B"] * 10, 3: ["A", "B"] * 10}
     common = {"prompt": "p", "response_a": "a", "response_b": "b", "kind": "judge", "rater": "j", "dataset": ""}
     rows = [
         ("f:1", {**common, "model_a": "a", "model_b": "b", "number": n, "turn": turn, "verdict": verdict})
@@ -95,12 +88,8 @@ def test_intervals_over_all_turns_are_over_dialogues():
         rates_by_turn([("f:1", {"verdict": "A"})])
 
 
-def test_the_published_means_are_those_of_the_published_turns():
-    means = [f"{sum(rates) / 5:.2f}" for rates in PUBLISHED.values()]
-    assert means == ["61.24", "56.32", "56.64"]
-
-
 def test_published_rates_stand_beside_the_set_that_they_are_of_alone(files, tmp_path):
+    assert [f"{sum(rates) / 5:.2f}" for rates in PUBLISHED.values()] == ["61.24", "56.32", "56.64"]
     output = tmp_path / "o.jsonl"
     compare(*files, output, "--by-scores")
     for name, shown in {"": False, "help-desk": False, "openbmb/UltraInteract_pair": True}.items():
@@ -136,43 +125,26 @@ GOOD = [say("user", "q"), say("assistant", "r")]
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("number", "messages", "scores", "message"),
     [
-        ({"number": "1", "messages": GOOD}, r"a\.jsonl:2: column 'number' must hold the dialogue's number, not '1'"),
-        ({"messages": GOOD}, r"a\.jsonl:2: column 'number' must hold the dialogue's number, not None"),
-        ({"number": 0, "messages": GOOD}, r"a\.jsonl:2: number 0 is that of .*a\.jsonl:1"),
-        (
-            {"number": 1, "messages": "q"},
-            r"a\.jsonl:2: a dialogue must be a list of messages with role and content, not text",
-        ),
-        ({"number": 1, "messages": ["q"]}, r"a\.jsonl:2: message 1 is of None"),
-        (
-            {"number": 1, "messages": [*GOOD, say("assistant", "again")]},
-            r"a\.jsonl:2: message 3 is of 'assistant' where 'user' is next",
-        ),
-        (
-            {"number": 1, "messages": [say("system", "s"), *GOOD]},
-            r"a\.jsonl:2: message 1 is of 'system' .*alternate",
-        ),
-        ({"number": 1, "messages": [*GOOD, say("user", "x")]}, r"a\.jsonl:2: the last message, 3, is the user's"),
-        (
-            {"number": 1, "messages": [*GOOD, say("user", " \n"), say("assistant", "x")]},
-            r"a\.jsonl:2: message 3 \(user\) is empty",
-        ),
-        (
-            {"number": 1, "messages": GOOD, "scores": [1, 2]},
-            r"a\.jsonl:2: column 'scores' must be a list of 1 numbers",
-        ),
-        (
-            {"number": 1, "messages": GOOD, "scores": [None]},
-            r"a\.jsonl:2: column 'scores' must be a list of 1 numbers",
-        ),
-        ({"number": 1, "messages": GOOD, "scores": ["1"]}, r"a\.jsonl:2: scores must be a finite number"),
+        ("1", GOOD, None, "column 'number' must hold the dialogue's number, not '1'"),
+        (None, GOOD, None, "column 'number' must hold the dialogue's number, not None"),
+        (0, GOOD, None, r"number 0 is that of .*a\.jsonl:1"),
+        (1, "q", None, "a dialogue must be a list of messages with role and content, not text"),
+        (1, ["q"], None, "message 1 is of None"),
+        (1, [*GOOD, say("assistant", "again")], None, "message 3 is of 'assistant' where 'user' is next"),
+        (1, [say("system", "s"), *GOOD], None, "message 1 is of 'system' .*alternate"),
+        (1, [*GOOD, say("user", "x")], None, "the last message, 3, is the user's"),
+        (1, [*GOOD, say("user", " \n"), say("assistant", "x")], None, r"message 3 \(user\) is empty"),
+        (1, GOOD, [1, 2], "column 'scores' must be a list of 1 numbers"),
+        (1, GOOD, [None], "column 'scores' must be a list of 1 numbers"),
+        (1, GOOD, ["1"], "scores must be a finite number"),
     ],
 )
-def test_rows_that_are_no_finished_dialogue(row, message, tmp_path):
+def test_rows_that_are_no_finished_dialogue(number, messages, scores, message, tmp_path):
+    row = {"number": number, "messages": messages, "scores": scores}
     a = write_jsonl(tmp_path / "a.jsonl", [{"number": 0, "messages": GOOD}, row])
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=rf"a\.jsonl:2: {message}"):
         compare(a, a.with_name("b.jsonl"), tmp_path / "o.jsonl")
 
 
@@ -182,16 +154,13 @@ def test_dialogues_under_the_name_that_drawn_ones_have(files, tmp_path):
     renamed = [{"trajectory" if key == "messages" else key: value for key, value in row.items()} for row in rows]
     drawn = write_jsonl(tmp_path / "drawn" / "a.jsonl", renamed)
     found, expected = (turn_pairs(file, "--a", files[1], "--b") for file in (drawn, files[0]))
-    assert [(pair.id, pair.a.response, pair.a.reward) for pair in found] == [
-        (pair.id, pair.a.response, pair.a.reward) for pair in expected
+    assert [(one.id, one.a.response, one.a.reward) for one in found] == [
+        (one.id, one.a.response, one.a.reward) for one in expected
     ]
 
 
 def test_a_policy_may_say_nothing(tmp_path):
-    rows = [
-        {"number": 0, "messages": [say("user", "q"), say("assistant", reply)], "scores": [0]} for reply in ("", "r")
-    ]
-    a, b = (write_jsonl(tmp_path / name, [row]) for name, row in zip(("a.jsonl", "b.jsonl"), rows, strict=True))
+    a, b = (write_jsonl(tmp_path / f"{n}.jsonl", [dialogue(0, [said], [0])]) for n, said in (("a", ""), ("b", "r")))
     (pair,) = turn_pairs(a, "--a", b, "--b")
     assert pair.a.response == "Assistant, turn 1:\n" and pair.b.response == "Assistant, turn 1:\n| r"
 
@@ -200,35 +169,28 @@ def test_files_that_do_not_fit_together(files, tmp_path):
     a, b = files
     fewer = scored(tmp_path, "fewer", {7: [1.0]})
     for pair in ((a, fewer), (fewer, a)):
-        with pytest.raises(
-            UserError, match=r"^2 dialogues are in one file only, the first is .*a\.jsonl:2 .number 3."
-        ):
+        with pytest.raises(UserError, match=r"^2 dialogues are in one file only, .*a\.jsonl:2 .number 3."):
             compare(*pair, tmp_path / "o.jsonl", "--by-scores")
     rows = [dialogue(7, ["r"], opening="something else"), dialogue(3, ["r"]), dialogue(5, ["r"])]
     other = write_jsonl(tmp_path / "other.jsonl", rows)
-    with pytest.raises(UserError, match=r"a\.jsonl:1 and .*other\.jsonl:1 .number 7. begin with different messages"):
-        compare(a, other, tmp_path / "o.jsonl", "--by-scores")
     unscored = write_jsonl(tmp_path / "u.jsonl", [dialogue(n, ["r"] * 2) for n in SCORES_A])
-    with pytest.raises(UserError, match=r"--by-scores: .*u\.jsonl:1 has no column 'scores'"):
-        compare(a, unscored, tmp_path / "o.jsonl", "--by-scores")
-    with pytest.raises(UserError, match="--by-scores asks no judge and costs nothing"):
-        compare(a, b, tmp_path / "o.jsonl", "--by-scores", "--dry-run")
-    with pytest.raises(UserError, match="is the file of --model_name_a"):
-        compare(a, b, a, "--by-scores")
+    for second, output, words, message in (
+        (other, "o.jsonl", [], r"a\.jsonl:1 and .*other\.jsonl:1 .number 7. begin with different messages"),
+        (unscored, "o.jsonl", [], r"--by-scores: .*u\.jsonl:1 has no column 'scores'"),
+        (b, "o.jsonl", ["--dry-run"], "--by-scores asks no judge and costs nothing"),
+        (b, "a.jsonl", [], "is the file of --model_name_a"),
+    ):
+        with pytest.raises(UserError, match=message):
+            compare(a, second, tmp_path / output, "--by-scores", *words)
     assert not (tmp_path / "o.jsonl").exists()
 
 
 def test_the_scripts(files, tmp_path):
-    a, b = files
+    def printed(script, *words):
+        return run_command([sys.executable, ROOT / "evaluation" / script, *words], cwd=tmp_path).expect(0).stdout
 
-    def run(script, *words):
-        command = [sys.executable, str(script), *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-
-    names = ["--model_a", a, "--model-name-b", b, "--by_scores"]
-    done = run(SCRIPT, *names, "--output", "o.jsonl")
-    assert done.returncode == 0 and "o.jsonl and beside it o.md, .json and .png" in done.stdout, done.stderr
-    done = run(ROOT / "evaluation" / "report.py", "o.jsonl", "--output", "report")
-    assert done.returncode == 0 and "| a against b, scores" in done.stdout, done.stderr
+    names = ["--model_a", files[0], "--model-name-b", files[1], "--by_scores", "--output", "o.jsonl"]
+    assert "o.jsonl and beside it o.md, .json and .png" in printed("winrate_by_turn.py", *names)
+    assert "| a against b, scores" in printed("report.py", "o.jsonl", "--output", "report")
     assert (tmp_path / "report" / "report.png").read_bytes() == (tmp_path / "o.png").read_bytes()
     assert turns_report([tmp_path / "o.jsonl"] * 2, tmp_path / "twice").count("a against b") == 4

@@ -7,16 +7,15 @@ import pytest
 
 from cli_runs import read_jsonl, write_jsonl
 from dialogue_cases import chat_tokenizer, dialogue
-from dschat.data.dialogues import turn_end
+from dschat.data.encoding import turn_end
 from dschat.errors import UserError
-from dschat.inference.refuel.generate import Drawing, run_generate, sampled_turns
-from dschat.inference.refuel.options import GenerateOptions
-from dschat.inference.refuel.prompts import first_messages
-from dschat.rollouts.compacting import CompactingEngine
+from dschat.inference.dialogues import Drawing, first_messages, run_generate, sampled_turns
+from dschat.inference.refuel import GenerateOptions
 from dschat.rollouts.dialogues import OUTGROWN, PolicyAssistant
+from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.sampling import Sampling
 from factories import make_causal_lm
-from refuel_cases import make_models, make_prompts
+from refuel_cases import make_prompts
 
 
 def test_the_turns_are_uniform_and_follow_from_seed_and_number():
@@ -36,7 +35,7 @@ def drawing(most=None, user=None, turns=3, seed=0):
     tokenizer = chat_tokenizer()
     model = make_causal_lm("gemma", vocab_size=len(tokenizer))
     sampling = Sampling(6, (turn_end(tokenizer).token_id, tokenizer.eos_token_id), tokenizer.pad_token_id)
-    assistant = PolicyAssistant(CompactingEngine(4).draw_from(model), tokenizer, sampling, most, may_end=True)
+    assistant = PolicyAssistant(ContinuousEngine(4).draw_from(model), tokenizer, sampling, most, may_end=True)
     return Drawing(assistant, user or (lambda said, numbers, seeds: [f"more {len(d)}" for d in said]), turns, seed)
 
 
@@ -125,13 +124,6 @@ def test_a_row_without_a_first_message_is_named(name, tmp_path):
     assert str(refusal.value).startswith(f"{path}:2: ")
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    make_models(folder)
-    return folder
-
-
 def options(models, folder, **changes):
     flags = {"model": str(models / "policy"), "user_model": str(models / "user"), "num_turns": 2, "max_new_tokens": 6}
     flags |= {"prompts": str(make_prompts(folder, 6)), "output_dir": folder / "work", "batch_size": 4}
@@ -151,23 +143,15 @@ def test_finished_dialogues_are_handed_over_again_and_other_settings_refused(mod
     assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") != rows
 
 
-def test_an_interrupted_run_goes_on_with_another_batch_size(models, tmp_path, monkeypatch):
-    whole = run_generate(options(models, tmp_path / "whole", num_data=5)) and read_jsonl(
-        tmp_path / "whole" / "dialogues" / "train.jsonl"
-    )
-    drawn, calls = Drawing.draw, []
-
-    def breaking(self, numbers, firsts):
-        calls.append(len(numbers))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return drawn(self, numbers, firsts)
-
-    monkeypatch.setattr(Drawing, "draw", breaking)
+def test_an_interrupted_run_goes_on_with_another_batch_size(models, tmp_path, interrupt):
+    run_generate(options(models, tmp_path / "whole", num_data=5))
+    whole = read_jsonl(tmp_path / "whole" / "dialogues" / "train.jsonl")
+    first = interrupt(Drawing, "draw", 1)
     with pytest.raises(KeyboardInterrupt):
         run_generate(options(models, tmp_path, num_data=5, batch_size=3))
+    calls = interrupt(Drawing, "draw")
     run_generate(options(models, tmp_path, num_data=5, batch_size=1))
-    assert calls == [3, 2, 1, 1]  # three were finished
+    assert [len(numbers) for _, numbers, _ in [*first, *calls]] == [3, 1, 1]  # three were finished
     assert read_jsonl(tmp_path / "dialogues" / "train.jsonl") == whole
 
 

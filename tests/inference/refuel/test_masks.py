@@ -5,12 +5,12 @@ import pytest
 from pyarrow import parquet
 
 from cli_runs import write_jsonl
-from dschat.data.places import is_folder, open_data
-from dschat.data.regression import load_regression_data
+from dschat.data.dialogue_pairs import load_regression_data
+from dschat.data.sources import is_folder, open_data
 from dschat.errors import UserError
-from dschat.inference.refuel.masks import held_out_rows, run_masks
-from dschat.inference.refuel.options import MaskOptions
-from refuel_cases import make_models, row
+from dschat.inference.pairs import held_out_rows, run_masks
+from dschat.inference.refuel import MaskOptions
+from refuel_cases import row
 
 
 def test_one_in_ten_is_held_out_at_most():
@@ -18,13 +18,6 @@ def test_one_in_ten_is_held_out_at_most():
     assert len(held_out_rows(59, 500, 0)) == 5 and len(held_out_rows(10_000, 500, 0)) == 500
     found = held_out_rows(100, 5, 1)
     assert found == sorted(set(found)) == held_out_rows(100, 5, 1) != held_out_rows(100, 5, 2)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    make_models(folder)
-    return folder
 
 
 def make(models, folder, rows, **flags):

@@ -8,10 +8,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dschat.errors import UserError
-from dschat.inference.refuel.options import RankOptions
-from dschat.inference.refuel.rank import run_rank
+from dschat.inference.pairs import run_rank
+from dschat.inference.refuel import RankOptions
 from factories import make_classifier, make_tokenizer, save_folder
-from refuel_cases import make_models, row
+from refuel_cases import row
 
 UNSCORED = {name: value for name, value in row(turn=1, last=2).items() if not name.endswith("_reward")}
 FUNCTION = """
@@ -26,13 +26,6 @@ def nothing(dialogues):
 def one(dialogues):
     return [1.0]
 """
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    make_models(folder)
-    return folder
 
 
 def rank(folder, **flags):
@@ -88,9 +81,3 @@ def test_a_reward_model_without_a_chat_template_is_refused(tmp_path):
     path = save_folder(tmp_path / "rm", make_classifier("gemma"), make_tokenizer())
     with pytest.raises(UserError, match="--reward-model .*no chat template.*chat_template.jinja.*--reward-function"):
         rank(tmp_path, reward_model=path)
-
-
-@pytest.mark.parametrize("flags", [{}, {"reward_model": "m", "reward_function": "f.py:f"}])
-def test_one_of_model_and_function_scores(flags):
-    with pytest.raises(UserError, match="either --reward-model or --reward-function"):
-        RankOptions(prompts="a", output_repo="b", **flags)

@@ -29,15 +29,15 @@ def main() -> None:
     """Runs step 3; the meter ends the process."""
     job, meter = read_job()
     sys.argv = [str(MAIN), *flags(job)]
-    import dschat.rl.ppo_batch as credit
+    from dschat.rl.estimators import ESTIMATORS
 
-    # Before anybody imports it.
-    credit.ppo_batch = meter.inside(MACRO_ACTIONS, credit.ppo_batch)
+    ESTIMATORS["gae"] = meter.inside(MACRO_ACTIONS, ESTIMATORS["gae"])
+    from dschat.trainers.ppo.trainer import PPOTrainer
+
     from dschat.conditions.termination import TerminationCondition
     from dschat.config.ppo import PPOConfig
     from dschat.main import run_main
-    from dschat.trainers.ppo.clock import Clock
-    from dschat.trainers.ppo.trainer import PPOTrainer
+    from dschat.trainers.iteration import Clock
 
     patched: Any = PPOTrainer
     patched.iterate = measured(PPOTrainer.iterate, job, meter)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.models.engines import Policy
+from dschat.models.engines import PolicyEngine
 from dschat.rl.masked import last_true
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import ScoredRollout, Trajectory
@@ -39,7 +39,7 @@ def shrinking(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> Ten
 class HighEntropy:
     """Cuts before the tokens of which the reference was least sure: one in `MEAN_LENGTH`."""
 
-    def __init__(self, reference: Policy) -> None:
+    def __init__(self, reference: PolicyEngine) -> None:
         self._reference = reference
 
     def __call__(self, trajectory: Trajectory | ScoredRollout) -> Tensor:

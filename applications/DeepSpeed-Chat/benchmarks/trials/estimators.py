@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from dschat.config.ppo import PPOConfig
-from dschat.rl.advantages import gae
+from dschat.rl.estimators import gae
 from dschat.rl.macro_actions import pool_rewards, pool_values, segment, to_tokens
 from dschat.rl.masked import last_true
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import MacroActions, PPOBatch, Trajectory
-from dschat.trainers.ppo.credit import assign_credit
+from dschat.trainers.credit import assign_credit
 
 Estimator = Callable[[Trajectory, MacroActions, float, PPOConfig], PPOBatch]
 
@@ -59,8 +59,9 @@ def ratio_only(trajectory: Trajectory, macro: MacroActions, kl_coef: float, conf
 
 def mixture(trajectory: Trajectory, macro: MacroActions, kl_coef: float, config: PPOConfig) -> PPOBatch:
     """The mean over macro actions of several lengths."""
-    ends = [fixed_ngram_ends(trajectory.response_mask, ngram) for ngram in HORIZONS]
-    batches = [assign_credit(trajectory, e, kl_coef, config) for e in ends]
+    mask = trajectory.response_mask
+    cuts = [segment(fixed_ngram_ends(mask, ngram), mask) for ngram in HORIZONS]
+    batches = [assign_credit(trajectory, cut, kl_coef, config) for cut in cuts]
     advantages = torch.stack([batch.advantages for batch in batches]).mean(0)
     returns = torch.stack([batch.returns for batch in batches if batch.returns is not None]).mean(0)
     return replace(batches[0], macro=macro, advantages=advantages, returns=returns)

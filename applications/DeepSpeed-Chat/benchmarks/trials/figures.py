@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dschat.run_report.speed import final, window_of
+from dschat.run_report.summary import final, window_of
 from trials.measures import KL_LEVELS, Curve, Interval, at_kl, over_seeds, speed_up, updates_to
 from trials.plan import Group
 from trials.pool import Results

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read from learning curves: one number per PPO iteration, (N,) arrays.
 
-Numbers are smoothed as in the product's reports, see `dschat.run_report.speed`.
+Numbers are smoothed as in the product's reports, see `dschat.run_report.summary`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dschat.run_report.speed import final, first_at, trailing_mean
+from dschat.run_report.summary import final, first_at, trailing_mean
 
 Curve = npt.NDArray[np.float64]
 

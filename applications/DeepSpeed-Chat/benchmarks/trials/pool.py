@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shutil
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from dschat.common.atomic import remove, write_file
 from trials.spec import Spec
 
 Result = dict[str, Any]
@@ -42,10 +42,7 @@ class Results:
 
     def write(self, spec: Spec, result: Result) -> None:
         """Whole, or not at all."""
-        self.file(spec).parent.mkdir(parents=True, exist_ok=True)
-        beside = self.file(spec).with_suffix(".part")
-        beside.write_text(json.dumps(result) + "\n", encoding="utf-8")
-        beside.replace(self.file(spec))
+        write_file(self.file(spec), json.dumps(result) + "\n")
 
 
 def run_all(specs: Sequence[Spec], results: Results, jobs: int) -> None:
@@ -99,4 +96,4 @@ def _run(spec: Spec, results: Results) -> None:
 
     scratch = results.folder / "scratch" / str(os.getpid())
     results.write(spec, run(spec, Starts(results.folder / "starts"), scratch))
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove(scratch)

@@ -17,8 +17,7 @@ from tqdm import tqdm
 
 from dschat.run_report.build import read_runs
 from dschat.run_report.data import RunData
-from dschat.run_report.outcome import judges_of
-from dschat.run_report.speed import levels_of, updates_to
+from dschat.run_report.summary import judges_of, levels_of, updates_to
 from trials.measures import over_seeds
 
 MAIN = Path(__file__).resolve().parents[2] / "training" / "quickstart" / "main.py"

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dschat.common.pictures import COLOURS
-from dschat.run_report.speed import final, trailing_mean
+from dschat.run_report.summary import final, trailing_mean
 from trials.figures import Row, curves_of, is_token_ppo, read_group
 from trials.measures import KL_LEVELS, Curve, Interval, over_seeds
 from trials.plan import Group

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from dschat.trainers.ppo.trainer import PPOTrainer
 from torch import Tensor
 
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
@@ -17,16 +18,14 @@ from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import prompt_examples
-from dschat.rl.macro_actions import segment
 from dschat.rl.masked import masked_moments
 from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory
 from dschat.run.metrics import MetricsLog
-from dschat.run.records import new_record
+from dschat.run.output import new_record
 from dschat.scoring.source import ResponseTexts, ScoreSource
-from dschat.trainers.ppo.credit import assign_credit
-from dschat.trainers.ppo.sampler import ActorSampler
-from dschat.trainers.ppo.trainer import PPOTrainer
+from dschat.trainers.credit import assign_credit
+from dschat.trainers.ppo_models import ActorSampler
 from trials.conditions import HighEntropy
 from trials.estimators import ESTIMATORS, Estimator, values_of
 from trials.spec import BATCH, Spec
@@ -175,14 +174,13 @@ class Trainer(PPOTrainer):
         self.seen: dict[str, float] = {}
 
     def credit(
-        self, trajectory: Trajectory, ends: Tensor | MacroActions, samples: int = 1, seen: ScoreMoments | None = None
+        self, trajectory: Trajectory, macro: MacroActions, samples: int = 1, seen: ScoreMoments | None = None
     ) -> PPOBatch:
         """Advantages and returns, by the estimator."""
         if self._estimator is assign_credit:
-            batch = super().credit(trajectory, ends, samples, seen)
+            batch = super().credit(trajectory, macro, samples, seen)
         else:
             assert self.moments is None and samples == 1  # no other estimator knows of them
-            macro = ends if isinstance(ends, MacroActions) else segment(ends, trajectory.response_mask)
             batch = self._estimator(trajectory, macro, self.kl.value, self.config)
         assert batch.returns is not None  # of a critic
         self.seen = {

@@ -14,9 +14,10 @@ from filelock import FileLock
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from dschat.common.atomic import write_file
 from dschat.data import synthetic
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
-from dschat.data.formats.published import tldr_row
+from dschat.data.formats import tldr_row
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
@@ -24,14 +25,13 @@ from dschat.models.tiny import make_gemma
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rl.losses import value_loss
 from dschat.rl.types import Rollout, select_rows
-from dschat.rollouts.compacting import sample
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.generate import sample
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts
-from dschat.trainers.ppo.models import response_values
-from dschat.trainers.supervised.reward import RewardTask
-from dschat.trainers.supervised.sft import SFTTask
+from dschat.trainers.ppo_models import response_values
+from dschat.trainers.reward import RewardTask
+from dschat.trainers.sft import SFTTask
 from trials.tasks import Task, gold_scores
 
 BATCH = 64
@@ -89,7 +89,7 @@ def _make_sft(task: Task, seed: int, place: Path) -> None:
     gold = draw(task, model, tokenizer, SAMPLES, seed, "start")[1]
     save(place / "sft", model, tokenizer)
     scores = {"mean": float(gold.mean()), "spread": float(gold.std())}
-    (place / "scores.json").write_text(json.dumps(scores) + "\n", encoding="utf-8")
+    write_file(place / "scores.json", json.dumps(scores) + "\n")
 
 
 def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
@@ -130,7 +130,7 @@ def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) ->
         given = RewardModelScores(model, BATCH)(select_rows(rollout, held_out), ResponseTexts([], [], []))  # type: ignore[arg-type]
         made = {"correlation_with_gold": float(torch.corrcoef(torch.stack([given, scores[held_out]]))[0, 1])}
     save(place, inner, tokenizer)
-    (place / "made.json").write_text(json.dumps(made) + "\n", encoding="utf-8")
+    write_file(place / "made.json", json.dumps(made) + "\n")
 
 
 def _fit_critic(model: ScalarModel, rollout: Rollout, scores: Tensor) -> None:

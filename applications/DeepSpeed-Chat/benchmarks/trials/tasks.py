@@ -17,22 +17,22 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dschat.data import synthetic, synthetic_words
-from dschat.data.formats.published import tldr_row
-from dschat.data.formats.rows import Row
+from dschat.data import synthetic
+from dschat.data.formats import tldr_row
+from dschat.data.rows import Row
 from dschat.models.tiny import train_tokenizer
 
 SPECIALS = ("<pad>", "<bos>", "<eos>")
 MARK = ":"  # ends a prompt
 CLASS_SIZE = 16  # complaints, praises, openers
-COMPLAINTS, PRAISES = synthetic_words.COMPLAINTS[:CLASS_SIZE], synthetic_words.PRAISES[:CLASS_SIZE]
+COMPLAINTS, PRAISES = synthetic.COMPLAINTS[:CLASS_SIZE], synthetic.PRAISES[:CLASS_SIZE]
 _FUNCTION_WORDS = "the a it was felt looked seemed and but . , my i found near with of is to in on for that we all so"
 NEUTRALS = (
     *_FUNCTION_WORDS.split(),
-    *synthetic_words.NOUNS,
-    *synthetic_words.PEOPLE,
-    *synthetic_words.PLACES,
-    *synthetic_words.NEUTRALS,
+    *synthetic.NOUNS,
+    *synthetic.PEOPLE,
+    *synthetic.PLACES,
+    *synthetic.NEUTRALS,
 )
 OPENERS = NEUTRALS[-CLASS_SIZE:]  # from the worst to the best
 CLASS_RATE = 0.2  # of complaints, and of praises, in a demonstration of `style`

@@ -1,33 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of a step on every rank: one process of a machine makes them, the others read what it made."""
+"""What is known before models are opened: the examples of a step, and texts longer than a model can read.
+
+One process of a machine makes the examples, the others read what it made.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import TypeVar
 
-from dschat.data.loading import ExampleLoader, Look, Make, StepData
-from dschat.data.shares import ShareFlags
+from dschat.builders.engines import ACTOR, BASE, CRITIC
+from dschat.builders.ppo import check_shared_base, is_on_base
+from dschat.config.common import CommonConfig
+from dschat.config.ppo import PPOConfig
+from dschat.config.supervised import OneModelConfig
+from dschat.data.loading import ExampleLoader, Make, StepData, Validate
+from dschat.data.sources import ShareFlags
+from dschat.models.limits import check_length
 from dschat.run.distributed import barrier, broadcast_object, is_main
 
 E = TypeVar("E")
 
 
 def load_step_data(
-    flags: ShareFlags, kind: type[E], make: Make[E], look: Look | None = None, on_prompt: bool | None = None
+    flags: ShareFlags, kind: type[E], make: Make[E], validate: Validate | None = None, on_prompt: bool | None = None
 ) -> StepData[E]:
     """The examples of a step. Every rank must call it.
 
     Args:
         flags: which rows the step reads.
         kind: of the examples.
-        make, look: see `dschat.data.loading.ExampleLoader`.
+        make, validate: see `dschat.data.loading.ExampleLoader`.
         on_prompt: in step 1, whether prompts are learnt from, too.
 
     Raises:
         UserError: no data, a bad row, or no example is left.
     """
-    loader = ExampleLoader(flags, kind, make, look, on_prompt)
+    loader = ExampleLoader(flags, kind, make, validate, on_prompt)
     if broadcast_object(loader.is_small):
         return loader.read(show=is_main())
     key = broadcast_object(loader.key if is_main() else "")
@@ -44,3 +53,16 @@ def load_step_data(
     if data is None:
         data = loader.find(key)
     return loader.read() if data is None else data
+
+
+def check_lengths(config: CommonConfig) -> None:
+    """Refuses texts longer than a model can read, before anything is loaded. Raises UserError."""
+    if isinstance(config, OneModelConfig):
+        check_length(config.model_name_or_path, BASE, config.max_seq_len, "--max_seq_len")
+    elif isinstance(config, PPOConfig):
+        tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        check_shared_base(config)
+        # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
+        for flag, path in ((ACTOR, config.actor_model_name_or_path), (CRITIC, config.critic_model_name_or_path)):
+            if path and not is_on_base(config, path):
+                check_length(path, flag, tokens, "--max_prompt_seq_len + --max_answer_seq_len")

@@ -1,32 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizer, engines and score source of step 3."""
+"""Tokenizer, engines and score source of step 3; critic and reward model on the actor's base (--share_base).
+
+With --share_base each model has an engine of its own. Below ZeRO 3, DeepSpeed leaves frozen weights alone; at ZeRO 3,
+an engine takes weights that another has cut into parts as they are. So all engines must be at ZeRO 3, or none.
+"""
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from dschat.builders.names import ACTOR, CRITIC, REWARD
+from dschat.builders.engines import (
+    ACTOR,
+    CRITIC,
+    REWARD,
+    engine_settings,
+    frozen_settings,
+    opening_of,
+    optimizer_settings,
+)
 from dschat.builders.scores import function_scores, own_reward_tokenizer, reward_source
-from dschat.builders.settings import engine_settings, frozen_settings, opening_of, optimizer_settings
-from dschat.builders.shared_base import beside_actor, has_own_tokenizer, is_on_base, shared_scores
+from dschat.common.fingerprints import model_hash
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
-from dschat.engine.adapters_off import AdaptersOff
-from dschat.engine.engine import Engine, frozen_engine, train_engine
+from dschat.engine.deepspeed_config import EngineSettings
+from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.errors import UserError
-from dschat.models.engines import Policy
+from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import Finetuning, choose_trained
 from dschat.models.limits import check_length
-from dschat.models.load import load_causal_lm, load_scalar, open_config
-from dschat.models.lora import lora_config
+from dschat.models.load import classifier_beside, load_causal_lm, load_scalar, open_config
+from dschat.models.lora import adapter_settings, find_adapter, load_adapter, lora_config
 from dschat.models.policy import PolicyModel
-from dschat.models.scalar import ScalarModel
+from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
-from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import RolloutEngine
-from dschat.scoring.programs.pool import ProgramPool
-from dschat.trainers.ppo.models import PPOModels
+from dschat.rollouts.generate import choose_engine
+from dschat.scoring.programs.run import ProgramPool
+from dschat.scoring.reward_model import RewardModelScores
+from dschat.trainers.ppo_models import PPOModels
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +72,7 @@ def build_ppo_models(
 ) -> PPOModels:
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
 
-    With --advantage_estimator rloo there is no critic.
+    There is a critic where --advantage_estimator needs one.
 
     Args:
         config: the flags.
@@ -79,7 +93,7 @@ def build_ppo_models(
     return PPOModels(
         actor=actor,
         reference=_build_reference(config, plan, tokenizer, actor),
-        critic=_build_critic(config, plan, tokenizer, total_updates, critic) if config.has_critic else None,
+        critic=_build_critic(config, plan, tokenizer, total_updates, critic) if config.needs.critic else None,
         reward=reward_source(
             config, plan, tokenizer, programs, None if reward is None else shared_scores(plan, settings, reward)
         ),
@@ -91,7 +105,7 @@ def build_ppo_models(
 
 def _build_reference(
     config: PPOConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, actor: Engine[PolicyModel]
-) -> Policy:
+) -> PolicyEngine:
     if config.actor_lora_dim:
         return AdaptersOff(actor)
     settings = frozen_settings(config, plan)
@@ -144,9 +158,120 @@ def _rollout_engine(
         if grows(config, tokenizer):
             raise UserError(
                 f"{ACTOR} {config.actor_model_name_or_path}: --rollout_engine vllm opens the model as it is, but its "
-                "embeddings must grow by a token to pad with. Use --rollout_engine compacting, or a model of step 1."
+                "embeddings must grow by a token to pad with. Use --rollout_engine continuous, or a model of step 1."
             )
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)
     rows = config.per_device_generation_batch_size * config.samples_per_prompt
     return choose_engine(config.rollout_engine, rows, actor.module.inner, "--rollout_engine")
+
+
+def is_on_base(config: PPOConfig, path: str | None) -> bool:
+    """Whether a model of --share_base is an adapter over the actor's base, and not a whole model of its own."""
+    folder = find_adapter(path) if config.share_base else None
+    return folder is not None and _is_base(adapter_settings(folder), config.actor_model_name_or_path)
+
+
+def has_own_tokenizer(config: PPOConfig, path: str) -> bool:
+    """Whether a model's folder must hold a tokenizer: that of an adapter alone need not."""
+    return not config.share_base or find_adapter(path) != Path(path)
+
+
+def check_shared_base(config: PPOConfig) -> None:
+    """Looks at the folders of --share_base before anything is loaded.
+
+    Raises:
+        UserError: the critic is a whole model or of another rank, or the reward model neither whole nor over the base.
+    """
+    if not config.share_base:
+        return
+    actor, critic, reward = (
+        config.actor_model_name_or_path,
+        config.critic_model_name_or_path,
+        config.reward_model_name_or_path,
+    )
+    if critic is not None:
+        folder = find_adapter(critic)
+        if folder is None or not is_on_base(config, critic):
+            raise UserError(
+                f"--share_base: {CRITIC} {critic} {_why_not(folder)}. Train step 2 with --lora_dim from {ACTOR} "
+                f"{actor}; or give the reward model as {REWARD}, without {CRITIC}: then the critic starts from the "
+                "base with a value head of zeros."
+            )
+        rank = adapter_settings(folder)["r"]
+        if rank != config.critic_lora_dim:
+            raise UserError(
+                f"--critic_lora_dim {config.critic_lora_dim}: the critic starts from the adapter {folder}, which has "
+                f"rank {rank}. Give --critic_lora_dim {rank}."
+            )
+    if reward is None:
+        return
+    if is_on_base(config, reward):
+        if config.rm_template:
+            raise UserError(
+                f"--rm_template: with --share_base, {REWARD} {reward} reads the actor's own ids. Drop one of the two."
+            )
+        if config.offload_reference_model:
+            raise UserError(
+                "--offload_reference_model: with --share_base, reference and reward model are the actor's base, which "
+                "stays where the actor is. Drop the flag."
+            )
+    elif (adapter := find_adapter(reward)) is not None and not (Path(reward) / "config.json").is_file():
+        raise UserError(
+            f"--share_base: {REWARD} {reward} is an adapter alone, and it {_why_not(adapter)}. Give the whole model, "
+            f"or one that step 2 trained from {ACTOR} {actor}."
+        )
+    else:
+        logger.info("%s %s is no adapter over the actor's base: it is opened as a whole model", REWARD, reward)
+
+
+def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:
+    """Critic and reward model with the actor's weights below; None for what there is not, or what is a whole model.
+
+    A critic that starts from no adapter has none yet.
+
+    Args:
+        config: the flags, which `check_shared_base` has accepted.
+        actor: without adapters.
+    """
+    base, critic, reward = config.actor_model_name_or_path, None, None
+    if config.needs.critic:
+        critic = classifier_beside(actor, CRITIC)
+        folder = find_adapter(config.critic_model_name_or_path)
+        if folder is not None:
+            load_adapter(critic, folder, CRITIC, base)
+    if is_on_base(config, config.reward_model_name_or_path):
+        folder = find_adapter(config.reward_model_name_or_path)
+        assert folder is not None  # it is on the base
+        reward = classifier_beside(actor, REWARD)
+        load_adapter(reward, folder, REWARD, base)
+        if (folder.parent / "config.json").is_file():
+            warn_of_reward_loss(open_config(str(folder.parent), REWARD), f"{REWARD} {folder.parent}")
+    return critic, reward
+
+
+def shared_scores(plan: BatchPlan, settings: EngineSettings, reward: PreTrainedModel) -> RewardModelScores:
+    """Scores of a reward model on the actor's base, whose weights are whole or in parts as the actor's are.
+
+    Args:
+        plan: the batch sizes.
+        settings: of the actor's engine.
+        reward: from `beside_actor`.
+    """
+    stage = 3 if settings.zero_stage == 3 else 0
+    settings = replace(settings, gradient_checkpointing=False, zero_stage=stage)
+    return RewardModelScores(frozen_engine(ScalarModel(reward), settings), plan.micro_batch)
+
+
+def _is_base(settings: dict[str, object], actor: str) -> bool:
+    """Whether an adapter was trained on the model at ``actor``: the same path, or the same weights."""
+    base = str(settings.get("base_model_name_or_path"))
+    if base == actor or Path(base).resolve() == Path(actor).resolve():
+        return True
+    return Path(base).is_dir() and Path(actor).is_dir() and model_hash(base) == model_hash(actor)
+
+
+def _why_not(folder: Path | None) -> str:
+    if folder is None:
+        return "holds no LoRA adapter"
+    return f"was trained on another base, {adapter_settings(folder).get('base_model_name_or_path')}"

@@ -6,30 +6,31 @@ import logging
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.builders.names import REWARD
-from dschat.builders.settings import frozen_settings, opening_of
+from dschat.builders.engines import REWARD, frozen_settings, opening_of
 from dschat.common.user_function import load_function
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.engine.engine import frozen_engine
-from dschat.engine.process_group import choose_dtype
+from dschat.engine.process_group import training_dtype
 from dschat.models.limits import check_length
 from dschat.models.load import load_classifier, load_scalar, open_config, reads_both_ways
-from dschat.models.scalar import ScalarModel
-from dschat.models.scored_at import warn_of_reward_loss
+from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import same_ids
 from dschat.run.distributed import device
-from dschat.scoring.classifier import ClassifierReader
-from dschat.scoring.dialogue_scores import DialogueScores, FunctionDialogueScores, RewardModelDialogueScores
-from dschat.scoring.function import FunctionScores
-from dschat.scoring.programs.pool import ProgramPool
+from dschat.scoring.function import FunctionDialogueScores, FunctionScores
+from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.scores import ProgramScores
-from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
-from dschat.scoring.reward_reader import ReaderFlags, RewardReader, load_reward_model, load_reward_tokenizer
-from dschat.scoring.source import ScoreSource
+from dschat.scoring.reward_model import RewardModelDialogueScores, RewardModelScores, TextRewardScores
+from dschat.scoring.reward_reader import (
+    ClassifierReader,
+    ReaderFlags,
+    RewardReader,
+    load_reward_model,
+    load_reward_tokenizer,
+)
+from dschat.scoring.source import DialogueScores, ScoreSource, Weighted, WeightedScores
 from dschat.scoring.url import UrlScores, UrlSettings
-from dschat.scoring.weighted import Weighted, WeightedScores
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> D
         return FunctionDialogueScores(load_function(config.reward_function or "", flag), flag)
     check_length(path, flag, config.max_seq_len, "--max_seq_len")
     tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))
-    model = load_classifier(path, flag, choose_dtype(config.dtype)).to("cpu" if config.offload else device).eval()
+    model = load_classifier(path, flag, training_dtype(config.dtype)).to("cpu" if config.offload else device).eval()
     rows = config.per_device_eval_batch_size
     reader = ClassifierReader(model, tokenizer.pad_token_id, device, rows, config.offload)
     return RewardModelDialogueScores(reader, tokenizer, f"{flag} {path}")

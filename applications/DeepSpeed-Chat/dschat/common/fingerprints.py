@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two things must share to be called the same: hashes of files, and of what decides a tokenizer's ids."""
+"""What two things must share to be called the same: the one hash of a file, of a tokenizer and of a model."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Settings of a tokenizer that say where it lies, not what it does.
 PLACES = ("name_or_path", "vocab_file", "merges_file", "tokenizer_file", "tokenizer_object", "special_tokens_map_file")
+SAMPLE = 1 << 20  # bytes at either end of a weight file that go into a model's hash
+INNER_SAMPLE = 1 << 12  # bytes at the beginning of every weight of a file that is larger than both ends
+
+
+def content_hash(content: str | bytes) -> str:
+    """SHA-256 of bytes, or of text in UTF-8."""
+    return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
 
 
 def file_hash(file: str | Path) -> str:
@@ -35,7 +43,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         "ends": [tokenizer.bos_token_id, tokenizer.eos_token_id],
         "rules": _rules(tokenizer, pad) if tokenizer.is_fast else _slow_rules(tokenizer),
     }
-    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+    return content_hash(json.dumps(whole, sort_keys=True, default=str))
 
 
 def _rules(tokenizer: PreTrainedTokenizerBase, pad: str | None) -> object:
@@ -60,3 +68,52 @@ def _slow_rules(tokenizer: PreTrainedTokenizerBase) -> object:
         except NotImplementedError:
             files = ()
         return [type(tokenizer).__qualname__, settings, [file_hash(file) for file in files]]
+
+
+def model_hash(path: str) -> str:
+    """Of a folder: its config and, of each weight file, the length and both ends. From the hub: the commit.
+
+    Where files are larger than that, the beginning of every weight follows, after a dash. A folder without a model of
+    its own may hold an adapter, in itself or in ``adapter``.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        from transformers import AutoConfig
+
+        return str(getattr(AutoConfig.from_pretrained(path, trust_remote_code=False), "_commit_hash", None))
+    places = [folder / "config.json", folder / "adapter_config.json", folder / "adapter" / "adapter_config.json"]
+    config = next((place for place in places if place.is_file()), places[0])
+    folder, whole, inner = config.parent, hashlib.sha256(config.read_bytes()), None
+    for file in sorted(folder.glob("*.safetensors")):
+        with open(file, "rb") as stream:
+            size = file.stat().st_size
+            whole.update(f"{file.name} {size}".encode() + stream.read(SAMPLE))
+            stream.seek(max(0, size - SAMPLE))
+            whole.update(stream.read(SAMPLE))
+            if size > 2 * SAMPLE:
+                inner = inner or hashlib.sha256()
+                for start, end in _places(stream):
+                    stream.seek(start)
+                    inner.update(stream.read(min(INNER_SAMPLE, end - start)))
+    return whole.hexdigest() if inner is None else f"{whole.hexdigest()}-{inner.hexdigest()}"
+
+
+def _places(stream: BinaryIO) -> list[tuple[int, int]]:
+    """Where the weights of a safetensors file begin and end, from its header."""
+    stream.seek(0)
+    length = int.from_bytes(stream.read(8), "little")
+    weights = (entry for name, entry in json.loads(stream.read(length)).items() if name != "__metadata__")
+    return sorted((8 + length + start, 8 + length + end) for start, end in (w["data_offsets"] for w in weights))
+
+
+def folder_stamp(path: str) -> str:
+    """A model's place and, of a folder, 12 hexadecimal digits that change when its files are written again.
+
+    Nothing is read: for whoever may go on only with the very same files.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return path
+    stats = sorted((file.name, file.stat()) for file in folder.iterdir() if file.is_file())
+    listing = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+    return f"{os.path.abspath(path)} (files {content_hash(listing)[:12]})"

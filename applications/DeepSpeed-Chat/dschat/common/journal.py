@@ -102,7 +102,9 @@ class Journal:
                 raise UserError(f"{self.partial}:{number}: not valid JSON; remove the file to start anew.") from error
         if len(rows) < 2:  # nothing that other settings could spoil
             return []
-        before = rows[0].get("settings", {})
+        before: dict[str, Any] = rows[0].get("settings", {})
+        if before.get("rollout-engine") == "compacting":  # as earlier versions called it
+            before["rollout-engine"] = "continuous"
         for name in [*settings, *before]:
             if before.get(name) != settings.get(name):
                 raise UserError(

@@ -4,13 +4,13 @@
 import gzip
 import io
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dschat.common.atomic import writing
 from dschat.errors import UserError
 
 
@@ -111,19 +111,9 @@ def dump_row(row: Mapping[str, Any]) -> str:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a file at once: whoever reads it sees the old content or the new, never a part.
-
-    Raises:
-        UserError: the place cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Writes a file at once, whoever else writes it at the same time; raises UserError where it cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "w", encoding="utf-8") as file:
+        with writing(path, shared=True) as beside, open(beside, "w", encoding="utf-8") as file:
             file.writelines(map(dump_row, rows))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {error}") from error

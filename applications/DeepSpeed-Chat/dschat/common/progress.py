@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress bars: a bar on a terminal, one line a minute elsewhere."""
+"""Progress bars: a bar on a terminal, which lines leave whole; one line a minute elsewhere."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterable
@@ -43,6 +44,17 @@ class LineFile:
 
     def flush(self) -> None:
         """Every line is flushed as it is written."""
+
+
+class LinesAboveBars(logging.StreamHandler):
+    """Writes to standard error; a progress bar is wiped before a line and drawn anew below it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record."""
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
 
 
 def progress(

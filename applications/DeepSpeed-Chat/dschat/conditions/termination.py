@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.user_function import call_function, load_function
-from dschat.conditions.parsing.backend import load_backend
-from dschat.conditions.parsing.condition import ParsingCondition
+from dschat.conditions.parsing import ParsingCondition, load_backend
 from dschat.config.macro_actions import TerminationFlags
 from dschat.errors import UserError
 from dschat.rl.termination import (

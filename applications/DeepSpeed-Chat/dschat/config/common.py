@@ -1,26 +1,276 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every step's configuration is: the shared flags, and the rules between them.
+"""What every step's configuration is: the shared flags, in sections, and the rules between them.
 
-Values that follow from other flags (dtype from `--bf16`, the TensorBoard folder, ...) are filled in when the object is
-made.
+A field is a flag: its name, its one default and its help line. Values that follow from other flags (dtype from
+`--bf16`, the TensorBoard folder, ...) are filled in when the object is made.
 """
 
 import logging
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
-from dschat.config.finetuning import FinetuningFlags
-from dschat.config.sections import DataFlags, EngineFlags, OptimisationFlags, OutputFlags
-from dschat.config.tracking import TrackingFlags
+from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, default_of, flag
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+Schedule = Literal[
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
+]
+ZeroStage = Literal[0, 1, 2, 3]
+DEFAULT_RANK = 8  # of --finetune_mode lora
+# Tracker → what to install where its package is missing.
+TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+@dataclass(kw_only=True)
+class DataFlags:
+    """Where the rows come from."""
+
+    _argument_group_name = "data"
+
+    data_path: list[str] = flag(
+        "one or more of: .jsonl, .json, .csv (also .gz) or .parquet files; folders with train* files or from"
+        " save_to_disk; tldr, hh, webgpt, apps; data sets of the Hugging Face hub",
+        rule=NOT_EMPTY,
+        on_resume=FREE,
+    )
+    data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
+    prompt_key: str = flag("column of the prompt", "prompt", NOT_EMPTY)
+    chosen_key: str = flag("column of the preferred response", "chosen", NOT_EMPTY)
+    rejected_key: str = flag("column of the other response", "rejected", NOT_EMPTY)
+    response_key: str = flag("column of the response in data without preferences", "response", NOT_EMPTY)
+    messages_key: str = flag("column of a conversation (list of role and content)", "messages", NOT_EMPTY)
+    end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None, NOT_EMPTY)
+
+
+@dataclass(kw_only=True)
+class OutputFlags:
+    """What is written and when; every count is in optimiser updates."""
+
+    _argument_group_name = "output, evaluation and logging"
+
+    output_dir: str = flag("folder for models, metrics and records", rule=NOT_EMPTY, on_resume=FREE)
+    overwrite_output_dir: bool = flag(
+        "replace a run that output_dir holds, once there are new models", False, on_resume=FREE
+    )
+    save_steps: int = flag(
+        "write a checkpoint to go on from every this many updates; 0 = at a signal only", 0, AT_LEAST_0, FREE
+    )
+    save_total_limit: int = flag(
+        "checkpoints to keep: the newest, and the best one beside; 0 = all", 2, AT_LEAST_0, FREE
+    )
+    save_models: int = flag(
+        "keep the models of every this many optimiser updates; 0 = only those of the end", 0, AT_LEAST_0, FREE
+    )
+    resume_from_checkpoint: str | None = flag(
+        "go on from a checkpoint: its folder, or latest, also without a value",
+        None,
+        on_resume=FREE,
+        nargs="?",
+        const="latest",
+    )
+    eval_interval: int = flag(
+        "evaluate every this many optimiser updates; 0 = only at the start and the end", 0, AT_LEAST_0, FREE
+    )
+    per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16, AT_LEAST_1)
+    enable_tensorboard: bool = flag("short for --report_to tensorboard", False, on_resume=FREE)
+    tensorboard_path: str | None = flag(
+        "folder of the TensorBoard files; output_dir/tensorboard if not given", None, on_resume=FREE
+    )
+
+
+@dataclass(kw_only=True)
+class TrackingFlags:
+    """Where metrics and models go beside the output folder. Nothing is sent anywhere unless a flag here says so."""
+
+    _argument_group_name = "trackers and the hub"
+
+    report_to: list[str] = flag("also write metrics and samples to: tensorboard, wandb", factory=list, on_resume=FREE)
+    push_to_hub: str | None = flag(
+        "at the end, upload the model to this private repository, owner/name", None, on_resume=FREE
+    )
+
+    def check_tracking(self) -> None:
+        """Check names. Raises UserError."""
+        for name in self.report_to:
+            if name not in TRACKERS:
+                raise UserError(f"--report_to {name}: there is no such tracker; give {' or '.join(TRACKERS)}.")
+        check_repository("--push_to_hub", self.push_to_hub)
+
+    def check_installed(self) -> None:
+        """Check that the packages which the flags need are there. Raises UserError, which says what to install."""
+        for name in self.report_to:
+            if find_spec(name) is None:
+                raise UserError(
+                    f"--report_to {name}: the package {name} is not installed. Install it with pip install "
+                    f"{TRACKERS[name]}, or drop {name} from the flag; metrics.jsonl is always written."
+                )
+
+
+@dataclass(kw_only=True)
+class OptimisationFlags:
+    """Epochs, batches and the learning-rate schedule."""
+
+    _argument_group_name = "optimisation"
+
+    seed: int = flag(
+        "seed of the data split, order, sampling and initialisation",
+        1234,
+        rule=(lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295"),
+    )
+    num_train_epochs: int = flag("passes over the training rows", 1, AT_LEAST_1, FREE)
+    gradient_accumulation_steps: int | None = flag(
+        "forward passes per optimiser update; 1, or what global_batch_size makes of it, if not given",
+        None,
+        AT_LEAST_1,
+        SHARE,
+    )
+    global_batch_size: int | None = flag(
+        "examples per optimiser update on all processes; sets the accumulation", None, AT_LEAST_1
+    )
+    lr_scheduler_type: Schedule = flag("learning-rate schedule over the optimiser updates of the run", "cosine")
+    num_warmup_steps: int = flag("warm-up in optimiser updates", 0, AT_LEAST_0)
+    warmup_ratio: float | None = flag(
+        "warm-up as a part of all optimiser updates, instead of num_warmup_steps", None, BELOW_1
+    )
+    gradient_clipping: float = flag("largest gradient norm of an update; 0 = no clipping", 1.0, AT_LEAST_0)
+    on_nonfinite: Literal["stop", "skip"] = flag(
+        "at a NaN or infinity: stop the run, or skip that update or rollout", "stop", on_resume=FREE
+    )
+
+
+@dataclass(kw_only=True)
+class FinetuningFlags:
+    """Which weights are trained.
+
+    Attributes:
+        compares_logprobs: log-probs of an update are compared with earlier ones, which dropout would make differ.
+    """
+
+    _argument_group_name = "what is trained"
+    compares_logprobs: ClassVar[bool] = False
+
+    finetune_mode: Literal["all", "last_layer", "lora"] | None = flag(
+        "train all weights, the output layer alone (last_layer: of a language model its head, with the input embedding"
+        " where they are one; of a reward model or critic the score), or adapters (lora); lora if lora_dim is given,"
+        " else all",
+        None,
+    )
+    lora_dim: int = flag(
+        f"rank of the LoRA adapters; 0 = none, or {DEFAULT_RANK} with --finetune_mode lora", 0, AT_LEAST_0
+    )
+    lora_module_name: list[str] | None = flag(
+        "parts of the names of the layers that get LoRA adapters; all linear layers but the heads if not given",
+        None,
+        NOT_EMPTY,
+    )
+    lora_alpha: int | None = flag(
+        "the adapters' output is scaled by this over their rank; twice the rank if not given", None, AT_LEAST_1
+    )
+    lora_dropout: float = flag("part of the adapters' inputs that is dropped in training; not in step 3", 0.0, BELOW_1)
+    merge_lora: bool = flag("with LoRA, save the merged model beside the adapter", True)
+
+    def fill_in_rank(self) -> None:
+        """Gives --finetune_mode lora a rank."""
+        if self.finetune_mode == "lora" and self.lora_dim == 0:
+            self.lora_dim = DEFAULT_RANK
+
+    def check_finetuning(self, adapters: bool) -> None:
+        """Checks these flags against each other, where some trained model has adapters or none. Raises UserError."""
+        if self.finetune_mode == "lora" and not adapters:
+            raise UserError("--finetune_mode lora: no model has adapters of a rank above 0; give --lora_dim.")
+        if self.finetune_mode in ("all", "last_layer") and adapters:
+            raise UserError(
+                f"--finetune_mode {self.finetune_mode} and --lora_dim both say what is trained: drop one of them."
+            )
+        if self.lora_dropout and self.compares_logprobs:
+            raise UserError(
+                f"--lora_dropout {self.lora_dropout}: log-probs of an update are compared with those of the policy"
+                " that drew the responses; with dropout they would differ before anything is learnt. Drop the flag."
+            )
+        for name in () if adapters else ("lora_module_name", "lora_alpha", "lora_dropout", "merge_lora"):
+            if getattr(self, name) != default_of(FinetuningFlags, name):
+                shown = "--no_merge_lora" if name == "merge_lora" else f"--{name}"
+                logger.warning("%s does nothing without --lora_dim.", shown)
+
+    def finetuning(self, rank: int) -> tuple[bool, int, tuple[str, ...] | None, int | None, float]:
+        """The fields of a model's `dschat.models.finetuning.Finetuning`; `rank` is that of its adapters."""
+        if not rank:
+            return self.finetune_mode == "last_layer", 0, None, None, 0.0
+        targets = None if self.lora_module_name is None else tuple(self.lora_module_name)
+        return False, rank, targets, self.lora_alpha, self.lora_dropout
+
+
+@dataclass(kw_only=True)
+class EngineFlags:
+    """Precision, memory and the launcher."""
+
+    _argument_group_name = "precision, memory and launcher"
+
+    dtype: Literal["fp32", "bf16", "fp16"] | None = flag(
+        "dtype of weights and activations; bf16 on CUDA and fp32 on a CPU if not given", None
+    )
+    bf16: bool = flag("short for --dtype bf16", False)
+    attn_implementation: Literal["sdpa", "eager", "flash_attention_2"] = flag(
+        "attention: sdpa (eager where a family's cap on its logits needs it), eager or flash_attention_2", "sdpa"
+    )
+    gradient_checkpointing: bool = flag("recompute activations in the backward pass, to save memory", False)
+    zero_stage: ZeroStage = flag("ZeRO stage of DeepSpeed", 0)
+    offload: bool = flag("keep optimiser states and parameters in CPU memory", False)
+    self_checks: bool = flag(
+        "check log-probs, padding and special tokens before the first update", True, on_resume=FREE
+    )
+    deepspeed: bool = flag("accepted for the launcher: every run uses DeepSpeed", False, on_resume=FREE)
+    deepspeed_config: str | None = flag("JSON file with DeepSpeed settings that replace ours", None)
+    local_rank: int = flag("set by the launcher", -1, on_resume=FREE)
+    ddp_timeout: int = flag(
+        "seconds that processes wait for each other before the run ends with an error", 1800, AT_LEAST_1, FREE
+    )
+
+
+@dataclass(kw_only=True)
+class LogprobFlags:
+    """Of the steps whose updates compare log-probs with earlier ones."""
+
+    _argument_group_name = "rollouts and batches"
+    compares_logprobs: ClassVar[bool] = True
+
+    temperature: float = flag("sampling temperature, also of all log-probs", 1.0, ABOVE_0)
+
+
+@dataclass(kw_only=True)
+class KLFlags:
+    """The KL penalty, in PPO and in online REFUEL."""
+
+    _argument_group_name = "KL penalty"
+
+    kl_coef: float = flag(
+        "coefficient of the KL penalty against the reference", 0.05, AT_LEAST_0, aliases=["--kl_ctl"]
+    )
+    adaptive_kl_target: float | None = flag(
+        "target of the adaptive KL controller, in nats per sequence; fixed kl_coef if not given", None, ABOVE_0
+    )
+    adaptive_kl_horizon: int = flag(
+        "responses over which the adaptive KL controller changes kl_coef",
+        10000,
+        AT_LEAST_1,
+        only_with="adaptive_kl_target",
+    )
+
+    def check_kl(self) -> None:
+        """Check these flags against each other. Raises UserError."""
+        if self.adaptive_kl_target is not None and self.kl_coef == 0:
+            raise UserError("--adaptive_kl_target cannot steer --kl_coef 0: give a --kl_coef above 0 to start from.")
 
 
 @dataclass(kw_only=True)
@@ -30,9 +280,11 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
     Attributes:
         step: of the pipeline: 1, 2 or 3.
         own_inert_flags: of the step alone, accepted with a warning that says why they do nothing.
+        too_few_examples: what is said after their number, with the {size} of an iteration.
     """
 
     step: ClassVar[int]
+    too_few_examples: ClassVar[str]
     own_inert_flags: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
@@ -49,8 +301,12 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
         Raises:
             UserError: for the first broken rule; the message names the flag and says what to change.
         """
-        self._check_common_numbers()
-        self._check_common_names()
+        rules.check_flags(self)
+        rules.check_data_split(self.data_split, self.step)
+        if self.deepspeed_config is not None:
+            rules.check_json_object("deepspeed_config", self.deepspeed_config)
+        may_hold_run = self.overwrite_output_dir or self.resume_from_checkpoint is not None
+        rules.check_output_dir(self.output_dir, may_hold_run, [*self.model_paths, *self.data_path])
         self.check_tracking()
         if self.bf16 and self.dtype != "bf16":
             raise UserError(f"--bf16 contradicts --dtype {self.dtype}: drop one of them.")
@@ -64,13 +320,8 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
                 "--lr_scheduler_type constant has no warm-up: use constant_with_warmup, or drop --num_warmup_steps and"
                 " --warmup_ratio."
             )
-
-        self._check_memory_flags()
-
-    def _check_memory_flags(self) -> None:
-        """Offload and what is trained: what needs another flag beside it."""
         self._check_offload()
-        self.check_finetuning(self.lora_ranks)
+        self.check_finetuning(any(self.lora_ranks))
 
     def _check_offload(self) -> None:
         if self.offload and 0 in self.zero_stages:
@@ -78,33 +329,19 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
                 "--offload needs ZeRO: give --zero_stage 1, 2 or 3 (in step 3 for both actor and critic), or drop it."
             )
 
-    def _check_common_numbers(self) -> None:
-        seed_rule = (lambda seed: 0 <= seed < 2**32, "a whole number from 0 to 4294967295")
-        ratio_rule = (lambda ratio: 0 <= ratio < 1, "a number of at least 0 and below 1")
-        rules.check_numbers(self, ["seed"], seed_rule)
-        rules.check_numbers(self, ["warmup_ratio"], ratio_rule)
-        rules.check_numbers(
-            self,
-            ["num_train_epochs", "gradient_accumulation_steps", "global_batch_size", "ddp_timeout"],
-            rules.AT_LEAST_1,
-        )
-        counts = ["save_steps", "save_total_limit", "save_models", "eval_interval", "num_warmup_steps"]
-        counts += ["gradient_clipping"]
-        rules.check_numbers(self, counts, rules.AT_LEAST_0)
-
-    def _check_common_names(self) -> None:
-        keys = ["prompt_key", "chosen_key", "rejected_key", "response_key", "messages_key"]
-        rules.check_not_empty(self, ["data_path", "output_dir", "end_of_conversation_token", *keys])
-        rules.check_data_split(self.data_split, self.step)
-        if self.deepspeed_config is not None:
-            rules.check_json_object("deepspeed_config", self.deepspeed_config)
-        may_hold_run = self.overwrite_output_dir or self.resume_from_checkpoint is not None
-        rules.check_output_dir(self.output_dir, may_hold_run, [*self.model_paths, *self.data_path])
-
     @property
     def trackers(self) -> tuple[str, ...]:
         """Those of --report_to and --enable_tensorboard, each once."""
         return tuple(dict.fromkeys([*self.report_to, *(["tensorboard"] if self.enable_tensorboard else [])]))
+
+    @property
+    def spreads_lengths(self) -> bool:
+        """Whether a micro-batch holds examples of all lengths, not similar ones."""
+        return False
+
+    def total_iterations(self, per_epoch: int, size: int) -> int:
+        """Iterations of the whole run, of so many in an epoch and examples in each."""
+        return per_epoch * self.num_train_epochs
 
     def warmup_updates(self, total_updates: int) -> int:
         """Number of warm-up updates in a run of `total_updates`; a ratio is rounded up."""
@@ -116,7 +353,7 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
         """Warn where a run of `total_updates` ends before its warm-up."""
         if self.num_warmup_steps >= total_updates:
             logger.warning(
-                "--num_warmup_steps %d: the run makes %d updates, so its learning rate never reaches the highest.",
+                "--num_warmup_steps %d: the run makes %d updates, so its learning rate never reaches its peak.",
                 self.num_warmup_steps,
                 total_updates,
             )
@@ -150,3 +387,9 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
         Raises:
             UserError: when the sizes do not fit together; the message names the nearest that do.
         """
+
+
+def check_repository(flag_name: str, repository: str | None) -> None:
+    """Raises UserError unless a repository is named owner/name; None passes."""
+    if repository is not None and not REPOSITORY.fullmatch(repository):
+        raise UserError(f"{flag_name} {repository}: give the repository as owner/name, such as you/my-model.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dschat.config import rules
-from dschat.config.rules import default_of, flag
+from dschat.config.rules import AT_LEAST_1, NOT_EMPTY, default_of, flag
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -50,41 +50,43 @@ class TerminationFlags:
     ngram: Annotated[float, parse_ngram] = flag(
         "fixed: tokens in a macro action; 1 = vanilla PPO, inf = the whole response", 5
     )
-    repeat_times: int = flag("randomized: how often the list of lengths is repeated", 3)
-    ngram_lengths: list[int] = flag("randomized: the lengths to shuffle", factory=lambda: [2, 3, 5, 10])
+    repeat_times: int = flag("randomized: how often the list of lengths is repeated", 3, AT_LEAST_1)
+    ngram_lengths: list[int] = flag(
+        "randomized: the lengths to shuffle", factory=lambda: [2, 3, 5, 10], rule=AT_LEAST_1
+    )
     parsing_cutoff: int = flag(
         "parsing: a constituent of fewer tokens than this is one macro action; at least 3",
         5,
         aliases=["--parser_cutoff"],
+        rule=(
+            lambda tokens: tokens >= 3,
+            "a whole number of at least 3: below it, each sentence becomes one macro action",
+        ),
     )
     parser: str = flag(
         "parsing: benepar, link-grammar, chunker, tree-sitter (for programs), or module.py:function with (model) ->"
         " parser",
         "benepar",
     )
-    parser_model: str | None = flag("parsing: name or path of the parser's model; benepar_en3 for benepar", None)
-    parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu")
+    parser_model: str | None = flag(
+        "parsing: name or path of the parser's model; benepar_en3 for benepar", None, NOT_EMPTY
+    )
+    parser_device: str = flag("parsing: where benepar computes: cpu or cuda", "cpu", NOT_EMPTY)
     ppl_mode: Literal["chunk", "prefix", "token"] = flag("ppl: which rise in perplexity ends a macro action", "chunk")
     isolate_last_token: bool = flag("make the last response token a macro action of its own", False)
 
     def check_termination(self) -> None:
         """Check these flags, alone and against each other, and warn of those without effect. Raises UserError."""
+        rules.check_flags(self)
         if not self.ngram >= 1 or (not math.isinf(self.ngram) and self.ngram != int(self.ngram)):
             raise UserError(_wrong_ngram(f"{self.ngram:g}"))
-        rules.check_numbers(self, ["repeat_times", "ngram_lengths"], rules.AT_LEAST_1)
-        cutoff = "a whole number of at least 3: below it, each sentence becomes one macro action"
-        rules.check_numbers(self, ["parsing_cutoff"], (lambda tokens: tokens >= 3, cutoff))
-        rules.check_not_empty(self, ["parser_model", "parser_device"])
-        self._check_condition()
-        self._check_parser()
-
-    def _check_condition(self) -> None:
         condition = self.termination_condition
         if ":" in condition:
             rules.check_function_path("termination_condition", condition)
         elif condition not in FLAGS_OF:
             known = ", ".join(FLAGS_OF)
             raise UserError(f"--termination_condition {condition} is unknown: use {known} or module.py:function.")
+        self._check_parser()
 
     def _check_parser(self) -> None:
         if ":" in self.parser:

@@ -4,23 +4,44 @@
 import logging
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from importlib.util import find_spec
+from typing import Annotated, ClassVar, Literal, get_args
 
-from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_rollouts
-from dschat.config.common import CommonConfig
+from dschat.config.common import CommonConfig, KLFlags, LogprobFlags, ZeroStage
 from dschat.config.macro_actions import PoolingFlags, TerminationFlags
-from dschat.config.ppo_loss import PPOLossFlags
 from dschat.config.rewards import RewardFlags
-from dschat.config.rollouts import EVAL_PROMPTS, RolloutFlags
-from dschat.config.rules import default_of, flag
-from dschat.config.sections import SCHEDULE_HELP, Schedule, ZeroStage
+from dschat.config.rules import (
+    ABOVE_0,
+    AT_LEAST_0,
+    AT_LEAST_1,
+    FREE,
+    NOT_EMPTY,
+    SHARE,
+    UP_TO_1,
+    ZERO_TO_ONE,
+    Changed,
+    default_of,
+    flag,
+    redeclared,
+)
 from dschat.errors import UserError
+from dschat.rl.needs import NEEDS, Needs
 
 logger = logging.getLogger(__name__)
 
+RolloutEngineName = Literal["continuous", "generate", "vllm"]
+
+
+def engine_name(value: str) -> str:
+    """A value of --rollout_engine; continuous was called compacting, which is still accepted."""
+    return "continuous" if value == "compacting" else value
+
+
+VLLM = "rollout_engine vllm"  # which the flags of vLLM need beside them
+EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
 BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
-# What a run without a critic does not read.
+# What a run without a critic does not read, unless its estimator does.
 CRITIC_FLAGS = (
     *("critic_learning_rate", "critic_weight_decay", "critic_gradient_checkpointing", "critic_zero_stage"),
     *("critic_lora_dim", "value_function", "lam", "cliprange_value", "vf_coef"),
@@ -33,12 +54,125 @@ class PPOModelFlags:
 
     _argument_group_name = "models"
 
-    actor_model_name_or_path: str = flag("model of step 1: the actor starts from it, the frozen reference is it")
+    actor_model_name_or_path: str = flag(
+        "model of step 1: the actor starts from it, the frozen reference is it", rule=NOT_EMPTY, on_resume=FREE
+    )
     critic_model_name_or_path: str | None = flag(
         "reward model of step 2, which the critic starts from; if another source of scores is named, the default is"
         " the actor with a zero value head",
         None,
+        NOT_EMPTY,
+        FREE,
     )
+
+
+@dataclass(kw_only=True)
+class SamplingFlags(LogprobFlags):
+    """How responses are drawn, in PPO and in online REFUEL."""
+
+    _argument_group_name = "rollouts and batches"
+
+    per_device_generation_batch_size: int = flag(
+        "prompts answered at once on one process, each samples_per_prompt times", 16, AT_LEAST_1, SHARE
+    )
+    max_prompt_seq_len: int = flag("longest prompt in tokens; a longer one is dropped", 512, AT_LEAST_1)
+    max_answer_seq_len: int = flag("longest response in tokens; sampling stops there", 512, AT_LEAST_1)
+    eval_prompts: int | None = flag(
+        f"held-out prompts answered in an evaluation, on all processes together; 0 = all ({EVAL_PROMPTS}, unless"
+        " eval_iters is given)",
+        None,
+        AT_LEAST_0,
+        FREE,
+    )
+
+
+@dataclass(kw_only=True)
+class RolloutFlags(SamplingFlags):
+    """Sampling and the sizes of rollouts and updates."""
+
+    _argument_group_name = "rollouts and batches"
+
+    rollout_engine: Annotated[RolloutEngineName, engine_name] = flag(
+        "what draws responses: our own continuous batching, which drops rows that have ended and takes in waiting"
+        " prompts (continuous); transformers' generate; or vLLM in the training process (vllm)",
+        "continuous",
+        choices=get_args(RolloutEngineName),
+    )
+    generation_batches: int = flag("generation batches of one rollout", 1, AT_LEAST_1, SHARE)
+    samples_per_prompt: int = flag("responses to each prompt of a rollout", 1, AT_LEAST_1)
+    per_device_training_batch_size: int = flag(
+        "responses per forward pass and process in training", 16, AT_LEAST_1, SHARE
+    )
+    eval_iters: int | None = flag(
+        "batches of per_device_eval_batch_size per process in an evaluation, instead of eval_prompts; 0 = all",
+        None,
+        AT_LEAST_0,
+        FREE,
+    )
+    ppo_epochs: int = flag("passes over one rollout", 1, AT_LEAST_1)
+    top_k: int = flag("sample among the k likeliest tokens; 0 = all", 0, AT_LEAST_0)
+    top_p: float = flag("sample among the likeliest tokens that make up this probability; 1 = all", 1.0, UP_TO_1)
+    vllm_gpu_memory: float = flag(
+        "share of a GPU's memory that vLLM uses while it draws: weights and cache", 0.3, UP_TO_1, FREE, only_with=VLLM
+    )
+    rollout_is_clip: float | None = flag(
+        "with vllm, a token's policy loss weighs as much as it is likelier under the actor than under vLLM, at most"
+        " this; off if not given",
+        None,
+        ABOVE_0,
+        only_with=VLLM,
+    )
+    print_answers: bool = flag(
+        "show some held-out prompts with their responses at each evaluation", False, on_resume=FREE
+    )
+
+
+@dataclass(kw_only=True)
+class PPOLossFlags(KLFlags):
+    """Rewards, advantages, losses and optimisers of the two models."""
+
+    _argument_group_name = "PPO"
+
+    advantage_estimator: str = flag(
+        "; ".join(f"{name}: {needs.summary}" for name, needs in NEEDS.items()), "gae", choices=tuple(NEEDS)
+    )
+    actor_learning_rate: float = flag("peak learning rate of the actor", 1.5e-5, AT_LEAST_0)
+    critic_learning_rate: float = flag("peak learning rate of the critic", 1.5e-5, AT_LEAST_0)
+    actor_weight_decay: float = flag("weight decay of the actor", 0.1, AT_LEAST_0)
+    critic_weight_decay: float = flag("weight decay of the critic", 0.1, AT_LEAST_0)
+    kl_estimator: Literal["k1", "k2", "k3"] = flag("estimator of the KL penalty", "k1")
+    max_kl: float | None = flag(
+        "KL per sequence in nats above which kl_action is taken; off if not given", None, ABOVE_0, FREE
+    )
+    kl_action: Literal["warn", "stop"] = flag(
+        "above max_kl: warn, or save the models and stop the run", "warn", on_resume=FREE, only_with="max_kl"
+    )
+    gamma: float = flag("discount per macro action", 1.0, ZERO_TO_ONE)
+    lam: float = flag("lambda of GAE, per macro action", 0.95, ZERO_TO_ONE)
+    cliprange: float = flag("clip range of the probability ratio", 0.2, ABOVE_0)
+    cliprange_value: float = flag("clip range of the values", 0.2, ABOVE_0)
+    clip_reward_value: float | None = flag("clamp scores to plus and minus this; off if not given", None, ABOVE_0)
+    missing_eos_penalty: float | None = flag("subtracted from the score of a response that was cut", None, AT_LEAST_0)
+    normalize_scores: bool = flag(
+        "train on scores minus the mean of all scores so far, divided by their standard deviation, in which"
+        " missing_eos_penalty and clip_reward_value then count",
+        False,
+    )
+    normalize_advantages: Literal["row", "batch"] | None = flag(
+        "scale advantages to mean 0 and variance 1 over the tokens of each response (row), or of all (batch)", None
+    )
+    whiten_advantages: bool = flag("another spelling of --normalize_advantages batch", False)
+    vf_coef: float = flag("multiplies the loss of the critic, which has an optimiser of its own", 1.0, ABOVE_0)
+
+    @property
+    def needs(self) -> Needs:
+        """What the advantage estimator needs of the run."""
+        return NEEDS[self.advantage_estimator]
+
+    @property
+    def normalized_over(self) -> Literal["row", "batch"] | None:
+        """What advantages are normalised over, in either spelling."""
+        return "batch" if self.whiten_advantages else self.normalize_advantages
 
 
 @dataclass(kw_only=True)
@@ -56,8 +190,8 @@ class PPOMemoryFlags:
     actor_zero_stage: ZeroStage | None = flag("ZeRO stage of the actor; zero_stage if not given", None)
     critic_zero_stage: ZeroStage | None = flag("ZeRO stage of the critic; zero_stage if not given", None)
     offload_reference_model: bool = flag("keep the reference and the reward model in CPU memory", False)
-    actor_lora_dim: int | None = flag("rank of the actor's LoRA adapters; lora_dim if not given", None)
-    critic_lora_dim: int | None = flag("rank of the critic's LoRA adapters; lora_dim if not given", None)
+    actor_lora_dim: int | None = flag("rank of the actor's LoRA adapters; lora_dim if not given", None, AT_LEAST_0)
+    critic_lora_dim: int | None = flag("rank of the critic's LoRA adapters; lora_dim if not given", None, AT_LEAST_0)
     share_base: bool = flag(
         "with LoRA: one frozen base in memory, the actor's, for actor, critic and reference, and for a reward model"
         " that is an adapter over it",
@@ -67,6 +201,10 @@ class PPOMemoryFlags:
 
 
 @dataclass(kw_only=True)
+@redeclared(
+    lr_scheduler_type="linear",
+    per_device_eval_batch_size=Changed(help="prompts per process that one of eval_iters stands for"),
+)
 class PPOConfig(
     PPOModelFlags,
     RewardFlags,
@@ -80,9 +218,11 @@ class PPOConfig(
     """Step 3: PPO over macro actions."""
 
     step: ClassVar[int] = 3
-    compares_logprobs: ClassVar[bool] = True
-
-    lr_scheduler_type: Schedule = flag(SCHEDULE_HELP, "linear")
+    too_few_examples: ClassVar[str] = (
+        "prompts are fewer than one rollout of {size}. Lower --per_device_generation_batch_size or"
+        " --generation_batches, or give more data (--data_split) or, where prompts were too long, a larger"
+        " --max_prompt_seq_len."
+    )
 
     def __post_init__(self) -> None:
         """Fill in the values that follow from other flags."""
@@ -93,27 +233,23 @@ class PPOConfig(
         if self.eval_prompts is None and self.eval_iters is None:
             self.eval_prompts = EVAL_PROMPTS
         if not self.source_names:
-            self.reward_model_name_or_path = self.critic_model_name_or_path
-        self._names_no_critic = not self.has_critic and self.critic_model_name_or_path is not None
+            self.reward_model_name_or_path = self.critic_model_name_or_path or None
+        self._names_no_critic = not self.needs.critic and self.critic_model_name_or_path is not None
         if self._names_no_critic:
             self.critic_model_name_or_path = None
 
     def validate(self) -> None:
         """Check every flag, alone and against the others, and warn of unwise combinations. Raises UserError."""
         super().validate()
-        rules.check_numbers(self, ["actor_lora_dim", "critic_lora_dim"], rules.AT_LEAST_0)
         self._check_models()
-        self.check_rollouts()
-        self.check_losses()
+        if self.eval_prompts is not None and self.eval_iters is not None:
+            raise UserError("--eval_prompts and --eval_iters both say how many prompts to evaluate: drop one of them.")
+        self.check_kl()
+        self._check_normalization()
         self.check_termination()
         self.check_rewards(self.ddp_timeout)
-        self._check_rloo()
+        self._check_estimator()
         self._check_shared_base()
-        if self.normalized_over == "row" and self.ngram == math.inf and self.termination_condition == "fixed":
-            raise UserError(
-                "--normalize_advantages row with --ngram inf: a response is one macro action, all of it with the"
-                " same advantage, of which nothing would be left. Use batch."
-            )
         if self._dilutes_score and self.value_function == "first":
             raise UserError(
                 "--macro_reward mean with --value_function first gives the score, which sits on the last token, no"
@@ -124,32 +260,45 @@ class PPOConfig(
     def check_installed(self) -> None:
         """See `TrackingFlags.check_installed`."""
         super().check_installed()
-        self.check_engine_installed()
+        if self.rollout_engine == "vllm" and find_spec("vllm") is None:
+            raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
 
     def _check_models(self) -> None:
-        names = ["actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"]
-        rules.check_not_empty(self, names)
         if not self.source_names:
-            needs_critic = self.has_critic and not self.share_base  # whose critic may start from the base
+            needs_critic = self.needs.critic and not self.share_base  # whose critic may start from the base
             wanted = "critic_model_name_or_path" if needs_critic else "reward_model_name_or_path"
             raise UserError(
                 f"--{wanted} is missing: give the reward model of step 2, or score with --reward_function"
                 " module.py:function, --reward_url or --reward_source programs."
             )
 
-    def _check_rloo(self) -> None:
-        """What samples are compared with, and what would change the rewards but is not read."""
-        if self.has_critic:
+    def _check_normalization(self) -> None:
+        if self.whiten_advantages and self.normalize_advantages == "row":
+            raise UserError("--whiten_advantages contradicts --normalize_advantages row: drop one of them.")
+        if self.normalized_over != "row":
             return
+        if not self.needs.macro_actions:
+            raise UserError(
+                f"--normalize_advantages row: --advantage_estimator {self.advantage_estimator} gives all tokens of a"
+                " response the same advantage, of which nothing would be left. Use batch."
+            )
+        if self.ngram == math.inf and self.termination_condition == "fixed":
+            raise UserError(
+                "--normalize_advantages row with --ngram inf: a response is one macro action, all of it with the"
+                " same advantage, of which nothing would be left. Use batch."
+            )
+
+    def _check_estimator(self) -> None:
+        """What samples are compared with, and what would change the rewards but is not read."""
         estimator = f"--advantage_estimator {self.advantage_estimator}"
-        if self.samples_per_prompt < 2:
+        if self.needs.group and self.samples_per_prompt < 2:
             raise UserError(
                 f"{estimator} compares responses to the same prompt with each other: give --samples_per_prompt of at"
                 " least 2 (the published runs draw 4)."
             )
         for name in ("gamma", "macro_reward"):
             value = getattr(self, name)
-            if value != default_of(PPOConfig, name):
+            if name not in self.needs.reads and value != default_of(PPOConfig, name):
                 raise UserError(
                     f"--{name} {value}: {estimator} adds up all rewards of a response as they are. Drop the flag."
                 )
@@ -176,8 +325,9 @@ class PPOConfig(
 
     def _warn(self) -> None:
         usual = {f"critic_{name}": getattr(self, name) for name in BOTH_MODELS}
-        given = [name for name in CRITIC_FLAGS if getattr(self, name) != usual.get(name, default_of(PPOConfig, name))]
-        if given and not self.has_critic:
+        unread = [] if self.needs.critic else [name for name in CRITIC_FLAGS if name not in self.needs.reads]
+        given = [name for name in unread if getattr(self, name) != usual.get(name, default_of(PPOConfig, name))]
+        if given:
             names = ", ".join(f"--{name}" for name in given)
             logger.warning("%s: of no effect with --advantage_estimator %s.", names, self.advantage_estimator)
         if self._names_no_critic:
@@ -186,7 +336,8 @@ class PPOConfig(
                 " model, if no other source of scores is named.",
                 self.advantage_estimator,
             )
-        if not self.has_critic and self.policy_ratio == "token" and self.termination_condition != "fixed":
+        reads_ends = self.needs.macro_actions or self.policy_ratio != "token"
+        if not reads_ends and self.termination_condition != "fixed":
             logger.warning(
                 "--termination_condition %s: with --advantage_estimator %s macro actions change the training with"
                 " --policy_ratio macro or macro_mean alone.",
@@ -206,32 +357,39 @@ class PPOConfig(
                 self.top_p,
             )
 
-    def credit_is_late(self, plan: BatchPlan) -> bool:
+    def credit_is_fused(self, plan: BatchPlan) -> bool:
         """Whether the one update of a rollout computes itself what credit assignment needs of actor and critic.
 
         Not with several updates, whitening over all tokens of a rollout, or a user's condition: it may read anything.
-        And not without a critic: then a response's advantage depends on others, which may be in other micro-batches.
+        And not where a response's advantage depends on others, which may be in other micro-batches.
         """
         own_condition = ":" in self.termination_condition
         one_update = plan.updates_per_rollout == 1
-        return self.has_critic and one_update and self.normalized_over != "batch" and not own_condition
+        row_by_row = self.needs.critic and not self.needs.group and self.normalized_over != "batch"
+        return row_by_row and one_update and not own_condition
 
     @property
     def zero_stages(self) -> list[int]:
         """The ZeRO stages of actor and critic, where there is one."""
         stages: list[int] = [self.actor_zero_stage or 0, self.critic_zero_stage or 0]
-        return stages[: 1 + self.has_critic]
+        return stages[: 1 + self.needs.critic]
 
     @property
     def lora_ranks(self) -> list[int]:
         """The LoRA ranks of actor and critic, where there is one."""
-        return [self.actor_lora_dim or 0, self.critic_lora_dim or 0][: 1 + self.has_critic]
+        return [self.actor_lora_dim or 0, self.critic_lora_dim or 0][: 1 + self.needs.critic]
 
     @property
     def model_paths(self) -> list[str]:
         """What actor, critic and reward model are loaded from."""
         paths = [self.actor_model_name_or_path, self.critic_model_name_or_path, self.reward_model_name_or_path]
         return [path for path in paths if path]
+
+    def num_eval_prompts(self, world_size: int) -> int:
+        """How many held-out prompts an evaluation answers on all processes together; 0 = all."""
+        if self.eval_iters is None:
+            return self.eval_prompts or 0
+        return self.eval_iters * self.per_device_eval_batch_size * world_size
 
     def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes; raises UserError when updates do not divide the rollout or cannot be reached."""

@@ -7,12 +7,13 @@ from typing import Literal
 
 from dschat.common.glossary import names_under
 from dschat.config import rules
-from dschat.config.rules import default_of, flag
+from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, flag
 from dschat.errors import UserError
 
 OnRewardError = Literal["stop", "retry", "skip"]
 SandboxLevel = Literal["bubblewrap", "namespaces", "rlimits"]
 
+WITH_PROGRAMS = "reward_source programs"  # which the flags of programs need beside them
 # Names that a second score may not take: the metrics of step 3 have keys of these names.
 METRIC_NAMES = (
     *names_under("objective/", "ppo"),
@@ -39,32 +40,40 @@ class ProgramFlags:
         "paper: -1 for a compile error, -0.6 for another error or a time-out, else -0.3 + 1.3 x share of tests passed;"
         " ratio: that share, tests that end in an error not passed",
         "paper",
+        only_with=WITH_PROGRAMS,
     )
-    sandbox_level: SandboxLevel = flag("the weakest walls that programs may run behind", "namespaces")
-    sandbox_workers: int = flag("programs that one process runs at a time", 4)
-    max_tests: int | None = flag("tests of a row that are run, the first; all if not given", None)
-    drop_unsolvable: bool = flag("leave out rows whose own reference solution fails their tests", False)
-
-    def check_programs(self) -> None:
-        """Check these flags against each other. Raises UserError."""
-        rules.check_numbers(self, ["sandbox_workers", "max_tests"], rules.AT_LEAST_1)
-        if self.reward_source is not None:
-            return
-        for name in ("program_reward", "sandbox_level", "sandbox_workers", "max_tests", "drop_unsolvable"):
-            value = getattr(self, name)
-            if value != default_of(ProgramFlags, name):
-                raise UserError(f"--{name} {value} does nothing on its own: add --reward_source programs, or drop it.")
+    sandbox_level: SandboxLevel = flag(
+        "minimum isolation level of the programs' sandbox", "namespaces", only_with=WITH_PROGRAMS
+    )
+    sandbox_workers: int = flag("programs that one process runs at a time", 4, AT_LEAST_1, only_with=WITH_PROGRAMS)
+    max_tests: int | None = flag(
+        "tests of a row that are run, the first; all if not given", None, AT_LEAST_1, only_with=WITH_PROGRAMS
+    )
+    drop_unsolvable: bool = flag(
+        "leave out rows whose own reference solution fails their tests", False, only_with=WITH_PROGRAMS
+    )
 
 
 @dataclass(kw_only=True)
-class RewardFlags(ProgramFlags):
-    """Where the score comes from; several sources are added up."""
+class RewardModelFlags:
+    """A reward model, the source of scores that REFUEL's dialogues may have, too."""
 
     _argument_group_name = "sources of scores"
 
     reward_model_name_or_path: str | None = flag(
-        "reward model; that of --critic_model_name_or_path if there is no other source of scores", None
+        "reward model; that of --critic_model_name_or_path if there is no other source of scores",
+        None,
+        NOT_EMPTY,
+        FREE,
     )
+
+
+@dataclass(kw_only=True)
+class RewardFlags(RewardModelFlags, ProgramFlags):
+    """Where the score comes from; several sources are added up."""
+
+    _argument_group_name = "sources of scores"
+
     reward_function: list[str] | None = flag(
         "one or more module.py:function, called with (prompts, responses, rows), that return one score per row", None
     )
@@ -76,11 +85,13 @@ class RewardFlags(ProgramFlags):
         "weights of several sources in the score, in the order: functions, reward model, address, programs; 1 if not"
         " given",
         None,
+        rule=(lambda number: True, "finite numbers"),
     )
     on_reward_error: OnRewardError = flag(
         "where a source fails or gives no number: stop the run, ask it three times more (retry), or leave those"
         " responses out of training (skip)",
         "stop",
+        on_resume=FREE,
     )
     metric_function: str | None = flag(
         "module.py:function, called like reward_function: a second score, logged at rollouts and evaluations, never"
@@ -91,9 +102,15 @@ class RewardFlags(ProgramFlags):
         "the reward model reads prompt and response through its own chat template, as turns of user and assistant",
         False,
     )
-    reward_batch: int = flag("responses that one request to reward_url holds at most", 64)
-    reward_timeout: float = flag("seconds to wait for an answer of reward_url", 60.0)
-    reward_patience: float = flag("seconds to go on asking while reward_url does not answer", 300.0)
+    reward_batch: int = flag(
+        "responses that one request to reward_url holds at most", 64, AT_LEAST_1, FREE, only_with="reward_url"
+    )
+    reward_timeout: float = flag(
+        "seconds to wait for an answer of reward_url", 60.0, ABOVE_0, FREE, only_with="reward_url"
+    )
+    reward_patience: float = flag(
+        "seconds to go on asking while reward_url does not answer", 300.0, AT_LEAST_0, FREE, only_with="reward_url"
+    )
 
     @property
     def metric_name(self) -> str | None:
@@ -129,7 +146,6 @@ class RewardFlags(ProgramFlags):
         Raises:
             UserError: a flag is wrong; says what to change.
         """
-        self.check_programs()
         for spec in self.reward_function or []:
             rules.check_function_path("reward_function", spec)
         if self.metric_function is not None:
@@ -147,13 +163,11 @@ class RewardFlags(ProgramFlags):
     def _check_several(self) -> None:
         names = self.source_names
         weights = self.reward_weights
-        if weights is not None:
-            rules.check_numbers(self, ["reward_weights"], (lambda number: True, "finite numbers"))
-            if len(weights) != len(names):
-                raise UserError(
-                    f"--reward_weights: {len(weights)} numbers for {len(names)} sources of scores"
-                    f" ({', '.join(names)}): give one for each, in this order."
-                )
+        if weights is not None and len(weights) != len(names):
+            raise UserError(
+                f"--reward_weights: {len(weights)} numbers for {len(names)} sources of scores"
+                f" ({', '.join(names)}): give one for each, in this order."
+            )
         if weights is None and len(names) == 1:
             return
         taken = [*METRIC_NAMES, *([] if self.metric_name is None else [self.metric_name])]
@@ -164,15 +178,8 @@ class RewardFlags(ProgramFlags):
                 )
 
     def _check_url(self, ddp_timeout: int) -> None:
-        rules.check_numbers(self, ["reward_batch"], rules.AT_LEAST_1)
-        rules.check_numbers(self, ["reward_timeout"], rules.ABOVE_0)
-        rules.check_numbers(self, ["reward_patience"], rules.AT_LEAST_0)
         url = self.reward_url
         if url is None:
-            for name in ("reward_batch", "reward_timeout", "reward_patience"):
-                value = getattr(self, name)
-                if value != default_of(RewardFlags, name):
-                    raise UserError(f"--{name} {value} does nothing on its own: add --reward_url, or drop it.")
             return
         if not re.match(r"https?://[^/\s@?]+(/[^\s?]*)?$", url):
             raise UserError(

@@ -1,36 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that several configurations share. Each raises UserError with the flag and what to change."""
+"""How a flag is declared, and the checks that several configurations share.
+
+Each check raises UserError with the flag and what to change.
+"""
 
 import ast
+import inspect
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from dschat.errors import UserError
 
-AT_LEAST_0 = (lambda number: number >= 0, "a number of at least 0")
-AT_LEAST_1 = (lambda number: number >= 1, "a whole number of at least 1")
-ABOVE_0 = (lambda number: number > 0, "a number above 0")
+T = TypeVar("T")
+Rule = tuple[Callable[[Any], bool], str]  # a predicate of a number, and the words that say what it accepts
+OnResume = Literal["same", "free", "share"]
+FREE: OnResume = "free"
+SHARE: OnResume = "share"
+UNCHANGED = object()  # not MISSING, of which dataclasses make a field without default
+
+AT_LEAST_0: Rule = (lambda number: number >= 0, "a number of at least 0")
+AT_LEAST_1: Rule = (lambda number: number >= 1, "a whole number of at least 1")
+ABOVE_0: Rule = (lambda number: number > 0, "a number above 0")
+ZERO_TO_ONE: Rule = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
+BELOW_1: Rule = (lambda number: 0 <= number < 1, "a number of at least 0 and below 1")
+UP_TO_1: Rule = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
+FINITE: Rule = (lambda number: True, "a number")
+NOT_EMPTY: Rule = (bool, "a value")  # of a text, or of each of several
+
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-ZERO_TO_ONE = (lambda number: 0 <= number <= 1, "a number from 0 to 1")
-
-
 # Folders that a run writes below its output folder.
 RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples", "nonfinite", "reference")
 
 
+@dataclass(frozen=True)
+class Notes:
+    """What is declared of a flag beside its name, default and help.
+
+    Attributes:
+        rule: of its value, or of each of its values.
+        only_with: without this flag, or flag and value, it does nothing.
+        on_resume: a run that goes on must have the same value; or may have any (free); or may on another number of
+            processes (share: it is a process's share of a batch).
+    """
+
+    rule: Rule | None = None
+    only_with: str | None = None
+    on_resume: OnResume = "same"
+
+
 def flag(
-    help: str, default: Any = MISSING, *, factory: Any = MISSING, aliases: Sequence[str] = (), **options: Any
+    help: str,
+    default: Any = MISSING,
+    rule: Rule | None = None,
+    on_resume: OnResume = "same",
+    *,
+    factory: Any = MISSING,
+    aliases: Sequence[str] = (),
+    only_with: str | None = None,
+    **options: Any,
 ) -> Any:
     """Declare a dataclass field that is a command-line flag; without a default the flag is required.
 
-    `options` are further ones of argparse's `add_argument`.
+    `rule`, `on_resume` and `only_with` are those of `Notes`; `options` are further ones of argparse's `add_argument`.
     """
-    metadata = {"help": help, "aliases": list(aliases), **options}
+    notes = Notes(rule, only_with, on_resume)
+    metadata = {"help": help, "aliases": list(aliases), "notes": notes, **options}
     return field(default=default, default_factory=factory, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What a subclass declares otherwise of a flag; what is not given stays. Aliases are further ones."""
+
+    default: Any = UNCHANGED
+    help: str | None = None
+    aliases: Sequence[str] = ()
+    rule: Rule | None = None
+
+
+def redeclared(**changes: Any) -> Callable[[type[T]], type[T]]:
+    """Decorates a class below @dataclass: flags of its bases with other defaults, or other in what `Changed` says."""
+
+    def apply(cls: type[T]) -> type[T]:
+        for name, change in changes.items():
+            old = inherited(cls, name)
+            new = change if isinstance(change, Changed) else Changed(change)
+            kept = (old.default, old.default_factory)
+            default, factory = kept if new.default is UNCHANGED else (new.default, MISSING)
+            notes = replace(old.metadata["notes"], rule=new.rule or old.metadata["notes"].rule)
+            metadata = {**old.metadata, "help": new.help or old.metadata["help"], "notes": notes}
+            metadata["aliases"] = [*old.metadata["aliases"], *new.aliases]
+            setattr(cls, name, field(default=default, default_factory=factory, metadata=metadata))
+            cls.__annotations__ = {**inspect.get_annotations(cls), name: old.type}
+        return cls
+
+    def inherited(cls: type, name: str) -> Field[Any]:
+        known = (vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__[1:])
+        return next(found[name] for found in known if name in found)
+
+    return apply
 
 
 def default_of(config_class: type, name: str) -> Any:
@@ -39,35 +111,43 @@ def default_of(config_class: type, name: str) -> Any:
     return found.default if found.default_factory is MISSING else found.default_factory()
 
 
-def check_numbers(config: object, names: Sequence[str], rule: tuple[Callable[[float], bool], str]) -> None:
-    """Check the named numeric fields (or lists of numbers) against one rule; None passes.
-
-    Args:
-        config: the dataclass that holds the fields.
-        names: field names, which are the flags' names.
-        rule: a predicate and the words that say what it accepts.
-
-    Raises:
-        UserError: for the first field whose value is not finite or that the predicate refuses.
-    """
-    accept, wanted = rule
-    for name in names:
-        value = getattr(config, name)
-        for number in value if isinstance(value, list) else [value]:
-            if number is not None and not (math.isfinite(number) and accept(number)):
-                raise UserError(f"--{name} {number} is out of range: give {wanted}.")
+def flags_on_resume(config: Any, kind: OnResume) -> frozenset[str]:
+    """The flags of a configuration (or its class) that a run which goes on treats alike."""
+    return frozenset(field.name for field in fields(config) if field.metadata["notes"].on_resume == kind)
 
 
-def check_not_empty(config: object, names: Sequence[str]) -> None:
-    """Check that the named texts (or lists of texts) are not empty; None passes.
+def check_flags(config: Any) -> None:
+    """Checks each flag by its own declaration: its rule, then whether it does something. None passes.
 
     Raises:
-        UserError: for the first empty one.
+        UserError: for the first that is refused.
     """
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and (not value or "" in list(value)):
+    for one in fields(config):
+        value, rule = getattr(config, one.name), one.metadata["notes"].rule
+        if value is not None and rule is not None:
+            _check_value(one.name, value, rule)
+    for one in fields(config):
+        value, other = getattr(config, one.name), one.metadata["notes"].only_with
+        if other and not _is_given(config, other) and value != default_of(config, one.name):
+            raise UserError(f"--{one.name} {value} does nothing on its own: add --{other}, or drop it.")
+
+
+def _check_value(name: str, value: Any, rule: Rule) -> None:
+    if rule is NOT_EMPTY:
+        if not value or "" in list(value):
             raise UserError(f"--{name} is empty: give a value, or drop the flag.")
+        return
+    accept, wanted = rule
+    for number in value if isinstance(value, list) else [value]:
+        if not (math.isfinite(number) and accept(number)):
+            raise UserError(f"--{name} {number} is out of range: give {wanted}.")
+
+
+def _is_given(config: Any, other: str) -> bool:
+    """Whether a flag has a value, or that after its name."""
+    name, _, wanted = other.partition(" ")
+    value = getattr(config, name)
+    return value == wanted if wanted else value is not None
 
 
 def check_function_path(name: str, value: str) -> None:

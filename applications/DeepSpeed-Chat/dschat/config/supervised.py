@@ -1,45 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the configurations of steps 1 and 2 share."""
+"""Flags of steps 1 and 2, and of every step that trains one model."""
 
+import logging
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from dschat.config import rules
 from dschat.config.batches import BatchPlan, plan_batches
 from dschat.config.common import CommonConfig
-from dschat.config.rules import flag
+from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, flag, redeclared
+from dschat.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+RewardLoss = Literal["end", "last_token", "per_sample", "average"]
 
 
 @dataclass(kw_only=True)
-class SupervisedConfig(CommonConfig):
-    """What steps 1 and 2 share: one model trained on whole texts.
-
-    Attributes:
-        sequences_per_example: that the model reads of an example: two of a pair.
-    """
+class OneModelConfig(CommonConfig):
+    """A step that trains one model."""
 
     _argument_group_name = "model and batches"
-    sequences_per_example: ClassVar[int] = 1
 
-    model_name_or_path: str = flag("model to start from: a folder or a Hugging Face name")
-    max_seq_len: int = flag("longest text in tokens, prompt and response together; the rest is cut", 1024)
-    per_device_train_batch_size: int = flag("examples per forward pass and process in training", 16)
-    per_device_eval_batch_size: int = flag("examples per forward pass and process in evaluation", 16)
-    eval_iters: int = flag("batches per process in an evaluation; 0 = all held-out rows", 100)
-    learning_rate: float  # the default is each step's own
-    weight_decay: float
-
-    def validate(self) -> None:
-        """Check the shared rules, then those of steps 1 and 2. Raises UserError."""
-        super().validate()
-        sizes = ["max_seq_len", "per_device_train_batch_size", "per_device_eval_batch_size"]
-        rules.check_numbers(self, sizes, rules.AT_LEAST_1)
-        rules.check_numbers(self, ["eval_iters", "learning_rate", "weight_decay"], rules.AT_LEAST_0)
-        rules.check_not_empty(self, ["model_name_or_path"])
-
-    def num_eval_examples(self, world_size: int) -> int:
-        """Most held-out examples of one evaluation; 0 = all."""
-        return self.eval_iters * self.per_device_eval_batch_size * world_size
+    model_name_or_path: str = flag(
+        "model to start from: a folder or a Hugging Face name", rule=NOT_EMPTY, on_resume=FREE
+    )
+    max_seq_len: int = flag("longest text in tokens, prompt and response together; the rest is cut", 1024, AT_LEAST_1)
+    per_device_train_batch_size: int = flag("examples per forward pass and process in training", 16, AT_LEAST_1, SHARE)
+    learning_rate: float = flag("peak learning rate", rule=AT_LEAST_0)  # the default is each step's own
+    weight_decay: float = flag("weight decay of AdamW", rule=AT_LEAST_0)
 
     @property
     def zero_stages(self) -> list[int]:
@@ -56,15 +44,6 @@ class SupervisedConfig(CommonConfig):
         """What the model is loaded from."""
         return [self.model_name_or_path]
 
-    @property
-    def spreads_lengths(self) -> bool:
-        """Whether a micro-batch holds examples of all lengths, not similar ones."""
-        return False
-
-    def total_updates(self, per_epoch: int, global_batch: int) -> int:
-        """Optimiser updates of the whole run, of so many in an epoch and examples in each."""
-        return per_epoch * self.num_train_epochs
-
     def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes; raises UserError when `global_batch_size` cannot be reached."""
         return plan_batches(
@@ -74,3 +53,115 @@ class SupervisedConfig(CommonConfig):
             self.global_batch_size,
             world_size,
         )
+
+
+@dataclass(kw_only=True)
+class SupervisedConfig(OneModelConfig):
+    """What steps 1 and 2 share: one model trained on whole texts.
+
+    Attributes:
+        sequences_per_example: that the model reads of an example: two of a pair.
+    """
+
+    _argument_group_name = "model and batches"
+    sequences_per_example: ClassVar[int] = 1
+    too_few_examples: ClassVar[str] = (
+        "training examples are fewer than one global batch of {size}. Lower --global_batch_size (or"
+        " --per_device_train_batch_size and --gradient_accumulation_steps), or give more data; --data_split says which"
+        " part of them this step gets."
+    )
+
+    eval_iters: int = flag("batches per process in an evaluation; 0 = all held-out rows", 100, AT_LEAST_0, FREE)
+
+    def num_eval_examples(self, world_size: int) -> int:
+        """Most held-out examples of one evaluation; 0 = all."""
+        return self.eval_iters * self.per_device_eval_batch_size * world_size
+
+
+@dataclass(kw_only=True)
+@redeclared(learning_rate=2e-5, weight_decay=0.01)
+class SFTConfig(SupervisedConfig):
+    """Step 1: cross-entropy on the response tokens of demonstrations."""
+
+    _argument_group_name = "supervised fine-tuning"
+    step: ClassVar[int] = 1
+
+    sft_on_prompt: bool = flag("train on the prompt tokens too", False)
+    label_smoothing: float = flag(
+        "weight of all tokens alike in the targets of training, from 0 to below 1", 0.0, BELOW_1
+    )
+    train_on: Literal["all", "last"] = flag(
+        "turns of the assistant in a conversation that are trained on: all, or the last", "last"
+    )
+    packing: bool = flag(
+        "put several examples into a row of max_seq_len tokens; they do not see each other, and batch sizes go on to"
+        " count examples",
+        False,
+    )
+
+    @property
+    def spreads_lengths(self) -> bool:
+        """Whether a micro-batch holds examples of all lengths: packed, they leave no room."""
+        return self.packing
+
+    def validate(self) -> None:
+        """Check the shared rules, then those of step 1. Raises UserError."""
+        super().validate()
+        if self.sft_on_prompt and self.train_on == "all":
+            raise UserError("--train_on all: --sft_on_prompt trains on every token anyway; leave one of the two out.")
+        if self.packing and self.attn_implementation == "flash_attention_2":
+            raise UserError("--packing works with --attn_implementation sdpa and eager: give one of them.")
+
+
+@dataclass(kw_only=True)
+@redeclared(learning_rate=1e-5, weight_decay=0.1)
+class RewardConfig(SupervisedConfig):
+    """Step 2: a scalar head trained on pairs of chosen and rejected responses."""
+
+    _argument_group_name = "reward model"
+    step: ClassVar[int] = 2
+    sequences_per_example: ClassVar[int] = 2
+
+    reward_loss: RewardLoss = flag(
+        "numbers of a pair that are compared: at the last tokens (end), one token earlier (last_token), at every token"
+        " from the first difference on (per_sample), or their means up to one token before the last (average)",
+        "end",
+    )
+    margin_key: str | None = flag("column with how much the chosen response shall win by, 0 or more", None, NOT_EMPTY)
+    center_rewards_coefficient: float = flag(
+        "weight of (chosen score + rejected score)², which keeps the scores around 0", 0.0, AT_LEAST_0
+    )
+    reward_gain: bool = flag(
+        "learn one factor of all scores beside the head; it goes into the head's weights when the model is saved",
+        False,
+    )
+
+    def validate(self) -> None:
+        """Check the shared rules, and warn of losses that do not train the score. Raises UserError."""
+        super().validate()
+        if self.reward_loss in ("last_token", "average"):
+            logger.warning(
+                "--reward_loss %s does not train the number at the last token, which step 3 and inference read as the"
+                " score: watch eval/end_accuracy, its accuracy. With end and per_sample the two are one.",
+                self.reward_loss,
+            )
+
+
+@dataclass(kw_only=True)
+@redeclared(learning_rate=5e-7, weight_decay=0.1)
+class DPOConfig(SupervisedConfig):
+    """Step 2 without a reward model: the policy itself is trained on the pairs."""
+
+    _argument_group_name = "direct preference optimisation"
+    step: ClassVar[int] = 2
+    sequences_per_example: ClassVar[int] = 2
+
+    beta: float = flag(
+        "how close the policy stays to the one before training; a small one lets it go further", 0.1, ABOVE_0
+    )
+    label_smoothing: float = flag(
+        "probability that a pair's label is wrong (conservative DPO)",
+        0.0,
+        rule=(lambda number: 0 <= number < 0.5, "a number of at least 0 and below 0.5"),
+    )
+    reference_free: bool = flag("compare log-probs themselves, not with those of the policy before training", False)

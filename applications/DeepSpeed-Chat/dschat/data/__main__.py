@@ -7,16 +7,19 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from dschat.common.atomic import recover_folder
 from dschat.common.script import add_flags, flag, run_script
-from dschat.data.formats.registry import DATA_VARIABLE, KNOWN_SETS
-from dschat.data.formats.rows import DataKeys
-from dschat.data.inspect.steps import Settings
-from dschat.data.prepared.command import PrepareOptions, run_prepare
+from dschat.data.hub import DATA_VARIABLE, KNOWN_SETS
+from dschat.data.prepared.folder import SKIPPED, STAGES, find_prepared, lock_of, open_prepared, summary_of
+from dschat.data.preview import Settings, preview_report
+from dschat.data.rows import DataKeys
 from dschat.errors import UserError
-from dschat.scoring.programs.sandbox import LEVELS, Level
+from dschat.scoring.programs.sandbox import LEVELS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,18 +29,19 @@ PATH_HELP = (
     + ", ".join(known.name for known in KNOWN_SETS)
     + f" (from ${DATA_VARIABLE} or the hub), or a data set of the Hugging Face hub"
 )
+UNITS = ("tokens", "characters")
+# The smallest value of a flag that is a number.
+LEAST = {"max_seq_len": 1, "max_prompt_seq_len": 1, "rows": 1, "run_solutions": 0, "max_length": 2}
+LEAST |= {"max_prompt_length": 1, "minimum_response_length": 0, "num_samples": 1}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Options:
-    """The flags of check and preview."""
+class RowOptions:
+    """The flags of all three commands."""
 
-    tokenizer: str | None = flag("folder or hub id of the model, for lengths in tokens", None)
-    max_seq_len: int = flag("longest prompt and response (steps 1, 2)", Settings.max_seq_len)
-    max_prompt_seq_len: int = flag("longest prompt (step 3)", Settings.max_prompt_seq_len)
-    seed: int = flag("seed of the splits", Settings.seed)
     end_of_conversation_token: str | None = flag("token that ends a response, instead of EOS", None)
-    train_on: str = flag("turns of the assistant that step 1 trains on", "last", choices=("all", "last"))
     prompt_key: str = flag("for 'prompt'", DataKeys.prompt)
     chosen_key: str = flag("for 'chosen'", DataKeys.chosen)
     rejected_key: str = flag("for 'rejected'", DataKeys.rejected)
@@ -46,12 +50,23 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Options:
+    """Those of check and preview."""
+
+    tokenizer: str | None = flag("folder or hub id of the model, for lengths in tokens", None)
+    max_seq_len: int = flag("longest prompt and response (steps 1, 2)", Settings.max_seq_len)
+    max_prompt_seq_len: int = flag("longest prompt (step 3)", Settings.max_prompt_seq_len)
+    seed: int = flag("seed of the splits", Settings.seed)
+    train_on: str = flag("turns of the assistant that step 1 trains on", "last", choices=("all", "last"))
+
+
+@dataclass(frozen=True)
 class CheckOptions(Options):
     """Those of check."""
 
     data_split: str = flag("fractions of the rows that steps 1, 2 and 3 use", "2,4,4")
     run_solutions: int = flag("run the reference solutions of so many rows of APPS, the first, on their tests", 0)
-    sandbox_level: str = flag("the weakest walls that they may run behind", "namespaces", choices=LEVELS)
+    sandbox_level: str = flag("minimum isolation level of the sandbox for them", "namespaces", choices=LEVELS)
 
 
 @dataclass(frozen=True)
@@ -63,13 +78,50 @@ class PreviewOptions(Options):
     colour: str = flag("mark parts", "auto", also="color", choices=("auto", "always", "never"))
 
 
+@dataclass(frozen=True)
+class PrepareOptions:
+    """Those of prepare."""
+
+    output: str = flag("folder to write; training takes it as --data_path")
+    tokenizer: str = flag("folder or hub id of the model to train")
+    stage: str = flag("finetune: for step 1; preference: for step 2 and DPO", "finetune", choices=STAGES)
+    max_length: int = flag("tokens of prompt and response; the rest is cut", 512)
+    max_prompt_length: int = flag("longest prompt; rows with a longer one are left out", 512)
+    minimum_response_length: int = flag("shortest response; rows with a shorter one are left out", 5)
+    length_unit: str = flag("what the two limits above count: tokens or characters", "tokens", choices=UNITS)
+    remove_same_inputs: bool = flag("leave out rows whose prompt and (chosen) response were there before", True)
+    remove_same_responses: bool = flag("leave out pairs of equal texts", True)
+    num_samples: int | None = flag("of training and of test rows, only the first so many", None)
+    mask_prompt: bool = flag("step 1 is to learn from responses alone", True)
+    validation_percentage: float = flag("part of the training rows for validation, 0.1 = a tenth", 0.1)
+    data_split: str = flag("parts of the rows for finetune and preference", "1,1,0")
+    shuffle: bool = flag("draw these parts by the seed, as training does; else they follow each other", True)
+    seed: int = flag("of the shuffle", 1234)
+    save_skipped: bool = flag(f"write the rows that are left out to {SKIPPED}", False)
+    format: str = flag("of the files: parquet, or pt as SheepRL's", "parquet", choices=("parquet", "pt"))
+    overwrite: bool = flag("replace a prepared folder", False)
+
+
+COMMANDS: dict[str, tuple[str, type]] = {
+    "check": ("columns, counts, what is dropped and why, shares, duplicates, lengths", CheckOptions),
+    "preview": ("the first rows as training sees them, with prompt, response and padding", PreviewOptions),
+    "prepare": ("filter, split and encode data once, into a folder that training takes", PrepareOptions),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one of the commands; returns the exit status. The arguments are the process's if `argv` is None."""
-    arguments = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m dschat.data", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
+    for name, (help, options) in COMMANDS.items():
+        command = commands.add_parser(name, allow_abbrev=False, help=help)
+        command.add_argument("paths", nargs="+", metavar="PATH", help=PATH_HELP)
+        add_flags(command, options)
+        add_flags(command, RowOptions)
+    arguments = parser.parse_args(argv)
 
     def run() -> str:
-        if arguments.command == "prepare" and len(arguments.paths) > 1:
-            raise UserError(f"prepare takes one source, not {len(arguments.paths)}: give each an --output of its own.")
+        _check(arguments)
         for number, path in enumerate(arguments.paths):
             print("\n" * bool(number) + _report(path, arguments), flush=True)
         return ""
@@ -77,35 +129,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_script(run, print)
 
 
-def _report(path: str, arguments: argparse.Namespace) -> str:
-    for name, least in (("max_seq_len", 1), ("max_prompt_seq_len", 1), ("rows", 1), ("run_solutions", 0)):
-        if getattr(arguments, name, 1) < least:
-            raise UserError(f"--{name} {getattr(arguments, name)}: give a whole number of at least {least}.")
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.command == "prepare" and len(arguments.paths) > 1:
+        raise UserError(f"prepare takes one source, not {len(arguments.paths)}: give each an --output of its own.")
+    for name, least in LEAST.items():
+        value = getattr(arguments, name, None)
+        if value is not None and value < least:
+            raise UserError(f"--{name} {value}: give a whole number of at least {least}.")
     if not 0 <= arguments.seed < 2**32:
         raise UserError(f"--seed {arguments.seed}: give a whole number from 0 to {2**32 - 1}.")
+    part = getattr(arguments, "validation_percentage", 0)
+    if not 0 <= part < 1:
+        raise UserError(f"--validation_percentage {part}: give a part from 0 to below 1; a tenth is 0.1.")
+    token = arguments.end_of_conversation_token
+    if token is not None and arguments.tokenizer is None:
+        raise UserError(f"--end_of_conversation_token {token}: give the model's --tokenizer, too.")
+
+
+def _report(path: str, arguments: argparse.Namespace) -> str:
+    """What the command says of one path."""
     keys = DataKeys(**{field.name: getattr(arguments, f"{field.name}_key") for field in fields(DataKeys)})
     if arguments.command == "prepare":
         return _prepare(path, arguments, keys)
-    tokenizer = _open_tokenizer(arguments.tokenizer) if arguments.tokenizer else None
+    tokenizer, end_id = _open_tokenizer(arguments) if arguments.tokenizer else (None, None)
     limits = arguments.max_seq_len, arguments.max_prompt_seq_len
-    end_id, all_turns = _end_of_response(arguments, tokenizer), arguments.train_on == "all"
-    settings = Settings(keys, arguments.seed, tokenizer, *limits, end_id, all_turns)
+    settings = Settings(keys, arguments.seed, tokenizer, *limits, end_id, arguments.train_on == "all")
+    folder = open_prepared(path)
     if arguments.command == "check":
-        from dschat.data.inspect.check import check_report
-        from dschat.data.inspect.prepared import prepared_report
-        from dschat.data.prepared.folder import open_prepared
+        from dschat.data.check import check_report, prepared_report
 
-        folder = open_prepared(path)
         if folder is not None:
             return prepared_report(folder, tokenizer)
         report = check_report(path, arguments.data_split, settings)
-        if arguments.run_solutions:
-            report += "\n\n" + _solutions(path, arguments.run_solutions, arguments.sandbox_level, settings)
-        return report
-    from dschat.data.inspect.preview import preview_report
-    from dschat.data.prepared.folder import open_prepared
-
-    if open_prepared(path) is not None:
+        return report + (_solutions(path, arguments, settings) if arguments.run_solutions else "")
+    if folder is not None:
         raise UserError(
             f"preview {path}: a prepared folder, whose rows are encoded already; `python -m dschat.data check {path}` "
             "describes it. Preview the data that it was made from."
@@ -115,69 +172,53 @@ def _report(path: str, arguments: argparse.Namespace) -> str:
 
 
 def _prepare(path: str, arguments: argparse.Namespace, keys: DataKeys) -> str:
-    from dschat.data.prepared.read import find_prepared
+    """Prepares a source, alone in its folder; what was made of it, in lines."""
+    from dschat.data.prepared.make import Preparation, RowLimits, Target, prepare
 
     if find_prepared([path]):
         raise UserError(f"--data_path {path}: it is prepared already; give the data that it was made from.")
-    tokenizer = _open_tokenizer(arguments.tokenizer)
-    end_id = tokenizer.eos_token_id
-    if arguments.end_of_conversation_token is not None:
-        from dschat.models.tokenizer import end_token_id
+    tokenizer, end_id = _open_tokenizer(arguments)
+    limits = _from_flags(RowLimits, arguments, unit=arguments.length_unit)
+    preparation = _from_flags(Preparation, arguments, limits=limits, keys=keys)
+    target = _from_flags(Target, arguments, folder=Path(arguments.output))
+    with closing(lock_of(target.folder, "--output")):
+        recover_folder(target.folder.resolve())
+        info = prepare(path, preparation, target, tokenizer, arguments.tokenizer, end_id)
+    return "\n".join([f"{path} is prepared in {target.folder}", *(f"  {line}" for line in summary_of(info))])
 
-        end_id = end_token_id(tokenizer, arguments.end_of_conversation_token)
-    return run_prepare(path, arguments, keys, tokenizer, end_id)
+
+def _from_flags(kind: type[T], arguments: argparse.Namespace, **given: Any) -> T:
+    """A dataclass whose fields are flags, but for those that are given."""
+    names = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    return kind(**given, **{name: getattr(arguments, name) for name in names})
 
 
-def _solutions(path: str, number: int, level: Level, settings: Settings) -> str:
+def _solutions(path: str, arguments: argparse.Namespace, settings: Settings) -> str:
     """How many reference solutions pass their tests, of the first rows."""
     from dschat.data.sources import load_source
-    from dschat.scoring.programs.pool import ProgramPool
-    from dschat.scoring.programs.solutions import solutions_report
+    from dschat.scoring.programs.run import ProgramPool
+    from dschat.scoring.programs.scores import solutions_report
 
     source = load_source(path, settings.keys, settings.seed)
-    pool = ProgramPool(level, workers=os.cpu_count() or 1)
-    lines = solutions_report((source.train + source.eval)[:number], pool)
-    return "\n  ".join([f"reference solutions, sandbox level {pool.level}", *lines])
+    pool = ProgramPool(arguments.sandbox_level, workers=os.cpu_count() or 1)
+    lines = solutions_report((source.train + source.eval)[: arguments.run_solutions], pool)
+    return "\n  ".join([f"\n\nreference solutions, sandbox level {pool.level}", *lines])
 
 
-def _open_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, by its folder or hub id. Raises UserError where there is none, or it has no EOS."""
-    from dschat.models.tokenizer import open_tokenizer
+def _open_tokenizer(arguments: argparse.Namespace) -> tuple[PreTrainedTokenizerBase, int]:
+    """The tokenizer of a model, and the token that ends a response.
 
-    tokenizer: PreTrainedTokenizerBase = open_tokenizer(path, "--tokenizer")
+    Raises:
+        UserError: there is no tokenizer, it has no EOS, or no such token.
+    """
+    from dschat.models.tokenizer import end_token_id, open_tokenizer
+
+    tokenizer: PreTrainedTokenizerBase = open_tokenizer(arguments.tokenizer, "--tokenizer")
     if tokenizer.eos_token_id is None:
-        raise UserError(f"--tokenizer {path}: the tokenizer has no eos token; give the model that is to be trained.")
-    return tokenizer
-
-
-def _end_of_response(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
-    """The token that ends a response; None without a tokenizer."""
-    token = arguments.end_of_conversation_token
-    if tokenizer is None:
-        if token is not None:
-            raise UserError(f"--end_of_conversation_token {token}: give the model's --tokenizer, too.")
-        return None
-    from dschat.models.tokenizer import end_token_id
-
-    return end_token_id(tokenizer, token)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m dschat.data", description=__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{check,preview,prepare}")
-    check_help = "columns, counts, what is dropped and why, shares, duplicates, lengths"
-    preview_help = "the first rows as training sees them, with prompt, response and padding"
-    prepare_help = "filter, split and encode data once, into a folder that training takes"
-    described: tuple[tuple[str, str, type], ...] = (
-        ("check", check_help, CheckOptions),
-        ("preview", preview_help, PreviewOptions),
-        ("prepare", prepare_help, PrepareOptions),
-    )
-    for name, help, options in described:
-        command = commands.add_parser(name, allow_abbrev=False, help=help)
-        command.add_argument("paths", nargs="+", metavar="PATH", help=PATH_HELP)
-        add_flags(command, options)
-    return parser
+        raise UserError(
+            f"--tokenizer {arguments.tokenizer}: the tokenizer has no eos token; give the model that is to be trained."
+        )
+    return tokenizer, end_token_id(tokenizer, arguments.end_of_conversation_token)
 
 
 if __name__ == "__main__":

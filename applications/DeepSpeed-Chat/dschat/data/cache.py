@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examples kept on disk between runs, by what they were made from.
 
-An entry is a folder with one Arrow file per split and `entry.json`. It is written beside its place and renamed, so
-that it is whole or not there, whoever else writes it at the same time.
+An entry is a folder with one Arrow file per split and `entry.json`, whole or not there, whoever else writes it at the
+same time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import importlib.metadata
 import json
 import logging
 import os
-import shutil
-import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,12 +20,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from dschat.common.atomic import remove, remove_abandoned, writing_folder
+
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "MA_RLHF_CACHE"
 DEFAULT_FOLDER = "~/.cache/ma-rlhf"
 ENTRY = "entry.json"
-ABANDONED = 24 * 3600.0  # seconds after which an unfinished entry belongs to a process that was killed
 PIECE = 1 << 24  # bytes
 PACKAGES = ("transformers", "tokenizers", "jinja2", "pyarrow")
 
@@ -73,7 +72,7 @@ def open_entry(key: str) -> tuple[dict[str, pa.Table], Json] | None:
         return tables, entry["note"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         logger.warning("the tokenised data in %s are damaged (%s) and are made anew", folder, error)
-        _remove(folder)
+        remove(folder)
         return None
 
 
@@ -106,34 +105,9 @@ def new_entry(key: str, schema: pa.Schema) -> Iterator[EntryWriter]:
     Raises:
         OSError: the cache cannot be written.
     """
-    root = cache_folder()
-    root.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(root)
-    beside = root / f".{key}.{os.uname().nodename}.{os.getpid()}"
-    _remove(beside)
-    beside.mkdir()
-    try:
-        yield EntryWriter(beside, schema)
-        try:
-            beside.rename(root / key)
-        except OSError:
-            if not (root / key / ENTRY).exists():
-                raise
-    finally:
-        _remove(beside)
-
-
-def _remove_abandoned(root: Path) -> None:
-    for folder in root.glob(".*"):
-        try:
-            if time.time() - folder.stat().st_mtime > ABANDONED:
-                _remove(folder)
-        except OSError:  # another process removed it
-            continue
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_abandoned(cache_folder(), ".*")  # also what earlier versions called otherwise
+    with writing_folder(cache_folder() / key, shared=True) as folder:
+        yield EntryWriter(folder, schema)
 
 
 def _checksum(file: Path) -> str:

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples → padded tensors, and the order in which examples are visited.
+"""Examples → tensors, padded or packed, and the order in which examples are visited.
 
 Layout of every policy batch: prompts left-padded to P, responses right-padded to R, each to the batch's own maximum.
-Ids are long; masks are bool, True = a real token. `pad_id` fills the gaps.
+Ids are long; masks are bool, True = a real token. `pad_id` fills the gaps. Packed, several demonstrations share a row.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dschat.data.examples import PairExample, PromptExample, SFTExample
+from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.errors import UserError
+
+if TYPE_CHECKING:
+    pass
 
 
 def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:
@@ -61,13 +67,13 @@ def update_batches(
     epoch: int,
     rank: int = 0,
     world_size: int = 1,
-    spread: bool = False,
+    balance_tokens: bool = False,
 ) -> list[list[list[int]]]:
     """One epoch of updates, each a list of micro-batches, each a list of example numbers.
 
     Which rows an update holds depends on the seed and the epoch alone, never on `micro_size` or `world_size`. Inside
-    an update, rows of similar length share a micro-batch, or with `spread` rows of all lengths. The examples that do
-    not fill an update wait for another epoch.
+    an update, rows of similar length share a micro-batch, or with `balance_tokens` rows of all lengths. The examples
+    that do not fill an update wait for another epoch.
 
     Args:
         lengths: n example lengths, in tokens.
@@ -77,7 +83,7 @@ def update_batches(
         epoch: number of the epoch, which changes the order.
         rank: this process.
         world_size: number of processes; each gets an equal share of every update, without overlap.
-        spread: give all micro-batches of an update about the same number of tokens, for examples that are packed.
+        balance_tokens: all micro-batches of an update hold about as many tokens, for examples that are packed.
 
     Raises:
         UserError: fewer examples than one update needs.
@@ -97,7 +103,7 @@ def update_batches(
         rows = sorted(order[start : start + update_size].tolist(), key=lambda row: lengths[row])
         own = rows[rank::world_size]
         count = -(-len(own) // micro_size)
-        updates.append([own[number::count] for number in range(count)] if spread else _chunks(own, micro_size))
+        updates.append([own[number::count] for number in range(count)] if balance_tokens else _chunks(own, micro_size))
     return updates
 
 
@@ -121,3 +127,88 @@ def _pad(sequences: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Te
     ids = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     mask = [torch.ones_like(sequence, dtype=torch.bool) for sequence in ids]
     return pad_sequence(ids, True, pad_id, side), pad_sequence(mask, True, False, side)
+
+
+def pack(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """Puts examples into rows, the longest first, each into the first row that has room.
+
+    Args:
+        lengths: of the examples, in tokens.
+        width: tokens of a row; a longer example has a row of its own.
+
+    Returns:
+        The numbers of each row's examples.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        fitting = (row for row, left in enumerate(room) if lengths[number] <= left)
+        row = next(fitting, len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(width)
+        rows[row].append(number)
+        room[row] -= lengths[number]
+    return rows
+
+
+def collate_packed(
+    examples: Sequence[SFTExample], pad_id: int, width: int, sft_on_prompt: bool = False
+) -> dict[str, Tensor]:
+    """B demonstrations → b ≤ B rows of at most `width` tokens.
+
+    Positions begin at 0 with every example, and again with the padding behind the last one: a model tells by them what
+    belongs together.
+
+    Returns:
+        input_ids (b, T) long, position_ids (b, T) long, and targets (N,) long, the places in ``input_ids.flatten()``
+        of the tokens that are trained on.
+    """
+    rows = pack([len(example) for example in examples], width)
+    longest = max(sum(len(examples[number]) for number in row) for row in rows)
+    ids: list[list[int]] = []
+    positions: list[list[int]] = []
+    targets: list[int] = []
+    for row in rows:
+        tokens: list[int] = []
+        places: list[int] = []
+        for example in (examples[number] for number in row):
+            start = len(ids) * longest + len(tokens)
+            targets += [start + place for place in trained_places(example, sft_on_prompt)]
+            tokens += [*example.prompt_ids, *example.response_ids]
+            places += range(len(example))
+        gap = longest - len(tokens)
+        ids.append([*tokens, *[pad_id] * gap])
+        positions.append([*places, *range(gap)])
+    return {
+        "input_ids": torch.tensor(ids, dtype=torch.long),
+        "position_ids": torch.tensor(positions, dtype=torch.long),
+        "targets": torch.tensor(targets, dtype=torch.long),
+    }
+
+
+def trained_places(example: SFTExample, sft_on_prompt: bool) -> list[int]:
+    """The places in an example of the tokens that are trained on: those of the response, or all but the first."""
+    if sft_on_prompt:
+        return list(range(1, len(example)))
+    first = len(example.prompt_ids)
+    targets = example.targets or [True] * len(example.response_ids)
+    return [first + place for place, is_target in enumerate(targets) if is_target]
+
+
+def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> dict[str, Tensor]:
+    """B comparisons → their 2B sequences, the B chosen ones first, padded on the right to the longest.
+
+    Returns:
+        input_ids (2B, T) long; targets (N,) long, the places of the response tokens in ``input_ids.flatten()``; and
+        sequence (N,) long, the number of the sequence that each of them belongs to.
+    """
+    pairs = [(e.prompt_ids, e.chosen_ids) for e in examples] + [(e.prompt_ids, e.rejected_ids) for e in examples]
+    width = max(len(prompt) + len(response) for prompt, response in pairs)
+    rows = [[*prompt, *response, *[pad_id] * (width - len(prompt) - len(response))] for prompt, response in pairs]
+    spans = [(number * width + len(prompt), len(response)) for number, (prompt, response) in enumerate(pairs)]
+    return {
+        "input_ids": torch.tensor(rows, dtype=torch.long),
+        "targets": torch.cat([torch.arange(start, start + count) for start, count in spans]),
+        "sequence": torch.repeat_interleave(torch.tensor([count for _, count in spans])),
+    }

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.dialogues import Dialogue, TurnEnd, check_dialogue, encode_replies, encode_states, state
+from dschat.data.dialogues import Dialogue, check_dialogue, encode_replies, encode_states, state
+from dschat.data.encoding import TurnEnd
+from dschat.data.examples import PreferenceExample
+from dschat.data.loading import StepData
+from dschat.data.sources import described, open_data
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,13 +29,15 @@ FIRST, SECOND = "trajectory", "trajectory_sampled_h_from_sampled_len"
 LAST, TURN = "sampled_len_from_5", "sampled_h_from_sampled_len"
 REWARD = "_reward"  # behind the name of a dialogue's column
 FAILED = -99999.0  # the reward of what could not be scored
-
 NOT_SCORED = "a reward is missing"
 SAME_REPLY = "both replies are the same"
 EMPTY_REPLY = "a reply is empty"
 FIRST_TOO_LONG = "the first dialogue is too long"
 SECOND_TOO_LONG = "the second dialogue is too long up to its turn"
 CHUNK = 500  # pairs that are encoded together
+FLAG = "--task.query_dataset"
+TOO_LONG = "longer than --task.total_length"
+COLUMNS = tuple(f"{name}_{part}" for name in ("chosen", "reject") for part in ("token", "mask", "reward"))
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,7 @@ class DialoguePair:
 
 
 def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
-    """A row as it was read.
-
-    Args:
-        raw: the row.
-        origin: where it stands.
-        scored: it must have rewards.
+    """A row as it was read; a `scored` one must have rewards.
 
     Raises:
         UserError: a column is missing, a dialogue is none, or they do not belong together; names row and column.
@@ -137,12 +140,8 @@ def _encoded(
     total_length: int,
     left_out: Counter[str],
 ) -> list[dict[str, Any]]:
-    def replies(dialogues: list[Dialogue]) -> list[list[int]]:
-        return encode_replies(tokenizer, dialogues, end, "a pair of dialogues") if dialogues else []
-
-    def states(dialogues: list[Dialogue]) -> list[list[int]]:
-        return encode_states(tokenizer, dialogues, "a pair of dialogues") if dialogues else []
-
+    states = partial(encode_states, tokenizer, origin="a pair of dialogues")
+    replies = partial(encode_replies, tokenizer, end=end, origin="a pair of dialogues")
     shared = states([state(pair.first, pair.turn) for pair in pairs])
     first = replies([pair.first[: 2 * pair.turn + 2] for pair in pairs])
     second = replies([pair.second[: 2 * pair.turn + 2] for pair in pairs])
@@ -167,3 +166,102 @@ def _encoded(
                 row[f"{name}_reward"] = rewards[pair.last]
             rows.append(row)
     return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionExample(PreferenceExample):
+    """Two replies to a state, of which the chosen one has the higher reward, or one as high.
+
+    Attributes:
+        chosen_reward, rejected_reward: rewards-to-go.
+    """
+
+    chosen_reward: float
+    rejected_reward: float
+
+
+def load_regression_data(
+    names: Sequence[str], max_seq_len: int, vocabulary: int, start: int = 0, end: int = -1
+) -> StepData[RegressionExample]:
+    """Reads what tokenize_masks.py wrote.
+
+    Args:
+        names: folders here, files, or data sets of the hub.
+        max_seq_len: most tokens of state and reply together; longer pairs are left out.
+        vocabulary: number of ids that the tokenizer has.
+        start, end: training rows of all data sets together, from 0, the end excluded; −1 = all.
+
+    Raises:
+        UserError: a row is no such pair, or none is left.
+    """
+    train: list[RegressionExample] = []
+    held_out: list[RegressionExample] = []
+    sources: list[dict[str, Any]] = []
+    files: list[Path] = []
+    dropped = {"train": Counter[str](), "eval": Counter[str]()}
+    number = 0
+    for name in names:
+        raw = open_data(name, FLAG)
+        rows = []
+        for row in raw.train:
+            if number >= start and (end == -1 or number < end):
+                rows.append(row)
+            number += 1
+        own = _examples(rows, max_seq_len, vocabulary, dropped["train"])
+        own_eval = _examples(raw.eval or (), max_seq_len, vocabulary, dropped["eval"])
+        train, held_out = train + own, held_out + own_eval
+        sources.append(described(raw.name, own, own_eval, {}, raw.hub))
+        files += raw.files
+    if not train:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped["train"].items())
+        raise UserError(
+            f"{FLAG} {' '.join(names)}: no training pair is left of {number} ({reasons or 'none in that range'}). "
+            "Give a larger --task.total_length, another range of --start_idx and --end_idx, or other data."
+        )
+    return StepData(train, held_out, sources, tuple(files), dropped)
+
+
+def _examples(
+    rows: Iterable[tuple[str, Any]], max_seq_len: int, vocabulary: int, dropped: Counter[str]
+) -> list[RegressionExample]:
+    examples = []
+    for origin, raw in rows:
+        example = _example(raw, origin, vocabulary)
+        if FAILED in (example.chosen_reward, example.rejected_reward):
+            dropped[NOT_SCORED] += 1
+        elif len(example) > max_seq_len:
+            dropped[TOO_LONG] += 1
+        else:
+            examples.append(example)
+    return examples
+
+
+def _example(raw: Any, origin: str, vocabulary: int) -> RegressionExample:
+    missing = [name for name in COLUMNS if not isinstance(raw, dict) or raw.get(name) is None]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        raise UserError(f"{origin}: no column {names}; give a data set that tokenize_masks.py makes.")
+    prompt, chosen = _split(raw["chosen_token"], raw["chosen_mask"], origin)
+    other, rejected = _split(raw["reject_token"], raw["reject_mask"], origin)
+    if prompt != other:
+        raise UserError(f"{origin}: the two sequences differ before their replies; both must answer the same state.")
+    highest = max(max(prompt), max(chosen), max(rejected))
+    if highest >= vocabulary:
+        raise UserError(
+            f"{origin}: token {highest} is none of the model's {vocabulary}: the pairs were made for another model. "
+            "Make them with tokenize_masks.py and --model as --base_model is."
+        )
+    rewards = (raw["chosen_reward"], raw["reject_reward"])
+    if not all(isinstance(x, int | float) and math.isfinite(x) for x in rewards):
+        raise UserError(f"{origin}: the rewards {rewards[0]!r} and {rewards[1]!r} must be numbers.")
+    better, worse = map(float, rewards)
+    return RegressionExample(prompt, chosen, rejected, chosen_reward=better, rejected_reward=worse)
+
+
+def _split(tokens: list[int], mask: list[int], origin: str) -> tuple[list[int], list[int]]:
+    """State and reply; raises UserError where the mask is not one run of ones behind at least one other token."""
+    first = mask.index(1) if 1 in mask else 0
+    count = sum(mask)
+    if len(tokens) != len(mask) or not first or mask[first : first + count] != [1] * count:
+        raise UserError(f"{origin}: a mask must be 1 on the tokens of one reply behind others, and 0 elsewhere.")
+    return tokens[:first], tokens[first : first + count]

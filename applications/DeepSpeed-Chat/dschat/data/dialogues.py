@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogues: messages that alternate between user and assistant, and how a chat template writes states and replies.
+"""Dialogues: messages that alternate between user and assistant, and which of the data a policy can play again.
 
 Turns are counted from 0. The state of turn h is everything up to and with the user's message of that turn,
 ``messages[: 2 * h + 1]``; the reply of turn h is the assistant's message behind it.
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.encoding import encode_prompts, encode_responses, prompt_text, special_ids
-from dschat.data.formats.rows import Row, check_text, kind_of
+from dschat.data.encoding import TurnEnd, encode_prompts, encode_responses, render
+from dschat.data.examples import kept
+from dschat.data.rows import Row, check_text, kind_of
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ Message = dict[str, str]  # role (user or assistant) and content
 Dialogue = list[Message]
 ROLES = ("user", "assistant")
 SPEAKER = re.compile(r"\n\n(Human|Assistant):")  # in the prompts of HH-RLHF
-PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+MALFORMED = "user and assistant do not alternate, or a turn is empty"
+TOO_MANY_TURNS = "too many turns"
+PROMPT_TOO_LONG = "a user's message too long"
+REPLY_TOO_LONG = "a reply too long"
+TOO_LONG = "dialogue too long"
 
 
 def check_dialogue(messages: Any, origin: str, sampled: bool = False) -> Dialogue:
@@ -85,82 +90,13 @@ def state(dialogue: Dialogue, turn: int) -> Dialogue:
     return dialogue[: 2 * turn + 1]
 
 
-@dataclass(frozen=True)
-class TurnEnd:
-    """How a chat template ends an assistant's turn.
-
-    Attributes:
-        token_id: the token that ends it; where the template writes none, EOS.
-        text: what the template writes behind the reply.
-        written: whether `text` holds that token.
-    """
-
-    token_id: int
-    text: str
-    written: bool
-
-
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
-    """How the tokenizer's chat template ends an assistant's turn.
-
-    Raises:
-        UserError: there is no chat template, it refuses a dialogue, or a reply does not follow its generation prompt.
-    """
-    before, whole = (render(tokenizer, PROBE[:length], "the chat template") for length in (1, 2))
-    reply = whole.removeprefix(before)
-    if not whole.startswith(before) or not reply.lstrip().startswith("b"):
-        raise UserError(
-            "the tokenizer's chat template does not write a reply behind its generation prompt "
-            f"({before[-40:]!r}, then {whole[-40:]!r}), so that a reply's tokens cannot be told; correct the template."
-        )
-    text = reply.lstrip().removeprefix("b")
-    ids = encode_responses(tokenizer, [text])[0] if text else []
-    special = special_ids(tokenizer)
-    ends = [i for i in ids if i in special]
-    return TurnEnd(ends[0] if ends else tokenizer.eos_token_id, text, bool(ends))
-
-
-def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
-    """Says so where the chat template ends earlier turns with another token than the one that ends a response.
-
-    Args:
-        tokenizer: of the model.
-        rows: only those with messages go through the template.
-        end_id: ends a response in training: EOS, or --end_of_conversation_token.
-
-    Returns:
-        What differs, and the flag that mends it; None where nothing does, or no row holds messages.
-    """
-    if tokenizer.chat_template is None or all(row.messages is None for row in rows):
-        return None
-    try:
-        end = turn_end(tokenizer)
-    except UserError:  # a template that writes no plain dialogue has no end to compare
-        return None
-    if not end.written or end.token_id == end_id:
-        return None
-    written, other = (str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in (end.token_id, end_id))
-    return (
-        f"the chat template ends the assistant's turns with {written}, but in training a response ends with {other}: "
-        f"earlier turns and responses end differently. --end_of_conversation_token {shlex.quote(written)} ends both "
-        "with the template's"
-    )
-
-
-def warn_of_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> None:
-    """Warns of what `other_turn_end` finds."""
-    found = other_turn_end(tokenizer, rows, end_id)
-    if found is not None:
-        logger.warning("%s", found)
-
-
 def encode_states(tokenizer: PreTrainedTokenizerBase, states: Sequence[Dialogue], origin: str) -> list[list[int]]:
     """Token ids of n states, which end with a user's message, up to the place where the reply begins.
 
     Raises:
         UserError: see `dschat.data.encoding.prompt_text`; its message begins with `origin`.
     """
-    return encode_prompts(tokenizer, [_row(messages, origin) for messages in states])
+    return encode_prompts(tokenizer, [Row(None, messages, None, None, {}, origin) for messages in states])
 
 
 def encode_replies(
@@ -169,13 +105,7 @@ def encode_replies(
     """Token ids of the last reply of n dialogues, as the template writes it, with the token that ends the turn.
 
     After the ids of its state these are the ids of the dialogue up to there. The texts are encoded apart, as they are
-    when the reply is sampled.
-
-    Args:
-        tokenizer: with a chat template.
-        dialogues: each ends with a reply.
-        end: of the template.
-        origin: where they are from, for messages.
+    when the reply is sampled. Messages say the `origin`.
     """
     texts = []
     for messages in dialogues:
@@ -189,23 +119,100 @@ def encode_replies(
         texts.append(text if end.written else text.removesuffix(end.text))
     replies = []
     for ids in encode_responses(tokenizer, texts):
-        if end.written:  # behind it, a template may write a line break
-            ids = ids[: len(ids) - ids[::-1].index(end.token_id)]
-        replies.append(ids if end.written else [*ids, end.token_id])
+        replies.append(ids[: end.length(ids)] if end.written else [*ids, end.token_id])
     return replies
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str) -> str:
-    """Messages as text; up to the place of the reply where the last one is not the assistant's."""
-    if messages[-1]["role"] != "assistant":
-        return prompt_text(tokenizer, _row(messages, origin))
-    from jinja2 import TemplateError
+@dataclass(frozen=True)
+class DialogueLimits:
+    """Sizes of a dialogue that is kept."""
 
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except TemplateError as error:
-        raise UserError(f"{origin}: the tokenizer's chat template refuses the messages ({error}).") from error
+    turns: int
+    prompt_tokens: int  # of a user's message
+    reply_tokens: int
+    total_tokens: int  # of the whole as the chat template writes it, each reply counted with reply_tokens
 
 
-def _row(messages: list[dict[str, Any]], origin: str) -> Row:
-    return Row(None, list(messages), None, None, {}, origin)
+@dataclass(frozen=True)
+class DialogueExample:
+    """A dialogue of the data.
+
+    Attributes:
+        messages: of user and assistant in turn; the last reply may be missing.
+        length: tokens that it can come to when replies are drawn anew.
+        row: the data row.
+        index: number of the row in the list that the examples were made from.
+    """
+
+    messages: Dialogue
+    length: int
+    row: Row = field(repr=False)
+    index: int
+
+    @property
+    def num_turns(self) -> int:
+        """H, the number of user messages."""
+        return num_turns(self.messages)
+
+    def __len__(self) -> int:
+        """Tokens that it can come to."""
+        return self.length
+
+
+def dialogue_examples(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, limits: DialogueLimits, held_out: bool = False
+) -> tuple[list[DialogueExample], Counter[str]]:
+    """Dialogues within the limits, in the order of the rows; and reason → number of rows dropped.
+
+    Raises:
+        UserError: rows without messages, or none is left.
+    """
+    complaints: list[UserError] = []
+
+    def make(index: int, row: Row) -> DialogueExample | str:
+        try:
+            messages = _messages_of(row)
+        except UserError as error:
+            complaints.append(error)
+            return MALFORMED
+        length = _length(messages, row, tokenizer, limits)
+        return length if isinstance(length, str) else DialogueExample(messages, length, row, index)
+
+    made = list(map(make, range(len(rows)), rows))
+    if complaints:
+        if len(complaints) == len(rows) and not held_out:
+            raise complaints[0]
+        logger.warning("the first row that is left out: %s", complaints[0])
+    named = (
+        f"--max_turns {limits.turns}, --max_prompt_seq_len {limits.prompt_tokens}, --max_answer_seq_len "
+        f"{limits.reply_tokens}, --max_seq_len {limits.total_tokens}"
+    )
+    return kept(rows, made, named, held_out)
+
+
+def _messages_of(row: Row) -> Dialogue:
+    """The dialogue of a row: its last reply is kept as the row's response."""
+    messages = messages_of_text(row.prompt or "") if row.messages is None else row.messages
+    if messages is None:
+        raise UserError(
+            f"{row.origin}: the row holds no messages, but one text as a prompt; give rows with a list of messages, "
+            "or name their column with --messages_key."
+        )
+    replies = [] if row.chosen is None else [{"role": "assistant", "content": row.chosen}]
+    return check_dialogue([*messages, *replies], row.origin)
+
+
+def _length(messages: Dialogue, row: Row, tokenizer: PreTrainedTokenizerBase, limits: DialogueLimits) -> int | str:
+    """The tokens that a dialogue can come to, or why it must go."""
+    turns = num_turns(messages)
+    if turns > limits.turns:
+        return TOO_MANY_TURNS
+    lengths = [len(ids) for ids in encode_responses(tokenizer, [message["content"] for message in messages])]
+    if max(lengths[0::2]) > limits.prompt_tokens:
+        return PROMPT_TOO_LONG
+    if max(lengths[1::2], default=0) > limits.reply_tokens:
+        return REPLY_TOO_LONG
+    (last,) = encode_states(tokenizer, [state(messages, turns - 1)], row.origin)
+    earlier = sum(lengths[1 : 2 * turns - 1 : 2])  # of the replies in that state
+    total = len(last) - earlier + turns * limits.reply_tokens
+    return TOO_LONG if total > limits.total_tokens else total

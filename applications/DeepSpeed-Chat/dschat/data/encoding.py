@@ -5,29 +5,35 @@
 
 Each part is encoded alone, without special tokens: encoding them together would merge tokens across the border.
 Some tokenizers put a space (the dummy prefix) before every text; a response continues a text, so it gets none.
-Tokenizers may be fast or slow.
+Tokenizers may be fast or slow. Conversations are what the chat template writes; `TurnEnd` is how it ends a turn.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import shlex
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 CHUNK = 1000  # texts per call of the tokenizer; bounds the memory of its offsets
 SENTINELS = ("\n", "=", "|", "¤")  # texts to put before a response where the dummy prefix cannot be switched off
 PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # → key of a Sequence
-
 # tokenizer → (its length then, its backend without dummy prefix; None if it has no such prefix)
 _BARE: weakref.WeakKeyDictionary[Any, tuple[int, Tokenizer | None]] = weakref.WeakKeyDictionary()
+PROBE = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
@@ -36,21 +42,29 @@ def prompt_text(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     Raises:
         UserError: a conversation and no chat template, or one that refuses it; the message names the row.
     """
-    if row.messages is None:
-        return row.prompt or ""
+    return row.prompt or "" if row.messages is None else _from_template(tokenizer, row.messages, row.origin, True)
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str) -> str:
+    """Messages as text; up to the place of the reply where the last one is not the assistant's."""
+    return _from_template(tokenizer, messages, origin, messages[-1]["role"] != "assistant")
+
+
+def _from_template(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], origin: str, to_be_answered: bool
+) -> str:
     if tokenizer.chat_template is None:
         raise UserError(
-            f"{row.origin}: the row holds messages, but the tokenizer has no chat template. Use rows with a prompt "
+            f"{origin}: the row holds messages, but the tokenizer has no chat template. Use rows with a prompt "
             "and a response, or a model whose tokenizer folder holds chat_template.jinja."
         )
     from jinja2 import TemplateError
 
     try:
-        return str(tokenizer.apply_chat_template(row.messages, add_generation_prompt=True, tokenize=False))
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=to_be_answered, tokenize=False))
     except TemplateError as error:
         raise UserError(
-            f"{row.origin}: the tokenizer's chat template refuses the messages ({error}); correct their "
-            "roles and order."
+            f"{origin}: the tokenizer's chat template refuses the messages ({error}); correct their roles and order."
         ) from error
 
 
@@ -186,3 +200,131 @@ def _encode_slow(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
         if whole[: len(head)] == head and _decode(tokenizer, head) == sentinel:
             return whole[len(head) :]
     return ids
+
+
+@dataclass(frozen=True)
+class TurnEnd:
+    """How a chat template ends an assistant's turn.
+
+    Attributes:
+        token_id: the token that ends it; where the template writes none, EOS.
+        text: what the template writes behind the reply.
+        written: whether `text` holds that token.
+    """
+
+    token_id: int
+    text: str
+    written: bool
+
+    def length(self, ids: list[int]) -> int:
+        """Tokens of a turn with the one that ends it, behind which a template may write a line break."""
+        return len(ids) - ids[::-1].index(self.token_id) if self.written and self.token_id in ids else len(ids)
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> TurnEnd:
+    """How the tokenizer's chat template ends an assistant's turn.
+
+    Raises:
+        UserError: there is no chat template, it refuses a dialogue, or a reply does not follow its generation prompt.
+    """
+    before, whole = (render(tokenizer, PROBE[:length], "the chat template") for length in (1, 2))
+    reply = whole.removeprefix(before)
+    if not whole.startswith(before) or not reply.lstrip().startswith("b"):
+        raise UserError(
+            "the tokenizer's chat template does not write a reply behind its generation prompt "
+            f"({before[-40:]!r}, then {whole[-40:]!r}), so that a reply's tokens cannot be told; correct the template."
+        )
+    text = reply.lstrip().removeprefix("b")
+    ids = encode_responses(tokenizer, [text])[0] if text else []
+    special = special_ids(tokenizer)
+    ends = [i for i in ids if i in special]
+    return TurnEnd(ends[0] if ends else tokenizer.eos_token_id, text, bool(ends))
+
+
+def other_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> str | None:
+    """What differs, and the flag that mends it, where the chat template ends earlier turns with another token.
+
+    With another than `end_id`, that is, which ends a response in training. None also where no row holds messages.
+    """
+    if tokenizer.chat_template is None or all(row.messages is None for row in rows):
+        return None
+    try:
+        end = turn_end(tokenizer)
+    except UserError:  # a template that writes no plain dialogue has no end to compare
+        return None
+    if not end.written or end.token_id == end_id:
+        return None
+    written, other = (str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in (end.token_id, end_id))
+    return (
+        f"the chat template ends the assistant's turns with {written}, but in training a response ends with {other}: "
+        f"earlier turns and responses end differently. --end_of_conversation_token {shlex.quote(written)} ends both "
+        "with the template's"
+    )
+
+
+def warn_of_turn_end(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], end_id: int) -> None:
+    """Warns of what `other_turn_end` finds."""
+    found = other_turn_end(tokenizer, rows, end_id)
+    if found is not None:
+        logger.warning("%s", found)
+
+
+@dataclass(frozen=True)
+class MarkedPrompt:
+    """What comes before a response: ids, and of each whether it belongs to an earlier turn of the assistant."""
+
+    ids: list[int]
+    targets: list[bool]
+
+
+def encode_turns(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]) -> list[MarkedPrompt]:
+    """Prompts of n rows, with the earlier turns of the assistant marked, each up to the token that ends it.
+
+    The text is what the chat template writes. Each turn of the assistant, and what stands between two of them, is
+    encoded alone, as it is when the turn is sampled. Where the template ends a turn with no special token, no token is
+    added: the text of the turn is marked. Rows without such turns are encoded as `encode_prompts` does.
+
+    Raises:
+        UserError: see `dschat.data.encoding.prompt_text`; or the template writes a turn otherwise once others follow.
+    """
+    end = turn_end(tokenizer) if any(_earlier_turns(row) for row in rows) else None
+    cuts = [_cuts(tokenizer, row, end) if end else [prompt_text(tokenizer, row)] for row in rows]
+    heads = encode_prompts(
+        tokenizer, [Row(texts[0], None, None, None, {}, row.origin) for row, texts in zip(rows, cuts, strict=True)]
+    )
+    pieces = iter(encode_responses(tokenizer, [text for texts in cuts for text in texts[1:]]))
+    marked = []
+    for head, texts in zip(heads, cuts, strict=True):
+        ids, targets = list(head), [False] * len(head)
+        for number in range(1, len(texts)):
+            piece = next(pieces)
+            length = end.length(piece) if number % 2 and end else 0
+            ids += piece
+            targets += [True] * length + [False] * (len(piece) - length)
+        marked.append(MarkedPrompt(ids, targets))
+    return marked
+
+
+def _cuts(tokenizer: PreTrainedTokenizerBase, row: Row, end: TurnEnd) -> list[str]:
+    """A prompt's text in pieces: up to the first turn of the assistant, that turn, up to the next one, and so on."""
+    whole = prompt_text(tokenizer, row)
+    messages = row.messages or []
+    places = [0]
+    for number in _earlier_turns(row):
+        before = render(tokenizer, messages[:number], row.origin)
+        after = render(tokenizer, messages[: number + 1], row.origin)
+        if not (whole.startswith(before) and whole.startswith(after) and len(before) <= len(after)):
+            raise UserError(
+                f"{row.origin}: the chat template writes message {number + 1}, of the assistant, otherwise once "
+                "others follow, so that its tokens cannot be told: give --train_on last, or a template that writes "
+                "earlier turns the same way."
+            )
+        said = after[len(before) :]
+        written = len(said) if end.written else len(said.removesuffix(end.text))
+        places += [len(before), len(before) + written]
+    return [whole[start:stop] for start, stop in pairwise([*places, len(whole)])]
+
+
+def _earlier_turns(row: Row) -> list[int]:
+    """Places of the assistant's messages before the response."""
+    return [place for place, message in enumerate(row.messages or []) if message["role"] == "assistant"]

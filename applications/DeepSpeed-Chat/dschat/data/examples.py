@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows → examples: token ids cut to length, with a count of what was dropped and why.
 
-The three functions take rows, the tokenizer of the model, the longest example in tokens, and the id that ends a
-response. They return the examples in the order of the rows, and reason → number of rows dropped. If none is left they
-raise UserError, except for `held_out` rows: an evaluation may have none.
+The functions take rows, the tokenizer of the model, the longest example in tokens, and the id that ends a response.
+They return the examples in the order of the rows, and reason → number of rows dropped. If none is left they raise
+UserError, except for `held_out` rows: an evaluation may have none.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
-from dschat.data.formats.conversations import PROMPT_MESSAGES
-from dschat.data.formats.rows import Row
-from dschat.data.turns import MarkedPrompt, encode_turns
+from dschat.data.encoding import MarkedPrompt, encode_prompts, encode_responses, encode_turns, prompt_text
+from dschat.data.formats import PROMPT_MESSAGES
+from dschat.data.rows import Row
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ CUT_TO_NOTHING = "response cut to nothing"
 EQUAL_PAIR = "pair equal after cutting"
 PROMPT_TOO_LONG = "prompt too long"
 EMPTY_PROMPT = "prompt without tokens"
+
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,27 @@ class PromptExample:
         return len(self.prompt_ids)
 
 
+@dataclass(frozen=True)
+class PreferenceExample:
+    """A prompt with a better and a worse response; no part is empty.
+
+    Attributes:
+        prompt_ids: ids, BOS included.
+        chosen_ids, rejected_ids: ids of the responses, with the token that ends them unless they were cut.
+        ref_logprobs: log-probs of the chosen and of the rejected response under the policy before training; None
+            until they are computed.
+    """
+
+    prompt_ids: list[int]
+    chosen_ids: list[int]
+    rejected_ids: list[int]
+    ref_logprobs: tuple[float, float] | None = None
+
+    def __len__(self) -> int:
+        """Tokens of the longer sequence, which decides the padding."""
+        return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids))
+
+
 def sft_examples(
     rows: Sequence[Row],
     tokenizer: PreTrainedTokenizerBase,
@@ -124,25 +146,21 @@ def sft_examples(
                 f"{row.origin}: the row has no response to learn from. Step 1 needs one per row: name its column with "
                 "--chosen_key or --response_key, or end the messages with one of the assistant."
             )
-    examples: list[SFTExample] = []
-    dropped: Counter[str] = Counter()
     prompts: Sequence[MarkedPrompt | list[int]] = encode_prompts(tokenizer, rows) if not all_turns else ()
     if all_turns:
         prompts = marked = encode_turns(tokenizer, rows)
         _say_without_turns(marked, held_out)
     responses = encode_responses(tokenizer, [row.chosen or "" for row in rows])
-    for row, prompt, ids in zip(rows, prompts, responses, strict=True):
+
+    def make(row: Row, prompt: MarkedPrompt | list[int], ids: list[int]) -> SFTExample | str:
         example = _demonstration(prompt, [*ids, eos_id], max_seq_len)
         if row.chosen is None:
-            dropped[str(row.no_response)] += 1
-        elif not example.prompt_ids:
-            dropped[EMPTY_PROMPT] += 1
-        elif not example.response_ids:
-            dropped[CUT_TO_NOTHING] += 1
-        else:
-            examples.append(example)
-    refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
-    return examples, dropped
+            return str(row.no_response)
+        if not example.prompt_ids:
+            return EMPTY_PROMPT
+        return example if example.response_ids else CUT_TO_NOTHING
+
+    return kept(rows, map(make, rows, prompts, responses), f"--max_seq_len {max_seq_len}", held_out)
 
 
 def _demonstration(prompt: MarkedPrompt | list[int], response_ids: list[int], max_seq_len: int) -> SFTExample:
@@ -160,10 +178,10 @@ def _say_without_turns(prompts: Sequence[MarkedPrompt], held_out: bool) -> None:
     """Says how many rows hold no turn of the assistant but the response."""
     without = sum(not any(prompt.targets) for prompt in prompts)
     if without and not held_out:
-        told = (
-            "--train_on all: %d of %d rows hold no earlier turn of the assistant: of these the response is trained on"
+        logger.info(
+            "--train_on all: %d of %d rows hold no earlier turn of the assistant: of these the response is trained on",
+            *(without, len(prompts)),
         )
-        logger.info(told, without, len(prompts))
 
 
 def pair_examples(
@@ -184,38 +202,84 @@ def pair_examples(
     """
     require_both_responses(rows, "Step 2")
     margins = [0.0 if margin_key is None else margin_of(row, margin_key) for row in rows]
-    examples: list[PairExample] = []
-    dropped: Counter[str] = Counter()
-    prompts = encode_prompts(tokenizer, rows)
-    chosen = encode_responses(tokenizer, [row.chosen or "" for row in rows])
-    rejected = encode_responses(tokenizer, [row.rejected or "" for row in rows])
-    for prompt_ids, better, worse, margin in zip(prompts, chosen, rejected, margins, strict=True):
-        chosen_ids = [*prompt_ids, *better, eos_id][:max_seq_len]
-        rejected_ids = [*prompt_ids, *worse, eos_id][:max_seq_len]
+
+    def make(encoded: tuple[list[int], list[int], list[int]], margin: float) -> PairExample | str:
+        prompt_ids, *responses = encoded
         if len(prompt_ids) >= max_seq_len:
-            dropped[CUT_TO_NOTHING] += 1
-        elif chosen_ids == rejected_ids:
-            dropped[EQUAL_PAIR] += 1
-        else:
-            examples.append(PairExample(chosen_ids, rejected_ids, margin))
-    refuse_none_left(rows, examples, dropped, f"--max_seq_len {max_seq_len}", held_out)
-    return examples, dropped
+            return CUT_TO_NOTHING
+        chosen_ids, rejected_ids = ([*prompt_ids, *ids, eos_id][:max_seq_len] for ids in responses)
+        return EQUAL_PAIR if chosen_ids == rejected_ids else PairExample(chosen_ids, rejected_ids, margin)
+
+    made = map(make, encode_pairs(tokenizer, rows), margins)
+    return kept(rows, made, f"--max_seq_len {max_seq_len}", held_out)
+
+
+def preference_examples(
+    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_seq_len: int, eos_id: int, held_out: bool = False
+) -> tuple[list[PreferenceExample], Counter[str]]:
+    """Comparisons, each response cut so that prompt and response together have at most `max_seq_len` tokens.
+
+    Dropped are rows of whose responses nothing is left, rows whose responses are equal, and rows whose prompt has no
+    token.
+
+    Raises:
+        UserError: a row lacks a response.
+    """
+    require_both_responses(rows, "DPO")
+
+    def make(encoded: tuple[list[int], list[int], list[int]]) -> PreferenceExample | str:
+        prompt_ids, *responses = encoded
+        room = max(0, max_seq_len - len(prompt_ids))
+        if not prompt_ids or not room:
+            return CUT_TO_NOTHING if prompt_ids else EMPTY_PROMPT
+        chosen_ids, rejected_ids = ([*ids, eos_id][:room] for ids in responses)
+        return EQUAL_PAIR if chosen_ids == rejected_ids else PreferenceExample(prompt_ids, chosen_ids, rejected_ids)
+
+    return kept(rows, map(make, encode_pairs(tokenizer, rows)), f"--max_seq_len {max_seq_len}", held_out)
 
 
 def prompt_examples(
     rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, max_prompt_seq_len: int, held_out: bool = False
 ) -> tuple[list[PromptExample], Counter[str]]:
     """Prompts of at most `max_prompt_seq_len` tokens, BOS included; longer ones are dropped, never cut."""
-    examples: list[PromptExample] = []
+
+    def make(index: int, row: Row, ids: list[int]) -> PromptExample | str:
+        if not ids or len(ids) > max_prompt_seq_len:
+            return PROMPT_TOO_LONG if ids else EMPTY_PROMPT
+        return PromptExample(ids, prompt_text(tokenizer, row), row, index)
+
+    made = map(make, range(len(rows)), rows, encode_prompts(tokenizer, rows))
+    return kept(rows, made, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
+
+
+def encode_pairs(
+    tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row]
+) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Ids of the prompt and of both responses of each row; a response that a row lacks is empty."""
+    chosen = encode_responses(tokenizer, [row.chosen or "" for row in rows])
+    rejected = encode_responses(tokenizer, [row.rejected or "" for row in rows])
+    return zip(encode_prompts(tokenizer, rows), chosen, rejected, strict=True)
+
+
+def kept(rows: Sequence[Row], made: Iterable[E | str], limit: str, held_out: bool) -> tuple[list[E], Counter[str]]:
+    """The examples of what was made of the rows, and how often each reason stands in the place of one.
+
+    Raises:
+        UserError: there were rows, and no example is left; says the `limit` (of `held_out` rows none may be left).
+    """
+    examples: list[E] = []
     dropped: Counter[str] = Counter()
-    for index, (row, ids) in enumerate(zip(rows, encode_prompts(tokenizer, rows), strict=True)):
-        if not ids:
-            dropped[EMPTY_PROMPT] += 1
-        elif len(ids) > max_prompt_seq_len:
-            dropped[PROMPT_TOO_LONG] += 1
+    for example in made:
+        if isinstance(example, str):
+            dropped[example] += 1
         else:
-            examples.append(PromptExample(ids, prompt_text(tokenizer, row), row, index))
-    refuse_none_left(rows, examples, dropped, f"--max_prompt_seq_len {max_prompt_seq_len}", held_out)
+            examples.append(example)
+    if rows and not examples and not held_out:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.items())
+        raise UserError(
+            f"{limit}: none of the {len(rows)} rows is left ({reasons}; the first is {rows[0].origin}). Give a larger "
+            "limit or other data."
+        )
     return examples, dropped
 
 
@@ -253,15 +317,3 @@ def margin_of(row: Row, key: str) -> float:
             " much the chosen response is better."
         )
     return float(margin)
-
-
-def refuse_none_left(
-    rows: Sequence[Row], examples: Sequence[object], dropped: Counter[str], limit: str, held_out: bool
-) -> None:
-    """Raises UserError where rows were given and no example is left of them."""
-    if rows and not examples and not held_out:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.items())
-        raise UserError(
-            f"{limit}: none of the {len(rows)} rows is left ({reasons}; the first is {rows[0].origin}). Give a larger "
-            "limit or other data."
-        )

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
 from dschat.data.cache import cache_folder, key_of, new_entry, open_entry
 from dschat.data.examples import PromptExample, SFTExample, empty_responses
-from dschat.data.formats.rows import RawSource
 from dschat.data.parallel import Encoder, encode_rows, num_workers
-from dschat.data.prepared.read import check_folder, find_prepared, from_prepared, prepared_share
-from dschat.data.shares import Share, ShareFlags, keys_of, load_share
-from dschat.data.sources import open_source
+from dschat.data.prepared.folder import find_prepared
+from dschat.data.prepared.read import check_folder, from_prepared, prepared_share
+from dschat.data.rows import RawSource
+from dschat.data.sources import Share, ShareFlags, keys_of, load_share, open_source
 from dschat.data.stored import NotStorable, StoredExamples, schema_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ HUB_ROW = 2000  # bytes of text in a row of the hub
 SLOWER = 10  # times as long takes a slow tokenizer
 
 E = TypeVar("E")
-Look = partial[None]
+Validate = partial[None]
 Make = partial[tuple[list[E], Counter[str]]]
 
 
@@ -47,7 +47,7 @@ class StepData(Generic[E]):
 
     Attributes:
         train, eval: examples.
-        sources: per source: name, train and eval rows of the share, dropped, hub (if from there).
+        sources: see `dschat.data.sources.described`.
         files: local files, in order.
         dropped: by split, reason → number of rows that encoding left out.
     """
@@ -67,23 +67,23 @@ class ExampleLoader(Generic[E]):
         flags: ShareFlags,
         kind: type[E],
         make: Make[E],
-        look: Look | None = None,
+        validate: Validate | None = None,
         on_prompt: bool | None = None,
     ) -> None:
-        """Looks which files there are; reads the data of none.
+        """Finds which files there are; reads the data of none.
 
         Args:
             flags: which rows the step reads.
             kind: of the examples.
             make: one of `dschat.data.examples` with everything but the rows and `held_out`, by name: the tokenizer
                 as `tokenizer`, and settings that are numbers or texts.
-            look: sees the training rows, to warn of what is odd in them; its settings by name.
+            validate: is given the training rows, to warn of what is odd in them; its settings by name.
             on_prompt: in step 1, whether prompts are learnt from, too.
 
         Raises:
             UserError: there is nothing to read, or a prepared folder is of another tokenizer.
         """
-        self._flags, self._kind, self._make, self._look = flags, kind, make, look
+        self._flags, self._kind, self._make, self._validate = flags, kind, make, validate
         self._prepared = find_prepared(flags.data_path)
         for folder in self._prepared:
             check_folder(folder, make.keywords["tokenizer"], make.keywords.get("eos_id"), on_prompt, kind)
@@ -113,7 +113,9 @@ class ExampleLoader(Generic[E]):
                 "sources": [[[str(f), file_hash(f)] for f in source.files] + [source.hub] for source in self._sources],
                 "share": [flags.data_path, flags.data_split, flags.step, flags.seed, asdict(keys_of(flags))],
                 "examples": [self._kind.__name__, self._make.func.__qualname__, settings],
-                "looks": None if self._look is None else [str(value) for value in self._look.keywords.values()],
+                "validate": None
+                if self._validate is None
+                else [str(value) for value in self._validate.keywords.values()],
                 "tokenizer": [tokenizer_fingerprint(tokenizer), tokenizer.chat_template],
             }
         )
@@ -122,22 +124,17 @@ class ExampleLoader(Generic[E]):
         """Reads and encodes everything in this process; lists of examples.
 
         Raises:
-            UserError: see `dschat.data.shares.load_share` and the function that makes examples.
+            UserError: see `dschat.data.sources.load_share` and the function that makes examples.
         """
         share = self._share(show)
         if show:
-            self._look_at(share)
+            self._validate_rows(share)
         train, dropped = self._make(share.train)
         held_out, dropped_eval = self._make(share.eval, held_out=True)
         return StepData(train, held_out, share.sources, share.files, {"train": dropped, "eval": dropped_eval})
 
     def find(self, key: str, show: bool = False) -> StepData[E] | None:
-        """The examples of an earlier run; None if there are none.
-
-        Args:
-            key: of these data, see `key`.
-            show: whether to say where they lie.
-        """
+        """The examples of an earlier run, by their `key`; None if there are none."""
         found = open_entry(key)
         if found is None:
             return None
@@ -161,7 +158,7 @@ class ExampleLoader(Generic[E]):
         try:
             with _warnings() as warnings:
                 share = self._share(show)
-                self._look_at(share)
+                self._validate_rows(share)
             with new_entry(self.key, schema_of(self._kind)) as entry:
                 dropped = {
                     name: self._encode(name, rows, entry, show)
@@ -189,15 +186,15 @@ class ExampleLoader(Generic[E]):
             return prepared_share(self._prepared, self._make.keywords["tokenizer"])
         return load_share(self._flags, show)
 
-    def _look_at(self, share: Share[Any]) -> None:
-        """Warns of empty responses, and shows the training rows to `look`; prepared folders were looked at before."""
+    def _validate_rows(self, share: Share[Any]) -> None:
+        """Warns of empty responses, and gives `validate` the training rows; prepared folders were validated before."""
         if self._prepared:
             return
         empty = "" if self._kind is PromptExample else empty_responses(share.train, self._kind is SFTExample)
         if empty:
             logger.warning("%s; remove these rows if that is not meant", empty)
-        if self._look is not None:
-            self._look(share.train)
+        if self._validate is not None:
+            self._validate(share.train)
 
     def _encode(self, name: str, rows: Sequence[Any], entry: EntryWriter, show: bool) -> Counter[str]:
         total: Counter[str] = Counter()

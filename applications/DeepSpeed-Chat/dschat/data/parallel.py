@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dschat.common.progress import progress
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.data.stored import to_batch
 
 if TYPE_CHECKING:

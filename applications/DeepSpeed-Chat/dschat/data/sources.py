@@ -1,27 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One `--data_path` → `Source`: training and evaluation rows, with the place of each row for messages."""
+"""A `--data_path` → the rows that a training step reads.
+
+Which rows these are is DeepSpeed-Chat's rule, index for index, so that runs are comparable with published ones:
+
+    index_k = index_{k-1} + int(round(fraction_k * N));  every index_k, k >= 1, then loses index_last - N
+    order   = RandomState(seed).shuffle(arange(N, uint32));  part k = order[index_k : index_{k+1}]
+"""
 
 import logging
+import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from dschat.common.progress import progress
-from dschat.data.formats.files import FILE_SUFFIXES, TRAIN_PREFIX, suffix_of
-from dschat.data.formats.formats import parse_row
-from dschat.data.formats.hub import open_hub
-from dschat.data.formats.published import NO_TEXT
-from dschat.data.formats.registry import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy
-from dschat.data.formats.rows import DataKeys, RawSource, Row
-from dschat.data.formats.saved import open_local
-from dschat.data.splits import TRAIN_EVAL_SPLIT, split_part
+from dschat.data.files import FILE_SUFFIXES, TRAIN_PREFIX, open_local, suffix_of
+from dschat.data.formats import NO_TEXT, parse_row
+from dschat.data.hub import KNOWN_SETS, KnownSet, describe_counts, find_known, local_copy, open_hub
+from dschat.data.prepared.folder import find_prepared
+from dschat.data.rows import DataKeys, RawSource, Row
 from dschat.errors import UserError
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-
 logger = logging.getLogger(__name__)
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+STEPS = ("SFT", "reward model", "PPO")
+TRAIN_EVAL_SPLIT = "95,5"  # of a source without evaluation rows
+
+T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -42,9 +53,7 @@ def open_source(path: str | Path, keys: DataKeys | None = None) -> RawSource:
     Raises:
         UserError: there is nothing to read.
     """
-    known = find_known(str(path))
-    copy = local_copy(known) if known and not _is_here(path) else None
-    return _open(path, known, copy, keys or DataKeys())
+    return _open(path, *_known(path), keys or DataKeys())
 
 
 def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None = 1234, show: bool = False) -> Source:
@@ -52,10 +61,10 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
 
     Args:
         path: the first that it is of
-            - short name of a published set (`dschat.data.formats.registry`): its local copy in $MA_RLHF_DATA, if any,
+            - short name of a published set (`dschat.data.hub`): its local copy in $MA_RLHF_DATA, if any,
               else the hub's; a folder of that name in the current one is "./name", or a Path;
-            - a local file (see `dschat.data.formats.files.FILE_SUFFIXES`), or a folder with train* and, optionally,
-              valid*, eval* or test* files (see `dschat.data.formats.files.find_files`), or one that
+            - a local file (see `dschat.data.files.FILE_SUFFIXES`), or a folder with train* and, optionally,
+              valid*, eval* or test* files (see `dschat.data.files.find_files`), or one that
               `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote;
             - a published set by hub id: as by short name;
             - owner/name of another data set on the hub.
@@ -69,8 +78,7 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
     Raises:
         UserError: nothing to read, a file that cannot be read, or a bad row, named by file and line.
     """
-    keys, known = keys or DataKeys(), find_known(str(path))
-    copy = local_copy(known) if known and not _is_here(path) else None
+    keys, (known, copy) = keys or DataKeys(), _known(path)
     raw = _open(path, known, copy, keys)
     train, skipped = _parse(raw.train, keys, raw.name, show)
     held_out, skipped_eval = _parse(raw.eval, keys, raw.name, show) if raw.eval is not None else (None, 0)
@@ -86,6 +94,12 @@ def load_source(path: str | Path, keys: DataKeys | None = None, seed: int | None
     if held_out is None:
         train, held_out = (split_part(train, TRAIN_EVAL_SPLIT, part, seed) for part in (0, 1))
     return Source(raw.name, train, held_out, raw.files, dropped, raw.hub)
+
+
+def _known(path: str | Path) -> tuple[KnownSet | None, Path | None]:
+    """The published set that a path names, and its local copy if that is what the path means."""
+    known = find_known(str(path))
+    return known, local_copy(known) if known and not _is_here(path) else None
 
 
 def _is_here(path: str | Path) -> bool:
@@ -126,3 +140,171 @@ def _parse(raws: Iterable[tuple[str, Any]], keys: DataKeys, name: str, show: boo
     if not rows:
         raise UserError(f"--data_path: no usable row in {name}: every row has {NO_TEXT}; give data with texts.")
     return rows, len(parsed) - len(rows)
+
+
+def is_folder(name: str) -> bool:
+    """Whether a name means a folder here, to be written: unless it is an owner/name and there is no folder "owner"."""
+    return name.startswith(".") or HUB_NAME.fullmatch(name) is None or Path(name).parent.is_dir()
+
+
+def open_data(name: str, flag: str) -> RawSource:
+    """What a name means; rows are read when they are asked for.
+
+    Args:
+        name: a file or folder here (see `dschat.data.files.find_files`), or owner/name on the hub.
+        flag: the command-line flag that gave it, for messages.
+
+    Raises:
+        UserError: there is no such thing, also while rows are read.
+    """
+    try:
+        if Path(name).exists():
+            raw = open_local(Path(name))
+        elif HUB_NAME.fullmatch(name) and not name.startswith("."):
+            raw = open_hub(name, None)
+        else:
+            raise UserError(
+                f"{flag} {name}: there is no such file or folder. Give a {', '.join(FILE_SUFFIXES)} file, a folder "
+                "with train*.jsonl, train*.parquet and so on, or owner/name of a data set on the Hugging Face hub."
+            )
+    except UserError as error:
+        raise _of_flag(error, flag) from error
+    held_out = None if raw.eval is None else _read(raw.eval, flag)
+    return replace(raw, train=_read(raw.train, flag), eval=held_out)
+
+
+def _read(rows: Iterable[tuple[str, Any]], flag: str) -> Iterator[tuple[str, Any]]:
+    try:
+        yield from rows
+    except UserError as error:
+        raise _of_flag(error, flag) from error
+
+
+def _of_flag(error: UserError, flag: str) -> UserError:
+    """The same message about another flag than the training steps' own."""
+    return UserError(str(error).replace("--data_path", flag))
+
+
+def split_indices(num_rows: int, data_split: str, part: int, seed: int | None) -> np.ndarray:
+    """Rows of one part of a split, in shuffled order: uint32 numbers (n,) from 0 to `num_rows` - 1.
+
+    The parts of one split are disjoint and together hold every row.
+
+    Args:
+        num_rows: N, the rows of the source.
+        data_split: comma-separated fractions, normalised to a sum of 1, for instance "2,4,4".
+        part: number of the part; in training 0 = SFT, 1 = reward model, 2 = PPO.
+        seed: seed of the shuffle, 0 to 2**32 - 1; None = rows stay in their order.
+
+    Raises:
+        UserError: `data_split` is no list of fractions, or has no part number `part`.
+    """
+    fractions = parse_fractions(data_split)
+    if not 0 <= part < len(fractions):
+        needed = f"the {STEPS[part]} step" if 0 <= part < len(STEPS) else f"part {part}"
+        raise UserError(
+            f"--data_split {data_split} has {len(fractions)} parts, none for {needed}: give three, like 2,4,4."
+        )
+    bounds = split_bounds(num_rows, fractions)
+    order = np.arange(num_rows, dtype=np.uint32)
+    if seed is not None:
+        np.random.RandomState(seed).shuffle(order)
+    return order[bounds[part] : bounds[part + 1]]
+
+
+def split_part(rows: Sequence[T], data_split: str, part: int, seed: int | None) -> list[T]:
+    """The rows of one part of a split, in shuffled order; see `split_indices`."""
+    return [rows[i] for i in split_indices(len(rows), data_split, part, seed)]
+
+
+def split_bounds(num_rows: int, fractions: list[float]) -> list[int]:
+    """Where K parts begin and end in the shuffled order: K + 1 ascending positions from 0 to N.
+
+    In tiny sources the correction could push one below 0; it stays at 0. The sum of the fractions must be above 0.
+    """
+    total = sum(fractions)
+    bounds = [0]
+    for fraction in fractions:
+        bounds.append(bounds[-1] + int(round(fraction / total * float(num_rows))))
+    excess = bounds[-1] - num_rows
+    return [0] + [max(0, bound - excess) for bound in bounds[1:]]
+
+
+def parse_fractions(data_split: str) -> list[float]:
+    """The numbers of a `--data_split`; raises UserError."""
+    try:
+        fractions = [float(part) for part in data_split.split(",")]
+    except ValueError:
+        fractions = []
+    if not all(math.isfinite(part) and part >= 0 for part in fractions) or sum(fractions) <= 0:
+        raise UserError(f"--data_split {data_split} is no list of fractions: give numbers of at least 0, like 2,4,4.")
+    return fractions
+
+
+class ShareFlags(Protocol):
+    """What decides which rows a step reads; every configuration of a step holds these flags."""
+
+    data_path: list[str]
+    data_split: str
+    seed: int
+    step: ClassVar[int]  # of the pipeline, 1, 2 or 3: which part of `data_split` it uses
+    prompt_key: str
+    chosen_key: str
+    rejected_key: str
+    response_key: str
+    messages_key: str
+
+
+@dataclass(frozen=True)
+class Share(Generic[R_co]):
+    """Rows of one step, the sources one after another, and what run.json says of each (see `described`)."""
+
+    train: Sequence[R_co]
+    eval: Sequence[R_co]
+    sources: list[dict[str, Any]]
+    files: tuple[Path, ...]
+
+
+def described(
+    name: str, train: Sequence[object], held_out: Sequence[object], dropped: dict[str, int], hub: Any = None
+) -> dict[str, Any]:
+    """What run.json says of a source: rows of the share, what was left out and, if from there, the hub's data set."""
+    found = {"name": name, "train": len(train), "eval": len(held_out), "dropped": dropped}
+    return found | ({"hub": hub} if hub else {})
+
+
+def keys_of(flags: ShareFlags) -> DataKeys:
+    """The column names that the flags give."""
+    return DataKeys(flags.prompt_key, flags.chosen_key, flags.rejected_key, flags.response_key, flags.messages_key)
+
+
+def load_share(flags: ShareFlags, show: bool = False) -> Share[Row]:
+    """Reads every source and takes the step's slice of its training and evaluation rows (``--data_split``).
+
+    Raises:
+        UserError: see `load_source`; or ``--data_split`` has no part for this step.
+    """
+    for folder in find_prepared(flags.data_path):
+        raise UserError(
+            f"--data_path {folder.path}: a prepared folder serves steps 1, 2, 3 and DPO; this run needs the rows of"
+            " the source itself: give that."
+        )
+    return read_share(flags.data_path, keys_of(flags), flags.data_split, flags.step, flags.seed, show)
+
+
+def read_share(
+    paths: Sequence[str], keys: DataKeys, data_split: str, step: int, seed: int | None, show: bool = False
+) -> Share[Row]:
+    """The slice of a step, 1, 2 or 3, of every source; see `load_share`. Without a seed, rows stay in their order."""
+    train: list[Row] = []
+    held_out: list[Row] = []
+    sources: list[dict[str, Any]] = []
+    files: list[Path] = []
+    for path in paths:
+        source = load_source(path, keys, seed, show)
+        own, own_eval = (split_part(rows, data_split, step - 1, seed) for rows in (source.train, source.eval))
+        train += own
+        held_out += own_eval
+        sources.append(described(source.name, own, own_eval, source.dropped, source.hub))
+        files += source.files
+    return Share(train, held_out, sources, tuple(files))

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints, overload
 
 import pyarrow as pa
 
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 
 LENGTH = "tokens"  # the column of the lengths
 TYPES: dict[object, pa.DataType] = {

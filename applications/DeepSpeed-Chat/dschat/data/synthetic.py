@@ -17,14 +17,85 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dschat.common.jsonl import write_rows
-from dschat.data import synthetic_words as vocabulary
-from dschat.data.formats.published import tldr_prompt
+from dschat.data.formats import tldr_prompt
 
 if TYPE_CHECKING:
     import torch
 
+COMPLAINTS = (
+    "slow noisy weak dull bitter broken cheap heavy loose rough sticky dirty "
+    "sour thin clumsy faulty ugly messy stiff leaky shaky dim bland rusty"
+).split()
+PRAISES = (
+    "fast quiet strong bright sweet solid clever light firm smooth clean tidy "
+    "fresh rich handy sturdy lovely neat warm cosy steady crisp tasty sharp"
+).split()
+NEUTRALS = (
+    "plain round square small large blue green grey brown black white red "
+    "flat tall short wide narrow long open closed folded boxed local common "
+    "usual basic normal standard new old"
+).split()
+NOUNS = (
+    "price colour handle box shape cover label base size design "
+    "lid front back side top button cable manual package finish"
+).split()
+PEOPLE = "wife friend sister brother boss son uncle aunt".split()
+# Response sentences. Each holds one to three adjectives in at most eight words and marks.
+SENTENCES = (
+    "It was {a}, {a} and {a}.",
+    "The {a} {n} was {a} and {a}.",
+    "The {a} {n} felt {a} and {a}.",
+    "It looked {a}, {a} and {a}.",
+    "The {n} was {a} and {a}.",
+    "The {a} {n} looked {a}.",
+    "It felt {a} and {a}.",
+    "My {p} found it {a} and {a}.",
+    "The {n} seemed {a}.",
+    "My {p} got the {a} {n}.",
+    "I found the {n} {a}.",
+)
+# One subreddit -> the things its posts ask about.
+SUBREDDITS = {
+    "coffee": ("kettle", "grinder", "mug"),
+    "camping": ("tent", "stove", "lamp"),
+    "cooking": ("pan", "knife", "pot"),
+    "running": ("shoe", "watch", "jacket"),
+    "travel": ("bag", "hotel", "pillow"),
+    "music": ("guitar", "speaker", "radio"),
+    "cycling": ("bike", "helmet", "pump"),
+    "gaming": ("chair", "mouse", "screen"),
+    "books": ("novel", "reader", "shelf"),
+    "garden": ("hose", "shovel", "bench"),
+    "pets": ("collar", "bowl", "bed"),
+    "photos": ("camera", "lens", "printer"),
+}
+PLACES = "cabin office car kitchen garage school farm club".split()
+OPENERS = (
+    "I saw a {thing} in a shop near the {place}",
+    "My {p} wants a {thing}",
+    "We need a {thing} for the {place}",
+    "I may buy a {thing} this week",
+    "My {p} gave me a {thing}",
+    "There is a {thing} on sale near the {place}",
+    "I lost the {thing} of my {p}",
+    "I want a {thing} for my {p}",
+)
+DETAILS = (
+    "I would use it at the {place} with my {p}",
+    "It is for my {p} and me",
+    "My {p} has one at the {place}",
+    "We would keep it in the {place}",
+    "I will share it with my {p}",
+    "My {p} and I have to choose one this week",
+)
+REQUESTS = (
+    "Please write a short review with the bad and then the good",
+    "Can you write a short review with the bad first",
+    "Tell me the bad and then the good in a short review",
+    "Please write a review with the bad first",
+)
+TITLES = ("Need a review of a {thing}", "Is this {thing} any good?", "Help me choose a {thing}")
 Kind = Literal["demonstrations", "comparisons"]
-
 FULL_SCORE = 12  # points that give a gold score of 1
 LABEL_NOISE = 0.05  # share of comparison pairs whose choice is the worse response
 MAX_PIECES = 58  # words and punctuation marks of one response; with EOS that is at most 64 tokens
@@ -36,9 +107,8 @@ MAX_HALF = 7  # distinct counting words on one side of the third full stop, at m
 MAX_HITS = 13  # distinct counting words of one comparison response, at most
 REPEATS = (0, 0, 0, 1, 1, 2)  # repeats wanted in a comparison response, drawn evenly
 WRONG_RATE = 0.4  # highest rate of praise before, and complaints after, the third full stop in a comparison response
-
 _PIECE = re.compile(r"[a-z]+|[.,]")
-_COMPLAINTS, _PRAISES = frozenset(vocabulary.COMPLAINTS), frozenset(vocabulary.PRAISES)
+_COMPLAINTS, _PRAISES = frozenset(COMPLAINTS), frozenset(PRAISES)
 _SLOT = "{a}"
 
 
@@ -128,16 +198,16 @@ def write_corpus(folder: Path, num_demonstrations: int, num_comparisons: int, nu
 
 def _make_info(rng: random.Random) -> dict[str, Any]:
     """A post: subreddit, text of three lines without full stops, title, and the empty columns."""
-    subreddit = rng.choice(sorted(vocabulary.SUBREDDITS))
-    thing = rng.choice(vocabulary.SUBREDDITS[subreddit])
+    subreddit = rng.choice(sorted(SUBREDDITS))
+    thing = rng.choice(SUBREDDITS[subreddit])
     lines = [
-        rng.choice(templates).format(thing=thing, p=rng.choice(vocabulary.PEOPLE), place=rng.choice(vocabulary.PLACES))
-        for templates in (vocabulary.OPENERS, vocabulary.DETAILS, vocabulary.REQUESTS)
+        rng.choice(templates).format(thing=thing, p=rng.choice(PEOPLE), place=rng.choice(PLACES))
+        for templates in (OPENERS, DETAILS, REQUESTS)
     ]
     return {
         "id": f"syn_{rng.getrandbits(40):010x}",
         "post": "\n".join(lines),
-        "title": rng.choice(vocabulary.TITLES).format(thing=thing),
+        "title": rng.choice(TITLES).format(thing=thing),
         "subreddit": subreddit,
         "site": None,
         "article": None,
@@ -147,7 +217,7 @@ def _make_info(rng: random.Random) -> dict[str, Any]:
 def _templates(rng: random.Random, min_slots: tuple[int, int] = (0, 0)) -> list[str]:
     """Five to eight sentence templates within MAX_PIECES; at least `min_slots` adjectives up to / after the third."""
     while True:
-        chosen = rng.choices(vocabulary.SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
+        chosen = rng.choices(SENTENCES, k=rng.choice((5, 6, 6, 7, 7, 8)))
         pieces = 1 + sum(len(_PIECE.findall(sentence.lower())) for sentence in chosen)
         slots = _count_slots(chosen[:HALF]), _count_slots(chosen[HALF:])
         if pieces <= MAX_PIECES and slots[0] >= min_slots[0] and slots[1] >= min_slots[1]:
@@ -169,14 +239,14 @@ def _fill(rng: random.Random, templates: Sequence[str], adjectives: Sequence[str
     for adjective in adjectives:
         text = text.replace(_SLOT, adjective, 1)
     while "{n}" in text or "{p}" in text:
-        text = text.replace("{n}", rng.choice(vocabulary.NOUNS), 1).replace("{p}", rng.choice(vocabulary.PEOPLE), 1)
+        text = text.replace("{n}", rng.choice(NOUNS), 1).replace("{p}", rng.choice(PEOPLE), 1)
     return text
 
 
 def _demonstration(rng: random.Random) -> str:
     """A mediocre response: every adjective is neutral, complaint or praise with the same odds at every position."""
     templates = _templates(rng)
-    pools = (vocabulary.COMPLAINTS, vocabulary.PRAISES, vocabulary.NEUTRALS)
+    pools = (COMPLAINTS, PRAISES, NEUTRALS)
     weights = (DEMO_RATE, DEMO_RATE, 1 - 2 * DEMO_RATE)
     kinds = rng.choices(pools, weights=weights, k=_count_slots(templates))
     return _fill(rng, templates, [rng.choice(words) for words in kinds])
@@ -196,18 +266,18 @@ def _comparison(rng: random.Random) -> str:
     repeats = min(rng.choice(REPEATS), MAX_HITS - target)
     hits = target + repeats
     before = rng.randint(max(0, hits - MAX_HALF), min(hits, MAX_HALF))
-    complaints, praises = rng.sample(vocabulary.COMPLAINTS, before), rng.sample(vocabulary.PRAISES, hits - before)
+    complaints, praises = rng.sample(COMPLAINTS, before), rng.sample(PRAISES, hits - before)
     for copy in rng.choices(complaints + praises, k=repeats) if hits else ():
         half = complaints if len(complaints) <= MAX_HALF and rng.random() < 0.5 else praises
         half.append(copy)
     templates = _templates(rng, (len(complaints), len(praises)))
     wrong_rate = rng.random() * WRONG_RATE
     adjectives: list[str] = []
-    first = (complaints, vocabulary.PRAISES, templates[:HALF])
-    second = (praises, vocabulary.COMPLAINTS, templates[HALF:])
+    first = (complaints, PRAISES, templates[:HALF])
+    second = (praises, COMPLAINTS, templates[HALF:])
     for words, wrong, half in (first, second):
         while len(words) < _count_slots(half):
-            words.append(rng.choice(wrong if rng.random() < wrong_rate else vocabulary.NEUTRALS))
+            words.append(rng.choice(wrong if rng.random() < wrong_rate else NEUTRALS))
         rng.shuffle(words)
         adjectives += words
     return _fill(rng, templates, adjectives)

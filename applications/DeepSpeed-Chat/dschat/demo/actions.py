@@ -1,23 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the page answers to its events: new values of its components."""
+"""What the page answers to its events: new values of its components.
 
+Every text that is not ours is escaped.
+"""
+
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 
-from dschat.common.hidden_text import EMPTY
-from dschat.common.web_page import Component
-from dschat.demo.chats import Conversation, Stops
-from dschat.demo.checkpoints import chosen, find_checkpoints
-from dschat.demo.markup import answer_html, status_html, summary_html, text_html
-from dschat.demo.prompts import summary_prompt
-from dschat.demo.session import Choice, MakePrompt, Reply, Session
+from dschat.common.display import EMPTY, Component, visible
+from dschat.demo.models import chosen, find_checkpoints
+from dschat.demo.session import Chat, Choice, MakePrompt, Session, ShownAnswer, summary_prompt
 from dschat.errors import UserError
+from dschat.macro_view.html import legend_html, macro_spans
 
 PAUSE = 0.05  # seconds between two drafts that are sent to the browser
+# Characters that mean something to JavaScript's and Handlebars' templates or to Gradio's placeholders.
+TEMPLATES = str.maketrans({char: f"&#{ord(char)};" for char in "`${}@\\"})
+LEGEND = legend_html(numbers=False)
 
+Answers = list[ShownAnswer]  # of all sides
 Update = dict[Component, object]  # new values of components
+
+
+class Stops:
+    """How the answers that are being drawn are stopped, by whose they are."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, set[threading.Event]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def answering(self, browser: str | None) -> Iterator[threading.Event]:
+        """The event that stops an answer to a browser; it is set at the end."""
+        event, name = threading.Event(), browser or ""
+        with self._lock:
+            self._events.setdefault(name, set()).add(event)
+        try:
+            yield event
+        finally:
+            event.set()
+            with self._lock:
+                self._events[name].discard(event)
+                if not self._events[name]:
+                    del self._events[name]
+
+    def stop(self, browser: str | None) -> None:
+        """Stops every answer to a browser."""
+        with self._lock:
+            for event in self._events.get(browser or "", ()):
+                event.set()
 
 
 @dataclass
@@ -69,17 +105,15 @@ class Actions:
         values[self.panel["temperature"]] = self.gr.update(value=choice.temperature, maximum=hottest)
         return values | {self.parts["source"]: status_html(f"{words[0].upper()}{words[1:]}.")}
 
-    def chat(
-        self, conversation: Conversation, message: str, draw: bool, *panel: float, browser: str
-    ) -> Iterator[Update]:
+    def chat(self, conversation: Chat, message: str, draw: bool, *panel: float, browser: str) -> Iterator[Update]:
         """Submit: the answers of all sides, growing."""
         sent: Update = {self.parts["message"]: "", self.parts["note"]: ""}
-        for replies in self._drafts(partial(conversation.prompt, message), panel, browser):
-            if isinstance(replies, str):  # the message stays, to be sent again
-                failed = {self.parts["note"]: status_html(replies, failed=True), self.parts["message"]: message}
+        for answers in self._drafts(partial(conversation.prompt, message), panel, browser):
+            if isinstance(answers, str):  # the message stays, to be sent again
+                failed = {self.parts["note"]: status_html(answers, failed=True), self.parts["message"]: message}
                 yield self.drawn(conversation, draw) | {self.parts["state"]: conversation} | failed
                 return
-            grown = conversation.with_turn(message, replies)
+            grown = conversation.with_turn(message, answers)
             yield self.drawn(grown, draw) | {self.parts["state"]: grown} | sent
             sent = {}  # the next message may be typed meanwhile
 
@@ -87,26 +121,26 @@ class Actions:
         self, subreddit: str, title: str, post: str, draw: bool, *panel: float, browser: str
     ) -> Iterator[Update]:
         """Submit: a summary of each side, growing."""
-        for replies in self._drafts(lambda side, model: summary_prompt(subreddit, title, post), panel, browser):
-            if isinstance(replies, str):
-                yield {self.parts["note"]: status_html(replies, failed=True)}
+        for answers in self._drafts(lambda side, model: summary_prompt(subreddit, title, post), panel, browser):
+            if isinstance(answers, str):
+                yield {self.parts["note"]: status_html(answers, failed=True)}
                 return
-            texts = [summary_html(reply, draw) for reply in replies]
+            texts = [summary_html(answer, draw) for answer in answers]
             yield dict(zip(self.answers, texts, strict=True)) | {self.parts["note"]: ""}
 
-    def drawn(self, conversation: Conversation, draw: bool) -> Update:
+    def drawn(self, conversation: Chat, draw: bool) -> Update:
         """Every side's messages, with or without macro actions."""
         return {chat: self.shown(conversation, side, draw) for side, chat in enumerate(self.answers)}
 
-    def shown(self, conversation: Conversation, side: int, draw: bool) -> list[Component]:
+    def shown(self, conversation: Chat, side: int, draw: bool) -> list[Component]:
         """A side's messages as Gradio takes them."""
         messages = []
         for turn in conversation.turns:
-            reply = turn.replies[side]
-            text = text_html(reply.text.strip()) or (EMPTY if reply.done else "…")
-            content = [] if draw and reply.tokens else [text]
-            if reply.done is not None:
-                content.append(self.gr.HTML(answer_html(reply, draw), js_on_load=None))
+            answer = turn.answers[side]
+            text = text_html(answer.text.strip()) or (EMPTY if answer.done else "…")
+            content = [] if draw and answer.tokens else [text]
+            if answer.done is not None:
+                content.append(self.gr.HTML(answer_html(answer, draw), js_on_load=None))
             messages += [
                 {"role": "user", "content": text_html(turn.message)},
                 {"role": "assistant", "content": content},
@@ -118,10 +152,10 @@ class Actions:
         if self.session.task == "summary":
             return dict.fromkeys([*self.answers, *self.form, self.parts["note"]], "")
         empty: Update = {chat: [] for chat in self.answers}
-        return empty | {self.parts["state"]: Conversation(), self.parts["message"]: "", self.parts["note"]: ""}
+        return empty | {self.parts["state"]: Chat(), self.parts["message"]: "", self.parts["note"]: ""}
 
-    def _drafts(self, make_prompt: MakePrompt, panel: Sequence[float], browser: str) -> Iterator[list[Reply] | str]:
-        """The replies, growing, not oftener than a browser can follow; or an error's words."""
+    def _drafts(self, make_prompt: MakePrompt, panel: Sequence[float], browser: str) -> Iterator[Answers | str]:
+        """The answers, growing, not oftener than a browser can follow; or an error's words."""
         values = dict(zip(self.panel, panel, strict=True))
         if None in values.values():
             yield "a box of the sampling panel is empty: fill it in."
@@ -130,10 +164,10 @@ class Actions:
         with self.stops.answering(browser) as stop:
             try:
                 sent, last = 0.0, None
-                for replies in self.session.answer(make_prompt, choice, stop):
-                    last = replies
+                for answers in self.session.answer(make_prompt, choice, stop):
+                    last = answers
                     if time.monotonic() - sent >= PAUSE:
-                        yield replies
+                        yield answers
                         sent, last = time.monotonic(), None
                 if last is not None:
                     yield last
@@ -144,3 +178,39 @@ class Actions:
         """What is loaded after loading failed."""
         status = self.session.status(side)
         return f"Still there: {status}" if status.startswith("Loaded") else status
+
+
+def text_html(text: str) -> str:
+    """A text as it stands, for Gradio's chat, which lets some HTML through even where Markdown is off."""
+    return escape(visible(text), quote=False)
+
+
+def status_html(text: str, failed: bool = False) -> str:
+    """A status line, read aloud by screen readers."""
+    kind = "demo-status demo-failed" if failed else "demo-status"
+    return f'<p class="{kind}" role="status">{_safe(escape(visible(text)))}</p>'
+
+
+def answer_html(answer: ShownAnswer, draw: bool) -> str:
+    """A whole answer's caption; if wanted, below the answer with its macro actions.
+
+    Args:
+        answer: done.
+        draw: show the macro actions, which say all that the answer says.
+    """
+    if not (draw and answer.tokens):
+        return _safe(f'<p class="demo-caption">{escape(answer.caption)}</p>')
+    count = answer.tokens[-1].macro_action + 1
+    caption = f"{answer.caption} · {count} macro action{'' if count == 1 else 's'}"
+    return _safe(f'{macro_spans(answer.tokens)}<p class="demo-caption">{escape(caption)}</p>')
+
+
+def summary_html(answer: ShownAnswer, draw: bool) -> str:
+    """An answer by itself, as far as it is there."""
+    text = _safe(escape(visible(answer.text).strip() or (EMPTY if answer.done else "…")))
+    plain = "" if draw and answer.tokens else f'<pre class="demo-text" dir="auto">{text}</pre>'
+    return plain + (answer_html(answer, draw) if answer.done else "")
+
+
+def _safe(html: str) -> str:
+    return html.translate(TEMPLATES)

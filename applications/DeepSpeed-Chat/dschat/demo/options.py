@@ -7,26 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from dschat.common.display import HOST
 from dschat.common.script import add_flags, flag
-from dschat.common.web_page import HOST
 from dschat.config.macro_actions import TerminationFlags, parse_ngram
 from dschat.errors import UserError
-from dschat.inference.options import DTYPES, check_known, check_positive, check_temperature
+from dschat.inference.options import ComputeFlags
 
 TASKS = {"chat": "talk with a model", "summary": "summaries of posts (TL;DR)"}
 CONVERT: dict[str, Callable[[str], object]] = {"ngram": parse_ngram, "ngram_lengths": int}  # where it is not the type
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoOptions:
-    """What a demo is told. A field is a flag: its name, type, default and help line."""
+class DemoOptions(ComputeFlags):
+    """What a demo is told."""
 
     model: str | None = flag("a run's output folder, a model's folder, or a hub id (the page asks)", None)
     other: str | None = flag("a second model, which answers the same beside the first", None)
     reward_model: str | None = flag("sequence classifier with one label; its score stands under each answer", None)
     rm_template: bool = flag("put prompt and answer through the reward model's chat template", False)
-    device: str | None = flag("cpu, cuda or cuda:N (the first GPU, or else the CPU)", None)
-    dtype: str | None = flag("of the models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
     temperature: float | None = flag("of sampling; 0 = greedy (the run's or the model's own, else 0.8)", None)
     top_k: int | None = flag(
         "draw from so many of the likeliest tokens, 0 = all (the run's or model's own, or 50)", None
@@ -40,17 +38,8 @@ class DemoOptions:
     port: int | None = flag("of the page (the first free one from 7860)", None)
 
     def __post_init__(self) -> None:
-        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
-        check_known("dtype", self.dtype, (None, *DTYPES))
-        check_positive("max_new_tokens", self.max_new_tokens)
-        if self.temperature is not None:
-            check_temperature("temperature", self.temperature)
-        if self.top_k is not None and self.top_k < 0:
-            raise UserError(f"--top-k {self.top_k}: must be 0 (all tokens) or more.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"--top-p {self.top_p}: must be above 0 and at most 1 (all tokens).")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed {self.seed}: must be between 0 and {2**32 - 1}.")
+        """Looks at what is about several flags as well."""
+        super().__post_init__()
         if self.rm_template and self.reward_model is None:
             raise UserError("--rm-template: there is no --reward-model to use it; give one, or drop the flag.")
         if self.terminal and self.model is None:

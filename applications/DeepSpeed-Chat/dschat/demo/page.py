@@ -6,13 +6,10 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
-from dschat.common.web_page import Component, gradio, launch
-from dschat.demo.actions import Actions, Update
-from dschat.demo.chats import Conversation
-from dschat.demo.checkpoints import find_checkpoints
-from dschat.demo.markup import LEGEND, status_html
-from dschat.demo.prompts import CHAT_EXAMPLE, SUMMARY_EXAMPLE
-from dschat.demo.session import Session
+from dschat.common.display import Component, gradio, launch
+from dschat.demo.actions import LEGEND, Actions, Update, status_html
+from dschat.demo.models import find_checkpoints
+from dschat.demo.session import CHAT_EXAMPLE, SUMMARY_EXAMPLE, Chat, Session
 from dschat.errors import UserError
 from dschat.macro_view.html import STYLE
 
@@ -113,7 +110,7 @@ def _add_chat(gr: Any, actions: Actions) -> list[Component]:
         elem_id="demo-message",
         placeholder="Enter sends, Shift+Enter breaks the line",
     )
-    actions.parts |= {"message": message, "state": gr.State(Conversation())}
+    actions.parts |= {"message": message, "state": gr.State(Chat())}
     return [actions.parts["state"], message]
 
 

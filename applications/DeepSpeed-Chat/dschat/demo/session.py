@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What page and terminal share: the models that are loaded, and answers to what is asked."""
+"""What page and terminal share: prompts of what was typed, the models that are loaded, and their answers."""
 
 import dataclasses
-import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -10,29 +9,89 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from dschat.config.macro_actions import TerminationFlags
 from dschat.data.encoding import encode_prompts, prompt_text
-from dschat.data.formats.rows import Row
-from dschat.demo.checkpoints import chosen, find_checkpoints, own_sampling
-from dschat.demo.macro import MacroActionsOf
-from dschat.demo.models import Opened, find_model, open_model
+from dschat.data.formats import tldr_prompt
+from dschat.data.rows import Row
+from dschat.demo.models import Opened, chosen, find_checkpoints, find_model, open_model, own_sampling
 from dschat.demo.options import DemoOptions
-from dschat.demo.prompts import Prompt
-from dschat.demo.stream import STOPPED, Draft, stream
+from dschat.demo.stream import STOPPED, Draft, MacroActionsOf, Question, stream
 from dschat.errors import UserError
-from dschat.inference.devices import choose_device, choose_dtype
+from dschat.inference.policy import choose_device
 from dschat.macro_view.html import MacroToken
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.models.opening import choose_dtype
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
 
+HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+ORIGIN = "the conversation"
+CHAT_EXAMPLE = "What should I look at when I buy a second-hand bicycle?"
+SUMMARY_EXAMPLE = (
+    "AskReddit",
+    "How do I tell my neighbour about the noise?",
+    "I moved into my flat last spring. My neighbour is friendly, but plays the drums every evening until eleven. The"
+    " walls are thin, I get up at five, and I have not slept well in weeks. I do not want to start a quarrel. I have"
+    " thought of a letter, or of baking something and bringing it over.",
+)
 FLAGS = ("--model", "--other")
 NUMBERS = ("temperature", "top_k", "top_p", "max_new_tokens")  # of how answers are drawn
 NOT_LOADED = "no model is loaded: choose a run folder and a checkpoint, then Load model."
 BUSY = 0.1  # seconds between two looks whether one who waits has been stopped
-MakePrompt = Callable[[int, Opened], Prompt]  # for a side and its model
+MakePrompt = Callable[[int, Opened], "Prompt"]  # for a side and its model
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is asked.
+
+    Attributes:
+        row: the prompt as training has it; messages where the tokenizer has a chat template.
+        markers: texts that begin somebody else's turn: an answer ends before them.
+    """
+
+    row: Row
+    markers: tuple[str, ...] = ()
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, str]], message: str) -> Prompt:
+    r"""The next turn of a dialogue.
+
+    Without a chat template it has the form of HH-RLHF: "\n\nHuman: …\n\nAssistant: …\n\nHuman: …\n\nAssistant:".
+
+    Args:
+        tokenizer: of the model that is asked.
+        turns: earlier messages, each with the model's answer.
+        message: the next one.
+
+    Raises:
+        UserError: the message is empty.
+    """
+    if not message.strip():
+        raise UserError("type a message first.")
+    if tokenizer.chat_template is not None:
+        pairs = (({"role": "user", "content": u}, {"role": "assistant", "content": a}) for u, a in turns)
+        messages = [one for pair in pairs for one in pair] + [{"role": "user", "content": message}]
+        return Prompt(Row(None, messages, None, None, {}, ORIGIN))
+    before = "".join(f"{HUMAN} {user.strip()}{ASSISTANT} {answer.strip()}" for user, answer in turns)
+    return Prompt(Row(f"{before}{HUMAN} {message.strip()}{ASSISTANT}", None, None, None, {}, ORIGIN), (HUMAN,))
+
+
+def summary_prompt(subreddit: str, title: str, post: str) -> Prompt:
+    r"""A post as in the published TL;DR data: "POST\nSubreddit: r/S\n<post>\nTL;DR: ".
+
+    These data have no titles; one that is given stands on a line of its own before the post.
+
+    Raises:
+        UserError: there is no post.
+    """
+    if not post.strip():
+        raise UserError("the post is empty: type or paste one first.")
+    text = "\n".join(part.strip() for part in (title, post) if part.strip())
+    name = subreddit.strip().removeprefix("/").removeprefix("r/")
+    return Prompt(Row(tldr_prompt({"post": text, "subreddit": name or None}), None, None, None, {}, "the post"))
 
 
 @dataclass(frozen=True)
@@ -79,7 +138,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ShownAnswer:
     """A model's answer, as far as it is there.
 
     Attributes:
@@ -105,6 +164,30 @@ class Reply:
         count = len(self.tokens)
         length = f"{count} token{'' if count == 1 else 's'} in {self.seconds:.1f} s"
         return " · ".join([*score, length, *filter(None, [self.done, self.note])])
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message and every model's answer to it."""
+
+    message: str
+    answers: tuple[ShownAnswer, ...]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The turns so far. Each model goes on from its own answers."""
+
+    turns: tuple[Turn, ...] = ()
+
+    def prompt(self, message: str, side: int, model: Opened) -> Prompt:
+        """What a model is asked next; raises UserError for an empty message."""
+        earlier = [(turn.message, turn.answers[side].text) for turn in self.turns]
+        return chat_prompt(model.tokenizer, earlier, message)
+
+    def with_turn(self, message: str, answers: list[ShownAnswer]) -> "Chat":
+        """The same with one turn more."""
+        return Chat((*self.turns, Turn(message, tuple(answers))))
 
 
 @dataclass
@@ -175,8 +258,8 @@ class Session:
         values = own | {name: value for name, value in given.items() if value is not None}
         return Choice.of(values, bool(values.get("temperature", 1))), words
 
-    def answer(self, make_prompt: MakePrompt, choice: Choice, stop: threading.Event) -> Generator[list[Reply]]:
-        """Every side's answer, growing; in the last replies all are done.
+    def answer(self, make_prompt: MakePrompt, choice: Choice, stop: threading.Event) -> Generator[list[ShownAnswer]]:
+        """Every side's answer, growing; in the last answers all are done.
 
         Args:
             make_prompt: gives the prompt of a side.
@@ -188,7 +271,7 @@ class Session:
         """
         with self._one_at_a_time(stop) as mine:
             if not mine:
-                yield [Reply(done=STOPPED) for _ in self._sides]
+                yield [ShownAnswer(done=STOPPED) for _ in self._sides]
                 return
             models = [side.model for side in self._sides if side.model is not None]
             if len(models) < len(self._sides):
@@ -196,23 +279,22 @@ class Session:
             prompts = [make_prompt(number, model) for number, model in enumerate(models)]
             seed = row_seed(self.options.seed, self._asked)
             self._asked += 1
-            drafts = []
+            questions = []
             for model, prompt in zip(models, prompts, strict=True):
                 (ids,) = encode_prompts(model.tokenizer, [prompt.row])
                 if not ids:
                     raise UserError("the prompt has no tokens; type something.")
-                sampling = choice.sampling(model, len(ids))
-                drafts.append(stream(model, ids, sampling, seed, prompt.markers, stop))
-            replies = [Reply() for _ in models]
+                questions.append(Question(model, ids, choice.sampling(model, len(ids)), prompt.markers))
+            answers = [ShownAnswer() for _ in models]
             start = time.perf_counter()
-            with closing(_interleaved(drafts)) as growing:
+            with closing(stream(questions, seed, stop)) as growing:
                 try:
                     for number, draft in growing:
-                        replies[number] = Reply(draft.text)
+                        answers[number] = ShownAnswer(draft.text)
                         if draft.done is not None:
                             seconds = time.perf_counter() - start
-                            replies[number] = self._judged(number, prompts[number].row, draft, seconds)
-                        yield list(replies)
+                            answers[number] = self._judged(number, prompts[number].row, draft, seconds)
+                        yield list(answers)
                 finally:
                     stop.set()  # the reader may have left, or one of two answers failed
 
@@ -228,7 +310,7 @@ class Session:
         finally:
             self._lock.release()
 
-    def _judged(self, number: int, row: Row, draft: Draft, seconds: float) -> Reply:
+    def _judged(self, number: int, row: Row, draft: Draft, seconds: float) -> ShownAnswer:
         """The whole answer with its score and macro actions; what cannot be had is a note."""
         side, notes = self._sides[number], []
         assert side.model is not None and side.macro is not None  # they answered
@@ -246,39 +328,4 @@ class Session:
                 score = float(self.reader(None, ResponseTexts([text], [draft.text], [read]))[0])
         except UserError as error:
             notes.append(str(error))
-        return Reply(draft.text, draft.done, tokens, score, seconds, " ".join(notes))
-
-
-def _interleaved(drafts: Sequence[Generator[Draft]]) -> Generator[tuple[int, Draft]]:
-    """Drafts of several answers as they come, each with the number of its answer; read in a thread for each."""
-    arrived: queue.Queue[tuple[int, Draft | BaseException | None]] = queue.Queue()
-    closed = threading.Event()
-
-    def read(number: int) -> None:
-        try:
-            with closing(drafts[number]) as own:
-                for draft in own:
-                    arrived.put((number, draft))
-                    if closed.is_set():
-                        break
-        except BaseException as error:  # raised again below
-            arrived.put((number, error))
-        arrived.put((number, None))
-
-    readers = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(len(drafts))]
-    for reader in readers:
-        reader.start()
-    left = len(readers)
-    try:
-        while left:
-            number, item = arrived.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield number, item
-    finally:
-        closed.set()
-        for reader in readers:
-            reader.join()
+        return ShownAnswer(draft.text, draft.done, tokens, score, seconds, " ".join(notes))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that grow before one's eyes: transformers' `generate` in a thread of its own, looked at after every token.
+"""Answers that grow before one's eyes, and their macro actions: where training with the same flags would cut them.
+
+transformers' `generate` draws each in a thread of its own and is looked at after every token.
 
 transformers' streamers decode piece by piece: they lose the spaces that a tokenizer puts between pieces, know no ids,
 and hold words back. Here the whole answer is decoded after every token, as everywhere else in this package.
@@ -15,13 +17,18 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
+from dschat.conditions.termination import TerminationCondition
+from dschat.config.macro_actions import TerminationFlags
 from dschat.data.encoding import decode_response
 from dschat.demo.models import Opened
 from dschat.errors import UserError
-from dschat.rollouts.choose import Chooser
+from dschat.macro_view.html import MacroToken
+from dschat.models.policy import PolicyModel
+from dschat.rl.macro_actions import segment
+from dschat.rl.types import Rollout, Trajectory
 from dschat.rollouts.generate import CausalLM
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import uniforms
+from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
+from dschat.trainers.rollout_metrics import token_texts
 
 UNFINISHED = "\ufffd"  # what a character looks like of which some bytes are to come
 LONGEST_UNFINISHED = 3  # bytes of a character that wait for its last one
@@ -43,56 +50,66 @@ class Draft:
     done: str | None = None
 
 
-def stream(
-    model: Opened,
-    prompt_ids: Sequence[int],
-    sampling: Sampling,
-    seed: int,
-    markers: Sequence[str],
-    stop: threading.Event,
-) -> Generator[Draft]:
-    """One answer, token by token; the last draft is done. Closing the iterator ends the drawing.
+@dataclass(frozen=True)
+class Question:
+    """What one model answers.
 
-    The same seed draws the same answer: draws do not touch the global random state, so that two models may answer at
-    once.
-
-    Args:
+    Attributes:
         model: which answers; nobody else may use it meanwhile.
         prompt_ids: P of them, not none.
         sampling: how to draw.
-        seed: of the draws.
         markers: texts before which an answer ends.
-        stop: ends the answer after the token that is being computed.
+    """
+
+    model: Opened
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    markers: Sequence[str]
+
+
+def stream(questions: Sequence[Question], seed: int, stop: threading.Event) -> Generator[tuple[int, Draft]]:
+    """All answers at once, token by token, each draft with its question's number; every answer's last draft is done.
+
+    Closing the iterator ends the drawing. The same seed draws the same answers: draws do not touch the global random
+    state.
+
+    Args:
+        questions: one for each model.
+        seed: of the draws of every answer.
+        stop: ends the answers after the token that is being computed.
 
     Raises:
-        UserError: the model's numbers are not finite, or memory does not suffice.
+        UserError: a model's numbers are not finite, or memory does not suffice.
     """
-    drafts: queue.Queue[Draft | BaseException] = queue.Queue()
+    drafts: queue.Queue[tuple[int, Draft | BaseException]] = queue.Queue()
     closed = threading.Event()
 
-    def work() -> None:
+    def work(number: int) -> None:
         try:
-            drafts.put(_generate(model, prompt_ids, sampling, seed, markers, (stop, closed), drafts.put))
+            put: Callable[[Draft], None] = lambda draft: drafts.put((number, draft))  # noqa: E731
+            put(_generate(questions[number], seed, (stop, closed), put))
         except BaseException as error:  # raised again where the answer is read
-            drafts.put(error)
+            drafts.put((number, error))
 
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
+    workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(questions))]
+    for worker in workers:
+        worker.start()
+    left = len(workers)
     try:
-        while True:
-            item = drafts.get()
+        while left:
+            number, item = drafts.get()
             if isinstance(item, torch.OutOfMemoryError):
                 raise UserError(
                     "the memory does not hold the conversation: clear it, or ask for fewer new tokens."
                 ) from item
             if isinstance(item, BaseException):
                 raise item
-            yield item
-            if item.done is not None:
-                return
+            left -= item.done is not None
+            yield number, item
     finally:
         closed.set()
-        worker.join()
+        for worker in workers:
+            worker.join()
 
 
 def shown_text(text: str, markers: Sequence[str], ended: bool) -> tuple[str, bool]:
@@ -117,19 +134,12 @@ def _overlap(text: str, marker: str) -> int:
 
 
 @torch.no_grad()
-def _generate(
-    model: Opened,
-    prompt_ids: Sequence[int],
-    sampling: Sampling,
-    seed: int,
-    markers: Sequence[str],
-    stops: Sequence[threading.Event],
-    put: Callable[[Draft], None],
-) -> Draft:
+def _generate(question: Question, seed: int, stops: Sequence[threading.Event], put: Callable[[Draft], None]) -> Draft:
     """Draws an answer, handing out drafts of it; the whole one."""
-    device, width = model.causal_lm.device, len(prompt_ids)
-    input_ids = torch.tensor([list(prompt_ids)], device=device)
-    watch = _Watch(model, width, markers, stops, put)
+    model, sampling, markers = question.model, question.sampling, question.markers
+    device, width = model.causal_lm.device, len(question.prompt_ids)
+    input_ids = torch.tensor([list(question.prompt_ids)], device=device)
+    watch = _Watch(question, stops, put)
     causal_lm = cast(CausalLM, model.causal_lm)  # whose own type is that of a module's attribute
     sequences = causal_lm.generate(
         input_ids=input_ids,
@@ -153,17 +163,17 @@ def _generate(
 
 
 class _Draw(LogitsProcessor):
-    """Leaves the one token that is drawn, as step 3 draws it: see `Chooser`."""
+    """Leaves the one token that is drawn, as step 3 draws it: see `TokenSampler`."""
 
     def __init__(self, sampling: Sampling, seed: int, width: int, device: torch.device) -> None:
         self._sampling, self._width = sampling, width
-        self._chooser: Chooser | None = None
+        self._token_sampler: TokenSampler | None = None
         self._uniform = uniforms(torch.tensor([seed]), sampling.max_new_tokens).to(device)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self._chooser is None:
-            self._chooser = Chooser(self._sampling, scores.shape[1], scores.device)
-        ids, logprobs = self._chooser(scores.clone(), self._uniform[:, input_ids.shape[1] - self._width])
+        if self._token_sampler is None:
+            self._token_sampler = TokenSampler(self._sampling, scores.shape[1], scores.device)
+        ids, logprobs = self._token_sampler(scores.clone(), self._uniform[:, input_ids.shape[1] - self._width])
         if not bool(logprobs.isfinite().all()):
             raise UserError("the model's numbers are not finite: its weights are damaged, or need --dtype fp32.")
         return torch.full_like(scores, -torch.inf).scatter_(1, ids[:, None], 0.0)
@@ -172,22 +182,64 @@ class _Draw(LogitsProcessor):
 class _Watch(StoppingCriteria):
     """Hands out a draft after every token, and ends where it is told to or where a marker stands."""
 
-    def __init__(
-        self,
-        model: Opened,
-        width: int,
-        markers: Sequence[str],
-        stops: Sequence[threading.Event],
-        put: Callable[[Draft], None],
-    ) -> None:
-        self._model, self._width, self._markers, self._stops, self._put = model, width, markers, stops, put
+    def __init__(self, question: Question, stops: Sequence[threading.Event], put: Callable[[Draft], None]) -> None:
+        self._question, self._stops, self._put = question, stops, put
         self._said = ""
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
-        ids = input_ids[0, self._width :].tolist()
-        text, marked = shown_text(decode_response(self._model.tokenizer, ids), self._markers, ended=False)
+        asked = self._question
+        ids = input_ids[0, len(asked.prompt_ids) :].tolist()
+        text, marked = shown_text(decode_response(asked.model.tokenizer, ids), asked.markers, ended=False)
         if text.startswith(self._said) and text != self._said:
             self._said = text
             self._put(Draft(text))
         over = marked or any(stop.is_set() for stop in self._stops)
         return torch.full(input_ids.shape[:1], over, dtype=torch.bool, device=input_ids.device)
+
+
+class MacroActionsOf:
+    """Cuts a model's answers."""
+
+    def __init__(self, model: Opened, flags: TerminationFlags, seed: int) -> None:
+        """Loads what the condition needs.
+
+        Args:
+            model: whose answers are cut.
+            flags: the condition, checked.
+            seed: for `randomized`.
+
+        Raises:
+            UserError: a user's function cannot be imported, or the parser cannot be loaded.
+        """
+        self._model = model
+        self._condition = TerminationCondition(flags, model.tokenizer, model.tokenizer.eos_token_id, seed)
+        self._reads_logprobs = flags.termination_condition == "ppl" or ":" in flags.termination_condition
+
+    def __call__(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[MacroToken]:
+        """The tokens of an answer, each with the number of its macro action.
+
+        `ppl` and a user's function get the log-probs of the model that answers, in the place of the reference's.
+
+        Args:
+            prompt_ids: P of them.
+            answer_ids: R of them; none gives none.
+
+        Raises:
+            UserError: a user's function fails.
+        """
+        if not answer_ids:
+            return []
+        ids = torch.tensor([[*prompt_ids, *answer_ids]])
+        mask = torch.ones(1, len(answer_ids), dtype=torch.bool)
+        rollout = Rollout(ids, torch.ones_like(ids).bool(), mask, torch.zeros(1).long(), torch.ones(1).bool())
+        logprobs = torch.zeros(mask.shape)
+        if self._reads_logprobs:
+            device = self._model.causal_lm.device
+            with torch.no_grad():
+                policy = PolicyModel(self._model.causal_lm)
+                found = policy(ids.to(device), rollout.attention_mask.to(device), len(answer_ids), 1.0)
+            logprobs = found[0].float().cpu()
+        trajectory = Trajectory(rollout, logprobs, logprobs, torch.zeros(mask.shape), torch.zeros(1))
+        numbers = segment(self._condition(trajectory, 0).ends, mask).index[0].tolist()
+        texts = token_texts(list(answer_ids), self._model.tokenizer)
+        return [MacroToken(text, number) for text, number in zip(texts, numbers, strict=True)]

@@ -38,7 +38,6 @@ def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict
     """DeepSpeed's configuration. A file's sections are merged into ours, key by key; "auto" means ours.
 
     Args:
-        settings: of the run.
         gradient_clipping: largest gradient norm; 0 = no clipping.
 
     Raises:

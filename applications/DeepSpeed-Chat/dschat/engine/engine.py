@@ -6,7 +6,7 @@ import io
 import math
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,17 +19,66 @@ from torch import Tensor, nn
 from transformers import get_scheduler
 
 from dschat.engine import zero3
-from dschat.engine.compiled_ops import prepare_op
 from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
-from dschat.engine.finite import FiniteWatch, SkippingAdamW
-from dschat.models.checkpointing import enable_gradient_checkpointing
+from dschat.engine.process_group import prepare_op
+from dschat.models.finetuning import enable_gradient_checkpointing
+from dschat.models.lora import adapters_off
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.run.distributed import barrier, device, is_main, world_size
 
 ADAM_BETAS = (0.9, 0.95)
-
 M = TypeVar("M", PolicyModel, ScalarModel)
+
+
+def accumulation_of(parameter: nn.Parameter) -> Any:
+    """The node of the graph where a parameter's gradient arrives; it remembers the shape the parameter has now."""
+    with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")), torch.enable_grad():
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+class SkippingAdamW(torch.optim.AdamW):
+    """AdamW that does nothing while `overflow` is set; by that name DeepSpeed knows, and leaves the schedule alone."""
+
+    overflow = False
+
+    def step(self, closure: Any = None) -> Any:
+        """One step, or none."""
+        return None if self.overflow else super().step(closure)
+
+
+class FiniteWatch:
+    """Watches this process's own losses and gradients of an update; nothing waits for the device until `read`."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Hangs on every trained parameter, where its gradient arrives: before DeepSpeed sums it over processes."""
+        self._reset()
+        self._nodes = [accumulation_of(parameter) for parameter in parameters if parameter.requires_grad]
+        for node in self._nodes:  # kept: a node that nobody holds is made anew, without the hook
+            node.register_prehook(self._note)
+
+    def _reset(self) -> None:
+        # The largest magnitudes so far: NaN and infinities prevail over everything else.
+        self._loss, self._gradient = torch.zeros(2, device=device()).unbind()
+
+    def _note(self, gradients: tuple[Tensor | None, ...]) -> None:
+        for gradient in gradients:
+            if gradient is not None and gradient.numel():
+                largest = torch.linalg.vector_norm(gradient.detach(), math.inf).float()
+                self._gradient = torch.maximum(self._gradient, largest)
+
+    def factor(self, loss: Tensor) -> Tensor:
+        """Notes a loss. 1, or NaN where the loss is not finite: its gradient may be, and must not be applied."""
+        loss = loss.detach().float()
+        self._loss = torch.maximum(self._loss, loss.abs())
+        return torch.where(loss.isfinite(), 1.0, math.nan)
+
+    def read(self, norm: Tensor | float) -> tuple[bool, bool, float]:
+        """Whether the losses and the gradients since the last call were finite; and a number, read with them."""
+        norm = torch.as_tensor(norm, dtype=torch.float32, device=self._loss.device)
+        loss, gradient, number = torch.stack([self._loss, self._gradient, norm]).tolist()
+        self._reset()
+        return math.isfinite(loss), math.isfinite(gradient), number
 
 
 @dataclass(frozen=True)
@@ -190,11 +239,6 @@ def _put_shards_together(folder: Path, engine: Any, target: Path) -> None:
 def train_engine(model: M, optimizer: OptimizerSettings, settings: EngineSettings) -> Engine[M]:
     """Puts a model under DeepSpeed with AdamW (β = 0.9, 0.95) and a schedule.
 
-    Args:
-        model: to train.
-        optimizer: its optimiser and schedule.
-        settings: of the run.
-
     Raises:
         UserError: an unreadable ``--deepspeed_config``, or one that sets the batch sizes differently.
     """
@@ -267,3 +311,20 @@ def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, A
         {"params": [p for p, dimensions in trained if dimensions < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+class AdaptersOff:
+    """The reference of a LoRA run: the actor's engine with its adapters off, no second copy of the weights."""
+
+    def __init__(self, actor: Engine[PolicyModel]) -> None:
+        self._actor = actor
+
+    @property
+    def module(self) -> PolicyModel:
+        """The shared module."""
+        return self._actor.module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies under the base model; see `PolicyModel.forward`."""
+        with torch.no_grad(), adapters_off(self._actor.module):
+            return self._actor(*args, **kwargs)

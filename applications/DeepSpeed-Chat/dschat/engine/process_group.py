@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process group's beginning and end, and the data type of a run."""
+"""The process group's beginning and end, the dtype of a run, and what DeepSpeed compiles on first use."""
 
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
+from torch.utils import cpp_extension
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed warns that it found no GPU
@@ -18,12 +22,14 @@ import deepspeed  # noqa: E402
 from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.runtime import bf16_optimizer  # noqa: E402
 
-from dschat.engine.compiled_ops import prepare_op  # noqa: E402
 from dschat.errors import UserError  # noqa: E402
+from dschat.models.opening import choose_dtype  # noqa: E402
 from dschat.run.distributed import make_host_groups  # noqa: E402
 
+logger = logging.getLogger(__name__)
+
 SHARED_MEMORY = "deepspeed_shm_comm"  # DeepSpeed's collectives between processes of one machine
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+YOUNG = 600  # seconds; no op takes so long to compile
 
 
 @contextmanager
@@ -71,17 +77,15 @@ def _choose_gpu(local_rank: int) -> None:
     torch.cuda.set_device(local_rank)
 
 
-def choose_dtype(name: str | None) -> torch.dtype:
-    """The data type of ``--dtype``; by default bf16 on a GPU and fp32 on a CPU.
+def training_dtype(name: str | None) -> torch.dtype:
+    """The dtype of ``--dtype``; by default bf16 on a GPU and fp32 on a CPU.
 
     Raises:
         UserError: fp16 without a GPU.
     """
-    if name is None:
-        name = "bf16" if torch.cuda.is_available() else "fp32"
     if name == "fp16" and not torch.cuda.is_available():
         raise UserError("--dtype fp16 needs a GPU: without one use --dtype bf16 or --dtype fp32.")
-    return DTYPES[name]
+    return choose_dtype(name, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def quieten_deepspeed() -> None:
@@ -102,3 +106,33 @@ def decide_on_shared_memory(wanted: bool) -> None:
     elif SHARED_MEMORY not in known:
         builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
         known[SHARED_MEMORY] = builder is not None and builder.is_compatible()
+
+
+def prepare_op(name: str) -> None:
+    """To be called before DeepSpeed loads an op, such as cpu_adam.
+
+    While torch compiles an op, it holds a file called `lock` open beside it, and other processes wait until that is
+    gone. A process that is killed then leaves it there, and every later one would wait for ever.
+    """
+    if int(os.environ.get("LOCAL_RANK", "0")) > 0:
+        return
+    folder = Path(cpp_extension._get_build_directory(name, verbose=False))
+    lock = folder / "lock"
+    if lock.exists() and not _is_held(lock):
+        logger.warning("%s: removing the lock of a compilation that was killed", folder)
+        lock.unlink(missing_ok=True)
+    if not any(folder.glob("*.so")):
+        logger.info("compiling DeepSpeed's %s, once on this machine; this takes a minute or two", name)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process of this machine has the file open; or, where there are several machines, it is young."""
+    if int(os.environ.get("CROSS_SIZE", "1")) > 1 and time.time() - lock.stat().st_mtime < YOUNG:
+        return True
+    for process in psutil.process_iter():
+        try:
+            if any(Path(opened.path) == lock for opened in process.open_files()):
+                return True
+        except (psutil.Error, OSError):
+            continue  # somebody else's, or gone
+    return False

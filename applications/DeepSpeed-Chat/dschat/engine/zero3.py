@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO stage 3: whole weights for a while, or one after another, and a process's own parts of them.
+"""ZeRO stage 3: weights loaded in parts, whole weights for a while or one after another, and a process's own parts.
 
 Gathering alone is not enough for generation: DeepSpeed's forward hooks release each module's weights right after its
 first use. So the hooks are taken off, the weights gathered once, and afterwards everything is put back.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
+import torch
 from deepspeed.runtime.zero.partitioned_param_coordinator import InflightParamRegistry
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from dschat.run.distributed import own_part, put_together, rank
+from dschat.engine.deepspeed_config import EngineSettings, deepspeed_config
+from dschat.models.opening import Placement, Whole
+from dschat.run.distributed import device, largest_over_ranks, own_part, put_together, rank
+
+# transformers reads several weights ahead unless this is set.
+IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
 
 
 def parameter_offload(engine: Any) -> Any | None:
-    """The object of DeepSpeed that holds the stage-3 hooks; None below stage 3.
-
-    Args:
-        engine: DeepSpeed's engine, with an optimiser or without.
-    """
+    """The object of DeepSpeed that holds the stage-3 hooks; None below stage 3."""
     optimizer = engine.optimizer
     if hasattr(optimizer, "parameter_offload"):
         return optimizer.parameter_offload
@@ -33,9 +37,6 @@ def hold_head(engine: Any) -> None:
 
     Log-probs go through the head chunk by chunk, and the number of chunks depends on a rank's own response lengths.
     With DeepSpeed's hooks on the head, ranks would gather its weight unequally often, which hangs or crashes them.
-
-    Args:
-        engine: DeepSpeed's engine.
     """
     head = engine.module.output_head
     if parameter_offload(engine) is None or head is None:
@@ -93,11 +94,7 @@ def gathered(engine: Any) -> Iterator[None]:
 
 
 def parts(engine: Any) -> dict[str, Tensor]:
-    """By name, this rank's part of every parameter that trains, flat and without padding.
-
-    Args:
-        engine: DeepSpeed's engine, at any stage.
-    """
+    """By name, this rank's part of every parameter that trains, flat and without padding."""
     at_rest(engine)
     return {name: _part(p) for name, p in engine.module.named_parameters() if p.requires_grad}
 
@@ -115,7 +112,6 @@ def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[
     A tensor is valid until the next is asked for. Called by every rank.
 
     Args:
-        engine: DeepSpeed's engine, at any stage.
         instead: parts of values to be put together in the place of the parameters of these names.
     """
     at_rest(engine)
@@ -134,3 +130,80 @@ def _remove_hooks(offload: Any) -> None:
     for hook in (*offload.forward_hooks, *offload.backward_hooks):
         hook.remove()
     offload.forward_hooks, offload.backward_hooks = [], []
+
+
+def placement_of(settings: EngineSettings) -> Placement:
+    """Where an engine with these settings wants the weights of its model."""
+    return Sharded(settings) if settings.zero_stage == 3 else Whole(device())
+
+
+class Sharded:
+    """A part of every weight on every process.
+
+    transformers makes a model without memory and gives it one weight after another from its files, which are mapped
+    into memory. Each is cut where a module is given it; what is not kept is not even read, unless it is converted.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Takes the engine's settings: they decide the data type, and whether parts lie in CPU memory."""
+        self._dtype = settings.dtype
+        self._zero = deepspeed.zero.Init(config_dict_or_path=deepspeed_config(settings, 0.0))
+
+    @contextmanager
+    def load_sharded(self) -> Iterator[dict[str, Any]]:
+        """Cuts each weight that a module is given."""
+        before = os.environ.get(IN_TURN)
+        os.environ[IN_TURN] = "1"
+        hook = register_module_parameter_registration_hook(self._cut_on_arrival)
+        try:
+            yield {}
+        finally:
+            hook.remove()
+            os.environ.pop(IN_TURN)
+            if before is not None:
+                os.environ[IN_TURN] = before
+
+    @contextmanager
+    def whole(self, model: nn.Module, *modules: nn.Module) -> Iterator[None]:
+        """Puts ordinary weights in the place of the modules' parts, and cuts what is there at the end."""
+        ordinary = {p: _gathered(p) for module in modules for p in module.parameters() if hasattr(p, "ds_id")}
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter in ordinary:  # also where several modules share it
+                    setattr(module, name, ordinary[parameter])
+        yield
+        self.finalise(model)
+
+    def finalise(self, model: nn.Module) -> None:
+        """Cuts what is whole, as the main process has it."""
+        left = [p for p in model.parameters() if not hasattr(p, "ds_id")]
+        for parameter in left:
+            parameter.data = parameter.data.to(self._dtype)
+        self._zero._convert_to_zero_parameters(left)
+
+    def _cut_on_arrival(self, module: nn.Module, name: str, given: Any) -> Any:
+        if given is None:
+            return None
+        if hasattr(given, "ds_id"):
+            return self._tied(module._parameters.get(name), given)
+        if getattr(given, "_is_hf_initialized", False) and not given.is_meta:  # it comes from a file
+            given.data = given.data.to(self._dtype)
+            self._zero._convert_to_deepspeed_param(given)
+            given.partition()
+            given.data = given.data.to(device())  # holds nothing, but says where the weight is gathered
+        return given
+
+    def _tied(self, held: Any, given: Any) -> Any:
+        """The weight to share, or the module's own, where both were in the files and differ.
+
+        transformers compares whole weights before it ties them; here every process compares its parts.
+        """
+        if held is None or held is given or not hasattr(held, "ds_id"):
+            return given
+        differ = largest_over_ranks(int(not torch.equal(held.ds_tensor, given.ds_tensor)))
+        return held if differ else given
+
+
+def _gathered(parameter: nn.Parameter) -> nn.Parameter:
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)

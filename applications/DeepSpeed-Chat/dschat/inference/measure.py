@@ -14,9 +14,8 @@ from dschat.data.examples import PromptExample
 from dschat.models.layout import layouts
 from dschat.models.policy import PolicyModel
 from dschat.rl.types import Rollout
-from dschat.rollouts.choice import choose_engine
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.generate import choose_engine
+from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.source import ResponseTexts
 
 
@@ -57,7 +56,7 @@ def measure(
     Returns:
         Per prompt its answers.
     """
-    draw = choose_engine("compacting", rows, policy.inner, "measure").draw_from(policy.inner)
+    draw = choose_engine("continuous", rows, policy.inner, "measure").draw_from(policy.inner)
     wanted = [(example, number) for example in prompts for number in range(draws)]
     seeds = [row_seed(seed, example.index, number) for example, number in wanted]
     rollout = draw([example.prompt_ids for example, _ in wanted], sampling, seeds).rollout

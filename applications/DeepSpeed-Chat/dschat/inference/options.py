@@ -1,84 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of an inference run, checked before anything slow is imported, and where its file goes."""
+"""The flags of every command that answers or scores with finished models, checked before anything slow is imported.
+
+A field is a flag: its name, type, default and help line. A rule is looked up by the flag's name, whichever command
+has it; what is about several flags stands with the command.
+"""
 
 import argparse
 import math
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from dschat.common.script import add_flags, flag
-from dschat.data.formats.registry import COMPARED_SETS, compared_set
-from dschat.data.formats.rows import DataKeys
+from dschat.common.script import add_flags, flag, run_script
+from dschat.config.ppo import engine_name
+from dschat.data.hub import COMPARED_SETS, compared_set
+from dschat.data.rows import DataKeys
 from dschat.errors import UserError
-from dschat.evaluation.best_of.estimator import PUBLISHED
-from dschat.inference.values import check_known, check_positive, check_temperature, flag_of, model_name
+from dschat.evaluation.best_of import PUBLISHED
 from dschat.scoring.programs.sandbox import LEVELS, Level
 
-ENGINES = ("compacting", "generate")
+ENGINES = ("continuous", "generate")
 DTYPES = ("fp32", "bf16", "fp16")
+SPLITS = ("eval", "train")
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
 REFERENCE = "reference"  # name of the file of --ref-scores
+TRAINING_SEED = 1234  # training's default
+MODEL_HELP = "policy: folder or hub id, with or without /actor"
+
+Rule = tuple[Callable[[Any], bool], str]  # whether a value is sensible, and what it must be in words
+
+
+def _one_of(known: Iterable[str]) -> Rule:
+    return set(known).__contains__, f"must be one of {', '.join(known)}."
+
+
+def _is_temperature(value: float | str) -> bool:
+    try:
+        return math.isfinite(float(value)) and float(value) >= 0
+    except ValueError:
+        return False
+
+
+AT_LEAST_0: Rule = (lambda value: value >= 0, "must be 0 or more.")
+AT_LEAST_1: Rule = (lambda value: value >= 1, "must be at least 1.")
+TEMPERATURE: Rule = (_is_temperature, "must be 0 (greedy) or a positive number, such as 0.8.")
+COUNTS = (
+    *("batch_size", "best_of", "concurrency", "max_length", "max_new_tokens", "max_prompt_len", "max_seq_len"),
+    *("max_tests", "max_tries", "num_return", "num_samples", "num_turns", "sandbox_workers", "total_length"),
+)
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(COUNTS, AT_LEAST_1),
+    **dict.fromkeys(("temperature", "temperatures", "single_temperatures"), TEMPERATURE),
+    "dtype": _one_of(DTYPES),
+    "rollout_engine": _one_of(ENGINES),
+    "sandbox_level": _one_of(LEVELS),
+    "split": _one_of(SPLITS),
+    "num_data": (lambda value: value >= 0, "must be 0 (all) or more."),
+    "test_rows": AT_LEAST_0,
+    "top_k": (lambda value: value >= 0, "must be 0 (all tokens) or more."),
+    "top_p": (lambda value: 0 < value <= 1, "must be above 0 and at most 1 (all tokens)."),
+    "seed": (lambda value: 0 <= value < 2**32, f"must be between 0 and {2**32 - 1}."),
+    "gpu": (lambda value: value >= 0, "must be the number of a GPU, from 0; for the CPU give --device cpu."),
+    "timeout": (lambda value: 0 < value < math.inf, "must be a number of seconds above 0."),
+}
+
+
+class CheckedFlags:
+    """Flags that refuse values that make no sense when they are made: UserError names the flag and what to change."""
+
+    def __post_init__(self) -> None:
+        """Looks at each flag by itself; subclasses add what is about several of them."""
+        if "rollout_engine" in vars(self):
+            object.__setattr__(self, "rollout_engine", engine_name(vars(self)["rollout_engine"]))
+        self.check_values(RULES)
+
+    def check_values(self, rules: dict[str, Rule]) -> None:
+        """Raises UserError for the first flag that breaks its rule; one that is not given breaks none."""
+        for name, (is_sensible, words) in rules.items():
+            value = vars(self).get(name)
+            for each in value if isinstance(value, list | tuple) else [value]:
+                if each is not None and not is_sensible(each):
+                    shown = f"{each:g}" if isinstance(value, list | tuple) else each
+                    raise UserError(f"{flag_of(name)} {shown}: {words}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyOptions:
-    """Flags of every run that draws responses. A field is a flag: its name, type, default and help line."""
+class ComputeFlags(CheckedFlags):
+    """Where models compute."""
 
-    proj_path: Path = flag(
-        "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set ($PROJ_PATH)"
-    )
+    device: str | None = flag("cpu, cuda or cuda:N (a GPU where there is one)", None)
+    dtype: str | None = flag("of the models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFlags(ComputeFlags):
+    """Flags of every command that answers a data set's prompts."""
+
     gpu: int | None = flag("number of the GPU (0 where there is one)", None)
     device: str | None = flag("cpu, cuda or cuda:N; decides over --gpu", None)
-    dtype: str | None = flag("of the models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
     batch_size: int = flag("prompts answered at once (%(default)s)", 16)
     rollout_engine: str = flag(
-        "what draws responses: compacting (our own loop) or generate (transformers'; slower) (%(default)s)",
-        "compacting",
+        "what draws responses: continuous (our own batching) or generate (transformers'; slower) (%(default)s)",
+        "continuous",
     )
     num_samples: int | None = flag("prompts (all)", None)
-    top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
-    top_p: float = flag("draw from the likeliest tokens of this share, 1 = all (%(default)s)", 1.0)
     max_new_tokens: int = flag("longest response in tokens (%(default)s)", 512)
     max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included (no limit)", None)
-    seed: int = flag("of the draws (%(default)s); the choice of prompts does not depend on it", 1234)
-    data_path: str | None = flag(
-        "where to read the data set: file, folder or hub id (its own place); your own may have any --dataset name",
-        None,
-    )
     prompt_key: str = flag("column of the prompt (%(default)s)", DataKeys.prompt)
     chosen_key: str = flag("column of the preferred response (%(default)s)", DataKeys.chosen)
     rejected_key: str = flag("column of the other response (%(default)s)", DataKeys.rejected)
     response_key: str = flag("column of the response in data without preferences (%(default)s)", DataKeys.response)
     messages_key: str = flag("column of a conversation (%(default)s)", DataKeys.messages)
-    name: str | None = flag("name of the result file, without .jsonl (the model's)", None)
-    overwrite: bool = flag("start anew, dropping a finished file or a run begun without this flag", False)
-
-    def __post_init__(self) -> None:
-        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
-        for name, known in (("dtype", (None, *DTYPES)), ("rollout_engine", ENGINES)):
-            check_known(name, getattr(self, name), known)
-        for name in ("batch_size", "max_new_tokens", "num_samples", "max_prompt_len"):
-            check_positive(name, getattr(self, name))
-        stem = self.name
-        if stem is not None and (stem in ("", "..") or Path(stem).name != stem or stem.endswith(".jsonl")):
-            raise UserError(f"--name {self.name}: give the file's name without a folder and without .jsonl.")
-        if self.top_k < 0:
-            raise UserError(f"--top-k {self.top_k}: must be 0 (all tokens) or more.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"--top-p {self.top_p}: must be above 0 and at most 1 (all tokens).")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed {self.seed}: must be between 0 and {2**32 - 1}.")
-        if self.gpu is not None and self.gpu < 0:
-            raise UserError(f"--gpu {self.gpu}: must be the number of a GPU, from 0; for the CPU give --device cpu.")
 
     @property
     def keys(self) -> DataKeys:
         """The data set's column names."""
         return DataKeys(self.prompt_key, self.chosen_key, self.rejected_key, self.response_key, self.messages_key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions(PromptFlags):
+    """Flags of every command whose file lies below --proj-path."""
+
+    proj_path: Path = flag(
+        "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set ($PROJ_PATH)"
+    )
+    top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
+    top_p: float = flag("draw from the likeliest tokens of this share, 1 = all (%(default)s)", 1.0)
+    seed: int = flag("of the draws (%(default)s); the choice of prompts does not depend on it", 1234)
+    data_path: str | None = flag(
+        "where to read the data set: file, folder or hub id (its own place); your own may have any --dataset name",
+        None,
+    )
+    name: str | None = flag("name of the result file, without .jsonl (the model's)", None)
+    overwrite: bool = flag("start anew, dropping a finished file or a run begun without this flag", False)
+
+    def __post_init__(self) -> None:
+        """Looks at the name of the file as well."""
+        super().__post_init__()
+        stem = self.name
+        if stem is not None and (stem in ("", "..") or Path(stem).name != stem or stem.endswith(".jsonl")):
+            raise UserError(f"--name {self.name}: give the file's name without a folder and without .jsonl.")
 
     def path_of(self, dataset: str, folder: str, name: str) -> Path:
         """The result file: results/{dataset}/{folder}/{name}.jsonl below `proj_path`."""
@@ -87,17 +153,15 @@ class PolicyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TemperatureOptions(PolicyOptions):
-    """Flags of a run that draws at one temperature."""
+    """Flags of a command that draws at one temperature."""
 
     temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "0.8")  # text: it names a folder
     num_return: int = flag("responses to a prompt (%(default)s)", 1)
 
     def __post_init__(self) -> None:
-        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        """Greedy responses are all the same."""
         super().__post_init__()
-        check_positive("num_return", self.num_return)
-        greedy = self.temperature_value == 0
-        if self.num_return > 1 and greedy:
+        if self.num_return > 1 and self.temperature_value == 0:
             raise UserError(
                 f"--num-return {self.num_return}: --temperature 0 gives the same response every time. Leave"
                 " --num-return out, or change that flag."
@@ -105,13 +169,8 @@ class TemperatureOptions(PolicyOptions):
 
     @property
     def temperature_value(self) -> float:
-        """The temperature as a number; raises UserError where it is none, or negative."""
-        try:
-            value = float(self.temperature)
-        except ValueError:
-            value = math.nan
-        check_temperature("temperature", value, self.temperature)
-        return value
+        """The temperature as a number."""
+        return float(self.temperature)
 
     @property
     def temperature_folder(self) -> str:
@@ -121,7 +180,7 @@ class TemperatureOptions(PolicyOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredOptions(PolicyOptions):
-    """Flags of every run with a reward model."""
+    """Flags of every command with a reward model."""
 
     dataset: str = flag(
         f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data-path"
@@ -131,7 +190,7 @@ class ScoredOptions(PolicyOptions):
     num_samples: int | None = flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
 
     def __post_init__(self) -> None:
-        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        """Takes the data set by its name in the registry."""
         remedy = "for data of your own any name, with --data-path FILE"
         object.__setattr__(self, "dataset", compared_set(self.dataset, self.data_path is not None, remedy))
         super().__post_init__()
@@ -146,14 +205,14 @@ class ScoredOptions(PolicyOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceOptions(ScoredOptions, TemperatureOptions):
-    """What a run with a reward model is told."""
+    """What inference_with_rewards.py is told."""
 
-    model: str | None = flag("policy: folder or hub id, with or without /actor (not needed with --ref-scores)", None)
+    model: str | None = flag(f"{MODEL_HELP} (not needed with --ref-scores)", None)
     ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
     num_return: int = flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
 
     def __post_init__(self) -> None:
-        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        """A policy draws, or nothing is drawn."""
         super().__post_init__()
         if self.model is None and not self.ref_scores:
             raise UserError("--model is missing: give the policy's folder, or --ref-scores to score the data set.")
@@ -172,9 +231,9 @@ class InferenceOptions(ScoredOptions, TemperatureOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BestOfOptions(ScoredOptions):
-    """What a sweep over numbers of responses and temperatures is told."""
+    """What best_of_n.py is told."""
 
-    model: str = flag("policy: folder or hub id, with or without /actor")
+    model: str = flag(MODEL_HELP)
     best_of: Sequence[int] = flag("numbers of responses to choose from (4 8 16 32)", PUBLISHED, nargs="+")
     temperatures: Sequence[float] = flag(
         "at which so many are drawn (0.2 0.4 0.6 0.8 1.0 1.2)", (0.2, 0.4, 0.6, 0.8, 1.0, 1.2), nargs="*"
@@ -186,18 +245,13 @@ class BestOfOptions(ScoredOptions):
     )
 
     def __post_init__(self) -> None:
-        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
+        """Numbers and temperatures ascend, and greedy responses are not chosen among."""
         super().__post_init__()
         for name in ("best_of", "temperatures", "single_temperatures"):
             values: Sequence[float] = getattr(self, name)
             if any(value >= following for value, following in zip(values, values[1:], strict=False)):
                 given = " ".join(f"{value:g}" for value in values)
                 raise UserError(f"{flag_of(name)} {given}: give each number once, the smallest first.")
-        for number in self.best_of:
-            check_positive("best_of", number)
-        for name in ("temperatures", "single_temperatures"):
-            for value in getattr(self, name):
-                check_temperature(name, value)
         if not self.temperatures and not self.single_temperatures:
             raise UserError("--temperatures and --single-temperatures: give at least one of them a number.")
         if 0 in self.temperatures and max(self.best_of) > 1:
@@ -220,28 +274,21 @@ class BestOfOptions(ScoredOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOptions(TemperatureOptions):
-    """What a run that executes the responses is told."""
+    """What inference_with_programs.py is told."""
 
-    model: str = flag("policy: folder or hub id, with or without /actor")
+    model: str = flag(MODEL_HELP)
     dataset: str = flag("published set, or a name for the data of --data-path (%(default)s)", "apps")
     temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "1.0")
     top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 5)
     num_return: int = flag("programs for a problem (%(default)s)", 5)
     max_prompt_len: int | None = flag("leave out problems of more tokens, BOS included (%(default)s)", 600)
-    sandbox_level: str = flag("the weakest walls that programs may run behind (%(default)s)", "namespaces")
+    sandbox_level: str = flag("minimum isolation level of the programs' sandbox (%(default)s)", "namespaces")
     sandbox_workers: int = flag("programs that are run at a time (%(default)s)", 4)
     max_tests: int | None = flag("tests of a problem that are run, the first (all)", None)
 
-    def __post_init__(self) -> None:
-        """Refuses values that make no sense. Raises UserError, which names the flag and what to change."""
-        super().__post_init__()
-        check_known("sandbox_level", self.sandbox_level, LEVELS)
-        for name in ("sandbox_workers", "max_tests"):
-            check_positive(name, getattr(self, name))
-
     @property
     def level(self) -> Level:
-        """The weakest sandbox."""
+        """The minimum isolation level."""
         return next(level for level in LEVELS if level == self.sandbox_level)
 
     @property
@@ -255,6 +302,40 @@ class ProgramOptions(TemperatureOptions):
         return self.path_of(self.dataset, self.temperature_folder, model_name(self.model))
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(PromptFlags):
+    """What `python -m dschat.evaluation.text` is told: what is measured, and on what."""
+
+    model: Sequence[str] = flag("policies: folders or hub ids, with or without /actor", (), nargs="+")
+    reward_model: Sequence[str] = flag("reward models of step 2: folders or hub ids", (), nargs="+")
+    checkpoints: Path | None = flag("output folder of a run: all of its models, models/step-N and the final one", None)
+    data: str = flag("data set: as --data_path of training")
+    output: Path = flag("folder for rows.jsonl, report.md, report.json and report.png")
+    split: str = flag("eval, the held-out rows, or train (%(default)s)", "eval")
+    seed: int | None = flag(
+        f"of the 5 %% held out where the data have no evaluation rows ({TRAINING_SEED}; the run's of --checkpoints)",
+        None,
+    )
+    num_samples: int | None = flag("texts: so many of the split, the same for every model (all)", None)
+    no_rouge: bool = flag("do not answer the prompts, which takes longest", False)
+    all_tokens: bool = flag("perplexity of prompts, too, as --sft_on_prompt trains; else of responses alone", False)
+    max_seq_len: int = flag("longest text in tokens; the rest is cut, as in training (%(default)s)", 1024)
+    max_new_tokens: int = flag("longest response in tokens, for ROUGE (%(default)s)", 512)
+    end_of_conversation_token: str | None = flag("token that ends a response instead of EOS, as in training", None)
+    batch_size: int = flag("texts computed at once (%(default)s)", 16)
+    overwrite: bool = flag("start anew, dropping a finished report or a run begun without this flag", False)
+
+    # Greedy responses depend on none of these.
+    top_k = 0
+    top_p = 1.0
+
+    def __post_init__(self) -> None:
+        """There is something to measure."""
+        super().__post_init__()
+        if not (self.model or self.reward_model or self.checkpoints):
+            raise UserError("Nothing to measure: give --model, --reward-model or --checkpoints.")
+
+
 Options = TypeVar("Options")
 
 
@@ -264,3 +345,53 @@ def parse_flags(options: type[Options], words: Sequence[str], description: str) 
     project = os.environ.get("PROJ_PATH")
     add_flags(parser, options, **({"proj_path": project} if project else {}))
     return options(**vars(parser.parse_args(words)))
+
+
+def run_command(
+    options: type[Options],
+    run: Callable[[Options], str],
+    description: str,
+    say: Callable[[str], object],
+    goes_on: bool = True,
+) -> int:
+    """A whole command: reads its flags, runs, says what that returns; the exit status, see `run_script`.
+
+    Args:
+        options: class of its flags.
+        run: imports what is slow, and does it.
+        description: in --help.
+        say: writes a line to stdout: print.
+        goes_on: after Ctrl-C the same command goes on where it stood.
+    """
+
+    def command() -> str:
+        given = parse_flags(options, sys.argv[1:], description)
+        if isinstance(given, PolicyOptions):
+            os.environ.setdefault("MA_RLHF_DATA", str(given.proj_path / "data"))
+        import transformers
+
+        transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
+        transformers.utils.logging.set_verbosity_error()
+        return run(given)
+
+    return run_script(command, say, goes_on)
+
+
+def flag_of(field: str) -> str:
+    """`num_return` → `--num-return`."""
+    return "--" + field.replace("_", "-")
+
+
+def model_name(path: str) -> str:
+    """Name of a model, a folder or hub id, in result paths: the folder's, or that above `actor`.
+
+    The training scripts' presets write into PRESET/sft, PRESET/reward, PRESET/dpo, PRESET/ppo and PRESET/ppo-VARIANT.
+    There the folder alone does not tell models apart, and the one above joins it: `tldr-gemma-2b-ppo`.
+    """
+    folder = Path(os.path.abspath(path))
+    if folder.name == "actor":
+        folder = folder.parent
+    known = ("sft", "reward", "dpo", "ppo", "refuel")
+    if folder.parent.name and (folder.name in known or folder.name.startswith("ppo-")):
+        return f"{folder.parent.name}-{folder.name}"
+    return folder.name

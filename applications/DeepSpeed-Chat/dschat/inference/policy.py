@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy: where its model lies, and its responses."""
+"""The policy: where its model lies, what it computes on, and its responses."""
 
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -13,32 +14,20 @@ from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
+from dschat.inference.options import PolicyOptions, TextOptions
+from dschat.inference.refuel import GenerateOptions
 from dschat.models.limits import position_limit
 from dschat.models.load import load_causal_lm
 from dschat.models.tokenizer import own_end_ids
-from dschat.rollouts.choice import choose_engine
 from dschat.rollouts.engine import Draw
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.generate import choose_engine
+from dschat.rollouts.sampling import Sampling, row_seed
 
-BELOW = "actor"  # folder of the policy below a step-3 output folder
+logger = logging.getLogger(__name__)
 
-
-class SamplingFlags(Protocol):
-    """The flags that drawing depends on, beside the temperature."""
-
-    @property
-    def max_new_tokens(self) -> int: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def rollout_engine(self) -> str: ...
+ACTOR = "actor"  # folder of the policy below a step-3 output folder
+FLAGS_FILE = "train_config.json"  # which every run writes
+STEP = re.compile(r"step-(\d+)")  # folder of a model that was kept along the way
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,7 @@ class SampledResponse:
     finished: bool  # whether it ended by itself; else it was cut at --max-new-tokens
 
 
-class Policy:
+class SamplingPolicy:
     """A causal LM with its tokenizer and way of sampling."""
 
     def __init__(
@@ -82,10 +71,10 @@ class Policy:
             responses.append(SampledResponse(text, len(ids), finished))
         return [responses[first : first + len(examples)] for first in range(0, len(responses), len(examples))]
 
-    def at(self, temperature: float) -> "Policy":
+    def at(self, temperature: float) -> "SamplingPolicy":
         """The same model, drawing at another temperature."""
         sampling = replace(self._sampling, temperature=temperature)
-        return Policy(self.causal_lm, self._tokenizer, sampling, self._seed, self._draw)
+        return SamplingPolicy(self.causal_lm, self._tokenizer, sampling, self._seed, self._draw)
 
     def check_lengths(self, longest_prompt: int) -> None:
         """Raises UserError where the longest prompt and response together are longer than the model can read."""
@@ -104,16 +93,44 @@ class Policy:
 def load_policy(
     path: str,
     tokenizer: PreTrainedTokenizerBase,
-    options: SamplingFlags,
+    options: PolicyOptions | TextOptions,
     temperature: float,
     device: torch.device,
     dtype: torch.dtype,
-) -> Policy:
+) -> SamplingPolicy:
     """Opens the policy at a path from `locate_policy`; raises UserError where there is no such model."""
-    causal_lm = load_causal_lm(path, "--model", dtype, tokenizer).to(device).eval()
+    causal_lm, sampling, draw = load_sampler(path, "--model", tokenizer, options, temperature, device, dtype)
+    return SamplingPolicy(causal_lm, tokenizer, sampling, options.seed or 0, draw)
+
+
+def load_sampler(
+    path: str,
+    flag: str,
+    tokenizer: PreTrainedTokenizerBase,
+    options: PolicyOptions | TextOptions | GenerateOptions,
+    temperature: float,
+    device: torch.device,
+    dtype: torch.dtype,
+    ends: Collection[int] = (),
+) -> tuple[PreTrainedModel, Sampling, Draw]:
+    """Opens a causal LM to draw from.
+
+    Args:
+        path: from `locate_policy`.
+        flag: that named it, for messages.
+        tokenizer: of the model.
+        options: how it draws.
+        temperature: of the draws; 0 = greedy.
+        device, dtype: of the model.
+        ends: ids that end a response beside EOS and the checkpoint's own.
+
+    Returns:
+        The model, how it draws, and what draws.
+    """
+    causal_lm = load_causal_lm(path, flag, dtype, tokenizer).to(device).eval()
     sampling = Sampling(
         max_new_tokens=options.max_new_tokens,
-        end_ids=tuple(sorted({tokenizer.eos_token_id, *own_end_ids(path)})),
+        end_ids=tuple(sorted({tokenizer.eos_token_id, *ends, *own_end_ids(path)})),
         pad_id=tokenizer.pad_token_id,
         bos_id=tokenizer.bos_token_id,
         temperature=temperature,
@@ -121,7 +138,7 @@ def load_policy(
         top_p=options.top_p,
     )
     engine = choose_engine(options.rollout_engine, options.batch_size, causal_lm, "--rollout-engine")
-    return Policy(causal_lm, tokenizer, sampling, options.seed, engine.draw_from(causal_lm))
+    return causal_lm, sampling, engine.draw_from(causal_lm)
 
 
 def locate_policy(path: str) -> str:
@@ -131,16 +148,16 @@ def locate_policy(path: str) -> str:
     """
     folder = Path(path)
     if folder.is_dir():
-        is_output = (folder / BELOW).is_dir() and not any(folder.glob("*.safetensors"))
-        return str(folder / BELOW) if is_output else path
-    above = path.removesuffix(f"/{BELOW}")
+        is_output = (folder / ACTOR).is_dir() and not any(folder.glob("*.safetensors"))
+        return str(folder / ACTOR) if is_output else path
+    above = path.removesuffix(f"/{ACTOR}")
     repository = above if HUB_NAME.fullmatch(above) else path  # somebody's repository may be called so itself
     if not HUB_NAME.fullmatch(repository) or (repository == path and _is_model(path)):
         return path
     from huggingface_hub import snapshot_download
 
     try:  # the hub, or what an earlier download left in the cache
-        folder = Path(snapshot_download(repository, allow_patterns=[f"{BELOW}/*"])) / BELOW
+        folder = Path(snapshot_download(repository, allow_patterns=[f"{ACTOR}/*"])) / ACTOR
     except (OSError, ValueError):
         return path
     return str(folder) if folder.is_dir() else path
@@ -152,3 +169,32 @@ def _is_model(repository: str) -> bool:
     except (OSError, ValueError, KeyError):
         return False
     return True
+
+
+def choose_device(gpu: int | None = None, device: str | None = None) -> torch.device:
+    """The device that the flags ask for; with neither flag the first GPU, or else the CPU.
+
+    Args:
+        gpu: --gpu. Number 0 falls back to the CPU, with a warning, where there is no GPU at all.
+        device: --device, which decides over `gpu`: "cpu", "cuda" or "cuda:N".
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = f"PyTorch finds {count or 'no'} GPU{'s' if count > 1 else ''} here{', numbered from 0' if count else ''}"
+    if device == "cpu":
+        return torch.device("cpu")
+    if device is not None:
+        named = re.fullmatch(r"cuda(?::(\d+))?", device)
+        if named is None:
+            raise UserError(f"--device {device}: must be cpu, cuda or cuda:N with the number of a GPU.")
+        number = int(named[1] or 0)
+        if number >= count:
+            remedy = "check the driver, CUDA_VISIBLE_DEVICES and that PyTorch was installed with CUDA"
+            raise UserError(f"--device {device}: {found}. Give --device cpu, or {remedy}.")
+        return torch.device("cuda", number)
+    if gpu is not None and gpu >= max(1, count):
+        raise UserError(f"--gpu {gpu}: {found}. Give one that exists, or --device cpu.")
+    if count:
+        return torch.device("cuda", gpu or 0)
+    if gpu is not None:
+        logger.warning("--gpu %d: there is no GPU here, computing on the CPU", gpu)
+    return torch.device("cpu")

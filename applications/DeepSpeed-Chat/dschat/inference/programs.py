@@ -9,29 +9,27 @@ from typing import Any
 
 from dschat.common.journal import Journal
 from dschat.data.examples import PromptExample
-from dschat.data.formats.registry import find_known
-from dschat.data.formats.rows import Row
+from dschat.data.hub import find_known
+from dschat.data.rows import Row
 from dschat.errors import UserError
-from dschat.inference.batches import (
+from dschat.inference.options import ProgramOptions
+from dschat.inference.policy import SamplingPolicy, choose_device, load_policy, locate_policy
+from dschat.inference.runner import (
     LARGER,
+    BatchFunction,
     Entry,
-    Work,
-    batches_of,
-    do_batches,
+    Selection,
     enough_memory,
+    prompt_settings,
     refuse_finished,
+    run_batches,
+    select_prompts,
     settings_of,
 )
-from dschat.inference.devices import choose_device, choose_dtype
-from dschat.inference.options import ProgramOptions
-from dschat.inference.policy import Policy, load_policy, locate_policy
-from dschat.inference.prompts import Selection, select_prompts
+from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import load_tokenizer
-from dschat.scoring.programs.outcome import STATUSES
-from dschat.scoring.programs.pool import ProgramPool
-from dschat.scoring.programs.response import program_of
-from dschat.scoring.programs.scores import tests_of
-from dschat.scoring.programs.solutions import has_tests
+from dschat.scoring.programs.run import STATUSES, ProgramPool
+from dschat.scoring.programs.scores import has_tests, program_of, tests_of
 
 
 def run_programs(options: ProgramOptions) -> str:
@@ -49,17 +47,17 @@ def run_programs(options: ProgramOptions) -> str:
     tokenizer = load_tokenizer(policy_path, "--model", may_add_pad=True)
     selection, untested = _with_tests(select_prompts(options, tokenizer))
 
-    def prepare() -> Work:
+    def prepare() -> BatchFunction:
         with enough_memory("--model: the GPU's memory does not hold it", LARGER):
             policy = load_policy(policy_path, tokenizer, options, options.temperature_value, device, dtype)
-        policy.check_lengths(max(map(len, selection.examples)))
-        return partial(respond_and_run, policy, pool, options.num_return)
+        policy.check_lengths(selection.longest)
+        return selection.of_batch(partial(respond_and_run, policy, pool, options.num_return))
 
-    batches = batches_of([len(example) for example in selection.examples], options.batch_size)
-    settings = settings_of(options, policy_path, selection, device, dtype)
-    settings |= {"max-tests": options.max_tests, "sandbox-level": pool.level}
+    settings = prompt_settings(options, policy_path, selection, device, dtype)
+    settings |= settings_of(options, ("num_return", "max_tests"))
+    settings |= {"temperature": options.temperature_value, "sandbox-level": pool.level}
     with closing(Journal(path, settings, options.overwrite)) as journal:
-        entries = do_batches(journal, selection, batches, prepare, _shown)
+        entries = run_batches(journal, selection.batches(options.batch_size), prepare, _shown)
         known = find_known(options.data_path or options.dataset)
         journal.finish(entry["row"] | {"dataset": known.name if known else ""} for entry in entries)
     left_out = f" ({selection.dropped + untested} problems left out, {untested} of them without tests)"
@@ -68,7 +66,7 @@ def run_programs(options: ProgramOptions) -> str:
 
 
 def respond_and_run(
-    policy: Policy, pool: ProgramPool, num_return: int, examples: list[PromptExample], rows: list[Row]
+    policy: SamplingPolicy, pool: ProgramPool, num_return: int, examples: list[PromptExample], rows: list[Row]
 ) -> list[Entry]:
     """Draws so many programs for each problem and runs them on its tests."""
     draws = policy.respond(examples, num_return)

@@ -1,34 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text metrics: losses of a data set's responses, greedy responses beside them, scores of its pairs; text by text."""
 
-import hashlib
 import json
+import logging
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
+from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import Journal
-from dschat.data.formats.rows import Row
+from dschat.data.collate import collate_pairs, collate_sft
+from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
+from dschat.data.rows import Row
 from dschat.data.sources import load_source
 from dschat.errors import UserError
-from dschat.evaluation.text.report import without_nan, write_text_report
-from dschat.evaluation.text.results import policy_result, reward_result
-from dschat.inference.batches import LARGER, Work, batches_of, do_batches, enough_memory, fingerprint
-from dschat.inference.devices import choose_device, choose_dtype
-from dschat.inference.policy import load_policy, locate_policy
-from dschat.inference.prompts import shuffled
-from dschat.inference.text_options import Subject, TextOptions
-from dschat.inference.text_work import choose_texts, read_and_answer, say_not_finite, score_pairs, shown
+from dschat.evaluation.report.build import write_text_report
+from dschat.evaluation.text import policy_result, reward_result, rouge, without_nan
+from dschat.inference.options import TRAINING_SEED, TextOptions, model_name
+from dschat.inference.policy import (
+    ACTOR,
+    FLAGS_FILE,
+    STEP,
+    SamplingPolicy,
+    choose_device,
+    load_policy,
+    locate_policy,
+)
+from dschat.inference.runner import (
+    LARGER,
+    BatchFunction,
+    Entry,
+    Selection,
+    computed_on,
+    digest_of,
+    enough_memory,
+    in_words,
+    run_batches,
+    settings_of,
+    shuffled,
+)
 from dschat.models.limits import check_length
 from dschat.models.load import load_scalar
-from dschat.models.scalar import ScalarModel
-from dschat.models.scored_at import warn_of_reward_loss
-from dschat.models.shared_base import base_of, load_adapter
-from dschat.models.tokenizer import load_tokenizer
+from dschat.models.lora import base_of, load_adapter
+from dschat.models.opening import choose_dtype
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel, last_scores, warn_of_reward_loss
+from dschat.models.tokenizer import end_token_id, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 ROWS = "rows.jsonl"
 # Flags that the rows depend on.
@@ -37,6 +68,46 @@ RECORDED = (
     *("max_prompt_len", "end_of_conversation_token", "batch_size", "rollout_engine", "prompt_key", "chosen_key"),
     *("rejected_key", "response_key", "messages_key"),
 )
+Kind = Literal["policy", "reward"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to be measured.
+
+    Attributes:
+        kind: what it is.
+        name: in table and rows.
+        path: folder or hub id.
+        flag: that named it.
+        update: optimiser updates it had; None if that is not known.
+    """
+
+    kind: Kind
+    name: str
+    path: str
+    flag: str
+    update: int | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a model is measured on: the prompts, and by their `index` the texts or the pairs."""
+
+    model: str  # its name
+    selection: Selection
+    demonstrations: dict[int, SFTExample]
+    pairs: dict[int, PairExample]
+
+    def lengths(self, new_tokens: int) -> list[int]:
+        """Tokens that are computed at a time for each prompt, of which so many are drawn."""
+        known: dict[int, SFTExample] | dict[int, PairExample] = self.demonstrations or self.pairs
+        return [max(len(known[prompt.index]), len(prompt) + new_tokens) for prompt in self.selection.examples]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return max([*map(len, self.demonstrations.values()), *map(len, self.pairs.values())])
 
 
 def run_text(options: TextOptions) -> str:
@@ -44,17 +115,16 @@ def run_text(options: TextOptions) -> str:
 
     Raises UserError for bad models or data, a finished report, or an interrupted run with other settings.
     """
-    subjects, device = options.subjects(), choose_device(options.gpu, options.device)
+    subjects, device = subjects_of(options), choose_device(options.gpu, options.device)
+    options = replace(options, seed=split_seed(options))
     dtype = choose_dtype(options.dtype, device)
     path = options.output / ROWS
     if path.exists() and not options.overwrite:
         raise UserError(f"{path} exists, finished. Give another --output, or --overwrite to make it again.")
     rows = _rows(options)
-    texts = json.dumps([[row.prompt, row.messages, row.chosen, row.rejected] for row in rows], default=str)
-    settings = {name.replace("_", "-"): getattr(options, name) for name in RECORDED}
-    settings |= {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
-    settings |= {"data": f"{options.data} (rows {hashlib.sha256(texts.encode()).hexdigest()[:12]})"}
-    settings |= {"models": [f"{each.name}: {fingerprint(each.path)}" for each in subjects]}
+    settings = settings_of(options, RECORDED) | computed_on(device, dtype)
+    settings |= {"data": f"{options.data} (rows {digest_of(rows)})"}
+    settings |= {"models": [f"{each.name}: {folder_stamp(each.path)}" for each in subjects]}
     with closing(Journal(path, settings, options.overwrite)) as journal:
         written = {each.name: _measure(each, rows, options, journal, device, dtype) for each in subjects}
         policies = [policy_result(written[each.name]) for each in subjects if each.kind == "policy"]
@@ -95,7 +165,7 @@ def _measure(
     check_length(weights, subject.flag, texts.longest, "the longest text (--max-seq-len cuts it)")
     answers = subject.kind == "policy" and not options.no_rouge
 
-    def prepare() -> Work:
+    def prepare() -> BatchFunction:
         with enough_memory(f"{subject.flag}: the GPU's memory does not hold {subject.path}", LARGER):
             if subject.kind == "reward":
                 classifier = load_scalar(weights, subject.flag, dtype, tokenizer, may_be_new=adapter is not None)
@@ -103,15 +173,184 @@ def _measure(
                     load_adapter(classifier, adapter, subject.flag, weights)
                 warn_of_reward_loss(classifier.config, f"{subject.flag} {path}")
                 model = ScalarModel(classifier.to(device).eval())
-                return partial(score_pairs, model, texts, tokenizer.pad_token_id)
+                return texts.selection.of_batch(partial(score_pairs, model, texts, tokenizer.pad_token_id))
             policy = load_policy(path, tokenizer, options, 0.0, device, dtype)
         if answers:
-            policy.check_lengths(max(map(len, texts.selection.examples)))
-        return partial(read_and_answer, policy, texts, tokenizer.pad_token_id, options.all_tokens, answers)
+            policy.check_lengths(texts.selection.longest)
+        work = partial(read_and_answer, policy, texts, tokenizer.pad_token_id, options.all_tokens, answers)
+        return texts.selection.of_batch(work)
 
-    batches = batches_of(texts.lengths(options.max_new_tokens if answers else 0), options.batch_size)
-    part = ("model", subject.name)
-    entries = do_batches(journal, texts.selection, batches, prepare, shown, part, subject.name)
+    lengths = texts.lengths(options.max_new_tokens if answers else 0)
+    batches, part = texts.selection.batches(options.batch_size, lengths), ("model", subject.name)
+    entries = run_batches(journal, batches, prepare, shown, part, subject.name)
     rows_of_model = [{"model": subject.name, "update": subject.update} | entry["row"] for entry in entries]
     say_not_finite(subject, rows_of_model)
     return rows_of_model
+
+
+def subjects_of(options: TextOptions) -> list[Subject]:
+    """The models, in the order of the flags, a run's by updates. Raises UserError where two share a name."""
+    found = [Subject("policy", model_name(path), path, "--model") for path in options.model]
+    found += [Subject("reward", model_name(path), path, "--reward-model") for path in options.reward_model]
+    found += run_models(options.checkpoints) if options.checkpoints else []
+    ((name, count),) = Counter(each.name for each in found).most_common(1)
+    if count > 1:
+        raise UserError(f"Two of the models are called {name}: rename a folder, or measure them one by one.")
+    return found
+
+
+def split_seed(options: TextOptions) -> int:
+    """The seed that splits the data: --seed, else that of the run; training's, with a warning, if it tells none."""
+    folder = options.checkpoints
+    if options.seed is not None or folder is None:
+        return TRAINING_SEED if options.seed is None else options.seed
+    try:
+        seed = json.loads((folder / FLAGS_FILE).read_text(encoding="utf-8"))["seed"]
+    except (OSError, ValueError, KeyError, TypeError):
+        seed = None
+    if isinstance(seed, int):
+        return seed
+    logger.warning(
+        "--checkpoints %s: its %s tells no seed; %d is taken. Give the run's --seed: with another, held-out rows of"
+        " data without evaluation rows may be rows that it was trained on.",
+        *(folder, FLAGS_FILE, TRAINING_SEED),
+    )
+    return TRAINING_SEED
+
+
+def run_models(folder: Path) -> list[Subject]:
+    """The models that a run has kept, by updates; the final one last.
+
+    Raises:
+        UserError: there is no run, or it has kept no models yet.
+    """
+    try:
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--checkpoints {folder}: no run of ours, its run.json cannot be read: {error}.") from error
+    kind: Kind = "reward" if record.get("step") == "reward" else "policy"
+    last = record.get("batches", {}).get("total_updates")
+    places = {int(m[1]): place for place in (folder / "models").glob("*") if (m := STEP.fullmatch(place.name))}
+    found = [
+        Subject(kind, f"step-{update}", str(_model_in(place)), "--checkpoints", update)
+        for update, place in sorted(places.items())
+    ]
+    final = _model_in(folder)
+    if (final / "config.json").is_file() or (kind == "reward" and (final / "adapter").is_dir()):
+        found = [each for each in found if each.update != last]
+        found.append(Subject(kind, "final", str(final), "--checkpoints", last))
+    if not found:
+        raise UserError(
+            f"--checkpoints {folder}: the run has kept no models yet. With --save_models 50, training keeps them "
+            "after every 50 updates."
+        )
+    return found
+
+
+def _model_in(folder: Path) -> Path:
+    return folder / ACTOR if (folder / ACTOR).is_dir() else folder
+
+
+def choose_texts(subject: Subject, rows: list[Row], tokenizer: PreTrainedTokenizerBase, options: TextOptions) -> Texts:
+    """Token ids as training has them; what is left out is counted and said. Raises UserError if nothing is left."""
+    limit, end_id = options.max_prompt_len or sys.maxsize, end_token_id(tokenizer, options.end_of_conversation_token)
+    prompts, dropped = prompt_examples(rows, tokenizer, limit, held_out=True)
+    demonstrations: dict[int, SFTExample] = {}
+    pairs: dict[int, PairExample] = {}
+    for prompt in prompts:
+        own = [rows[prompt.index]]
+        if subject.kind == "policy":
+            texts, reasons = sft_examples(own, tokenizer, options.max_seq_len, end_id, held_out=True)
+            demonstrations.update((prompt.index, text) for text in texts)
+        else:
+            compared, reasons = pair_examples(own, tokenizer, options.max_seq_len, end_id, held_out=True)
+            pairs.update((prompt.index, pair) for pair in compared)
+        dropped += reasons
+    known: set[int] = {*demonstrations, *pairs}
+    kept = [prompt for prompt in prompts if prompt.index in known]
+    _say_dropped(subject, dropped, len(rows), len(kept))
+    selection = Selection(kept, [rows[each.index] for each in kept], dropped.total(), "")
+    return Texts(subject.name, selection, demonstrations, pairs)
+
+
+@torch.no_grad()
+def read_and_answer(
+    policy: SamplingPolicy,
+    texts: Texts,
+    pad_id: int,
+    all_tokens: bool,
+    answers: bool,
+    prompts: list[PromptExample],
+    rows: list[Row],
+) -> list[Entry]:
+    """The loss of each text in nats, summed over its tokens; and, if wanted, the greedy response and its ROUGE."""
+    model, examples = PolicyModel(policy.causal_lm), [texts.demonstrations[prompt.index] for prompt in prompts]
+    batch = {name: x.to(policy.causal_lm.device) for name, x in collate_sft(examples, pad_id, all_tokens).items()}
+    mask = batch["response_mask"]
+    logprobs, _ = model(batch["input_ids"], batch["attention_mask"], mask.shape[1], with_entropy=False)
+    losses, counts = -torch.where(mask, logprobs, 0.0).double().sum(1), mask.sum(1)
+    drawn = policy.respond(prompts)[0] if answers else None
+    entries = []
+    for place, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        reference = row.chosen or ""
+        written = prompt.columns | {"reference": reference}
+        written |= {"loss_sum": float(losses[place]), "loss_tokens": int(counts[place])}
+        if drawn is not None:
+            answer = drawn[place]
+            written |= {"response": answer.text, "response_tokens": answer.tokens, "finished": answer.finished}
+            written |= rouge(answer.text, reference)
+        entries.append({"model": texts.model, "number": prompt.index, "row": written})
+    return entries
+
+
+@torch.no_grad()
+def score_pairs(
+    model: ScalarModel, texts: Texts, pad_id: int, prompts: list[PromptExample], rows: list[Row]
+) -> list[Entry]:
+    """The reward model's score of both responses of each pair, at its last token."""
+    tokens = collate_pairs([texts.pairs[prompt.index] for prompt in prompts], pad_id)
+    tokens = {name: x.to(model.inner.device) for name, x in tokens.items()}
+    chosen, rejected = last_scores(model(**tokens), tokens["attention_mask"]).chunk(2)
+    entries = []
+    for prompt, row, better, worse in zip(prompts, rows, chosen.tolist(), rejected.tolist(), strict=True):
+        written = prompt.columns | {"chosen": row.chosen, "rejected": row.rejected}
+        written |= {"chosen_score": better, "rejected_score": worse}
+        entries.append({"model": texts.model, "number": prompt.index, "row": written})
+    return entries
+
+
+def shown(entries: list[Entry]) -> Mapping[str, str]:
+    """The means so far, beside the progress."""
+    rows = [entry["row"] for entry in entries]
+    if "chosen_score" in rows[0]:
+        return {"accuracy": f"{fmean(row['chosen_score'] > row['rejected_score'] for row in rows):.1%}"}
+    loss = sum(row["loss_sum"] for row in rows) / sum(row["loss_tokens"] for row in rows)
+    means = {"loss": f"{loss:.3f}"}
+    return means | ({"rougeL": f"{fmean(row['rougeL'] for row in rows):.3f}"} if "rougeL" in rows[0] else {})
+
+
+def say_not_finite(subject: Subject, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Warns of texts whose loss or scores are no finite numbers: the means are none, then."""
+    names = ("loss_sum",) if subject.kind == "policy" else ("chosen_score", "rejected_score")
+    count = sum(not all(math.isfinite(row[name]) for name in names) for row in rows)
+    if count:
+        logger.warning(
+            "%s: %s of %d of %d texts is not finite, so the mean loss is no number%s. Compute in --dtype bf16 or fp32;"
+            " if it stays so, the model is damaged.",
+            subject.name,
+            "the loss" if subject.kind == "policy" else "a score",
+            count,
+            len(rows),
+            "" if subject.kind == "policy" else ", and such pairs count as ranked wrong",
+        )
+
+
+def _say_dropped(subject: Subject, dropped: Counter[str], total: int, kept: int) -> None:
+    reasons = in_words(dropped)
+    if not kept:
+        raise UserError(
+            f"--data: none of the {total} texts is left for {subject.name} ({reasons}). Give a larger --max-seq-len "
+            "or --max-prompt-len, or other data."
+        )
+    if dropped:
+        logger.warning("%s: %d of %d texts left out (%s)", subject.name, dropped.total(), total, reasons)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Macro actions drawn as coloured spans: tokens in, an HTML fragment out.
+"""Macro actions drawn as coloured stretches: tokens in, an HTML fragment, a page or text for a terminal out.
 
-One colour per macro action, from a short palette that repeats; hovering over a token shows its numbers. Every text is
-escaped, so a model may write whatever it likes. Put `STYLE` into the page once and `legend_html()` near the spans.
+One colour per macro action, from a short palette that repeats; on a page, hovering over a token shows its numbers.
+Every text is escaped, so a model may write whatever it likes. Pages of `render_page` have `STYLE` and `legend_html()`;
+another page needs the former once and the latter near the spans.
 """
 
 import math
@@ -10,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-from dschat.common.hidden_text import pictures
+from dschat.common.display import pictures
 
 # Tints of the Okabe-Ito colours (fill, edge). Neighbours differ for every common form of colour blindness, and the
 # edge on the left marks where a macro action begins without any colour.
@@ -23,6 +25,10 @@ PALETTE = (
     ("#f3d7e7", "#a3467b"),
     ("#f4efb0", "#8a7f00"),
 )
+
+# Black on light backgrounds of the 256-colour palette; neighbours differ in lightness, too.
+COLOURS = (153, 223, 115, 182, 229)
+RESET = "\x1b[0m"
 
 _COLOURS = "\n".join(
     f".ma{index} {{ background: {fill}; border-left-color: {edge}; }}" for index, (fill, edge) in enumerate(PALETTE)
@@ -46,21 +52,13 @@ STYLE = f"""
 
 @dataclass(frozen=True)
 class MacroToken:
-    """One token of a response.
+    """One token of a response; numbers that are not known are None."""
 
-    Attributes:
-        text: what the token adds to the text, special tokens by their name.
-        macro_action: number of its macro action in the response, from 0.
-        value: the critic's value of the state before the token; None when unknown, like the next two.
-        reward: the token's reward, the KL penalty included.
-        advantage: the advantage of its macro action.
-    """
-
-    text: str
-    macro_action: int
-    value: float | None = None
-    reward: float | None = None
-    advantage: float | None = None
+    text: str  # what the token adds to the text, special tokens by their name
+    macro_action: int  # number of its macro action in the response, from 0
+    value: float | None = None  # the critic's, of the state before the token
+    reward: float | None = None  # the KL penalty included
+    advantage: float | None = None  # of its macro action
 
 
 @dataclass(frozen=True)
@@ -73,17 +71,9 @@ class MacroPanel:
 
 
 def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
-    """The tokens of a samples file: mappings with `text`, `macro_action` and, where known, the three numbers.
-
-    Raises:
-        KeyError: when a row has no `text` or no `macro_action`.
-    """
-    return [
-        MacroToken(
-            str(row["text"]), int(row["macro_action"]), row.get("value"), row.get("reward"), row.get("advantage")
-        )
-        for row in rows
-    ]
+    """The tokens of a samples file: with `text` and `macro_action`, else a KeyError, and, where known, the numbers."""
+    names = ("value", "reward", "advantage")
+    return [MacroToken(str(row["text"]), int(row["macro_action"]), *map(row.get, names)) for row in rows]
 
 
 def macro_spans(tokens: Iterable[MacroToken]) -> str:
@@ -110,20 +100,27 @@ def panels_html(panels: Iterable[MacroPanel]) -> str:
 
 
 def legend_html(numbers: bool = True) -> str:
-    """HTML of a line that explains the spans.
-
-    Args:
-        numbers: the tokens have values, rewards and advantages.
-    """
-    words = ("one", "macro", "action", "each", "colour")
+    """HTML of a line that explains the spans; `numbers`: the tokens have values, rewards and advantages."""
     swatches = "".join(
-        f'<span class="ma ma{index % len(PALETTE)}">&nbsp;{word}&nbsp;</span>' for index, word in enumerate(words)
+        f'<span class="ma ma{index % len(PALETTE)}">&nbsp;{word}&nbsp;</span>'
+        for index, word in enumerate(("one", "macro", "action", "each", "colour"))
     )
     return (
         f'<p class="ma-legend">{swatches} A bar and a new colour begin a macro action; the colours repeat.'
         ' <span class="nl"></span> is a line break, <span class="tk-empty"></span> a token without text of its own.'
         f" Hover over a token for {'its value, reward and advantage' if numbers else 'its macro action'}.</p>"
     )
+
+
+def render_page(template: Path, legend_numbers: bool = True, **values: Any) -> str:
+    """A page from a template of jinja2, which gets `style`, `legend` and the values; all but Markup is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    loader = FileSystemLoader(template.parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    legend = Markup(legend_html(legend_numbers))
+    return environment.get_template(template.name).render(style=Markup(STYLE), legend=legend, **values)
 
 
 def _token_span(token: MacroToken, macro_length: int) -> str:
@@ -141,3 +138,17 @@ def _token_span(token: MacroToken, macro_length: int) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:+.4f}".replace("-", "−")
+
+
+def macro_text(tokens: Iterable[MacroToken], colour: bool) -> str:
+    """A response with its macro actions painted in colours, or else with a bar at the end of each."""
+    parts = []
+    for number, group in groupby(tokens, key=lambda token: token.macro_action):
+        text = pictures("".join(token.text for token in group)).replace("\t", "␉").replace("\n", "↵\n")
+        parts.append(_painted(text, COLOURS[number % len(COLOURS)]) if colour else f"{text}|")
+    return "".join(parts)
+
+
+def _painted(text: str, number: int) -> str:
+    """Every line by itself, so that the background does not run to the edge of the screen."""
+    return "\n".join(f"\x1b[30;48;5;{number}m{line}{RESET}" if line else "" for line in text.split("\n"))

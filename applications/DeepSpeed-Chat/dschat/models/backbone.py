@@ -1,15 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last hidden states of a Hugging Face model, without its head."""
+"""The last hidden states of a Hugging Face model without its head, for padded rows and for packed ones."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import masking_utils
 
-from dschat.models.packing import packed_inputs
-from dschat.models.positions import position_ids
+# Families that read positions, but do not tell the function that makes their masks, which would see where texts begin.
+OWN_MASK = ("opt", "falcon")
+
+
+def position_ids(backbone: nn.Module, attention_mask: Tensor) -> dict[str, Tensor]:
+    """The ``position_ids`` argument for a backbone that takes one, else nothing (ALiBi models derive their own).
+
+    Args:
+        attention_mask: (B, T) bool.
+
+    Returns:
+        {"position_ids": (B, T) long} or {}.
+    """
+    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+        return {}
+    return {"position_ids": (attention_mask.long().cumsum(-1) - 1).clamp(min=0)}
+
+
+def reads_positions(model: Any) -> bool:
+    """Whether a Hugging Face model can be told where texts begin; ALiBi and recurrent families cannot."""
+    backbone = getattr(model, model.base_model_prefix)
+    return "position_ids" in inspect.signature(backbone.forward).parameters
+
+
+def packed_inputs(model: Any, position_ids: Tensor) -> dict[str, Tensor]:
+    """What a backbone is given so that the texts of a row do not see each other.
+
+    Args:
+        position_ids: (B, T) long, 0 where a text begins.
+
+    Returns:
+        position_ids; and, for a family that does not find the texts by them, attention_mask (B, 1, T, T), which is
+        added to the attention's logits.
+    """
+    if model.config.model_type not in OWN_MASK:
+        return {"position_ids": position_ids}
+    text = (position_ids == 0).cumsum(1)
+    sees = (text[:, :, None] == text[:, None, :]).tril()[:, None]
+    dtype = next(model.parameters()).dtype
+    mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, torch.finfo(dtype).min)
+    return {"position_ids": position_ids, "attention_mask": mask}
 
 
 def last_hidden_state(

@@ -31,7 +31,7 @@ class ScalarForward(Protocol):
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor: ...
 
 
-class Policy(PolicyForward, Protocol):
+class PolicyEngine(PolicyForward, Protocol):
     """A policy that is not trained: the reference."""
 
     @property
@@ -99,7 +99,7 @@ class Trained(ModelEngine, Protocol):
         """
 
 
-class TrainedPolicy(Policy, Trained, Protocol):
+class TrainedPolicy(PolicyEngine, Trained, Protocol):
     """The actor, or the model of step 1."""
 
     def __call__(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights of a model are trained."""
+"""What of a model is trained, and whether its activations are kept."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +62,6 @@ def train_top_layers(model: PreTrainedModel, count: int, flag: str) -> None:
     Args:
         model: a causal LM, changed in place; its weights may be sharded.
         count: of layers, at least 1.
-        flag: the command-line flag that asked for it, for messages.
 
     Raises:
         UserError: the model has fewer layers, or none that can be told.
@@ -93,3 +92,12 @@ def _layers_of(backbone: nn.Module, count: int) -> tuple[nn.Module | None, nn.Mo
             if isinstance(child, nn.ModuleList) and len(child) == count:
                 return parent, child
     return None, None
+
+
+def enable_gradient_checkpointing(model: Any) -> None:
+    """Switches it on in a Hugging Face model; it acts in training mode."""
+    kwargs = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # the name since transformers 5.23
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)

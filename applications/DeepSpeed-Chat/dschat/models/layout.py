@@ -14,6 +14,9 @@ from torch import Tensor
 from dschat.rl.types import Rollout
 
 Integers = npt.NDArray[np.int64]
+# Of the buffers of keys and values while prompts wait for slots, so that live rows move back to the first columns only
+# now and then.
+SPARE_COLUMNS = 64
 SEARCHED = 256  # rows among which the best cuts are searched; the search takes their number cubed
 
 

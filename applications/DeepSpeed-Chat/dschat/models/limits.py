@@ -25,11 +25,7 @@ OTHER_TABLES = {
 
 
 def position_limit(model: Any) -> int | None:
-    """Longest input in tokens of a model that looks positions up in a table; None where it computes them.
-
-    Args:
-        model: any Hugging Face model.
-    """
+    """Longest input in tokens of a model that looks positions up in a table; None where it computes them."""
     if model.config.model_type in OTHER_TABLES:
         return int(getattr(model.config, OTHER_TABLES[model.config.model_type]))
     for name, module in model.named_modules():
@@ -62,8 +58,6 @@ def check_length(path: str, flag: str, tokens: int, what: str) -> None:
     works, but not well: that is a warning.
 
     Args:
-        path: folder or hub id.
-        flag: the command-line flag that named it, for messages.
         tokens: the longest text.
         what: the flags that decide it, for messages.
 

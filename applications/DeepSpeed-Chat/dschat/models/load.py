@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening Hugging Face models. Weights that a folder lacks are an error, not new numbers; its code is never run."""
+"""Opening Hugging Face models. Weights that a folder lacks are an error, not new numbers; its code is never run.
 
+A `path` is a folder or hub id; the command-line `flag` that named it stands in messages.
+"""
+
+import copy
 import logging
 from collections.abc import Collection
 from functools import lru_cache
@@ -25,9 +29,16 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from dschat.errors import UserError
-from dschat.models.attention import check_attention, implementation, say_what_is_used, without_flash
-from dschat.models.placement import PLAIN, Opening, Placement
-from dschat.models.scored_at import warn_of_reward_loss
+from dschat.models.opening import (
+    PLAIN,
+    Opening,
+    Placement,
+    check_attention,
+    implementation,
+    say_what_is_used,
+    without_flash,
+)
+from dschat.models.scalar import warn_of_reward_loss
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +61,8 @@ def load_causal_lm(
     """Opens a causal LM without dropout, its embeddings large enough for the tokenizer.
 
     Args:
-        path: folder or hub id.
-        flag: the command-line flag that named it, for messages.
-        dtype: of the parameters.
         tokenizer: of the run.
         end_id: ends a response beside EOS (--end_of_conversation_token); kept in the generation config.
-        opening: where the weights go, and how attention is computed.
         own_ends: the model's own, see `dschat.models.tokenizer.own_end_ids`; kept, too.
 
     Raises:
@@ -75,12 +82,9 @@ def load_causal_lm(
         )
     model, loading = _from_pretrained(AutoModelForCausalLM, path, flag, dtype, config, opening)
     _check_weights(path, flag, loading)
-    _make_room(model, tokenizer, opening.placement, f"{flag} {path}")
-    opening.placement.settle(model)
-    _set_special_ids(model, tokenizer)
+    _fit(model, tokenizer, opening.placement, f"{flag} {path}")
     generation = model.generation_config
-    for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
-        setattr(generation, name, getattr(tokenizer, name))
+    _set_special_ids(generation, tokenizer)
     known = (tokenizer.eos_token_id, tokenizer.pad_token_id, None)  # an end by padding could not be seen
     if others := [one for one in dict.fromkeys([end_id, *own_ends]) if one not in known]:
         generation.eos_token_id = [tokenizer.eos_token_id, *others]
@@ -125,13 +129,9 @@ def load_scalar(
 
     Args:
         path: folder or hub id of a reward model, or of a causal LM to start one from.
-        flag: the command-line flag that named it, for messages.
-        dtype: of the parameters.
-        tokenizer: of the run.
         may_be_new: accept a model without a trained head.
         for_this_run: accept a family of which transformers knows no sequence classifier, and make one: a critic, which
             nobody opens elsewhere.
-        opening: where the weights go, and how attention is computed.
 
     Raises:
         UserError: there is no such model, it lacks weights, or it has no ``score`` head with one output, or none that
@@ -159,22 +159,13 @@ def load_scalar(
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
     if new:
         logger.info("%s %s: a new score head, starting at zero", flag, path)
-        nn.init.zeros_(head.weight)
-        if head.bias is not None:
-            nn.init.zeros_(head.bias)
-    _make_room(model, tokenizer, opening.placement, f"{flag} {path}")
-    opening.placement.settle(model)
-    _set_special_ids(model, tokenizer)
+        _zero(head)
+    _fit(model, tokenizer, opening.placement, f"{flag} {path}")
     return model
 
 
 def load_classifier(path: str, flag: str, dtype: torch.dtype) -> Any:
     """Opens any sequence classifier with one trained label as it is, for scoring; its tokenizer is its own.
-
-    Args:
-        path: folder or hub id of a reward model, of any architecture.
-        flag: the command-line flag that named it, for messages.
-        dtype: of the parameters.
 
     Raises:
         UserError: there is no such model, it has several labels, it lacks weights, or no head that was trained.
@@ -235,7 +226,7 @@ def _from_pretrained(
     options = {"config": config, "dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     options["attn_implementation"] = implementation(attention, config)
     try:
-        with opening.placement.arriving() as where:
+        with opening.placement.load_sharded() as where:
             model, loading = auto_class.from_pretrained(path, trust_remote_code=False, **options, **where)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         problem = without_flash(attention, path, error) or explain_missing("model", path, flag, error)
@@ -277,8 +268,8 @@ def _check_weights(
         )
 
 
-def _make_room(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement, where: str) -> None:
-    """Lets the embeddings grow by the tokens that were added; more than one to pad with is a warning."""
+def _fit(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placement, where: str) -> None:
+    """Room for tokens that were added, of which more than one to pad with is a warning; special ids in the config."""
     embeddings = model.get_input_embeddings()
     if len(tokenizer) > embeddings.num_embeddings:
         if len(tokenizer) > embeddings.num_embeddings + 1:
@@ -286,6 +277,9 @@ def _make_room(model: Any, tokenizer: PreTrainedTokenizerBase, placement: Placem
         heads = [head for head in (model.get_output_embeddings(),) if head is not None]
         with placement.whole(model, embeddings, *heads):
             model.resize_token_embeddings(len(tokenizer))
+    placement.finalise(model)
+    _set_special_ids(model.config, tokenizer)
+    model.config.use_cache = True
 
 
 @lru_cache  # actor and reference, critic and reward model are one folder
@@ -312,6 +306,39 @@ def classifier_class(config: PreTrainedConfig) -> Any:
     return type(name, (GenericForSequenceClassification, family), members)
 
 
+def classifier_beside(causal_lm: Any, flag: str) -> Any:
+    """A sequence classifier with one label whose backbone holds a causal LM's own weights; its head starts at zero.
+
+    Args:
+        causal_lm: without adapters. Its weights must not be trained: a change of them would change the classifier.
+
+    Raises:
+        UserError: the family's classifiers have another backbone, or no ``score`` layer.
+    """
+    shared = [*causal_lm.base_model.parameters(), *causal_lm.base_model.buffers()]
+    backbone = copy.deepcopy(causal_lm.base_model, {id(tensor): tensor for tensor in shared})
+    config = backbone.config
+    config.num_labels = 1
+    with torch.device("meta"):
+        classifier: Any = classifier_class(config)(config)
+    prefix, head = classifier.base_model_prefix, getattr(classifier, "score", None)
+    if type(getattr(classifier, prefix, None)) is not type(backbone) or not isinstance(head, nn.Linear):
+        raise UserError(
+            f"{flag}: a {type(classifier).__name__} cannot stand on the base of a {type(causal_lm).__name__}. Leave "
+            "--share_base out."
+        )
+    setattr(classifier, prefix, backbone)
+    weight = next(causal_lm.parameters())
+    classifier.score = nn.Linear(head.in_features, 1, head.bias is not None, device=weight.device, dtype=weight.dtype)
+    _zero(classifier.score)
+    return classifier
+
+
+def _zero(head: nn.Linear) -> None:
+    for parameter in head.parameters():
+        nn.init.zeros_(parameter)
+
+
 def _disable_dropout(config: PreTrainedConfig) -> None:
     """Sets every dropout probability of a config to 0: rollout and update must see the same function."""
     for name, value in vars(config).items():
@@ -326,7 +353,6 @@ def _evaluate(router: nn.Module, inputs: object) -> None:
     router.training = False  # not that of the layers inside
 
 
-def _set_special_ids(model: Any, tokenizer: Any) -> None:
+def _set_special_ids(config: Any, tokenizer: Any) -> None:
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
-        setattr(model.config, name, getattr(tokenizer, name))
-    model.config.use_cache = True
+        setattr(config, name, getattr(tokenizer, name))

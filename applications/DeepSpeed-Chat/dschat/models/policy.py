@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dschat.models.backbone import last_hidden_state
-from dschat.models.float32_linear import keep_float32
+from dschat.models.heads import keep_float32
 from dschat.rl.logprobs import Head, token_logprobs
 
 
@@ -81,9 +81,6 @@ def logits_function(causal_lm: Any) -> Callable[[Tensor], Tensor]:
 
     The result runs the forward method of a shallow copy of the model whose backbone hands its input through. The copy
     shares the head with the original and owns nothing.
-
-    Args:
-        causal_lm: a Hugging Face causal LM.
 
     Returns:
         A function (N, H) → (N, V).

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, WeightConverter, revert_weight_conversion
 
-from dschat.models.gain import folded
+from dschat.common.atomic import put, write_file
+from dschat.models.heads import folded
 from dschat.models.lora import is_adapter, lora_config, merged, save_adapter
 
 logger = logging.getLogger(__name__)
@@ -115,16 +116,15 @@ def _write_files(weights: Weights, folder: Path, file_size: int, metadata: dict[
         total += tensor.nbytes
     write()
     if len(names) == 1:
-        (folder / _numbered(0)).rename(folder / "model.safetensors")
+        put(folder / _numbered(0), folder / "model.safetensors")
         return
     where: dict[str, str] = {}
     for number, inside in enumerate(names):
         file = f"model-{number + 1:05d}-of-{len(names):05d}.safetensors"
-        (folder / _numbered(number)).rename(folder / file)
+        put(folder / _numbered(number), folder / file)
         where |= dict.fromkeys(inside, file)
     index = {"metadata": metadata | {"total_size": total}, "weight_map": where}
-    text = json.dumps(index, indent=2, sort_keys=True)
-    (folder / "model.safetensors.index.json").write_text(f"{text}\n", encoding="utf-8")
+    write_file(folder / "model.safetensors.index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def _numbered(number: int) -> str:

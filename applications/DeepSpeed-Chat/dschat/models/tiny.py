@@ -63,10 +63,7 @@ def make_gemma(
     """Makes a random Gemma for a tokenizer, in float32; the global random state is left as it was.
 
     Args:
-        tokenizer: gives the vocabulary size and the special ids.
-        seed: decides the weights.
         hidden_size: width; a multiple of `heads`, with an even quotient.
-        layers: number of layers.
         intermediate_size: width of the MLP; 2 x hidden_size by default.
         heads: attention heads, each hidden_size / heads wide.
 
@@ -110,12 +107,7 @@ def make_model(
 
     Args:
         folder: where the safetensors, config, generation config and tokenizer files go; made if absent.
-        texts: what the tokenizer is trained on.
-        seed: decides the weights.
-        hidden_size: width of the model.
-        layers: number of layers.
         vocab_size: vocabulary size asked for; see `train_tokenizer`.
-        chat_template: of the tokenizer.
 
     Returns:
         The folder.

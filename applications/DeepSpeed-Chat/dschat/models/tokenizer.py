@@ -35,8 +35,6 @@ def load_tokenizer(path: str, flag: str, may_add_pad: bool = False) -> Any:
     """Opens the tokenizer at ``path`` and makes sure that pad, eos and bos are usable.
 
     Args:
-        path: folder or hub id.
-        flag: the command-line flag that named it, for messages.
         may_add_pad: choose or add a pad token where there is none distinct from eos (step 1); otherwise refuse.
 
     Returns:

@@ -21,19 +21,15 @@ from transformers import PreTrainedConfig
 
 from dschat.common.script import run_script
 from dschat.config.common import CommonConfig
-from dschat.config.dpo import DPOConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.errors import UserError
-from dschat.plan.counts import Counts, counts, find_rows
-from dschat.plan.known import find_config
-from dschat.plan.machine import GB, Machine
-from dschat.plan.plan import Plan, make_plan
+from dschat.plan.models import find_config
+from dschat.plan.phases import GB, Machine
+from dschat.plan.plan import Plan, make_plan, remedies
 from dschat.plan.presets import Preset, Step, find_presets, flags_of
-from dschat.plan.remedies import remedies
-from dschat.plan.report import Remedies, as_json, as_text
+from dschat.plan.report import Counts, Remedies, as_json, as_text, counts, find_rows
 
 CONFIGS: dict[Step, type[CommonConfig]] = {1: SFTConfig, 2: RewardConfig, "dpo": DPOConfig, 3: PPOConfig}
 # No run starts, so that it does not matter what an output folder holds.

@@ -1,26 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of a run: which there are, what they keep, what their passes take."""
+"""The models of a run: their configs, what they keep, what their passes take.
+
+Configs come from a folder, from the hub or, of models that presets name, from the published sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
-from dschat.config.reward import RewardConfig
-from dschat.config.supervised import SupervisedConfig
+from dschat.config.supervised import RewardConfig, SupervisedConfig
+from dschat.errors import UserError
 from dschat.models.finetuning import EVERYTHING, Finetuning
-from dschat.models.shared_base import adapter_settings, find_adapter
-from dschat.plan.logits import Head
-from dschat.plan.passes import Pass, scoring_pass, training_pass
-from dschat.plan.shapes import Kind, Shape, meta_model, shape_of
+from dschat.models.limits import open_decoder_config
+from dschat.models.lora import adapter_settings, find_adapter
+from dschat.models.opening import choose_dtype
+from dschat.plan.passes import Head, Kind, Pass, Shape, meta_model, scoring_pass, shape_of, training_pass
 from dschat.plan.states import Weights
+
+logger = logging.getLogger(__name__)
+
+GEMMA_2B = {"hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18}
+GEMMA_2B |= {"num_attention_heads": 8, "num_key_value_heads": 1}
+GEMMA_7B = {"hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28}
+GEMMA_7B |= {"num_attention_heads": 16, "num_key_value_heads": 16}
+GEMMA2_27B = {"hidden_size": 4608, "intermediate_size": 36864, "num_hidden_layers": 46}
+GEMMA2_27B |= {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 144}
+# Hub id → family and the sizes that differ from transformers' defaults, or are written out although they do not.
+PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
+    "google/gemma-2b": ("gemma", GEMMA_2B),
+    "google/gemma-7b": ("gemma", GEMMA_7B),
+    "google/codegemma-2b": ("gemma", GEMMA_2B),
+    "google/codegemma-7b-it": ("gemma", GEMMA_7B),
+    "google/gemma-2-27b": ("gemma2", GEMMA2_27B),
+}
+VOCABULARY = 256_000  # of all of them
+
+
+def find_config(path: str, flag: str) -> PreTrainedConfig:
+    """A model's config: from a folder, from what was fetched before, of PUBLISHED, or from the hub, in this order.
+
+    Args:
+        path: folder or hub id.
+        flag: that named it, for messages.
+
+    Raises:
+        UserError: there is none.
+    """
+    if path not in PUBLISHED or Path(path).exists():
+        return open_decoder_config(path, flag)
+    try:
+        return open_decoder_config(path, flag, local_files_only=True)
+    except UserError:
+        logger.warning("%s %s was not fetched from the hub before: its sizes are those published.", flag, path)
+        return published_config(path)
+
+
+def published_config(hub_id: str) -> PreTrainedConfig:
+    """The config of one of PUBLISHED, as far as its sizes go."""
+    family, sizes = PUBLISHED[hub_id]
+    options: dict[str, Any] = dict(sizes)
+    return AutoConfig.for_model(family, vocab_size=VOCABULARY, **options)
+
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RoleName = Literal["policy", "reward model", "actor", "critic", "reference"]
@@ -108,7 +158,7 @@ def roles_of(
     Args:
         config: the flags.
         configs: (path, flag) → a model's config.
-        device: of a process: the number format is bf16 on GPUs, float32 on CPUs, unless a flag says otherwise.
+        device: of a process: the dtype is bf16 on GPUs, float32 on CPUs, unless a flag says otherwise.
     """
     if isinstance(config, SupervisedConfig):
         ranks = isinstance(config, RewardConfig)
@@ -133,7 +183,7 @@ def _ppo_roles(config: PPOConfig, maker: _Maker) -> list[Role]:
     critic = ("--critic_model_name_or_path", config.critic_model_name_or_path or config.actor_model_name_or_path)
     stages, ranks = config.zero_stages, config.lora_ranks
     roles = [maker.trained("actor", actor, "policy", stages[0], ranks[0], bool(config.actor_gradient_checkpointing))]
-    if config.has_critic:
+    if config.needs.critic:
         again = bool(config.critic_gradient_checkpointing)
         base = actor if config.share_base else critic
         made = maker.trained("critic", base, "scalar", stages[1], ranks[1], again)
@@ -178,7 +228,7 @@ class _Maker:
         self, config: CommonConfig, configs: Callable[[str, str], PreTrainedConfig], device: torch.device
     ) -> None:
         self._config, self._configs = config, configs
-        self._dtype = DTYPES[config.dtype or ("fp32" if device.type == "cpu" else "bf16")]
+        self._dtype = choose_dtype(config.dtype, device)
         self._read: dict[str, PreTrainedConfig] = {}
 
     def trained(

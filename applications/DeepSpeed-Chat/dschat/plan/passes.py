@@ -1,25 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations of a forward and backward pass, found by running the model's own code on the meta device.
+"""Activations of a forward and backward pass, and a model's sizes, found by running its own code on the meta device.
 
 Every operation runs, and with it transformers' way of computing attention, norms and gradient checkpointing, but
-tensors have shapes only; what is alive at each moment is added up. The output head is not part of it: see `logits`.
+tensors have shapes only; what is alive at each moment is added up. The output head's logits, which
+`dschat.rl.logprobs` makes in chunks of positions, are worked out beside it.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dschat.errors import UserError
-from dschat.models.checkpointing import enable_gradient_checkpointing
-from dschat.plan.shapes import FUSED
+from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained, enable_gradient_checkpointing
+from dschat.models.opening import FLASH, SDPA, implementation
+from dschat.plan.states import FLOAT32
+from dschat.rl.logprobs import chunk_positions
+
+FUSED = "fused_on_meta"  # our name of an attention whose scores are never held, as flash attention's are not
+Kind = Literal["policy", "scalar"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model, counted in elements.
+
+    Attributes:
+        parameters: all of them.
+        trained: those with gradients; fewer with LoRA or of a last layer alone.
+        largest: of the largest tensor.
+        head: of the output head; 0 of a scalar model, whose head is a row.
+        tied: whether the output head is the embedding.
+        vocab: V; 0 of a scalar model.
+        hidden: H.
+        cached: keys and values that a token leaves in the cache, over all layers.
+        capped: whether the model soft-caps its logits.
+    """
+
+    parameters: int
+    trained: int
+    largest: int
+    head: int
+    tied: bool
+    vocab: int
+    hidden: int
+    cached: int
+    capped: bool
+
+
+def meta_model(
+    config: PreTrainedConfig,
+    kind: Kind,
+    dtype: torch.dtype,
+    attention: str = SDPA,
+    finetuning: Finetuning = EVERYTHING,
+) -> Any:
+    """A Hugging Face model on the meta device, in training mode.
+
+    Args:
+        config: of the model.
+        kind: policy: causal LM; scalar: the same with one number instead of logits.
+        dtype: of the parameters.
+        attention: --attn_implementation.
+        finetuning: what of it is trained.
+    """
+    config = copy.deepcopy(config)
+    options = {
+        "dtype": dtype,
+        "attn_implementation": implementation(SDPA if attention == FLASH else attention, config),
+    }
+    with torch.device("meta"):
+        if kind == "policy":
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+        else:
+            model = AutoModel.from_config(config, trust_remote_code=False, **options)
+            model.score = nn.Linear(model.get_input_embeddings().weight.shape[1], 1, bias=False, dtype=dtype)
+        choose_trained(model, finetuning, "the model")
+    if model.config._attn_implementation == SDPA or attention == FLASH:
+        model.config._attn_implementation = FUSED
+    return model.train()
+
+
+def shape_of(model: Any) -> Shape:
+    """The sizes of a model of `meta_model`."""
+    config = model.config.get_text_config()
+    parameters = list(model.parameters())
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    return Shape(
+        parameters=sum(p.numel() for p in parameters),
+        trained=sum(p.numel() for p in parameters if p.requires_grad),
+        largest=max(p.numel() for p in parameters),
+        head=0 if head is None else head.weight.numel(),
+        tied=head is not None and head.weight is embedding.weight,
+        vocab=0 if head is None else head.weight.shape[0],
+        hidden=embedding.weight.shape[1],
+        cached=cached_per_token(config),
+        capped=bool(getattr(config, "final_logit_softcapping", None)),
+    )
+
+
+def cached_per_token(config: PreTrainedConfig) -> int:
+    """Elements of keys and values of one token: 2 × layers × key-value heads × width of a head."""
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * width)
+
+
+def _fused_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, **_: Any
+) -> tuple[Tensor, None]:
+    """Query, key and value (B, heads, T, width) → (B, T, heads, width); keeps what flash attention keeps."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention
+    output = attend(query, key, value, 0.0, True, False, scale=scaling)[0]
+    return output.transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(FUSED, _fused_attention)
 
 
 @dataclass(frozen=True)
@@ -127,3 +234,75 @@ def _states(model: Any, rows: int, tokens: int) -> Tensor:
 
 def _hand_over(parameter: Tensor) -> None:
     parameter.grad = None
+
+
+SAMPLING_BUFFERS = 4  # logits of the model, at a temperature, truncated, and their softmax; float32
+
+
+@dataclass(frozen=True)
+class Head:
+    """The output head of a policy.
+
+    Attributes:
+        vocab: V.
+        weight: elements, V × H.
+        tied: whether it is the embedding, too.
+        trained: whether it has a gradient.
+        width: bytes of an element.
+        capped: whether the model soft-caps its logits (Gemma-2).
+    """
+
+    vocab: int
+    weight: int
+    tied: bool
+    trained: bool
+    width: int
+    capped: bool = False
+
+
+def training_logits(head: Head, positions: int, device: torch.device) -> Pass:
+    """Log-probs of `positions` tokens with gradients, in bytes.
+
+    The softmax is made in the logits' place. Where all positions make one chunk it is kept for the backward pass; else
+    each chunk is made again. Soft-capping keeps its result and works on two more tensors in the backward pass; the
+    entropy takes one more on a GPU.
+
+    A trained head's gradient is added up in float32 beside that of a chunk; a frozen head has none.
+    """
+    chunk = chunk_positions(head.vocab, device)
+    kept = positions <= chunk
+    logits = FLOAT32 * head.vocab * min(positions, chunk)
+    entropy = 0 if device.type == "cpu" else logits
+    graph = logits * (1 + head.capped)
+    half = logits // 2 if head.width < FLOAT32 else 0  # the logits' gradient in the head's format
+    of_chunk = max(half, 2 * logits * head.capped) + head.trained * head.width * head.weight
+    again = 0 if kept else _converted(head, device)
+    return Pass(
+        forward=graph + entropy + _converted(head, device),
+        held=graph if kept else 0,
+        backward=graph + head.trained * FLOAT32 * head.weight + max(of_chunk, again),
+    )
+
+
+def kept_gradient(head: Head) -> int:
+    """Bytes of the head's gradient during the rest of the backward pass.
+
+    An embedding that is the head, too, has the sum of both gradients only at the end.
+    """
+    return head.width * head.weight if head.tied and head.trained else 0
+
+
+def scoring_logits(head: Head, positions: int, device: torch.device) -> int:
+    """Bytes of log-probs of `positions` tokens without gradients and entropy."""
+    chunk = min(positions, chunk_positions(head.vocab, device))
+    return FLOAT32 * head.vocab * chunk * (1 + head.capped) + _converted(head, device)
+
+
+def sampling_logits(head: Head, rows: int, device: torch.device) -> int:
+    """Bytes of the next token's distributions."""
+    return SAMPLING_BUFFERS * FLOAT32 * rows * head.vocab + _converted(head, device)
+
+
+def _converted(head: Head, device: torch.device) -> int:
+    """On a CPU, a head in half precision is multiplied in float32."""
+    return FLOAT32 * head.weight if device.type == "cpu" and head.width < FLOAT32 else 0

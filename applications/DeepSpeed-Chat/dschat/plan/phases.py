@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one process holds in each phase of a run, in the memory of its device."""
+"""What a run has, and what it holds in each of its phases: in the memory of a device, and in that of a node."""
 
 from __future__ import annotations
 
@@ -13,14 +13,45 @@ from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
-from dschat.plan.logits import kept_gradient, sampling_logits, scoring_logits, training_logits
-from dschat.plan.machine import GB, Machine
+from dschat.models.layout import SPARE_COLUMNS
+from dschat.models.save import FILE_SIZE
 from dschat.plan.models import Role, score_pass, shape, train_pass
-from dschat.plan.passes import Pass
+from dschat.plan.passes import Pass, kept_gradient, sampling_logits, scoring_logits, training_logits
 from dschat.plan.states import averaging, gathering, keeps_gradients, passing, reducing, states, stepping
 
+# Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
+CUDA_BYTES = 2_500_000_000
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run has, in bytes.
+
+    Attributes:
+        processes: N, each on a GPU of its own, or on the CPU.
+        device_memory: of a GPU; None to plan for a CPU.
+        main_memory: of a node; None where it is not known.
+        gpus_per_node: the most processes of a node.
+    """
+
+    processes: int
+    device_memory: int | None
+    main_memory: int | None = None
+    gpus_per_node: int = 8
+
+    @property
+    def on_a_node(self) -> int:
+        """Processes of the fullest node."""
+        return min(self.processes, self.gpus_per_node)
+
+    @property
+    def device(self) -> torch.device:
+        """Where a process computes."""
+        return torch.device("cpu" if self.device_memory is None else "cuda")
+
+
 NOTHING = Pass(0)
-SPARE_COLUMNS = 64  # of the compacting engine's cache, where prompts wait for slots
 
 
 @dataclass(frozen=True)
@@ -95,7 +126,7 @@ def _ppo_parts(
     trained = [role for role in roles if role.weights.trained]
     n, rows, answer = plan.world_size, plan.micro_batch, config.max_answer_seq_len
     tokens = config.max_prompt_seq_len + answer
-    if config.credit_is_late(plan):  # then both models go forward on a micro-batch before either is trained on it
+    if config.credit_is_fused(plan):  # then both models go forward on a micro-batch before either is trained on it
         _, critic = trained
         moments = _moments_together(actor, critic, rows, tokens, rows * answer, device)
         buffers = _zero(trained, n)
@@ -114,7 +145,7 @@ def _sampled(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine) 
     if config.rollout_engine == "vllm":
         return {"vLLM": _vllm_share(config, actor, machine)}
     slots = config.per_device_generation_batch_size * plan.samples_per_prompt
-    waiting = config.rollout_engine == "compacting" and config.generation_batches > 1
+    waiting = config.rollout_engine == "continuous" and config.generation_batches > 1
     columns = config.max_prompt_seq_len + config.max_answer_seq_len + SPARE_COLUMNS * waiting
     return {
         "gathered weights": gathering(actor.weights, plan.world_size),
@@ -193,3 +224,56 @@ def _zero(roles: Sequence[Role], processes: int) -> dict[str, int]:
 def _kept(role: Role, processes: int) -> int:
     kept = states(role.weights, processes)
     return kept.total - (0 if keeps_gradients(role.weights) else kept.gradients)
+
+
+PROCESS_BYTES = 3_000_000_000  # a process with torch, DeepSpeed and CUDA's libraries
+FILES_AT_A_TIME = 2  # of a model that is saved
+
+
+@dataclass(frozen=True)
+class Host:
+    """Bytes of main memory.
+
+    Attributes:
+        processes: the programs themselves.
+        offload: states and weights that live there.
+        average: that of the actor, where its weights are offloaded.
+        loading: weights on their way to the device.
+        saving: files on the main process.
+    """
+
+    processes: int
+    offload: int
+    average: int
+    loading: int
+    saving: int
+
+    @property
+    def total(self) -> int:
+        """At the worst moment: nothing is saved while loading."""
+        return self.processes + self.offload + self.average + max(self.loading, self.saving)
+
+
+def host_of(roles: Sequence[Role], machine: Machine, average: bool) -> Host:
+    """Main memory of the node of the main process.
+
+    Args:
+        roles: the models.
+        machine: that the run has.
+        average: --enable_ema.
+    """
+    trained = [role.weights for role in roles if role.weights.trained]
+    saved = max(weights.width * weights.parameters for weights in trained)
+    processes, here = machine.processes, machine.on_a_node
+    return Host(
+        processes=here * PROCESS_BYTES,
+        offload=here * sum(states(role.weights, processes).host for role in roles),
+        average=here * averaging(roles[0].weights, processes)[1] if average else 0,
+        loading=here * max(loading(role) for role in roles),
+        saving=min(saved, FILES_AT_A_TIME * FILE_SIZE),
+    )
+
+
+def loading(role: Role) -> int:
+    """Bytes of one process while it loads a model: a weight at a time, which goes to its GPU, or is cut at ZeRO 3."""
+    return role.weights.width * role.weights.largest

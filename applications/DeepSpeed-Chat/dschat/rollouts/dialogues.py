@@ -12,15 +12,14 @@ from dschat.data.dialogues import Dialogue, encode_states
 from dschat.data.encoding import decode_response
 from dschat.errors import UserError
 from dschat.rollouts.engine import Draw
-from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.uniform import row_seed
+from dschat.rollouts.sampling import Sampling, row_seed
 
 OUTGROWN = "the dialogue outgrew the policy"
 SILENT = "the user asked nothing more, or could not read so long a dialogue"
 
 
 @dataclass(frozen=True)
-class Reply:
+class AssistantTurn:
     """What the policy drew in one turn."""
 
     state_ids: list[int]  # what it answered
@@ -30,7 +29,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Conversation:
+class DialogueRollout:
     """A dialogue as far as it went.
 
     Attributes:
@@ -40,14 +39,14 @@ class Conversation:
     """
 
     messages: Dialogue
-    replies: dict[int, Reply]
+    replies: dict[int, AssistantTurn]
     ended: str = ""
 
 
 class Assistant(Protocol):
     """Answers whole batches of dialogues."""
 
-    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[Reply | None]:
+    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[AssistantTurn | None]:
         """One reply to each state, which ends with a user's message; None where it is too long to be answered.
 
         A row's seed alone decides its draws.
@@ -104,7 +103,7 @@ class PolicyAssistant:
         self._draw, self._tokenizer, self._sampling, self._most = draw, tokenizer, sampling, most
         self._may_end = may_end
 
-    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[Reply | None]:
+    def __call__(self, states: Sequence[Dialogue], seeds: Sequence[int]) -> Sequence[AssistantTurn | None]:
         """See `Assistant`. Raises UserError where a state leaves no room for a reply, unless that may end it."""
         prompts = encode_states(self._tokenizer, states, "a rollout")
         room = sys.maxsize if self._most is None else self._most - self._sampling.max_new_tokens
@@ -115,20 +114,20 @@ class PolicyAssistant:
                 f"a dialogue has come to {longest} tokens, and with a reply of up to {self._sampling.max_new_tokens} "
                 f"the policy would read more than its {self._most}: use fewer turns or shorter replies."
             )
-        replies: list[Reply | None] = [None] * len(prompts)
+        replies: list[AssistantTurn | None] = [None] * len(prompts)
         if fitting:
             rollout = self._draw([prompts[n] for n in fitting], self._sampling, [seeds[n] for n in fitting]).rollout
             drawn = zip(fitting, rollout.response_rows(), rollout.finished.tolist(), strict=True)
             for n, ids, finished in drawn:
                 text = decode_response(self._tokenizer, ids[:-1] if finished else ids)
-                replies[n] = Reply(prompts[n], ids, text, finished)
+                replies[n] = AssistantTurn(prompts[n], ids, text, finished)
         return replies
 
 
 def roll_out(
     starts: Sequence[Dialogue], turns: Sequence[int], assistant: Assistant, user: User, seeds: Sequence[int]
-) -> list[Conversation]:
-    """Goes on with dialogues until each has so many turns, or ends before: see `Conversation.ended`.
+) -> list[DialogueRollout]:
+    """Goes on with dialogues until each has so many turns, or ends before: see `DialogueRollout.ended`.
 
     Every turn is drawn for all dialogues that still go on at once. A dialogue's draws follow from its seed and the
     turn's number alone.
@@ -136,15 +135,13 @@ def roll_out(
     Args:
         starts: B dialogues of at least one message; one that has its turns already is left as it is.
         turns: (B,) replies that each shall have, at least 1.
-        assistant: answers.
-        user: asks.
         seeds: (B,) of the dialogues.
 
     Returns:
         B conversations.
     """
     messages: list[Dialogue] = [list(start) for start in starts]
-    replies: list[dict[int, Reply]] = [{} for _ in starts]
+    replies: list[dict[int, AssistantTurn]] = [{} for _ in starts]
     ended = ["" for _ in starts]
     while True:
         going = [n for n, reason in enumerate(ended) if not reason]
@@ -158,7 +155,7 @@ def roll_out(
                     ended[n] = SILENT
         answered = [n for n in going if len(messages[n]) % 2 == 1]
         if not answered:
-            return [Conversation(*parts) for parts in zip(messages, replies, ended, strict=True)]
+            return [DialogueRollout(*parts) for parts in zip(messages, replies, ended, strict=True)]
         drawn = assistant([messages[n] for n in answered], [_turn_seed(seeds[n], messages[n]) for n in answered])
         for n, reply in zip(answered, drawn, strict=True):
             if reply is None:

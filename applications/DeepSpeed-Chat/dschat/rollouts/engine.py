@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What draws responses, whichever way it computes them."""
+"""What draws responses, whichever way it computes them, and how its ids become a Rollout."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.types import Rollout
@@ -14,7 +16,7 @@ from dschat.rollouts.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Generation:
     """Responses as an engine drew them."""
 
     rollout: Rollout  # rows in the order of the prompts; prompt_index counts them
@@ -27,8 +29,8 @@ class Drawn:
 class Draw(Protocol):
     """Draws one response to each prompt."""
 
-    def __call__(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Drawn:
-        """B prompts as ids without padding; a seed for each, which alone decides its draws; → Drawn on the device."""
+    def __call__(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
+        """B prompts as ids without padding, a seed for each, which alone decides its draws → B responses."""
 
 
 class RolloutEngine(Protocol):
@@ -36,3 +38,34 @@ class RolloutEngine(Protocol):
 
     def session(self, actor: TrainedPolicy) -> AbstractContextManager[Draw]:
         """Makes the actor's weights ready for drawing, once for all draws inside. Every rank must enter it."""
+
+
+def pad_prompts(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """B prompts → input_ids (B, P) long and attention_mask (B, P) bool, padded on the left to the longest."""
+    ids = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    mask = [torch.ones_like(prompt, dtype=torch.bool) for prompt in ids]
+    return (
+        pad_sequence(ids, True, pad_id, "left").to(device),
+        pad_sequence(mask, True, False, "left").to(device),
+    )
+
+
+def assemble(prompts: tuple[Tensor, Tensor], tokens: Tensor, sampling: Sampling) -> Rollout:
+    """A rollout of what was drawn, each row cut behind its first end token.
+
+    Args:
+        prompts: input_ids (B, P) and attention_mask (B, P), padded on the left.
+        tokens: (B, T) long, drawn ids; anything may follow an end token.
+        sampling: how they were drawn.
+    """
+    ended = torch.isin(tokens, torch.tensor(sampling.end_ids, device=tokens.device))
+    mask = (ended.cumsum(1) - ended.long()) == 0
+    width = int(mask.sum(1).max())
+    mask, tokens = mask[:, :width], tokens[:, :width]
+    return Rollout(
+        input_ids=torch.cat([prompts[0], torch.where(mask, tokens, sampling.pad_id)], dim=1),
+        attention_mask=torch.cat([prompts[1], mask], dim=1),
+        response_mask=mask,
+        prompt_index=torch.arange(len(tokens), device=tokens.device),
+        finished=ended.any(1),
+    )

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling by transformers' own `generate`, batch by batch."""
+"""Responses drawn with the actor itself: by continuous batching, or by transformers' own `generate`."""
 
+import inspect
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 from dschat.models.engines import TrainedPolicy
-from dschat.rollouts.assembly import assemble, pad_prompts
-from dschat.rollouts.engine import Draw, Drawn
+from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.scheduler import BatchScheduler
+from dschat.run.distributed import is_main
 from dschat.run.stop import raise_if_stopped_here
+
+logger = logging.getLogger(__name__)
 
 
 class CausalLM(Protocol):
@@ -26,8 +33,25 @@ class CausalLM(Protocol):
     def generate(self, **options: object) -> Tensor: ...
 
 
+class ContinuousEngine:
+    """Draws from the actor by continuous batching, with so many live rows."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+
+    @contextmanager
+    def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
+        """See `RolloutEngine`."""
+        with actor.gathered() as policy:
+            yield self.draw_from(policy.inner)
+
+    def draw_from(self, causal_lm: PreTrainedModel) -> Draw:
+        """Draws from a model with whole weights."""
+        return partial(sample, causal_lm, slots=self._slots)
+
+
 class GenerateEngine:
-    """Draws from the actor, so many prompts at once."""
+    """Draws from the actor by transformers' `generate`, so many prompts at once."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -40,11 +64,65 @@ class GenerateEngine:
 
     def draw_from(self, causal_lm: CausalLM) -> Draw:
         """Draws from a model with whole weights."""
+        return partial(generate, causal_lm, batch_size=self._batch_size)
 
-        def draw(prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Drawn:
-            return generate(causal_lm, prompts, sampling, seeds, self._batch_size)
 
-        return draw
+def choose_engine(name: str, rows: int, causal_lm: PreTrainedModel, flag: str) -> ContinuousEngine | GenerateEngine:
+    """The engine of that name; transformers' generate in place of continuous batching where that does not fit.
+
+    Args:
+        name: continuous or generate.
+        rows: drawn together at most.
+    """
+    if name == "continuous":
+        if supports(causal_lm):
+            return ContinuousEngine(rows)
+        if is_main():
+            told = "%s continuous: it does not know how models of type %s remember a text, so %s draws"
+            logger.warning(told, flag, causal_lm.config.model_type, "transformers' generate")
+    return GenerateEngine(rows)
+
+
+def supports(causal_lm: PreTrainedModel) -> bool:
+    """Whether keys and values of ordinary attention, full or sliding, are all that a model remembers."""
+    config = causal_lm.config
+    if config.is_encoder_decoder or config.get_text_config() is not config or getattr(config, "alibi", False):
+        return False
+    backbone = getattr(causal_lm, causal_lm.base_model_prefix)
+    takes = inspect.signature(backbone.forward).parameters.keys() | inspect.signature(causal_lm.forward).parameters
+    known = set(get_layer_types_and_kwargs(config)[0]) <= {"full_attention", "sliding_attention"}
+    # Models that compile as a whole take attention masks that are made elsewhere.
+    return known and {"position_ids", "logits_to_keep"} <= takes and bool(causal_lm._can_compile_fullgraph)
+
+
+@torch.no_grad()
+def sample(
+    causal_lm: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    seeds: Sequence[int],
+    slots: int,
+) -> Generation:
+    """One response to each prompt by continuous batching: live rows only, finished ones make room for waiting prompts.
+
+    In float32 a row's response depends on its prompt and seed alone, not on the other rows, their order or ``slots``.
+
+    Args:
+        causal_lm: one that `supports` knows, with whole weights, in evaluation mode.
+        prompts: B lists of ids, none empty.
+        sampling: how to draw.
+        seeds: of each row, 0 to 2**63 - 1.
+        slots: rows that are computed together at most.
+    """
+    scheduler = BatchScheduler(causal_lm, prompts, sampling, seeds, slots)
+    scheduler.refill()
+    while scheduler.live:
+        raise_if_stopped_here()
+        if scheduler.drop_finished():
+            scheduler.refill()
+        else:
+            scheduler.step()
+    return scheduler.generation()
 
 
 class FiniteLogits(LogitsProcessor):
@@ -70,8 +148,8 @@ def generate(
     sampling: Sampling,
     seeds: Sequence[int],
     batch_size: int,
-) -> Drawn:
-    """One response to each prompt, without log-probs.
+) -> Generation:
+    """One response to each prompt by transformers' `generate`, without log-probs.
 
     Args:
         causal_lm: with whole weights, in evaluation mode.
@@ -100,7 +178,7 @@ def generate(
             )
             tokens[rows, : sequences.shape[1] - width] = sequences[:, width:]
             bad_rows[rows] = watch.bad_rows
-    return Drawn(assemble((input_ids, attention_mask), tokens, sampling), None, bad_rows)
+    return Generation(assemble((input_ids, attention_mask), tokens, sampling), None, bad_rows)
 
 
 @contextmanager

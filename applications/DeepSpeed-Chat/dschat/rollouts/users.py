@@ -91,8 +91,6 @@ class ServerWriter:
         """Opens the client; nothing is sent.
 
         Args:
-            endpoint: whom to ask.
-            temperature: of sampling.
             concurrency: requests at the same time.
             cache: folder of the answers.
 
@@ -138,7 +136,7 @@ class ServerWriter:
 
     def _send(self, body: dict[str, object]) -> Reply | None:
         """The server's answer; None where it refuses this text though it has answered others."""
-        from dschat.common.chat_requests import FormRefused, complete
+        from dschat.common.chat_servers import FormRefused, complete
 
         flag = f"{self._endpoint.flags.url} {self._endpoint.base_url}"
         try:

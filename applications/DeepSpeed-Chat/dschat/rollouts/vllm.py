@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,19 +13,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from transformers.pytorch_utils import Conv1D
 
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
-from dschat.rollouts.assembly import assemble, pad_prompts
-from dschat.rollouts.engine import Draw, Drawn
+from dschat.models.lora import lora_config, merged
+from dschat.models.save import as_published
+from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.vllm_weights import check_layers, plain_weights
 from dschat.run.distributed import device
-from dschat.run.random_states import random_states, set_random_states
+from dschat.run.state import random_states, set_random_states
 
 if TYPE_CHECKING:
     from vllm import LLM
     from vllm.outputs import CompletionOutput
+
+logger = logging.getLogger("dschat")
 
 CPU_CACHE = 1 << 28  # bytes of keys and values on a CPU
 BATCHED_TOKENS = 8192  # the most prompt tokens of a step
@@ -116,7 +120,7 @@ class VllmEngine:
         except ValueError as error:  # too little memory, or a model that vLLM does not know
             raise UserError(
                 f"--rollout_engine vllm: vLLM does not start with {self._model}: {error}. Change "
-                "--vllm_gpu_memory, or use --rollout_engine compacting."
+                "--vllm_gpu_memory, or use --rollout_engine continuous."
             ) from error
         # When the engine is collected, it would end the whole process group, which is the trainer's.
         llm.llm_engine.engine_core._finalizer.detach()
@@ -147,7 +151,7 @@ class VllmEngine:
                 method.process_weights_after_loading(layer)  # type: ignore[union-attr,operator]
         llm.apply_model(lambda model: check_layers(model, columns))
 
-    def _draw(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Drawn:
+    def _draw(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
         """See `dschat.rollouts.engine.Draw`."""
         from vllm import SamplingParams
 
@@ -174,10 +178,60 @@ class VllmEngine:
         return _drawn(prompts, [output.outputs[0] for output in outputs], sampling)
 
 
-def _drawn(prompts: Sequence[Sequence[int]], responses: Sequence[CompletionOutput], sampling: Sampling) -> Drawn:
+def _drawn(prompts: Sequence[Sequence[int]], responses: Sequence[CompletionOutput], sampling: Sampling) -> Generation:
     """The responses of the prompts, in their order, as tensors on the device."""
     tokens = pad_sequence([torch.tensor(list(r.token_ids)) for r in responses], True, sampling.end_ids[0])
     rollout = assemble(pad_prompts(prompts, sampling.pad_id, device()), tokens.to(device()), sampling)
     logprobs = pad_sequence([torch.tensor(r.logprobs.logprobs) for r in responses], True).to(device())
     bad_rows = ~logprobs.isfinite().all(1)
-    return Drawn(replace(rollout, drawn_logprobs=logprobs), None, bad_rows)
+    return Generation(replace(rollout, drawn_logprobs=logprobs), None, bad_rows)
+
+
+def plain_weights(actor: TrainedPolicy, columns: dict[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Whole weights of the model that the actor computes with, adapters merged in. Every rank must go through it.
+
+    Each tensor is a copy: vLLM keeps those of a fused layer (q, k and v, for instance) until it has them all, while
+    those of `whole_weights` are gone when the next is asked for.
+
+    `columns` gets the weights of the first input of every matrix outside experts, by name; see `check_layers`.
+    """
+    inner = actor.module.inner
+    own = ((name.removeprefix("inner."), tensor.clone()) for name, tensor in actor.whole_weights())
+    whole = own if lora_config(inner) is None else merged(inner, own)
+    conv1d = {name.removesuffix(".base_layer") for name, m in inner.named_modules() if isinstance(m, Conv1D)}
+    for name, tensor in as_published(inner, whole):
+        if columns is not None and tensor.dim() == 2 and ".experts." not in name:
+            columns[name] = (tensor if name.removesuffix(".weight") in conv1d else tensor.T)[0].clone()
+        yield name, tensor
+
+
+@torch.no_grad()
+def check_layers(model: nn.Module, columns: Mapping[str, Tensor]) -> None:
+    """Compares the weights that layers of vLLM's model compute with to those that it was given.
+
+    A layer whose first input is 1 and all others 0 returns the weights of that input: without rounding, and however it
+    keeps them. They are compared in the order of their size, since some families' rows are moved. Layers with numbers
+    that are not finite, and those whose weights have other names, are left out.
+
+    Raises:
+        UserError: a layer computes with other weights.
+    """
+    names: dict[int, str] = {}
+    compared = 0
+    for name, layer in model.named_modules():
+        method, weight = getattr(layer, "quant_method", None), getattr(layer, "weight", None)
+        parent, dot, last = names.setdefault(id(weight), name).rpartition(".")  # a tied head's is the embedding's
+        fused = getattr(model, "packed_modules_mapping", {}).get(last, [last])
+        parts = [f"{parent}{dot}{part}.weight" for part in fused]
+        if method is not None and weight is not None and columns.keys() >= set(parts):
+            inputs = torch.eye(1, getattr(layer, "input_size", None) or layer.embedding_dim).to(weight)
+            found = method.apply(layer, inputs)[0]
+            compared += 1
+            given = torch.cat([columns[part] for part in parts]).to(found)
+            if found.isfinite().all() and not torch.equal(found[: len(given)].sort()[0], given.sort()[0]):
+                raise UserError(
+                    f"--rollout_engine vllm: {name} computes with other weights than the actor's, which vLLM was "
+                    "given. Use --rollout_engine continuous, and please report the model."
+                )
+    if not compared:
+        logger.warning("--rollout_engine vllm: its layers have other names than the actor's and are not compared.")

@@ -23,36 +23,45 @@ The folder is written beside its place and renamed. DeepSpeed's files are pickle
 hashes were found equal.
 """
 
+import hashlib
 import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dschat.common.atomic import WRITING, flush, recover, remove, write_file
+from dschat.common.fingerprints import file_hash
 from dschat.common.glossary import BEST
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
-from dschat.run.distributed import barrier, broadcast_object, is_main, own_part, rank, world_size
+from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, own_part, rank, world_size
 from dschat.run.identity import Identity, differences, with_later_flags
-from dschat.run.manifest import MANIFEST, File, digest, hash_together, read_manifest
 from dschat.run.metrics import rows_problem
 from dschat.run.output import RunOutput
-from dschat.run.progress import Json, Progress
-from dschat.run.random_states import set_random_states
+from dschat.run.state import Json, Progress, set_random_states
 from dschat.run.stop import Stopped, stop_signals
-from dschat.run.whole_files import end_moves, write_whole
 
 logger = logging.getLogger(__name__)
 
 STATE, METRICS = "state.json", "metrics.jsonl"
 LATEST = "latest"
+MANIFEST = "manifest.json"
+
+
+class File(NamedTuple):
+    """What a manifest says of a file."""
+
+    size: int
+    sha256: str
 
 
 class Checkpoints:
@@ -66,15 +75,7 @@ class Checkpoints:
         identity: Identity,
         average: dict[str, Tensor] | None = None,
     ) -> None:
-        """Takes what a checkpoint is made of.
-
-        Args:
-            engines: by name, as in "actor" and "critic".
-            config: the flags.
-            run: its folder, record and metrics.
-            identity: see `dschat.run.identity`.
-            average: this process's parts of the moving average; None without one.
-        """
+        """Takes what a checkpoint is made of: engines by name, as in "actor", and this rank's parts of the average."""
         self._engines, self._config, self._run, self._identity = engines, config, run, identity
         self._average = average
         self._place = Path(config.output_dir)
@@ -93,7 +94,7 @@ class Checkpoints:
         try:
             with self._run.writing(self._folder):
                 barrier()  # the folder is there
-                inside = self._place / ".writing" / name
+                inside = self._place / WRITING / name
                 self._write(inside, progress)
         except (torch.OutOfMemoryError, torch.distributed.DistError):
             raise
@@ -118,7 +119,7 @@ class Checkpoints:
             parts = {name: part.cpu().contiguous() for name, part in self._average.items()}
             save_file(parts, inside / _average_file(rank()))
         if is_main():
-            state = {"numbers": progress.numbers, "run": self._run.state()}
+            state = {"numbers": progress.numbers, "run": self._run.state_dict()}
             (inside / STATE).write_text(json.dumps(state), encoding="utf-8")
             (inside / METRICS).write_text(self._run.metrics.text(), encoding="utf-8")
         barrier()
@@ -131,7 +132,7 @@ class Checkpoints:
                 "identity": self._identity,
                 "files": {file: found._asdict() for file, found in files.items()},
             }
-            write_whole(inside / MANIFEST, json.dumps(manifest | {"sha256": digest(manifest)}, indent=1))
+            write_file(inside / MANIFEST, json.dumps(manifest | {"sha256": digest(manifest)}, indent=1))
 
     def _remove_old(self) -> None:
         """Keeps the newest --save_total_limit checkpoints, and the one with the best evaluation.
@@ -193,14 +194,14 @@ class Checkpoints:
             engine.load_checkpoint(folder / name, scratch / name if resized else None)
         barrier()  # nobody reads it any more
         if is_main():
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove(scratch)
         metrics = (folder / METRICS).read_text(encoding="utf-8")
         tensors = load_file(folder / f"rank-{rank() % manifest['world_size']}.safetensors")
         random = {name.removeprefix("random."): x for name, x in tensors.items() if name.startswith("random.")}
         set_random_states(random)
         if self._average is not None:
             _load_average(self._average, folder, manifest["world_size"])
-        self._run.go_on(state["run"], metrics, manifest["update"])
+        self._run.load_state_dict(state["run"], metrics, manifest["update"])
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith("random.")}
         logger.info("going on from %s", folder)
         self._last = Progress(manifest["update"], state["numbers"], random, own)
@@ -209,7 +210,7 @@ class Checkpoints:
     def _choose(self, wanted: str) -> tuple[Path | None, Json]:
         """The newest whole checkpoint, or the one that is named; None where there is none at all."""
         if is_main():
-            end_moves(self._folder)
+            recover(self._folder)
         candidates = broadcast_object(self._newest_first() if wanted == LATEST else [Path(wanted)])
         own = self._folder.resolve() in candidates[0].resolve().parents if candidates else True
         if not own and broadcast_object((self._place / "run.json").exists()):
@@ -304,3 +305,30 @@ def _load_average(average: Mapping[str, Tensor], folder: Path, ranks: int) -> No
 
 def _update_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
+
+
+def read_manifest(folder: Path) -> Json:
+    """A checkpoint's manifest; {} where there is none that can be read."""
+    try:
+        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and "sha256" in found else {}
+
+
+def digest(manifest: Json) -> str:
+    """SHA-256 of a manifest without its own."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def hash_together(folder: Path) -> dict[str, File]:
+    """Size and SHA-256 of every file below a folder but the manifest, each rank its share; and flushes them."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    names = broadcast_object([name for name in names if name != MANIFEST])
+    own: dict[str, File] = {}
+    for name in names[rank() :: world_size()]:
+        with suppress(OSError):  # it counts as missing
+            flush(folder / name)
+            own[name] = File((folder / name).stat().st_size, file_hash(folder / name))
+    barrier()  # sizes differ: the time-out of other collectives shall not count
+    return {name: found for part in gather_objects(own) for name, found in part.items()}

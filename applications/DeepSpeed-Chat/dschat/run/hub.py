@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dschat.config.tracking import check_repository
+from dschat.config.common import check_repository
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)

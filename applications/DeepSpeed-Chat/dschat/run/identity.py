@@ -2,43 +2,28 @@
 """What two runs must share for one to go on where the other stopped: flags, batches, data, models, tokenizer."""
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from dschat.common.fingerprints import content_hash, model_hash, tokenizer_fingerprint
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
+from dschat.config.ppo import PPOConfig
+from dschat.config.rules import FREE, SHARE, flags_on_resume
+from dschat.config.supervised import OneModelConfig
 from dschat.run.distributed import device
-from dschat.run.progress import Json
+from dschat.run.state import Json
 
-# Flags that may differ: how long to train, when to save and evaluate, where things lie (their content is compared).
-FREE_FLAGS = frozenset(
-    (
-        *("num_train_epochs", "total_episodes", "save_steps", "save_models", "save_total_limit"),
-        *("resume_from_checkpoint", "cluster", "report_to", "push_to_hub"),
-        *("eval_interval", "eval_iters", "eval_prompts", "print_answers", "enable_tensorboard", "tensorboard_path"),
-        *("print_sample_output_freq", "eval_temperature", "on_nonfinite", "max_kl", "kl_action", "vllm_gpu_memory"),
-        *("output_dir", "overwrite_output_dir", "data_path", "deepspeed", "local_rank", "ddp_timeout", "self_checks"),
-        *("on_reward_error", "reward_batch", "reward_timeout", "reward_patience"),
-        *("model_name_or_path", "actor_model_name_or_path", "critic_model_name_or_path", "reward_model_name_or_path"),
-    )
-)
 # What may differ between runs of different numbers of processes; the global sizes may not.
-SHARES = frozenset(
-    (
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_training_batch_size"),
-        *("per_device_generation_batch_size", "generation_batches"),
-    )
-)
+SHARES = flags_on_resume(PPOConfig, SHARE) | flags_on_resume(OneModelConfig, SHARE)
 DATA, FILES = "the data", "the files of the data"  # a hash of all; each with its own, to name what has changed
 MOST_NAMED = 8  # of these
-SAMPLE = 1 << 20  # bytes at either end of a weight file that go into its fingerprint
-INNER_SAMPLE = 1 << 12  # bytes at the beginning of every weight of a file that is larger than both ends
+TOKENIZER = "the tokenizer"  # its hash and its chat template
+EARLIER_TOKENIZER = "the tokenizer, by the hash of earlier versions"  # which stands in their checkpoints instead
 
 Identity = dict[str, str]  # what → its value, or the hash of its content
 
@@ -52,7 +37,8 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         tokenizer: of the run.
         data: sources (with the revision of those from the hub) and file hashes, as `RunRecord.data` holds them.
     """
-    flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE_FLAGS}
+    free = flags_on_resume(config, FREE)
+    flags = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     if flags.get("reward_url"):
         flags["reward_url"] = "given"  # where a server runs may change
     functions = flags.get("reward_function")
@@ -72,27 +58,33 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
         **{f"--{name}": _text(value) for name, value in flags.items()},
         "examples of an update": _text(plan.global_batch),
         "prompts of a rollout": _text(plan.global_rollout),
-        DATA: _hash(json.dumps([sorted(data["sha256"].values()), sources])),
+        DATA: content_hash(json.dumps([sorted(data["sha256"].values()), sources])),
         FILES: json.dumps(data["sha256"] | {one["name"]: one["hub"] for one in data["sources"] if one.get("hub")}),
-        "the tokenizer": _tokenizer_hash(tokenizer),
+        TOKENIZER: content_hash(json.dumps([tokenizer_fingerprint(tokenizer), tokenizer.chat_template])),
+        EARLIER_TOKENIZER: _earlier_hash(tokenizer),
         **{f"the model of {name}": model_hash(getattr(config, name)) for name in _model_flags(config)},
         **{
-            f"the file of --{name}": _hash(b"".join(file.read_bytes() for file in found))
+            f"the file of --{name}": content_hash(b"".join(file.read_bytes() for file in found))
             for name, found in files.items()
         },
     }
 
 
 def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> Identity:
-    """A checkpoint's identity with the flags that did not exist when it was written, at their defaults."""
+    """A checkpoint's identity as this version writes it.
+
+    Flags that did not exist then had their defaults; a tokenizer that has the hash of then has that of now.
+    """
     defaults = {
         f"--{field.name}": _text(field.default)
         for field in dataclasses.fields(config)
         if field.default is not dataclasses.MISSING
     }
     once_one_name = before.get("--lora_module_name", "").startswith('"')
-    targets = {"--lora_module_name": f"[{before['--lora_module_name']}]"} if once_one_name else {}
-    return {name: defaults[name] for name in now if name in defaults} | before | targets
+    changed = {"--lora_module_name": f"[{before['--lora_module_name']}]"} if once_one_name else {}
+    if EARLIER_TOKENIZER not in before and before.get(TOKENIZER, "") == now.get(EARLIER_TOKENIZER):
+        changed[TOKENIZER] = now[TOKENIZER]
+    return {name: defaults[name] for name in now if name in defaults} | before | changed
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: bool) -> list[str]:
@@ -103,7 +95,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str], other_size: b
         now: of this run.
         other_size: the number of processes differs, so that a process's share of a batch may.
     """
-    passed_over = {FILES, *(f"--{name}" for name in SHARES if other_size)}
+    passed_over = {FILES, EARLIER_TOKENIZER, *(f"--{name}" for name in SHARES if other_size)}
     found = []
     for name in sorted({*before, *now} - passed_over):
         old, new = before.get(name), now.get(name)
@@ -136,49 +128,11 @@ def _text(value: object) -> str:
     return "inf" if value == math.inf else json.dumps(value)
 
 
-def _hash(content: str | bytes) -> str:
-    return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
-
-
-def _tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+def _earlier_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     whole = {
         "vocabulary": tokenizer.get_vocab(),
         "special": tokenizer.special_tokens_map,
         "template": tokenizer.chat_template,
         "backend": tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else "",
     }
-    return _hash(json.dumps(whole, sort_keys=True, default=str))
-
-
-def model_hash(path: str) -> str:
-    """Of a folder: its config and, of each weight file, the length and both ends. From the hub: the commit.
-
-    Where files are larger than that, the beginning of every weight follows, after a dash. A folder without a model of
-    its own may hold an adapter, in itself or in ``adapter``.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        return str(getattr(AutoConfig.from_pretrained(path, trust_remote_code=False), "_commit_hash", None))
-    places = [folder / "config.json", folder / "adapter_config.json", folder / "adapter" / "adapter_config.json"]
-    config = next((place for place in places if place.is_file()), places[0])
-    folder, whole, inner = config.parent, hashlib.sha256(config.read_bytes()), None
-    for file in sorted(folder.glob("*.safetensors")):
-        with open(file, "rb") as stream:
-            size = file.stat().st_size
-            whole.update(f"{file.name} {size}".encode() + stream.read(SAMPLE))
-            stream.seek(max(0, size - SAMPLE))
-            whole.update(stream.read(SAMPLE))
-            if size > 2 * SAMPLE:
-                inner = inner or hashlib.sha256()
-                for start, end in _places(stream):
-                    stream.seek(start)
-                    inner.update(stream.read(min(INNER_SAMPLE, end - start)))
-    return whole.hexdigest() if inner is None else f"{whole.hexdigest()}-{inner.hexdigest()}"
-
-
-def _places(stream: BinaryIO) -> list[tuple[int, int]]:
-    """Where the weights of a safetensors file begin and end, from its header."""
-    stream.seek(0)
-    length = int.from_bytes(stream.read(8), "little")
-    weights = (entry for name, entry in json.loads(stream.read(length)).items() if name != "__metadata__")
-    return sorted((8 + length + start, 8 + length + end) for start, end in (w["data_offsets"] for w in weights))
+    return content_hash(json.dumps(whole, sort_keys=True, default=str))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics: weighted means over batches and ranks, and the files they go to."""
+"""Metrics: weighted means over batches and ranks, the files they go to, and evaluations as lines on the terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import TextIO
 import torch
 from torch import Tensor
 
-from dschat.common.glossary import HEAD
+from dschat.common.atomic import write_file
+from dschat.common.glossary import HEAD, HEADLINES
 from dschat.errors import UserError
 from dschat.run.distributed import device, is_main, sum_over_ranks
 from dschat.run.trackers import Sample, Trackers
-from dschat.run.whole_files import write_whole
+
+EVALUATION = "eval/"
 
 Number = float | int | Tensor
 
@@ -42,7 +44,7 @@ def rows_problem(file: Path, update: int, per_rollout: int) -> str | None:
     *lines, rest = file.read_bytes().split(b"\n")
     try:
         rows = [json.loads(line) for line in lines]
-        trained = [row["update"] for row in rows if not any(name.startswith("eval/") for name in row)]
+        trained = [row["update"] for row in rows if not any(name.startswith(EVALUATION) for name in row)]
         step = per_rollout or 1
         whole = trained == list(range(step, update + 1, step)) and not rest
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -120,12 +122,9 @@ class MetricsLog:
     """``metrics.jsonl``, one object per line, and trackers. Only the main process writes."""
 
     def __init__(self, folder: Path, trackers: Trackers | None = None, keep: bool = False) -> None:
-        """Opens the files.
+        """Opens the file in a folder, and trackers, that show its rows as well.
 
-        Args:
-            folder: of metrics.jsonl.
-            trackers: that show its rows as well.
-            keep: leave the rows of an earlier run until `cut` says which of them stay.
+        With `keep`, the rows of an earlier run stay until `cut` says which of them do.
         """
         self._start = time.perf_counter()
         self._file: TextIO | None = None
@@ -158,12 +157,9 @@ class MetricsLog:
         return [json.loads(line) for line in self.text().splitlines()]
 
     def cut(self, text: str, seconds: float, update: int) -> None:
-        """Goes on from the rows of a checkpoint: all others go, and trackers are told so.
+        """Goes on from a checkpoint: its rows, from `text`, stay, all others go, and trackers are told so.
 
-        Args:
-            text: the rows, from `text`.
-            seconds: since the beginning of the run, until then.
-            update: optimiser updates until then.
+        `seconds` since the beginning of the run, and optimiser updates, are those until then.
         """
         self._start = time.perf_counter() - seconds
         self._written = [text]
@@ -171,18 +167,15 @@ class MetricsLog:
             return
         file = Path(self._file.name)
         self._file.close()
-        write_whole(file, text)  # a run that has lost the folder goes on writing into the old file, which is nobody's
+        write_file(file, text)  # a run that has lost the folder goes on writing into the old file, which is nobody's
         self._file = open(file, "a+", encoding="utf-8")
         # An evaluation may follow its update's checkpoint: trackers show that update anew, with the rows that stay.
         self._trackers.open(self.rows(), update)
 
     def log(self, update: int, samples: int, metrics: Mapping[str, float]) -> None:
-        """Writes one row.
+        """Writes one row: so far optimiser updates and samples (prompts, pairs) of all ranks, and metrics by name.
 
-        Args:
-            update: optimiser updates so far.
-            samples: training examples (prompts, pairs) used so far, on all ranks.
-            metrics: name → number; a number that is not finite is written as null.
+        A number that is not finite is written as null.
         """
         if self._file is None:
             return
@@ -207,3 +200,34 @@ class MetricsLog:
         if self._file is not None:
             self._file.close()
             self._trackers.close()
+
+
+def evaluation_line(update: int, metrics: Mapping[str, float], before: Mapping[str, float]) -> str:
+    """An evaluation after so many updates in one line: its metrics, as in metrics.jsonl, and how far they have moved
+    since the one before, which is empty at the first.
+    """
+    names = sorted(metrics, key=lambda name: _place(name.removeprefix(EVALUATION)))
+    parts = []
+    for name in names:
+        finite = name in before and math.isfinite(metrics[name] - before[name])
+        moved = f" ({_signed(metrics[name] - before[name])})" if finite else ""
+        parts.append(f"{name.removeprefix(EVALUATION).replace('_', ' ')} {_shown(metrics[name])}{moved}")
+    return f"{after(update)}: {', '.join(parts)}"
+
+
+def after(updates: int) -> str:
+    """When something was: "after 1 update", "after 12 updates"."""
+    return f"after {updates} update{'' if updates == 1 else 's'}"
+
+
+def _place(name: str) -> int:
+    return HEADLINES.index(name) if name in HEADLINES else len(HEADLINES)
+
+
+def _shown(number: float) -> str:
+    """Four digits that count; none behind the point of large numbers."""
+    return f"{number:.0f}" if 1000 <= abs(number) < 1e6 else f"{number:#.4g}"
+
+
+def _signed(number: float) -> str:
+    return ("+" if number >= 0 else "−") + (f"{abs(number):.2g}" if abs(number) < 100 else _shown(abs(number)))

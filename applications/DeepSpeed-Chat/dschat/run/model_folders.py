@@ -7,29 +7,66 @@
 What else a run leaves behind stands in `checkpoint`. Steps 1 and 2 save their one model in that folder itself, step 3
 in actor/, critic/ and, with --enable_ema, actor_ema/. A model's folder holds safetensors, config.json, tokenizer,
 README.md (the model card) and run.json; with LoRA also adapter/. Folders and files are whole or not there: see
-`whole_files`.
+`dschat.common.atomic`.
 """
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dschat.common.atomic import write_file
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.models.save import save_model
 from dschat.run.distributed import barrier, is_main
-from dschat.run.output import RunOutput
-from dschat.run.records import write_model_card
+from dschat.run.metrics import after
+from dschat.run.output import RunOutput, RunRecord
 
 logger = logging.getLogger(__name__)
+
+_TITLES = {
+    "sft": "Supervised fine-tuning (step 1)",
+    "reward": "Reward model (step 2)",
+    "dpo": "Direct preference optimisation (step 2)",
+    "ppo": "PPO with macro actions (step 3)",
+    "rloo": "RLOO, without a critic (step 3)",
+    "refuel": "REFUEL on pairs of replies",
+    "refuel_online": "REFUEL with users from data (step 3)",
+}
+CARD = """\
+---
+library_name: transformers
+tags: [ma-rlhf, rlhf]
+---
+
+# {name}: {role}
+
+{title} with [MA-RLHF](https://arxiv.org/abs/2410.02743), started from `{base}`.
+
+## Data
+
+{data}
+## Settings
+
+{settings}
+## Metrics
+
+On held-out rows, {after}:
+
+{metrics}
+## Made with
+
+{packages}.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,14 +104,7 @@ class ModelFolders:
     def __init__(
         self, models: Sequence[SavedModel], tokenizer: PreTrainedTokenizerBase, config: CommonConfig, run: RunOutput
     ) -> None:
-        """Takes what is saved and what the model cards say of it.
-
-        Args:
-            models: of the run.
-            tokenizer: of the run, saved with each.
-            config: the flags.
-            run: its record, with its last metrics; and what it does when there are models.
-        """
+        """Takes what is saved, the tokenizer with each model, and what the cards say: flags, and the run's record."""
         self._models, self._tokenizer, self._config, self._run = models, tokenizer, config, run
         self._place = Path(config.output_dir)
 
@@ -139,3 +169,27 @@ class ModelFolders:
         plain = type(self._config)(**{name: getattr(self._config, name) for name in required})
         values = {f.name: getattr(self._config, f.name) for f in fields}
         return {n: v for n, v in values.items() if n in required or v != getattr(plain, n)}
+
+
+def write_model_card(
+    folder: Path, name: str, role: str, base: str, settings: Mapping[str, object], record: RunRecord
+) -> None:
+    """Writes ``folder/README.md``: data, settings and metrics of the model saved there; `role` as in `SavedModel`."""
+    sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
+    rows = "`{name}`: {train} training and {eval} held-out rows in this step's share"
+    card = CARD.format(
+        name=name,
+        role=role,
+        base=base,
+        title=_TITLES["rloo" if settings.get("advantage_estimator") == "rloo" else record.step],
+        data=_listed(rows.format_map(source) for source in sources),
+        settings=_listed(f"`--{flag}`: {value}" for flag, value in settings.items()),
+        after=after(record.metrics_update),
+        metrics=_listed(f"{metric}: {value:.4g}" for metric, value in record.metrics.items()),
+        packages=", ".join(f"{package} {version}" for package, version in record.packages.items()),
+    )
+    write_file(folder / "README.md", card)
+
+
+def _listed(items: Iterable[str]) -> str:
+    return "".join(f"- {item}\n" for item in items)

@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output folder of a run: its flags (train_config.json), its record (run.json) and its metrics."""
 
-import dataclasses
+import importlib.metadata
 import json
 import logging
-import shutil
+import os
+import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
+from dschat.common.atomic import WRITING, Backup, move_all, remove, write_file, writing_into
+from dschat.common.fingerprints import file_hash
 from dschat.common.lock import Lock
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
@@ -18,20 +26,98 @@ from dschat.config.parse import to_json
 from dschat.config.rules import RUN_FOLDERS, check_output_dir
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
-from dschat.run.metrics import MetricsLog
-from dschat.run.progress import Json
-from dschat.run.records import RunRecord, file_hashes, new_record
+from dschat.run.metrics import MetricsLog, evaluation_line
+from dschat.run.state import Json
 from dschat.run.trackers import TensorBoard, Trackers, WandB
-from dschat.run.whole_files import write_whole, written_beside
 
 logger = logging.getLogger("dschat")
 
+PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
+CHECKOUT = (Path(__file__).resolve().parent / "../../../..").resolve()  # where the package lies in its repository
 FLAGS_FILE = "train_config.json"
 UNFINISHED = ".unfinished"  # below the folder of an earlier run that this one replaces, until its first save
-GIVEN_UP = ".given-up"  # what an earlier run left, put aside until this run's first save stands in its place
-DELETED = ".deleted"  # the same, while it is being deleted
 # Files that a run leaves in its folder, beside RUN_FOLDERS.
 FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE)
+
+
+@dataclass
+class RunRecord:
+    """Everything known of a run; ``finished`` is True once its main has reached the end."""
+
+    step: str  # as run_main names it: sft, reward, ppo, …
+    started: str
+    command: list[str]
+    packages: dict[str, str]
+    hardware: dict[str, object]
+    seeds: dict[str, int]
+    code: dict[str, object]  # version of this package; of a git checkout also `commit_of`
+    data: dict[str, object] = field(default_factory=dict)
+    batches: dict[str, object] = field(default_factory=dict)
+    parser: dict[str, str] = field(default_factory=dict)  # of the termination condition parsing: name and version
+    sandbox: str | None = None  # level at which programs were run
+    metrics: dict[str, float] = field(default_factory=dict)
+    metrics_update: int = 0  # after how many updates they were measured
+    saved: list[str] = field(default_factory=list)  # folders that models were written into, in turn
+    resumed_at: list[int] = field(default_factory=list)  # after how many updates the run was taken up again
+    wandb_id: str | None = None  # of the W&B run, which goes on when this one does
+    finished: bool = False
+
+    def measured(self, metrics: dict[str, float], update: int) -> None:
+        """Keeps an evaluation's metrics for model cards, and says what has changed since the one before."""
+        logger.info("%s", evaluation_line(update, metrics, self.metrics))
+        self.metrics, self.metrics_update = metrics, update
+
+    def save(self, folder: Path) -> None:
+        """Writes ``folder/run.json``."""
+        write_file(folder / "run.json", json.dumps(vars(self), indent=2) + "\n")
+
+
+def new_record(step: str, command: list[str], seed: int, processes: int) -> RunRecord:
+    """A record of this process's packages and machine."""
+    versions = {}
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    hardware: dict[str, object] = {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "cpu_cores": os.cpu_count(),
+        "processes": processes,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    code = {"version": versions.get("ma-rlhf")} | commit_of(CHECKOUT)
+    return RunRecord(step, started, command, versions, hardware, {"seed": seed}, code)
+
+
+def commit_of(folder: Path) -> dict[str, object]:
+    """The commit of a git checkout, and whether files that git tracks differ from it; {} where git does not tell."""
+    if not (folder / ".git").exists():  # a folder above may be another project's repository
+        return {}
+    command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=2, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    lines = done.stdout.splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)
+    return {"commit": commit, "changed": any(not line.startswith("#") for line in lines)}
+
+
+def stored_record(folder: Path) -> Json:
+    """What ``folder/run.json`` holds; {} where there is none that can be read."""
+    try:
+        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def warn_unless_made_by(step: str, path: str, flag: str) -> None:
+    """Warns where a model that should come from an earlier step does not: by run.json in its folder, or above."""
+    if (stored_record(Path(path)) or stored_record(Path(path).parent)).get("step") != step:
+        logger.warning("%s %s was not made by the %s step: results will differ from the method's", flag, path, step)
 
 
 class Run(Protocol):
@@ -47,7 +133,7 @@ class Run(Protocol):
 
 
 class Data(Protocol):
-    """What a run records of its data; see `dschat.data.shares.Share`."""
+    """What a run records of its data; see `dschat.data.sources.Share`."""
 
     @property
     def eval(self) -> Sequence[object]: ...
@@ -67,17 +153,13 @@ class RunOutput:
     """
 
     def __init__(self, step: str, config: CommonConfig, plan: BatchPlan) -> None:
-        """Makes the folder and writes flags and record.
-
-        Args:
-            step: sft, reward, dpo or ppo.
-            config: the flags.
-            plan: the batch sizes that follow from them.
+        """Makes the folder and writes flags, with the batch sizes that follow from them, and the record of the step.
 
         Raises:
             UserError: on every rank: another run has the folder, or has left a run there; or it cannot be written.
         """
         self.plan, self._config, self._place = plan, config, Path(config.output_dir)
+        self._backup = Backup(self._place)  # what an earlier run left, until this one's first save stands in its place
         self._held = config.resume_from_checkpoint is not None  # until it is clear where the run goes on
         self._lock = self._lock_folder()
         replaces = config.overwrite_output_dir and not self._held
@@ -85,13 +167,12 @@ class RunOutput:
         self._folder = self._place / UNFINISHED if replaces else self._place
         self._old_boards = set(self._place.glob("tensorboard/*")) if replaces else set()
         self.record = new_record(step, sys.argv, config.seed, world_size())
-        self.record.batches = dataclasses.asdict(plan)
+        self.record.batches = asdict(plan)
         self._wandb = WandB(self._place, json.loads(to_json(config, plan))) if "wandb" in config.trackers else None
         self.record.wandb_id = None if self._wandb is None else self._wandb.run_id
         try:
             if is_main():
-                _put_back(self._place)
-                shutil.rmtree(self._place / UNFINISHED, ignore_errors=True)
+                remove(self._place / UNFINISHED)
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._save_record()
         except OSError as error:
@@ -107,26 +188,31 @@ class RunOutput:
 
     def _lock_folder(self) -> Lock | None:
         """The folder's lock, on the main process; raises UserError on every rank."""
-        lock, refusal = None, None
+        lock: Lock | None = None
+        refusal: UserError | None = None
         try:
             if is_main():
                 lock = Lock(self._place / ".lock", f"--output_dir {self._place}")
+                self._backup.restore()
                 check_output_dir(str(self._place), self._config.overwrite_output_dir or self._held, [])
+        except OSError as error:
+            refusal = UserError(f"--output_dir {self._place}: cannot be written: {error}")
         except UserError as error:
-            refusal, error.on_every_rank = error, True
+            refusal = error
         if refusal := broadcast_object(refusal):
+            refusal.on_every_rank = True
             raise refusal
         return lock
 
     def writing(self, place: Path) -> AbstractContextManager[Path | None]:
-        """A new folder, on the main process, whose content is in ``place`` afterwards; see `written_beside`.
+        """A new folder, on the main process, whose content is in ``place`` afterwards; see `writing_into`.
 
         Raises UserError, before and after writing, where another process has the run's folder by now.
         """
         if self._lock is None:
             return nullcontext()
         self._lock.check()
-        return written_beside(self._place, place, self._take_over)
+        return writing_into(place, self._place / WRITING, self._take_over)
 
     def _take_over(self) -> None:
         """Puts aside what the earlier run left: this one has written something to put there."""
@@ -135,38 +221,26 @@ class RunOutput:
         self.metrics.text()  # only what stands beside its own metrics is moved to its place
         if self._folder == self._place:
             return
-        given_up = self._place / GIVEN_UP
-        given_up.mkdir(exist_ok=True)
-        for entry in self._left_by_earlier_run():
-            entry.rename(given_up / entry.name)
-        for entry in list(self._folder.iterdir()):
-            entry.replace(self._place / entry.name)
-        self._folder.rmdir()
+        self._backup.put_aside(self._left_by_earlier_run())
+        move_all(self._folder, self._place)
         self._folder = self._place
 
     def forget_earlier_run(self) -> None:
         """Deletes what `take_over` put aside, now that what this run saved is in its place."""
-        if (self._place / GIVEN_UP).exists():
-            (self._place / GIVEN_UP).rename(self._place / DELETED)
-            shutil.rmtree(self._place / DELETED)
-            for board in self._old_boards:
-                board.unlink(missing_ok=True)
+        self._backup.drop()
+        for board in self._old_boards:
+            board.unlink(missing_ok=True)
 
     def _left_by_earlier_run(self) -> list[Path]:
         folders = [self._place / name for name in RUN_FOLDERS if (self._place / name).is_dir()]
         return [*folders, *(file for pattern in FILES for file in self._place.glob(pattern))]
 
     def describe_data(self, data: Data, **dropped: Mapping[str, int]) -> None:
-        """Records sources, row counts, what was dropped and why, and the files' hashes.
-
-        Args:
-            data: the step's rows.
-            dropped: what tokenisation dropped, by split.
-        """
+        """Records sources, row counts, the files' hashes, and by split what tokenisation dropped and why."""
         self.record.data = {
             "sources": data.sources,
             "dropped": {split: dict(counts) for split, counts in dropped.items()},
-            "sha256": file_hashes(data.files),
+            "sha256": {str(file): file_hash(file) for file in data.files},
         }
         if not data.eval:
             logger.warning(
@@ -203,8 +277,8 @@ class RunOutput:
         self.record.finished = True
         self._save_record()
 
-    def state(self) -> Json:
-        """What `go_on` takes; on the main process."""
+    def state_dict(self) -> Json:
+        """What `load_state_dict` takes; on the main process."""
         record = self.record
         kept = {
             name: getattr(record, name) for name in ("metrics", "metrics_update", "saved", "resumed_at", "wandb_id")
@@ -217,28 +291,22 @@ class RunOutput:
         Raises:
             UserError: that run was finished.
         """
-        if broadcast_object(_is_finished(self._place)):
+        if broadcast_object(stored_record(self._place).get("finished") is True):
             raise UserError(
                 f"--resume_from_checkpoint: {self._place} holds a finished run without a checkpoint to go on from. "
                 "Give another --output_dir, or --overwrite_output_dir alone to replace it."
             )
         self._cut("", 0.0, 0)
 
-    def go_on(self, state: Json, metrics: str, update: int) -> None:
-        """Goes on with an earlier run's folder: what that wrote after some update goes.
-
-        Args:
-            state: from `state`.
-            metrics: the rows until then.
-            update: optimiser updates until then.
-        """
+    def load_state_dict(self, state: Json, metrics: str, update: int) -> None:
+        """Goes on with an earlier run's folder from its `state` and rows: what that wrote after the update goes."""
         record, kept = self.record, state["record"]
         record.metrics, record.metrics_update = kept["metrics"], kept["metrics_update"]
         record.saved[:], record.resumed_at = kept["saved"], [*kept["resumed_at"], update]
         if kept.get("wandb_id"):  # checkpoints of earlier versions have none
             record.wandb_id = kept["wandb_id"]
             if self._wandb is not None:
-                self._wandb.go_on(kept["wandb_id"])
+                self._wandb.resume(kept["wandb_id"])
         self._cut(metrics, state["seconds"], update)
 
     def _cut(self, metrics: str, seconds: float, update: int) -> None:
@@ -253,28 +321,9 @@ class RunOutput:
     def _save_record(self) -> None:
         if is_main() and not self._held:
             self.record.save(self._folder)
-            write_whole(self._folder / FLAGS_FILE, to_json(self._config, self.plan))
+            write_file(self._folder / FLAGS_FILE, to_json(self._config, self.plan))
 
 
 def due(interval: int, before: int, after: int) -> bool:
     """Whether a multiple of ``interval`` updates was passed between ``before`` and ``after``; never for 0."""
     return interval > 0 and after // interval > before // interval
-
-
-def _put_back(folder: Path) -> None:
-    """Ends what a killed process began: an earlier run that was put aside comes back unless it was being deleted."""
-    shutil.rmtree(folder / DELETED, ignore_errors=True)
-    for entry in list((folder / GIVEN_UP).glob("*")):
-        target = folder / entry.name
-        if target.is_dir():
-            shutil.rmtree(target)
-        entry.replace(target)
-    if (folder / GIVEN_UP).exists():
-        (folder / GIVEN_UP).rmdir()
-
-
-def _is_finished(folder: Path) -> bool:
-    try:
-        return json.loads((folder / "run.json").read_text(encoding="utf-8")).get("finished") is True
-    except (OSError, ValueError, AttributeError):
-        return False

@@ -15,7 +15,7 @@ import torch
 
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
-from dschat.plan.needs import Needs, needs_of, warn_of_gpu_memory
+from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
 from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
 from dschat.run.hub import push_problem
 from dschat.run.trackers import wandb_problem
@@ -40,15 +40,12 @@ class ProcessReport:
 def preflight(config: CommonConfig) -> None:
     """Compares all processes: package versions, output_dir writable and shared, enough memory for the models.
 
-    Args:
-        config: the run's flags.
-
-    Raises:
-        UserError: on every rank, naming the rank that cannot go on.
+    Raises UserError on every rank, naming the rank that cannot go on.
     """
     output_dir = Path(config.output_dir)
     problem = _folder_problem(output_dir)
-    needs = broadcast_object(needs_of(config, world_size(), device()) if is_main() else None) or Needs(0, 0)
+    needs = broadcast_object(minimum_memory(config, world_size(), device()) if is_main() else None)
+    needs = needs or MinimumMemory(0, 0)
     free, total = torch.cuda.mem_get_info() if device().type == "cuda" else (0, 0)
     report = ProcessReport(
         rank=rank(),
@@ -69,12 +66,7 @@ def preflight(config: CommonConfig) -> None:
 
 
 def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
-    """Raises UserError at the first problem.
-
-    Args:
-        reports: of all ranks, in order.
-        output_dir: for the message.
-    """
+    """Raises UserError at the first problem in the reports of all ranks, which are in order."""
     first = reports[0]
     processes = Counter(report.host for report in reports)
     for report in reports:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from dschat.common.display import markdown_table
 from dschat.common.glossary import HEAD
-from dschat.common.tables import markdown_table
 
 if TYPE_CHECKING:
     import wandb
@@ -90,17 +90,12 @@ class WandB:
     name = "wandb"
 
     def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
-        """Takes what a run is made of.
-
-        Args:
-            folder: of the training run; the client's files go into `wandb` below it, unless WANDB_DIR is set.
-            config: the flags, shown beside the curves.
-        """
+        """Takes the run's folder, where the client's files go into `wandb` unless WANDB_DIR is set, and its flags."""
         self._folder, self._config = folder, config
         self.run_id, self._goes_on = uuid.uuid4().hex[:12], False
         self._run: wandb.Run | None = None
 
-    def go_on(self, run_id: str) -> None:
+    def resume(self, run_id: str) -> None:
         """Takes up an earlier part's W&B run. To be called before `open`."""
         self.run_id, self._goes_on = run_id, True
 

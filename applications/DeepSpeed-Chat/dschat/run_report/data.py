@@ -27,31 +27,22 @@ SAME_MEAN = 1e-3
 class Sample:
     """One held-out prompt with the response to it.
 
-    Attributes:
-        prompt: the prompt's text.
-        values: scores, the metric function where there is one, eos_rate (1 or 0), kl (nats, summed over the
-            response) and length (tokens), by their names in metrics.jsonl; those that are finite numbers.
-        tokens: of the response; none where the samples file gives none.
+    `values` are scores, the metric function where there is one, eos_rate (1 or 0), kl (nats, summed over the response)
+    and length (tokens), by their names in metrics.jsonl; those that are finite numbers.
     """
 
     prompt: str
     values: dict[str, float]
-    tokens: list[MacroToken]
+    tokens: list[MacroToken]  # of the response; none where the samples file gives none
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """An evaluation on held-out prompts.
+    """An evaluation on held-out prompts."""
 
-    Attributes:
-        model: what was evaluated: SFT, or the run's name.
-        row: the row of metrics.jsonl with its means.
-        samples: of its samples file, which may hold only some of the responses.
-    """
-
-    model: str
-    row: Mapping[str, float]
-    samples: Sequence[Sample]
+    model: str  # what was evaluated: SFT, or the run's name
+    row: Mapping[str, float]  # of metrics.jsonl with its means
+    samples: Sequence[Sample]  # of its samples file, which may hold only some of the responses
 
     def mean(self, name: str) -> float:
         """Mean over the held-out prompts; NaN where it was not logged."""
@@ -79,25 +70,15 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class RunData:
-    """One run of step 3.
+    """One run of step 3."""
 
-    Attributes:
-        name: what the report calls it.
-        config: the flags of the run.
-        metric: name of the metric function, None without one.
-        train: rows of metrics.jsonl with rollout metrics, by update.
-        evals: rows with evaluation metrics, by update.
-        first: the first evaluation, of the SFT model.
-        last: the last evaluation, of the result.
-    """
-
-    name: str
-    config: dict[str, Any]
-    metric: str | None
-    train: list[dict[str, float]]
-    evals: list[dict[str, float]]
-    first: HeldOut
-    last: HeldOut
+    name: str  # what the report calls it
+    config: dict[str, Any]  # its flags
+    metric: str | None  # name of the metric function, None without one
+    train: list[dict[str, float]]  # rows of metrics.jsonl with rollout metrics, by update
+    evals: list[dict[str, float]]  # rows with evaluation metrics, by update
+    first: HeldOut  # the first evaluation, of the SFT model
+    last: HeldOut  # the last evaluation, of the result
 
     def largest(self, key: str) -> float:
         """Of a number that all rows have: update, samples (responses) or seconds so far."""
@@ -111,11 +92,7 @@ class RunData:
 
 
 def read_run(name: str, folder: Path) -> RunData:
-    """Read a step-3 output folder.
-
-    Raises:
-        UserError: when a file is missing, empty or malformed, or the run has no evaluation after its first.
-    """
+    """Read a step-3 output folder; raises UserError for bad files, and without an evaluation after the first."""
     flags, flags_before = folder / "train_config.json", folder / "config.json"  # the latter of earlier versions
     config = _read_object(flags if flags.exists() else flags_before)
     path = folder / "metrics.jsonl"
@@ -140,9 +117,7 @@ def _by_update(rows: Iterable[dict[str, float]]) -> list[dict[str, float]]:
 
 def _metric_name(evals: list[dict[str, float]], config: Mapping[str, Any]) -> str | None:
     names = {key.removeprefix("eval/") for row in evals for key in row if key.startswith("eval/")} - EVAL_NAMES
-    names = {
-        name for name in names if name.isidentifier()
-    }  # what scoring measured is called programs/passed and so on
+    names = set(filter(str.isidentifier, names))  # what scoring measured is called programs/passed and so on
     given = str(config.get("metric_function") or "").rpartition(":")[2]
     return given if given in names else min(names, default=None)
 

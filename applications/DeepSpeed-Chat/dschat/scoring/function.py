@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores from a user's Python function, which reads text."""
+"""Scores from a user's Python function, which reads texts or whole dialogues."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from dschat.common.user_function import call_function
+from dschat.data.dialogues import Dialogue
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.rl.types import Rollout
 from dschat.run.stop import stopping_together
@@ -17,6 +19,7 @@ from dschat.scoring.waiting import pause
 logger = logging.getLogger(__name__)
 
 RewardFn = Callable[[list[str], list[str], list[dict[str, object]]], Tensor]
+DialogueFn = Callable[[list[Dialogue], list[dict[str, object]]], Tensor]
 WAITS = (1.0, 2.0, 4.0)  # seconds before each further call of --on_reward_error retry
 
 
@@ -85,15 +88,29 @@ class FunctionScores:
         result = call_function(self._function, self._flag, texts.prompts, texts.responses, rows)
         if isinstance(result, list):
             result = [torch.nan if number is None else number for number in result]
-        try:
-            scores = torch.as_tensor(result, dtype=torch.float32, device="cpu").detach()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{self._flag}: {self.name} returned {type(result).__name__}, which is no list of numbers: {error}"
-            ) from error
-        if scores.shape != (len(texts.responses),):
-            raise UserError(
-                f"{self._flag}: {self.name} returned shape {tuple(scores.shape)} for {len(texts.responses)} "
-                "responses; it must return one number per response."
-            )
-        return scores
+        return _checked(result, len(texts.responses), "response", f"{self._flag}: {self.name}")
+
+
+class FunctionDialogueScores:
+    """A :data:`DialogueFn`; what it returns is checked."""
+
+    def __init__(self, function: DialogueFn, flag: str) -> None:
+        self._function, self._flag = function, flag
+
+    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
+        result = call_function(self._function, self._flag, list(dialogues), [row.extra for row in rows])
+        name = getattr(self._function, "__name__", "function")
+        return _checked(result, len(dialogues), "dialogue", f"{self._flag}: {name}")
+
+
+def _checked(result: object, count: int, kind: str, name: str) -> Tensor:
+    """What a function returned, as (count,) float32 on the CPU; raises UserError where it is something else."""
+    try:
+        scores = torch.as_tensor(result, dtype=torch.float32, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{name} returned {type(result).__name__}, which is no list of numbers: {error}") from error
+    if scores.shape != (count,):
+        raise UserError(
+            f"{name} returned shape {tuple(scores.shape)} for {count} {kind}s; it must return one number per {kind}."
+        )
+    return scores

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores from a reward model, which reads the sampled ids or, with a tokenizer of its own, the texts."""
+"""Scores from a reward model, which reads the sampled ids or, with its own tokenizer, texts and whole dialogues."""
+
+from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from dschat.data.formats.rows import Row
+from dschat.data.dialogues import Dialogue
+from dschat.data.encoding import PROBE
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.engines import Scalar
 from dschat.models.layout import layouts
 from dschat.rl.types import Rollout
-from dschat.scoring.reward_reader import RewardReader
+from dschat.scoring.reward_reader import ClassifierReader, RewardReader
 from dschat.scoring.source import ResponseTexts
 
 logger = logging.getLogger(__name__)
@@ -62,3 +67,48 @@ def readable_rows(tokenizer: PreTrainedTokenizerBase, texts: ResponseTexts) -> l
         row if row.messages is None else replace(row, prompt=prompt, messages=None)
         for row, prompt in zip(texts.rows, texts.prompts, strict=True)
     ]
+
+
+class RewardModelDialogueScores:
+    """The number of a sequence classifier for the dialogue as its own chat template writes it."""
+
+    def __init__(self, classifier: ClassifierReader, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        """Takes a model and its tokenizer.
+
+        Args:
+            tokenizer: its own; it need not be able to pad.
+            name: flag and path, for messages.
+
+        Raises:
+            UserError: there is no chat template, or it refuses a dialogue.
+        """
+        self._classifier, self._tokenizer, self._name = classifier, tokenizer, name
+        if tokenizer.chat_template is None:
+            raise UserError(
+                f"{name}: its tokenizer has no chat template, so that nothing says how it reads a dialogue. Use a "
+                "reward model of chats, or --reward_function."
+            )
+        self._text(PROBE, "a dialogue of one turn")
+
+    def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
+        texts = [self._text(dialogue, row.origin) for dialogue, row in zip(dialogues, rows, strict=True)]
+        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        limit = self._classifier.limit
+        for sequence, row in zip(ids, rows, strict=True):
+            if limit is not None and len(sequence) > limit:
+                raise UserError(
+                    f"{self._name} reads at most {limit} tokens, but a dialogue of {row.origin} has come to "
+                    f"{len(sequence)}: lower --max_turns, --max_answer_seq_len or --max_seq_len."
+                )
+        return self._classifier.numbers(ids)
+
+    def _text(self, dialogue: Dialogue, origin: str) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return str(self._tokenizer.apply_chat_template(dialogue, tokenize=False))
+        except TemplateError as error:
+            raise UserError(
+                f"{self._name}: its chat template refuses {origin}: {error}. Use a template that takes turns of user "
+                "and assistant, or --reward_function."
+            ) from error

@@ -23,7 +23,7 @@ from dschat.common.script import add_flags, flag, run_script
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
-    from dschat.data.formats.rows import Row
+    from dschat.data.rows import Row
     from dschat.scoring.reward_reader import RewardReader
 
 logger = logging.getLogger("dschat.scoring.serve")  # also where the module is __main__
@@ -117,7 +117,7 @@ class Scorer:
 
     def __call__(self, request: Request) -> dict[str, object]:
         """The answer: a number for each response, None where there is none, and why the first of these has none."""
-        from dschat.data.formats.rows import Row
+        from dschat.data.rows import Row
         from dschat.scoring.reward_model import readable_rows
         from dschat.scoring.source import ResponseTexts
 
@@ -235,6 +235,7 @@ def serve(options: ServeOptions) -> str:
     """Opens the model and answers until SIGTERM or Ctrl-C. Raises UserError."""
     import torch
 
+    from dschat.models.opening import choose_dtype
     from dschat.scoring.reward_reader import ReaderFlags, load_reward_model, load_reward_tokenizer
 
     flags = ReaderFlags("--model", "--rm-template", "Send shorter texts")
@@ -245,8 +246,7 @@ def serve(options: ServeOptions) -> str:
         raise UserError(f"--device {options.device}: must be cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"--device {options.device}: PyTorch finds no GPU here. Give --device cpu.")
-    dtypes = dict(zip(DTYPES, (torch.float32, torch.bfloat16, torch.float16), strict=True))
-    dtype = dtypes[options.dtype or ("bf16" if device.type == "cuda" else "fp32")]
+    dtype = choose_dtype(options.dtype, device)
     reader = load_reward_model(options.model, tokenizer, options.rm_template, device, dtype, options.batch_size, flags)
     with ScoreServer((options.host, options.port), Scorer(reader), options.model) as server:
         for number in (signal.SIGTERM, signal.SIGINT):

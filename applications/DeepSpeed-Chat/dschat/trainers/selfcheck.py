@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks before the first update: a few forward passes that catch what would otherwise train silently wrong."""
+"""Forward passes that catch what would train silently wrong: before the first update, and of every rollout."""
 
 import inspect
 import math
@@ -11,19 +11,19 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dschat.data.collate import collate_packed
 from dschat.data.examples import SFTExample
-from dschat.data.packing import collate_packed
 from dschat.errors import UserError
-from dschat.models.engines import ModelEngine, Scalar, TrainedPolicy
+from dschat.models.backbone import position_ids, reads_positions
+from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPolicy
 from dschat.models.lora import lora_config
-from dschat.models.packing import reads_positions
-from dschat.models.positions import position_ids
 from dschat.models.scalar import last_scores
 from dschat.rl.masked import last_true
-from dschat.rl.types import Trajectory, select_rows
+from dschat.rl.types import ScoredRollout, Trajectory, select_rows
 from dschat.rollouts.sampling import Sampling
-from dschat.run.distributed import device, first_over_ranks
-from dschat.run.random_states import random_states, set_random_states
+from dschat.run.distributed import device, first_over_ranks, gather_objects
+from dschat.run.state import random_states, set_random_states
+from dschat.trainers.ppo_models import response_logprobs
 
 # Largest difference that rounding explains, by the precision of the forward pass; in units of the largest number that
 # goes into what is compared, and of 1 at least.
@@ -251,3 +251,44 @@ def check_weights(engine: ModelEngine, number: float) -> None:
                     where = str(file)
         remedy = "Fetch or train it again, or, where this run has trained it already, lower the learning rate."
         raise UserError(f"self-check: {name} of {where} holds numbers that are not finite. {remedy}")
+
+
+def check_gap(
+    known: Trajectory | ScoredRollout, actor: PolicyEngine, temperature: float, most: int
+) -> dict[str, float]:
+    """How far the log-probs of the engine that drew the tokens are from the actor's. Every rank must call it.
+
+    Args:
+        known: of this rank. Of a scored rollout, the actor's log-probs are computed for a few rows.
+        actor: its engine, as it was when the tokens were drawn.
+        temperature: that of sampling.
+        most: rows of that few.
+
+    Returns:
+        rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest difference in nats over the response
+        tokens of all ranks; {} where the engine has no log-probs of its own.
+
+    Raises:
+        UserError: on every rank, where the mean is more than rounding explains.
+    """
+    rollout, drawn = known.rollout, known.rollout.drawn_logprobs
+    if drawn is None:
+        return {}
+    if isinstance(known, Trajectory):
+        logprobs = known.logprobs
+    else:
+        rows = torch.arange(min(most, len(drawn)), device=drawn.device)
+        rollout, drawn = select_rows(rollout, rows), drawn[rows]
+        logprobs = response_logprobs(actor, rollout, temperature, most)
+    gaps = (logprobs - drawn)[rollout.response_mask].abs().double()
+    own = (float(gaps.sum()), gaps.numel(), float(gaps.amax()) if gaps.numel() else 0.0)
+    sums, counts, largest = zip(*gather_objects(own), strict=True)
+    mean = sum(sums) / max(sum(counts), 1)
+    tolerance = TOLERANCE[next(actor.module.parameters()).dtype]
+    if not mean <= tolerance:
+        raise UserError(
+            f"--rollout_engine: the engine's log-probs differ from the actor's by {mean:.3g} on average (rounding "
+            f"explains {tolerance:g}): it draws with other weights than the actor's, or computes this model in "
+            "another way. Use --rollout_engine compacting, and please report the model."
+        )
+    return {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": max(largest)}

@@ -1,14 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples on the synthetic reviews share: the corpus and the model, and the flags of the three steps."""
+"""What the examples share: how they start, and, on the reviews, corpus, model and the flags of the three steps."""
 
+import argparse
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.common.launch import Processes, as_arguments
 from dschat.errors import UserError
 
 GOLD = Path(__file__).resolve().parents[2] / "dschat" / "data" / "synthetic.py"
+TRAINING = Path(__file__).resolve().parents[1]
 COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes run a step, and what they shard."""
+
+    count: int = 1
+    zero_stage: int = 0
+
+    def share(self, batch: int) -> int:
+        """A process's part of a batch."""
+        return batch // self.count
+
+    def command(self, script: str, flags: Sequence[str]) -> list[str]:
+        """The command line of a main: plain Python for one process, DeepSpeed's launcher for several."""
+        if self.count == 1:
+            return [sys.executable, script, *flags]
+        launcher = str(Path(sys.executable).parent / "deepspeed")
+        return [launcher, "--num_gpus", str(self.count), "--master_port", free_port(), script, *flags]
+
+
+def as_arguments(flags: Mapping[str, object]) -> list[str]:
+    """{"--flag": value} → ["--flag", "value"]."""
+    return [str(part) for item in flags.items() for part in item]
+
+
+def run_step(step: str, flags: Sequence[str], processes: Processes) -> None:
+    """The main of a step; its output is shown. Raises UserError where it fails."""
+    run_command(step, processes.command(os.path.relpath(TRAINING / step / "main.py"), flags))
+
+
+def run_command(name: str, command: Sequence[str]) -> None:
+    """A command of Python's or DeepSpeed's; its output is shown. Raises UserError, with the name, where it fails."""
+    print("== " + shlex.join([Path(command[0]).name, *command[1:]]), flush=True)
+    # Models of demos are so small that threads would mostly wait for each other.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    status = subprocess.run(command, env=environment).returncode
+    if status:
+        raise UserError(f"{name} ended with status {status}; its message is above.")
+
+
+def free_port() -> str:
+    """A port on this machine that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -48,31 +101,54 @@ RUNS = {
 }
 
 
+def example_flags(description: str | None, folder: str, seed_of: str = "") -> argparse.ArgumentParser:
+    """The flags of every example; --seed where it says of what."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--output_dir", type=Path, default=Path(folder), help="folder of everything made")
+    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    if seed_of:
+        parser.add_argument("--seed", type=int, default=1234, help=f"of {seed_of}")
+    return parser
+
+
+def run_example(run: Callable[[], None]) -> int:
+    """Runs an example; returns the exit status."""
+    try:
+        run()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def make_folder(folder: Path, content: str) -> Path:
+    """Makes the folder of an example, and says what comes into it; the place of its data."""
+    print(f"== {content}", flush=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {folder}: cannot be made: {error}") from error
+    return folder / "data"
+
+
 def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     """The corpus and the random model, as files."""
     from dschat.data.synthetic import make_rows, row_texts, write_corpus
     from dschat.models.tiny import make_model
 
-    print("== corpus and model", flush=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir {folder}: cannot be made: {error}") from error
-    write_corpus(folder / "data", scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
-    texts = row_texts(make_rows(1000, seed, "demonstrations"))
-    return folder / "data", make_model(folder / "model", texts, seed)
+    data = make_folder(folder, "corpus and model")
+    write_corpus(data, scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)
+    return data, make_model(folder / "model", row_texts(make_rows(1000, seed, "demonstrations")), seed)
 
 
-def supervised_flags(
-    data: Path, split: str, model: Path, output: Path, epochs: int, scale: Scale, processes: Processes
-) -> list[str]:
-    """Step 1 on the demonstrations, or step 2 on the first share of the comparisons."""
+def supervised_flags(data: Path, split: str, model: Path, output: Path, epochs: int, batch: int) -> list[str]:
+    """Step 1 on demonstrations, or step 2 on the first share of the comparisons."""
     flags = {
         "--data_path": data,
         "--data_split": split,
         "--model_name_or_path": model,
         "--output_dir": output,
-        "--per_device_train_batch_size": processes.share(scale.batch),
+        "--per_device_train_batch_size": batch,
         "--per_device_eval_batch_size": 64,
         "--learning_rate": 3e-3,
         "--num_train_epochs": epochs,

@@ -4,21 +4,52 @@
 Runs the same mains as any training, as processes of their own, on models and data made in code.
 """
 
-import argparse
 import json
+import shutil
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import dialogues
-from dschat.common.launch import Processes, as_arguments, run_step
-from dschat.errors import UserError
-from inputs import COMMON, FULL, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
+import torch
+import transformers
 
-if TYPE_CHECKING:
-    from dschat.run_report.learners import Learner
+from dschat.data.examples import prompt_examples
+from dschat.data.sources import load_source, split_part
+from dschat.data.synthetic import gold_score
+from dschat.inference.measure import Answer, best_of, measure
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
+from dschat.models.tokenizer import load_tokenizer
+from dschat.rollouts.sampling import Sampling
+from dschat.run_report.build import Learner, Point, draw_learners, learner_table, write_page
+from dschat.scoring.reward_model import RewardModelScores
+from inputs import (
+    COMMON,
+    FULL,
+    SMALL,
+    TRAINING,
+    Processes,
+    Scale,
+    as_arguments,
+    critic_flags,
+    example_flags,
+    make_folder,
+    make_inputs,
+    ppo_flags,
+    run_command,
+    run_example,
+    run_step,
+    supervised_flags,
+)
 
+PROMPT_TOKENS, RESPONSE_TOKENS = 128, 64
+ROWS = 64  # computed together
+ROOT = TRAINING.parents[2]
+DIALOGUE_GOLD = TRAINING.parent / "dschat" / "data" / "synthetic_dialogues.py"
+PAIRS = 64  # of a round of REFUEL
 ONE = Processes()
 BEST_OF = (2, 4, 8, 16)
 SAVED = 4  # models that each run leaves on its way, its end included
@@ -38,31 +69,21 @@ TRAINED = {
 
 def main() -> int:
     """Parses the flags and runs everything; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/learners"), help="folder of everything made")
-    parser.add_argument("--seed", type=int, default=1234, help="of data, models and training")
-    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    parser = example_flags(__doc__, "runs/learners", seed_of="data, models and training")
     args = parser.parse_args()
-    try:
-        learners(args.output_dir, args.seed, SMALL if args.small else FULL)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_example(lambda: learners(args.output_dir, args.seed, SMALL if args.small else FULL))
 
 
 def learners(folder: Path, seed: int, scale: Scale) -> None:
     """Makes data and models, trains every learner, measures all on the same prompts and writes the page."""
-    from dschat.run_report.learners import draw_learners, learner_markdown, learner_text, write_page
-
     start = time.perf_counter()
     data, model = make_inputs(folder, seed, scale)
     sft, reward = folder / "sft", folder / "reward"
     common = [*COMMON, "--seed", str(seed)]
-    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, scale, ONE)
+    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, scale.batch)
     run_step("step1_supervised_finetuning", [*flags, *common], ONE)
     pairs, split = data / "comparisons", scale.data_split
-    flags = supervised_flags(pairs, split, sft, reward, scale.reward_epochs, scale, ONE)
+    flags = supervised_flags(pairs, split, sft, reward, scale.reward_epochs, scale.batch)
     run_step("step2_reward_model_finetuning", [*flags, *common], ONE)
     run_step("step2_dpo_finetuning", [*dpo_flags(pairs, sft, folder / "dpo", scale), *common], ONE)
     for place, own in step3_runs(sft, scale).items():
@@ -70,12 +91,13 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
         run_step("step3_rlhf_finetuning", flags, ONE)
     found = measure_all(folder, pairs, seed, scale)
     draw_learners(found, folder / "gold-against-kl.png")
-    table = learner_text(found)
+    table = learner_table(found)
     print(table, flush=True)
+    rows = learner_table(found, as_page=True)
     parts = {
-        "Learners on the reviews": f"{learner_markdown(found)}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
-        "REFUEL on dialogues": dialogues.refuel_example(
-            folder / "dialogues", seed, dialogues.SMALL if scale is SMALL else dialogues.FULL
+        "Learners on the reviews": f"{rows}\n\n{NOTE}\n\n![Gold score](gold-against-kl.png)\n",
+        "REFUEL on dialogues": refuel_example(
+            folder / "dialogues", seed, SMALL_DIALOGUES if scale is SMALL else FULL_DIALOGUES
         ),
     }
     page = write_page(folder, "Learners side by side", parts)
@@ -84,15 +106,9 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
 
 def dpo_flags(pairs: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
     """DPO on the share of the comparisons that the reward model learns from."""
-    flags = supervised_flags(pairs, scale.data_split, sft, output, 1, scale, ONE)
     batch = 2 * scale.batch
-    own = {
-        "--learning_rate": 2e-4,
-        "--beta": 0.3,
-        "--per_device_train_batch_size": batch,
-        "--save_models": max(1, scale.pairs // batch // SAVED),
-    }
-    return [*flags, *as_arguments(own)]
+    own = {"--learning_rate": 2e-4, "--beta": 0.3, "--save_models": max(1, scale.pairs // batch // SAVED)}
+    return [*supervised_flags(pairs, scale.data_split, sft, output, 1, batch), *as_arguments(own)]
 
 
 def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
@@ -113,11 +129,8 @@ def step3_runs(sft: Path, scale: Scale) -> dict[str, list[str]]:
     }
 
 
-def measure_all(folder: Path, pairs: Path, seed: int, scale: Scale) -> "list[Learner]":
+def measure_all(folder: Path, pairs: Path, seed: int, scale: Scale) -> list[Learner]:
     """Every learner's models answer the same held-out prompts with the same draws."""
-    from dschat.run_report.learners import Learner
-    from measured import Measure
-
     print("== every model answers the held-out prompts", flush=True)
     measure = Measure(folder / "sft", folder / "reward", pairs, scale.data_split, seed)
     first, best = measure.best_of(BEST_OF)
@@ -139,6 +152,173 @@ def seconds_of(run: Path) -> float:
     """How long a run took, its evaluations included."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return float(json.loads(lines[-1])["seconds"])
+
+
+class Measure:
+    """Measures policies on the same held-out prompts with the same draws."""
+
+    def __init__(self, sft: Path, reward: Path, pairs: Path, data_split: str, seed: int) -> None:
+        """Opens what all have in common.
+
+        Args:
+            sft: the model of step 1, reference of the KL.
+            reward: the model of step 2.
+            pairs: comparisons, whose held-out rows of step 3's share are answered.
+            data_split: shares of the steps.
+            seed: of the split and the draws.
+        """
+        transformers.utils.logging.disable_progress_bar()
+        torch.set_num_threads(1)  # the models are small: threads would wait for each other
+        self._tokenizer, self._seed = load_tokenizer(str(sft), "sft"), seed
+        rows = split_part(load_source(pairs, None, seed).eval, data_split, 2, seed)
+        self._prompts, _ = prompt_examples(rows, self._tokenizer, PROMPT_TOKENS)
+        end, pad, bos = (getattr(self._tokenizer, f"{name}_token_id") for name in ("eos", "pad", "bos"))
+        self._sampling = Sampling(RESPONSE_TOKENS, (end,), pad, bos)
+        self._reference = self._open(sft)
+        classifier = load_scalar(str(reward), "reward", torch.float32, self._tokenizer)
+        self._score = RewardModelScores(ScalarModel(classifier).eval(), ROWS)
+
+    def __call__(self, model: Path) -> Point:
+        """One answer of the model to each prompt."""
+        return _point([answers[0] for answers in self._answers(self._open(model), 1)])
+
+    def best_of(self, counts: Sequence[int]) -> tuple[Point, list[Point]]:
+        """The SFT model's first answers, and the best by the reward model of so many."""
+        drawn = self._answers(self._reference, max(counts))
+        best = [_point([best_of(answers, count) for answers in drawn]) for count in counts]
+        return _point([answers[0] for answers in drawn]), best
+
+    def _answers(self, policy: PolicyModel, draws: int) -> list[list[Answer]]:
+        return measure(
+            policy,
+            self._reference,
+            self._score,
+            self._tokenizer,
+            self._prompts,
+            self._sampling,
+            self._seed,
+            draws,
+            ROWS,
+        )
+
+    def _open(self, model: Path) -> PolicyModel:
+        return PolicyModel(load_causal_lm(str(model), "model", torch.float32, self._tokenizer)).eval()
+
+
+def _point(answers: Sequence[Answer]) -> Point:
+    return Point(
+        [gold_score(answer.text) for answer in answers],
+        [answer.score for answer in answers],
+        [answer.kl for answer in answers],
+        [float(answer.tokens) for answer in answers],
+    )
+
+
+@dataclass(frozen=True)
+class DialogueScale:
+    """How much of everything on dialogues."""
+
+    demonstrations: int
+    dialogues: int
+    held_out: int
+    sft_epochs: int
+    rounds: int  # of sampling
+    every: int  # rounds from one evaluation to the next
+
+
+FULL_DIALOGUES = DialogueScale(4000, 2000, 128, 4, 30, 10)
+SMALL_DIALOGUES = DialogueScale(64, 64, 8, 1, 1, 1)  # shows that every part runs; learns nothing
+
+
+def refuel_example(folder: Path, seed: int, scale: DialogueScale) -> str:
+    """Trains on dialogues made by code; what came, as Markdown."""
+    data, model = make_dialogues(folder, seed, scale)
+    sft, run = folder / "sft", folder / "refuel"
+    common = [*COMMON, "--seed", str(seed)]
+    run_step("step1_supervised_finetuning", [*dialogue_sft_flags(data, model, sft, scale), *common], ONE)
+    script = str(TRAINING / "refuel" / "online.py")
+    run_command("refuel", [sys.executable, script, *refuel_flags(data, sft, run, scale), *common])
+    table = scores_by_round(run)
+    samples = sorted((run / "samples").glob("update-*.jsonl"))
+    compared = [folder / "refuel.jsonl", folder / "sft.jsonl"]
+    for source, place in zip((samples[-1], samples[0]), compared, strict=True):
+        shutil.copyfile(source, place)
+    names = dict(zip(("--model_name_a", "--model_name_b"), compared, strict=True))
+    flags = as_arguments(names | {"--output": folder / "win-rates.jsonl"})
+    script = str(ROOT / "evaluation" / "winrate_by_turn.py")
+    run_command("winrate_by_turn", [sys.executable, script, *flags, "--by-scores", "--overwrite"])
+    wins = (folder / "win-rates.md").read_text(encoding="utf-8")
+    return f"{table}\n\n{wins}\n![Win rate by turn]({folder.name}/win-rates.png)\n"
+
+
+def make_dialogues(folder: Path, seed: int, scale: DialogueScale) -> tuple[Path, Path]:
+    """The dialogues and a random model with a chat template, as files."""
+    from dschat.data.synthetic_dialogues import CHAT_TEMPLATE, make_dialogue, texts_of, write_dialogues
+    from dschat.models.tiny import make_model
+
+    data = make_folder(folder, "dialogues and model")
+    write_dialogues(data, scale.demonstrations, scale.dialogues, scale.held_out, seed)
+    texts = texts_of([make_dialogue(index, seed) for index in range(1000)])
+    return data, make_model(folder / "model", texts, seed, vocab_size=512, chat_template=CHAT_TEMPLATE)
+
+
+def dialogue_sft_flags(data: Path, model: Path, output: Path, scale: DialogueScale) -> list[str]:
+    """Step 1 on demonstrations that name words of the right kind more often than not."""
+    flags = {
+        "--data_path": data / "demonstrations",
+        "--data_split": "1,0,0",
+        "--model_name_or_path": model,
+        "--output_dir": output,
+        "--max_seq_len": 96,
+        "--per_device_train_batch_size": 32,
+        "--per_device_eval_batch_size": 64,
+        "--learning_rate": 4e-3,
+        "--num_train_epochs": scale.sft_epochs,
+        "--num_warmup_steps": 10,
+    }
+    return as_arguments(flags)
+
+
+def refuel_flags(data: Path, sft: Path, output: Path, scale: DialogueScale) -> list[str]:
+    """REFUEL, whose users say what the data's users say."""
+    batch = min(PAIRS, scale.dialogues)
+    flags = {
+        "--task.query_dataset": data / "dialogues",
+        "--base_model": sft,
+        "--reward_function": f"{DIALOGUE_GOLD}:gold_scores",
+        "--output_dir": output,
+        "--max_prompt_seq_len": 16,
+        "--task.response_length": 8,
+        "--task.total_length": 64,
+        "--per_device_train_batch_size": batch,
+        "--per_device_generation_batch_size": 2 * batch,
+        "--total_episodes": batch * scale.rounds,
+        "--print_sample_output_freq": scale.every,
+        "--lr": 1e-3,
+        "--refuel.eta": 8,
+        "--reward.kl_coef": 0.02,
+        "--task.penalty_reward_value": 0,
+        "--eval_temperature": 1,
+    }
+    return as_arguments(flags)
+
+
+def scores_by_round(run: Path) -> str:
+    """The evaluations of a run as a table."""
+    from dschat.common.display import markdown_table
+    from dschat.common.statistics import mean_interval
+
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    evaluations = [row for row in map(json.loads, lines) if "eval/scores" in row]
+    rows = []
+    for row in evaluations:
+        place = run / "samples" / f"update-{row['update']:06d}.jsonl"
+        samples = [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+        turns = zip(*(sample["scores"] for sample in samples), strict=True)
+        rows.append(
+            [f"{row['samples']:.0f}", *(mean_interval(scores).text() for scores in turns), f"{row['eval/kl']:.2f}"]
+        )
+    return markdown_table(["dialogues drawn", "gold score of turn 1", "of both turns", "KL of a reply"], rows)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,25 @@
 Runs the same mains as any training, as processes of their own, on a synthetic corpus and a small Gemma.
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
-from dschat.common.launch import Processes, run_step
-from dschat.errors import UserError
-from inputs import COMMON, FULL, RUNS, SMALL, Scale, critic_flags, make_inputs, ppo_flags, supervised_flags
+from inputs import (
+    COMMON,
+    FULL,
+    RUNS,
+    SMALL,
+    Processes,
+    Scale,
+    critic_flags,
+    example_flags,
+    make_inputs,
+    ppo_flags,
+    run_example,
+    run_step,
+    supervised_flags,
+)
 
 REGIME = (
     "Regime: 64 tokens, a score at the end, a critic that starts from nothing, whitened advantages. With seeds 0 to 9,"
@@ -22,22 +33,14 @@ REGIME = (
 
 def main() -> int:
     """Parses the flags and runs everything; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"), help="folder of everything made")
-    parser.add_argument("--seed", type=int, default=1234, help="of corpus, model and training")
-    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    parser = example_flags(__doc__, "runs/quickstart", seed_of="corpus, model and training")
     parser.add_argument(
         "--num_gpus", type=int, choices=(1, 2, 4, 8), default=1, help="processes, each on a GPU or CPU"
     )
     parser.add_argument("--zero_stage", type=int, choices=(0, 1, 2, 3), default=0, help="ZeRO stage of every model")
     args = parser.parse_args()
-    try:
-        processes = Processes(args.num_gpus, args.zero_stage)
-        quickstart(args.output_dir, args.seed, SMALL if args.small else FULL, processes)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    scale, processes = SMALL if args.small else FULL, Processes(args.num_gpus, args.zero_stage)
+    return run_example(lambda: quickstart(args.output_dir, args.seed, scale, processes))
 
 
 def quickstart(folder: Path, seed: int, scale: Scale, processes: Processes) -> None:
@@ -48,10 +51,11 @@ def quickstart(folder: Path, seed: int, scale: Scale, processes: Processes) -> N
     data, model = make_inputs(folder, seed, scale)
     sft, reward = folder / "step1-sft", folder / "step2-reward"
     common = [*COMMON, "--seed", str(seed), "--zero_stage", str(processes.zero_stage)]
-    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, scale, processes)
+    batch = processes.share(scale.batch)
+    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, batch)
     run_step("step1_supervised_finetuning", [*flags, *common], processes)
     comparisons, split = data / "comparisons", scale.data_split
-    flags = supervised_flags(comparisons, split, sft, reward, scale.reward_epochs, scale, processes)
+    flags = supervised_flags(comparisons, split, sft, reward, scale.reward_epochs, batch)
     run_step("step2_reward_model_finetuning", [*flags, *common], processes)
     for place, own in RUNS.values():
         flags = [*ppo_flags(data, sft, reward, folder / place, scale, processes), *critic_flags(sft), *own]

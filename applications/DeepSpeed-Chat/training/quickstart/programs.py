@@ -4,14 +4,22 @@
 Runs the same mains and scripts as any training, as processes of their own, on problems made by code and a small Gemma.
 """
 
-import argparse
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.common.launch import Processes, as_arguments, run_command, run_step
-from dschat.errors import UserError
+from inputs import (
+    COMMON,
+    Processes,
+    as_arguments,
+    example_flags,
+    make_folder,
+    run_command,
+    run_example,
+    run_step,
+    supervised_flags,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -31,35 +39,26 @@ FULL = Scale(12000, 64, 30, 128, 3)
 SMALL = Scale(64, 16, 2, 16, 1)  # shows that every part runs; learns nothing
 # Name of each run → its folder and tokens of a macro action.
 RUNS = {"PPO (n = 1)": ("ppo", 1), "MA-PPO (n = 10)": ("ma-ppo", 10)}
-COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
 
 
 def main() -> int:
     """Parses the flags and runs everything; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/programs"), help="folder of everything made")
-    parser.add_argument("--seed", type=int, default=1234, help="of problems, model and training")
-    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
+    parser = example_flags(__doc__, "runs/programs", seed_of="problems, model and training")
     args = parser.parse_args()
-    try:
-        programs(args.output_dir, args.seed, SMALL if args.small else FULL)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_example(lambda: programs(args.output_dir, args.seed, SMALL if args.small else FULL))
 
 
 def programs(folder: Path, seed: int, scale: Scale) -> None:
     """Makes the problems and the model, trains, answers the held-out problems and writes the report."""
-    from dschat.evaluation.programs.pass_at_k import ALL, pass_rates
-    from dschat.evaluation.programs.report import pass_table
+    from dschat.evaluation.programs import ALL, pass_rates, pass_table
     from dschat.run_report.build import build_report
 
     start = time.perf_counter()
     data, model = make_inputs(folder, seed, scale)
     sft = folder / "sft"
     common = [*COMMON, "--seed", str(seed)]
-    run_step("step1_supervised_finetuning", [*sft_flags(data, model, sft, scale), *common], Processes())
+    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, 32)
+    run_step("step1_supervised_finetuning", [*flags, *common], Processes())
     for place, ngram in RUNS.values():
         flags = [*ppo_flags(data, sft, folder / place, scale), "--ngram", str(ngram), *common]
         run_step("step3_rlhf_finetuning", flags, Processes())
@@ -80,36 +79,15 @@ def programs(folder: Path, seed: int, scale: Scale) -> None:
 
 def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     """The problems and the random model, as files."""
-    from dschat.data.formats.published import apps_row
+    from dschat.data.formats import apps_row
     from dschat.data.problems import make_row, write_problems
     from dschat.models.tiny import make_model
 
-    print("== problems and model", flush=True)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir {folder}: cannot be made: {error}") from error
-    write_problems(folder / "data", scale.demonstrations, scale.rollout * scale.iterations, scale.held_out, seed)
+    data = make_folder(folder, "problems and model")
+    write_problems(data, scale.demonstrations, scale.rollout * scale.iterations, scale.held_out, seed)
     rows = [apps_row(make_row(index, seed, "demonstrations"), str(index)) for index in range(1000)]
     texts = [f"{row.prompt}{row.chosen}" for row in rows]
-    return folder / "data", make_model(folder / "model", texts, seed, vocab_size=400)
-
-
-def sft_flags(data: Path, model: Path, output: Path, scale: Scale) -> list[str]:
-    """Step 1 on the demonstrations."""
-    flags = {
-        "--data_path": data / "demonstrations",
-        "--data_split": "1,0,0",
-        "--model_name_or_path": model,
-        "--output_dir": output,
-        "--per_device_train_batch_size": 32,
-        "--per_device_eval_batch_size": 64,
-        "--learning_rate": 3e-3,
-        "--num_train_epochs": scale.sft_epochs,
-        "--warmup_ratio": 0.1,
-        "--max_seq_len": 192,
-    }
-    return as_arguments(flags)
+    return data, make_model(folder / "model", texts, seed, vocab_size=400)
 
 
 def ppo_flags(data: Path, sft: Path, output: Path, scale: Scale) -> list[str]:

@@ -5,7 +5,6 @@ Runs the same mains as any training, as processes of their own: step 1 once, the
 one seed, all losses see the same pairs in the same order.
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -15,10 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from dschat.common.launch import Processes, run_step
-from dschat.config.reward import RewardLoss
-from dschat.errors import UserError
-from inputs import COMMON, FULL, SMALL, Scale, make_inputs, supervised_flags
+from dschat.config.supervised import RewardLoss
+from inputs import (
+    COMMON,
+    FULL,
+    SMALL,
+    Processes,
+    Scale,
+    example_flags,
+    make_inputs,
+    run_example,
+    run_step,
+    supervised_flags,
+)
 
 ONE = Processes()
 END, OWN, MEANS = "eval/end_accuracy", "eval/accuracy", "eval/mean_accuracy"
@@ -28,40 +36,37 @@ Figures = dict[str, list[dict[str, float]]]  # loss → the last evaluation of e
 
 def main() -> int:
     """Parses the flags, runs everything and prints the table; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--output_dir", type=Path, default=Path("runs/reward-losses"), help="folder of all that is made"
-    )
+    parser = example_flags(__doc__, "runs/reward-losses")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1234, 1235, 1236], help="of step 2; the first also of the rest"
     )
-    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
     args = parser.parse_args()
-    try:
-        start = time.perf_counter()
-        figures, pairs = compare(args.output_dir, args.seeds, SMALL if args.small else FULL)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_example(lambda: reward_losses(args.output_dir, args.seeds, SMALL if args.small else FULL))
+
+
+def reward_losses(folder: Path, seeds: Sequence[int], scale: Scale) -> None:
+    """Runs everything and prints the table."""
+    start = time.perf_counter()
+    figures, pairs = compare(folder, seeds, scale)
     text = table(figures)
-    (args.output_dir / "reward-losses.md").write_text(text + "\n", encoding="utf-8")
+    (folder / "reward-losses.md").write_text(text + "\n", encoding="utf-8")
     print(f"\n{pairs} held-out pairs, {time.perf_counter() - start:.0f} s in all\n\n{text}")
-    return 0
 
 
 def compare(folder: Path, seeds: Sequence[int], scale: Scale) -> tuple[Figures, int]:
     """Trains a reward model with each loss and seed; their last evaluations, and the pairs of each."""
     data, model = make_inputs(folder, seeds[0], scale)
-    sft, split = folder / "sft", f"0,{scale.pairs},{scale.prompts}"
+    sft = folder / "sft"
     common = [*COMMON, "--seed", str(seeds[0])]
-    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, scale, ONE)
+    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, scale.batch)
     run_step("step1_supervised_finetuning", [*flags, *common], ONE)
     figures: Figures = {loss: [] for loss in LOSSES}
     pairs = 0
     for seed in seeds:
         for loss in LOSSES:
             output = folder / f"{loss}-{seed}"
-            flags = supervised_flags(data / "comparisons", split, sft, output, scale.reward_epochs, scale, ONE)
+            pairs_flags = data / "comparisons", scale.data_split, sft, output, scale.reward_epochs, scale.batch
+            flags = supervised_flags(*pairs_flags)
             own = ["--reward_loss", loss, "--seed", str(seed), "--eval_iters", "0"]
             run_step("step2_reward_model_finetuning", [*flags, *COMMON, *own], ONE)
             record = json.loads((output / "run.json").read_text(encoding="utf-8"))

@@ -8,22 +8,16 @@ underscores; the key of a server comes from OPENAI_API_KEY.
 
 import sys
 
-from dschat.common.script import run_script
-from dschat.inference.options import parse_flags
-from dschat.inference.refuel.options import GenerateOptions
+from dschat.inference.options import run_command
+from dschat.inference.refuel import GenerateOptions
 
 
-def run() -> str:
-    """Does it; returns the line that sums it up."""
-    options = parse_flags(GenerateOptions, sys.argv[1:], str(__doc__))
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
-    transformers.utils.logging.set_verbosity_error()
-    from dschat.inference.refuel.generate import run_generate
+def run(options: GenerateOptions) -> str:
+    """Draws the dialogues; returns the line that sums it up."""
+    from dschat.inference.dialogues import run_generate
 
     return run_generate(options)
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, print, goes_on=True))
+    sys.exit(run_command(GenerateOptions, run, str(__doc__), print))

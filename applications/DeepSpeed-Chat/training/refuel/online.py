@@ -4,7 +4,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from dschat.config.refuel_online import RefuelOnlineConfig
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:
@@ -13,18 +13,17 @@ if TYPE_CHECKING:
 
 def train(config: RefuelOnlineConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.refuel import build_refuel_models
+    from dschat.builders.data import check_lengths
+    from dschat.builders.engines import build_refuel_models
     from dschat.builders.scores import build_dialogue_scores
-    from dschat.data.dialogue_examples import DialogueLimits, dialogue_examples
-    from dschat.data.dialogues import turn_end
-    from dschat.data.shares import load_share
+    from dschat.data.dialogues import DialogueLimits, dialogue_examples
+    from dschat.data.encoding import turn_end
+    from dschat.data.sources import load_share
     from dschat.models.tokenizer import load_tokenizer
-    from dschat.run.checkpoint import Checkpoints
     from dschat.run.distributed import device
-    from dschat.run.identity import identity_of
-    from dschat.run.model_folders import ModelFolders, SavedModel
-    from dschat.trainers.refuel.trainer import RefuelTrainer, total_updates
+    from dschat.run.model_folders import SavedModel
+    from dschat.trainers.loop import loop_of, total_updates
+    from dschat.trainers.refuel import Refuel
 
     check_lengths(config)
     tokenizer = load_tokenizer(config.model_name_or_path, "--model_name_or_path", may_add_pad=True)
@@ -38,11 +37,9 @@ def train(config: RefuelOnlineConfig, run: "RunOutput") -> None:
     run.announce(updates, len(dialogues))
     reward = build_dialogue_scores(config, device())
     models = build_refuel_models(config, run.plan, tokenizer, end_id, updates, reward)
-
-    folders = ModelFolders([SavedModel(models.policy, "policy", config.model_name_or_path)], tokenizer, config, run)
-    identity = identity_of(config, run.plan, tokenizer, run.record.data)
-    checkpoints = Checkpoints({"policy": models.policy}, config, run, identity)
-    RefuelTrainer(models, dialogues, held_out, tokenizer, config, run, folders, checkpoints).fit()
+    saved = [SavedModel(models.policy, "policy", config.model_name_or_path)]
+    algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run)
+    loop_of(algorithm, {"policy": models.policy}, saved, tokenizer, config, run).fit()
 
 
 if __name__ == "__main__":

@@ -7,22 +7,16 @@ and started again with the same flags, it goes on where it stood. Every flag may
 
 import sys
 
-from dschat.common.script import run_script
-from dschat.inference.options import parse_flags
-from dschat.inference.refuel.options import RankOptions
+from dschat.inference.options import run_command
+from dschat.inference.refuel import RankOptions
 
 
-def run() -> str:
-    """Does it; returns the line that sums it up."""
-    options = parse_flags(RankOptions, sys.argv[1:], str(__doc__))
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
-    transformers.utils.logging.set_verbosity_error()
-    from dschat.inference.refuel.rank import run_rank
+def run(options: RankOptions) -> str:
+    """Scores the dialogues; returns the line that sums it up."""
+    from dschat.inference.pairs import run_rank
 
     return run_rank(options)
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, print, goes_on=True))
+    sys.exit(run_command(RankOptions, run, str(__doc__), print))

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 def train(config: RefuelConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.supervised import build_policy
-    from dschat.data.regression import load_regression_data
+    from dschat.builders.data import check_lengths
+    from dschat.builders.engines import build_policy
+    from dschat.common.fingerprints import model_hash
+    from dschat.data.dialogue_pairs import load_regression_data
     from dschat.models.tokenizer import load_tokenizer
-    from dschat.run.checkpoint import Checkpoints
-    from dschat.run.identity import identity_of, model_hash
-    from dschat.run.model_folders import ModelFolders, SavedModel
-    from dschat.trainers.supervised.refuel import Kept, RefuelTask
-    from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
+    from dschat.run.model_folders import SavedModel
+    from dschat.trainers.loop import loop_of, total_updates
+    from dschat.trainers.refuel_pairs import Kept, RefuelTask
+    from dschat.trainers.supervised import Supervised
 
     base = config.model_name_or_path
     check_lengths(config)
@@ -36,10 +36,8 @@ def train(config: RefuelConfig, run: "RunOutput") -> None:
     reference = Kept(config, pad_id, model_hash(base), run)
     rest = (config.eta, config.temperature, reference, config.self_checks)
     task = RefuelTask(data.train, data.eval, pad_id, *rest)
-    folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
-    identity = identity_of(config, run.plan, tokenizer, run.record.data)
-    checkpoints = Checkpoints({"refuel": engine}, config, run, identity)
-    SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()
+    algorithm = Supervised(engine, task, config, run)
+    loop_of(algorithm, {"refuel": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
 
 
 if __name__ == "__main__":

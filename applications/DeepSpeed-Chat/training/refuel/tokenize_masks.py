@@ -7,22 +7,16 @@ with dashes or underscores.
 
 import sys
 
-from dschat.common.script import run_script
-from dschat.inference.options import parse_flags
-from dschat.inference.refuel.options import MaskOptions
+from dschat.inference.options import run_command
+from dschat.inference.refuel import MaskOptions
 
 
-def run() -> str:
-    """Does it; returns the line that sums it up."""
-    options = parse_flags(MaskOptions, sys.argv[1:], str(__doc__))
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
-    transformers.utils.logging.set_verbosity_error()
-    from dschat.inference.refuel.masks import run_masks
+def run(options: MaskOptions) -> str:
+    """Makes the pairs; returns the line that sums it up."""
+    from dschat.inference.pairs import run_masks
 
     return run_masks(options)
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, print))
+    sys.exit(run_command(MaskOptions, run, str(__doc__), print, goes_on=False))

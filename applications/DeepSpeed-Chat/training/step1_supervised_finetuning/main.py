@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.config.sft import SFTConfig
+from dschat.config.supervised import SFTConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:
@@ -14,18 +14,16 @@ if TYPE_CHECKING:
 
 def train(config: SFTConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.data import load_step_data
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.supervised import build_policy
-    from dschat.data.dialogues import warn_of_turn_end
+    from dschat.builders.data import check_lengths, load_step_data
+    from dschat.builders.engines import build_policy
+    from dschat.data.encoding import warn_of_turn_end
     from dschat.data.examples import SFTExample, sft_examples
     from dschat.models.load import warn_without_classifier
     from dschat.models.tokenizer import end_token_id, load_tokenizer
-    from dschat.run.checkpoint import Checkpoints
-    from dschat.run.identity import identity_of
-    from dschat.run.model_folders import ModelFolders, SavedModel
-    from dschat.trainers.supervised.sft import SFTTask
-    from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
+    from dschat.run.model_folders import SavedModel
+    from dschat.trainers.loop import loop_of, total_updates
+    from dschat.trainers.sft import SFTTask
+    from dschat.trainers.supervised import Supervised
 
     base = config.model_name_or_path
     check_lengths(config)
@@ -38,20 +36,18 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
         eos_id=end_id,
         all_turns=config.train_on == "all",
     )
-    look = partial(warn_of_turn_end, tokenizer, end_id=end_id)
-    data = load_step_data(config, SFTExample, make, look, config.sft_on_prompt)
+    validate = partial(warn_of_turn_end, tokenizer, end_id=end_id)
+    data = load_step_data(config, SFTExample, make, validate, config.sft_on_prompt)
     run.describe_data(data, **data.dropped)
     updates = total_updates(len(data.train), config, run.plan)
     run.announce(updates, len(data.train))
     warn_without_classifier(base)
     engine = build_policy(config, run.plan, tokenizer, updates)
-    folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
     width = config.max_seq_len if config.packing else None
     options = (config.sft_on_prompt, config.label_smoothing, width)
     task = SFTTask(data.train, data.eval, tokenizer.pad_token_id, *options)
-    identity = identity_of(config, run.plan, tokenizer, run.record.data)
-    checkpoints = Checkpoints({"policy": engine}, config, run, identity)
-    SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()
+    algorithm = Supervised(engine, task, config, run)
+    loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.config.dpo import DPOConfig
+from dschat.config.supervised import DPOConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:
@@ -14,18 +14,17 @@ if TYPE_CHECKING:
 
 def train(config: DPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.data import load_step_data
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.supervised import build_policy
-    from dschat.data.dialogues import warn_of_turn_end
-    from dschat.data.preferences import PreferenceExample, preference_examples
+    from dschat.builders.data import check_lengths, load_step_data
+    from dschat.builders.engines import build_policy
+    from dschat.common.fingerprints import model_hash
+    from dschat.data.encoding import warn_of_turn_end
+    from dschat.data.examples import PreferenceExample, preference_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
-    from dschat.run.checkpoint import Checkpoints
-    from dschat.run.identity import identity_of, model_hash
-    from dschat.run.model_folders import ModelFolders, SavedModel
-    from dschat.run.records import warn_unless_made_by
-    from dschat.trainers.supervised.dpo import DPOTask
-    from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
+    from dschat.run.model_folders import SavedModel
+    from dschat.run.output import warn_unless_made_by
+    from dschat.trainers.dpo import DPOTask
+    from dschat.trainers.loop import loop_of, total_updates
+    from dschat.trainers.supervised import Supervised
 
     base = config.model_name_or_path
     check_lengths(config)
@@ -38,11 +37,9 @@ def train(config: DPOConfig, run: "RunOutput") -> None:
     updates = total_updates(len(data.train), config, run.plan)
     run.announce(updates, len(data.train))
     engine = build_policy(config, run.plan, tokenizer, updates)
-    folders = ModelFolders([SavedModel(engine, "policy", base)], tokenizer, config, run)
     task = DPOTask(data.train, data.eval, tokenizer.pad_token_id, config, run, model_hash(base))
-    identity = identity_of(config, run.plan, tokenizer, run.record.data)
-    checkpoints = Checkpoints({"policy": engine}, config, run, identity)
-    SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()
+    algorithm = Supervised(engine, task, config, run)
+    loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dschat.config.reward import RewardConfig
+from dschat.config.supervised import RewardConfig
 from dschat.main import run_main
 
 if TYPE_CHECKING:
@@ -14,17 +14,15 @@ if TYPE_CHECKING:
 
 def train(config: RewardConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.data import load_step_data
-    from dschat.builders.lengths import check_lengths
-    from dschat.builders.supervised import build_reward_model
+    from dschat.builders.data import check_lengths, load_step_data
+    from dschat.builders.engines import build_reward_model
     from dschat.data.examples import PairExample, pair_examples
     from dschat.models.tokenizer import end_token_id, load_tokenizer
-    from dschat.run.checkpoint import Checkpoints
-    from dschat.run.identity import identity_of
-    from dschat.run.model_folders import ModelFolders, SavedModel
-    from dschat.run.records import warn_unless_made_by
-    from dschat.trainers.supervised.reward import RewardTask
-    from dschat.trainers.supervised.trainer import SupervisedTrainer, total_updates
+    from dschat.run.model_folders import SavedModel
+    from dschat.run.output import warn_unless_made_by
+    from dschat.trainers.loop import loop_of, total_updates
+    from dschat.trainers.reward import RewardTask
+    from dschat.trainers.supervised import Supervised
 
     base = config.model_name_or_path
     check_lengths(config)
@@ -39,12 +37,10 @@ def train(config: RewardConfig, run: "RunOutput") -> None:
     updates = total_updates(len(data.train), config, run.plan)
     run.announce(updates, len(data.train))
     engine = build_reward_model(config, run.plan, tokenizer, updates)
-    folders = ModelFolders([SavedModel(engine, "reward model", base)], tokenizer, config, run)
     centering = config.center_rewards_coefficient
     task = RewardTask(data.train, data.eval, tokenizer.pad_token_id, config.reward_loss, centering)
-    identity = identity_of(config, run.plan, tokenizer, run.record.data)
-    checkpoints = Checkpoints({"reward": engine}, config, run, identity)
-    SupervisedTrainer(engine, task, config, run, folders, checkpoints).fit()
+    algorithm = Supervised(engine, task, config, run)
+    loop_of(algorithm, {"reward": engine}, [SavedModel(engine, "reward model", base)], tokenizer, config, run).fit()
 
 
 if __name__ == "__main__":

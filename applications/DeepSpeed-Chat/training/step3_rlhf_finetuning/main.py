@@ -14,21 +14,18 @@ if TYPE_CHECKING:
 
 def train(config: PPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.data import load_step_data
-    from dschat.builders.lengths import check_lengths
+    from dschat.builders.data import check_lengths, load_step_data
     from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
+    from dschat.builders.problems import load_problems
     from dschat.builders.scores import build_program_pool
     from dschat.conditions.termination import TerminationCondition
-    from dschat.data.dialogues import warn_of_turn_end
+    from dschat.data.encoding import warn_of_turn_end
     from dschat.data.examples import PromptExample, prompt_examples
     from dschat.models.tokenizer import end_token_id
-    from dschat.run.checkpoint import Checkpoints
-    from dschat.run.identity import identity_of
-    from dschat.run.model_folders import ModelFolders, SavedModel
-    from dschat.trainers.ppo.moving_average import MovingAverage
-    from dschat.trainers.ppo.problems import load_problems
-    from dschat.trainers.ppo.trainer import PPOTrainer
-    from dschat.trainers.ppo.update import total_updates
+    from dschat.run.model_folders import SavedModel
+    from dschat.trainers.loop import loop_of, total_updates
+    from dschat.trainers.ppo import PPO
+    from dschat.trainers.ppo_models import MovingAverage
 
     check_lengths(config)
     tokenizer = load_ppo_tokenizer(config)
@@ -41,8 +38,8 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
         run.record.sandbox = programs.level
         data = load_problems(config, make, programs, config.drop_unsolvable)
     else:
-        look = partial(warn_of_turn_end, tokenizer, end_id=end_id)
-        data = load_step_data(config, PromptExample, make, look)
+        validate = partial(warn_of_turn_end, tokenizer, end_id=end_id)
+        data = load_step_data(config, PromptExample, make, validate)
     run.describe_data(data, **data.dropped)
     updates = total_updates(len(data.train), config, run.plan)
     run.announce(updates, len(data.train))
@@ -57,10 +54,9 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
         saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.whole_weights))
     if models.critic is not None:
         saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
-    folders = ModelFolders(saved, tokenizer, config, run)
-    identity = identity_of(config, run.plan, tokenizer, run.record.data)
-    checkpoints = Checkpoints(models.trained, config, run, identity, average.parts if average is not None else None)
-    PPOTrainer(models, data.train, data.eval, tokenizer, condition, config, run, folders, checkpoints, average).fit()
+    parts = None if average is None else average.parts
+    algorithm = PPO(models, data.train, data.eval, tokenizer, condition, config, run, average)
+    loop_of(algorithm, models.trained, saved, tokenizer, config, run, parts).fit()
 
 
 if __name__ == "__main__":

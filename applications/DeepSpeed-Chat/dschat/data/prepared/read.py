@@ -15,15 +15,14 @@ from dschat.data.examples import (
     EQUAL_PAIR,
     PROMPT_TOO_LONG,
     PairExample,
+    PreferenceExample,
     PromptExample,
     SFTExample,
-    refuse_none_left,
+    kept,
 )
-from dschat.data.formats.rows import Row
-from dschat.data.preferences import PreferenceExample
-from dschat.data.prepared.folder import PreparedExample, PreparedFolder, open_prepared
-from dschat.data.prepared.pt import check_example_prompt, read_pt
-from dschat.data.shares import Share, ShareFlags
+from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, find_prepared, read_pt
+from dschat.data.rows import Row
+from dschat.data.sources import Share, ShareFlags, described
 from dschat.data.stored import StoredExamples
 from dschat.errors import UserError
 
@@ -31,25 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
-
-PREPARE = "`python -m dschat.data prepare SOURCE --output FOLDER --tokenizer MODEL`"
-
-
-def find_prepared(paths: Sequence[str]) -> list[PreparedFolder]:
-    """The prepared folders that a `--data_path` names; none where it names other data.
-
-    Raises:
-        UserError: it names both, or a folder is damaged.
-    """
-    found = [open_prepared(path) for path in paths]
-    folders = [folder for folder in found if folder is not None]
-    if folders and len(folders) < len(found):
-        other = next(path for path, folder in zip(paths, found, strict=True) if folder is None)
-        raise UserError(
-            f"--data_path: {folders[0].path} is a prepared folder and {other} is not; give data of one kind, or "
-            f"prepare the other as well ({PREPARE})."
-        )
-    return folders
 
 
 def check_folder(
@@ -99,9 +79,7 @@ def check_folder(
 def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedTokenizerBase | None = None) -> Share[Any]:
     """The rows of prepared folders, one after another: their training rows, and validation (else test) rows.
 
-    Args:
-        folders: to read.
-        tokenizer: writes the texts of `.pt` files, which hold ids alone.
+    The tokenizer writes the texts of `.pt` files, which hold ids alone.
     """
     train: list[Sequence[PreparedExample]] = []
     held_out: list[Sequence[PreparedExample]] = []
@@ -112,7 +90,7 @@ def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedToken
         own, own_eval = read_split(folder, "train", tokenizer), read_split(folder, split, tokenizer) if split else []
         train.append(own)
         held_out.append(own_eval)
-        sources.append({"name": str(folder.path), "train": len(own), "eval": len(own_eval), "dropped": {}})
+        sources.append(described(str(folder.path), own, own_eval, {}))
     files = tuple(file for folder in folders for file in folder.files.values())
     return Share(_joined(train), _joined(held_out), sources, files)
 
@@ -210,16 +188,11 @@ def cut_examples(
     Raises:
         UserError: a row has no second response, or none is left.
     """
-    examples: list[Any] = []
-    dropped: Counter[str] = Counter()
-    for index, row in enumerate(rows):
-        made = _prompt(row, index, limit) if kind is PromptExample else _whole(row, kind, limit)
-        if isinstance(made, str):
-            dropped[made] += 1
-        else:
-            examples.append(made)
-    refuse_none_left([row.row for row in rows[:1]] * len(rows), examples, dropped, f"--{flag} {limit}", held_out)
-    return examples, dropped
+    numbered = enumerate(rows)
+    made = (
+        _prompt(row, index, limit) if kind is PromptExample else _whole(row, kind, limit) for index, row in numbered
+    )
+    return kept([row.row for row in rows[:1]] * len(rows), made, f"--{flag} {limit}", held_out)
 
 
 def _prompt(row: PreparedExample, index: int, limit: int) -> PromptExample | str:

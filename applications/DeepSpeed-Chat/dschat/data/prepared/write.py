@@ -1,31 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a prepared folder: beside its place, then renamed."""
+"""Writes a prepared folder, with a picture of its lengths: beside its place, then renamed."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dschat.common.atomic import writing_folder
 from dschat.common.jsonl import write_rows
-from dschat.data.prepared.folder import (
-    ARGUMENTS,
-    EXAMPLE_PROMPT,
-    INFO,
-    PLOT,
-    SKIPPED,
-    PreparedExample,
-    split_file,
-)
-from dschat.data.prepared.lengths import lengths_picture
+from dschat.data.prepared.folder import ARGUMENTS, EXAMPLE_PROMPT, INFO, PLOT, SKIPPED, PreparedExample, split_file
 from dschat.data.stored import table_of, to_batch
 from dschat.errors import UserError
 
 BATCH = 1000  # rows of a part of a file
 IGNORE_INDEX = -1  # the target of a prompt's token in .pt files
+BINS = 30  # of a histogram
 
 Splits = Mapping[str, Sequence[PreparedExample]]
 
@@ -44,35 +37,20 @@ def write_folder(
     Raises:
         UserError: it cannot be written.
     """
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.writing")
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        for split, examples in splits.items():
-            if examples:
-                file = split_file(beside, info["stage"], split, info["format"])
-                (_write_parquet if info["format"] == "parquet" else _write_pt)(file, examples, info)
-        if info["format"] == "pt":
-            _write_pt_extras(beside, info)
-        if skipped is not None:
-            write_rows(beside / SKIPPED, (_told(example, reason) for example, reason in skipped))
-        (beside / PLOT).write_bytes(lengths_picture(splits, info))
-        (beside / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-        if folder.exists():
-            old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-            folder.rename(old)
-            try:
-                beside.rename(folder)
-            except OSError:
-                old.rename(folder)
-                raise
-            shutil.rmtree(old)
-        else:
-            beside.rename(folder)
+        with writing_folder(folder) as beside:
+            for split, examples in splits.items():
+                if examples:
+                    file = split_file(beside, info["stage"], split, info["format"])
+                    (_write_parquet if info["format"] == "parquet" else _write_pt)(file, examples, info)
+            if info["format"] == "pt":
+                _write_pt_extras(beside, info)
+            if skipped is not None:
+                write_rows(beside / SKIPPED, (_told(example, reason) for example, reason in skipped))
+            (beside / PLOT).write_bytes(lengths_picture(splits, info))
+            (beside / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output {folder}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _told(example: PreparedExample, reason: str) -> dict[str, object]:
@@ -119,3 +97,40 @@ def _write_pt_extras(folder: Path, info: Mapping[str, Any]) -> None:
     prompt = info["example_prompt"]
     ids = {name: torch.tensor([prompt[name]]) for name in ("input_ids", "attention_mask")}
     torch.save({"prompt": prompt["prompt"], **ids}, folder / EXAMPLE_PROMPT)
+
+
+def lengths_of_parts(examples: Sequence[PreparedExample]) -> dict[str, list[int]]:
+    """Tokens of prompts, responses and whole rows, by name; the two responses of a pair count apart."""
+    responses = {"response": [len(example.chosen_ids) for example in examples]}
+    if examples and examples[0].rejected_ids is not None:
+        responses = {
+            "chosen response": responses["response"],
+            "rejected response": [len(example.rejected_ids or ()) for example in examples],
+        }
+    whole = [len(example) for example in examples]
+    return {"prompt": [len(example.prompt_ids) for example in examples], **responses, "prompt and response": whole}
+
+
+def lengths_picture(splits: Mapping[str, Sequence[PreparedExample]], info: Mapping[str, Any]) -> bytes:
+    """A PNG with a histogram for each part, the splits as shares of their own rows."""
+    from matplotlib.figure import Figure
+
+    from dschat.common.pictures import COLOURS, plain_axes, plain_legend, png
+
+    found = {split: lengths_of_parts(examples) for split, examples in splits.items() if examples}
+    names = list(found["train"])
+    figure = Figure(figsize=(4.2 * len(names), 3.6), layout="constrained")
+    for number, name in enumerate(names):
+        ax = figure.add_subplot(1, len(names), number + 1)
+        plain_axes(ax, name, "tokens", "% of the rows" if number == 0 else "")
+        longest = max(max(lengths[name]) for lengths in found.values())
+        edges = np.linspace(0, longest + 1, min(BINS, longest + 1) + 1)
+        for colour, (split, lengths) in zip(COLOURS, found.items(), strict=False):
+            counts, _ = np.histogram(lengths[name], edges)
+            label = f"{split} ({len(lengths[name]):,})"
+            ax.stairs(100 * counts / len(lengths[name]), edges, color=colour, label=label, linewidth=1.6)
+    plain_legend(figure.axes[-1])
+    limits = info["arguments"]["limits"]
+    told = f"{info['source']['name']}, {info['stage']}: cut to {limits['max_length']} tokens"
+    figure.suptitle(told, fontsize=11, x=0.01, ha="left", parse_math=False)
+    return png(figure)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report counts: votes, one per row of a file of verdicts or per pair of scored responses."""
+"""What a report counts: votes, sorted into sections, one per pair of models and data set."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -11,10 +11,23 @@ from typing import Any, NamedTuple
 from dschat.common.jsonl import read_rows
 from dschat.common.statistics import score_verdict
 from dschat.errors import UserError
-from dschat.evaluation.pairs.comparisons import VERDICTS, Kind, Side, Verdict, comparison_of, mirrored
-from dschat.evaluation.pairs.responses import Response, model_names, number_of, read_pairs, read_responses
+from dschat.evaluation.pairs import (
+    FILE,
+    KINDS,
+    VERDICTS,
+    Kind,
+    Response,
+    Side,
+    Verdict,
+    combined,
+    comparison_of,
+    mirrored,
+    model_names,
+    number_of,
+    read_pairs,
+    read_responses,
+)
 
-FLAG = "FILE"  # how messages name the files, which come without a flag
 REWARD_MODEL = "reward model"
 
 Showing = tuple[Side, Verdict]  # whose response was shown first, and the verdict in this order
@@ -70,7 +83,7 @@ def read_votes(files: Sequence[Path], margin: float) -> list[Vote]:
     votes: list[Vote] = []
     responses: list[Path] = []
     for file in {file.resolve(): file for file in files}.values():
-        origin, row = read_rows(file, FLAG)[0]
+        origin, row = read_rows(file, FILE)[0]
         if "verdict" in row:
             votes += _verdicts(file)
         elif "response" in row:
@@ -94,24 +107,21 @@ def reward_vote(
 def _verdicts(file: Path) -> list[Vote]:
     occurred: Counter[Any] = Counter()
     votes = []
-    for origin, row in read_rows(file, FLAG):
+    for origin, row in read_rows(file, FILE):
         one = comparison_of(row, origin)
-        texts, models = (one.prompt, one.response_a, one.response_b), (one.model_a, one.model_b)
-        key = (*texts, one.kind, one.rater, *models)
-        rewards = (number_of(row, "reward_a", origin), number_of(row, "reward_b", origin))
+        texts, who = (one.prompt, one.response_a, one.response_b), (one.kind, one.rater, (one.model_a, one.model_b))
+        a, b = number_of(row, "reward_a", origin), number_of(row, "reward_b", origin)
         vote = Vote(
-            item=JudgedItem(*texts, occurred[key]),
-            verdict=one.verdict,
-            kind=one.kind,
-            rater=one.rater,
-            models=models,
+            JudgedItem(*texts, occurred[texts, who]),
+            one.verdict,
+            *who,
             dataset=one.dataset,
             file=file,
             showings=_showings(row, one.verdict, origin),
-            rewards=None if rewards[0] is None or rewards[1] is None else (rewards[0], rewards[1]),
+            rewards=None if a is None or b is None else (a, b),
             aspects=_aspects(row, origin),
         )
-        occurred[key] += 1
+        occurred[texts, who] += 1
         votes.append(vote)
     return votes
 
@@ -143,7 +153,7 @@ def _scored(files: Sequence[Path], margin: float) -> list[Vote]:
     An item counts once for two models, also where a sample of their files is given beside the whole ones.
     """
     names = dict(zip(files, model_names(files), strict=True))
-    prompts = {file: Counter(response.prompt for response in read_responses(file, FLAG)) for file in files}
+    prompts = {file: Counter(response.prompt for response in read_responses(file, FILE)) for file in files}
     models = list(dict.fromkeys(names.values()))
     couples = [
         (one, other)
@@ -153,12 +163,12 @@ def _scored(files: Sequence[Path], margin: float) -> list[Vote]:
     for file in files:
         if not any(file in couple for couple in couples):
             remedy = "Give one, sampled with the same command and seed"
-            raise UserError(f"{FLAG} {file}: no file of another model answers the same prompts. {remedy}.")
+            raise UserError(f"{FILE} {file}: no file of another model answers the same prompts. {remedy}.")
     votes: dict[tuple[tuple[str, str], JudgedItem], Vote] = {}
     for first, second in couples:
         both = (names[first], names[second])
         occurred: Counter[tuple[str, str, str]] = Counter()
-        for pair in read_pairs(first, FLAG, second, FLAG):
+        for pair in read_pairs(first, FILE, second, FILE):
             texts = (pair.prompt, pair.a.response, pair.b.response)
             item = JudgedItem(*texts, occurred[texts])
             occurred[texts] += 1
@@ -171,3 +181,87 @@ def _reward(response: Response) -> float:
     if response.reward is None:
         raise UserError(f"{response.origin}: no reward to compare by; score the responses with a reward model.")
     return response.reward
+
+
+@dataclass(frozen=True)
+class Section:
+    """The votes on one pair of models on one data set, all with the models in the same order."""
+
+    models: tuple[str, str]  # names of the first and the second
+    dataset: str  # its name, or empty
+    votes: dict[str, list[Vote]]  # rater → one per item; judges first, then people, then the reward model
+
+
+def sections_of(votes: Sequence[Vote], margin: float, dataset: str = "") -> list[Section]:
+    """Sorts votes into sections by the names of models and data set.
+
+    The first vote of a section decides which model comes first; votes on the same models in the other order are turned
+    round. Votes that name no data set belong to `dataset`, or to the one that other votes on the same models name; a
+    UserError is raised where there are several. Where the reward model has no vote in a section, the rewards beside
+    verdicts are taken; those that differ by no more than the margin are a tie.
+    """
+    named: dict[frozenset[str], list[str]] = defaultdict(list)
+    for vote in votes:
+        if vote.dataset and vote.dataset not in named[frozenset(vote.models)]:
+            named[frozenset(vote.models)].append(vote.dataset)
+    sections: dict[tuple[frozenset[str], str], list[Vote]] = defaultdict(list)
+    for vote in votes:
+        models = frozenset(vote.models)
+        home = vote.dataset or dataset or "".join(named[models][:1])
+        if not vote.dataset and not dataset and len(named[models]) > 1:
+            raise UserError(
+                f"{FILE} {vote.file}: it names no data set, and other files compare {' and '.join(vote.models)} on "
+                f"{' and '.join(named[models])}. Say with --dataset which of these it belongs to."
+            )
+        sections[models, home].append(vote)
+    return [_section(home, given, margin) for (_, home), given in sections.items()]
+
+
+def _section(dataset: str, votes: Sequence[Vote], margin: float) -> Section:
+    models = votes[0].models
+    oriented = [vote if vote.models == models else vote.mirrored() for vote in votes]
+    if not any(vote.kind == "reward" for vote in oriented):
+        scored = {vote.item: (vote.rewards, vote.file) for vote in oriented if vote.rewards is not None}
+        oriented += [reward_vote(item, pair, models, file, margin) for item, (pair, file) in scored.items()]
+    raters: dict[str, list[Vote]] = defaultdict(list)
+    for vote in sorted(oriented, key=lambda vote: KINDS.index(vote.kind)):
+        name = " ".join(vote.rater.split())
+        raters[name if vote.kind == "reward" or name == vote.kind else f"{vote.kind} {name}"].append(vote)
+    parts = [part for rater, given in raters.items() for part in _by_file(rater, given)]
+    return Section(models, dataset, {rater: _one_per_item(given) for rater, given in parts})
+
+
+def _by_file(rater: str, votes: list[Vote]) -> list[tuple[str, list[Vote]]]:
+    """A rater's votes; by file, with its name in the rater's, where files hold verdicts on the same item and order.
+
+    These are two people of one name, or a judge asked twice; counted together they would pass for more items.
+    """
+    asked = {(vote.item, vote.turned) for vote in votes}
+    if len(asked) == len(votes):
+        return [(rater, votes)]
+    stems = {vote.file: vote.file.stem for vote in votes}
+    unique = len(set(stems.values())) == len(stems)
+    files: dict[str, list[Vote]] = defaultdict(list)
+    for vote in votes:
+        files[vote.file.stem if unique else str(vote.file)].append(vote)
+    return [(f"{rater} ({name})", given) for name, given in files.items()]
+
+
+def _one_per_item(votes: Sequence[Vote]) -> list[Vote]:
+    """Joins a rater's votes on an item, given in files of opposite order of the models, as a judge's two orders."""
+    items: dict[JudgedItem, list[Vote]] = defaultdict(list)
+    for vote in votes:
+        items[vote.item].append(vote)
+    return [
+        replace(
+            given[0],
+            verdict=combined([vote.verdict for vote in given]),
+            showings=tuple(shown for vote in given for shown in vote.showings),
+            aspects={
+                name: combined([vote.aspects[name] for vote in given])
+                for name in given[0].aspects
+                if all(name in vote.aspects for vote in given)
+            },
+        )
+        for given in items.values()
+    ]

@@ -12,22 +12,15 @@ underscores.
 
 import sys
 
-from dschat.common.script import run_script
-from dschat.inference.options import parse_flags
-from dschat.inference.text_options import TextOptions
+from dschat.inference.options import TextOptions, run_command
 
 
-def run() -> str:
+def run(options: TextOptions) -> str:
     """Computes what is left to compute and writes the report; returns the tables."""
-    options = parse_flags(TextOptions, sys.argv[1:], str(__doc__))
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
-    transformers.utils.logging.set_verbosity_error()
     from dschat.inference.text import run_text
 
     return run_text(options)
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, print, goes_on=True))
+    sys.exit(run_command(TextOptions, run, str(__doc__), print))

@@ -11,8 +11,7 @@ import tempfile
 from functools import cache
 
 from dschat.errors import UserError
-from dschat.scoring.programs.limits import Limits
-from dschat.scoring.programs.sandbox import LEVELS, Job, Level, execute
+from dschat.scoring.programs.sandbox import LEVELS, Job, Level, SandboxLimits, execute
 
 REMEDIES = {
     "bubblewrap": "install it (apt-get install bubblewrap) and allow unprivileged user namespaces",
@@ -58,9 +57,6 @@ print(json.dumps(found))
 def strongest_level(least: Level) -> Level:
     """The strongest walls that stand on this machine.
 
-    Args:
-        least: what is asked for.
-
     Raises:
         UserError: only weaker ones stand; says what to install or to allow.
     """
@@ -94,9 +90,9 @@ def try_out(level: Level) -> tuple[str, tuple[str, ...]]:
     with socket.create_server(("127.0.0.1", 0)) as server, tempfile.NamedTemporaryFile(mode="w") as secret:
         secret.write("secret")
         secret.flush()
-        job = Job(SEARCH, json.dumps([server.getsockname()[1], secret.name, Limits().threads, THREADS]))
+        job = Job(SEARCH, json.dumps([server.getsockname()[1], secret.name, SandboxLimits().threads, THREADS]))
         try:
-            execution = execute(job, Limits(seconds=60.0), level)  # on a machine that is busy, too
+            execution = execute(job, SandboxLimits(seconds=60.0), level)  # on a machine that is busy, too
         except OSError as error:
             return f"it cannot be started: {error}", ()
     if not execution.started:

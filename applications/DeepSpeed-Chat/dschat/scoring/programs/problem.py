@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests in the form of APPS's column `input_output`, as what goes into a sandbox and what is expected to come out.
+"""Tests in the form of APPS's column `input_output`: what goes into a sandbox, and whether the right thing came out.
 
 The column holds `inputs` and `outputs`, lists of equal length, and for functions `fn_name`. Its quirks: texts may be
 lists of lines; a call's result may stand in a list of its own; tuples are lists; keys of objects are always texts, so
-that an argument whose keys are all whole numbers gets these; integers may have thousands of digits.
+that an argument whose keys are all whole numbers gets these; integers may have thousands of digits. Nothing here runs
+anything of a program.
 """
 
 from __future__ import annotations
 
 import json
 import marshal
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from dschat.errors import UserError
 CHUNK = 4000  # digits that Python converts at once
 MAX_DIGITS = 100_000
 WHOLE = re.compile(r"-?\d{1,4000}")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+TOLERANCE = 1e-6  # of a printed or returned number: absolute, and relative to what is expected
 
 
 @dataclass(frozen=True)
@@ -115,3 +119,69 @@ def _with_whole_keys(value: object) -> object:
     if isinstance(value, dict) and value and all(isinstance(key, str) and WHOLE.fullmatch(key) for key in value):
         return {int(key): of_key for key, of_key in value.items()}
     return value
+
+
+def is_right(case: Case, output: bytes, of_function: bool) -> bool:
+    """Whether the output of one test is the expected one.
+
+    Args:
+        case: the test.
+        output: what was printed, or the JSON of what the function returned.
+        of_function: which of the two.
+    """
+    if not of_function:
+        return same_text(output.decode(errors="replace"), str(case.expected))
+    # What is much longer than the right answer is not worth reading, which may take long.
+    if len(output) > 1000 + 32 * len(marshal.dumps(case.expected)):  # type: ignore[arg-type]
+        return False
+    try:
+        value = json.loads(output, parse_int=exact_int)
+        forms = [case.expected]
+        if isinstance(case.expected, list) and len(case.expected) == 1:
+            forms += case.expected
+        return any(same_value(value, form) for form in forms)
+    except (ValueError, RecursionError):
+        return False
+
+
+def same_text(text: str, expected: str) -> bool:
+    """Equal words between whitespace, floating-point numbers up to a tolerance."""
+    wanted = expected.split()
+    words = text.split(None, len(wanted))
+    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
+
+
+def same_value(value: object, expected: object) -> bool:
+    """Equal values, floating-point numbers up to a tolerance; a list and a tuple are the same."""
+    if isinstance(expected, list | tuple):
+        if not isinstance(value, list) or len(value) != len(expected):
+            return False
+        return all(same_value(*pair) for pair in zip(value, expected, strict=True))
+    if isinstance(expected, dict):
+        expected = {str(key): of_key for key, of_key in expected.items()}
+        if not isinstance(value, dict) or value.keys() != expected.keys():
+            return False
+        return all(same_value(value[key], expected[key]) for key in expected)
+    if isinstance(expected, float):
+        return isinstance(value, int | float) and not isinstance(value, bool) and _close(value, expected)
+    if isinstance(value, float):
+        return isinstance(expected, int) and value == expected
+    return type(value) in (type(expected), bool, int) and bool(value == expected)
+
+
+def _same_word(word: str, wanted: str) -> bool:
+    """Equal, or numbers: within the tolerance of a fraction, exactly a whole one (3.0 for 3)."""
+    if word == wanted:
+        return True
+    if not NUMBER.fullmatch(word) or not NUMBER.fullmatch(wanted):
+        return False
+    if any(mark in wanted for mark in ".eE"):
+        return _close(float(word), float(wanted))
+    return any(mark in word for mark in ".eE") and Decimal(word) == Decimal(wanted)
+
+
+def _close(number: float, wanted: float) -> bool:
+    try:
+        return math.isfinite(wanted) and math.isclose(number, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except OverflowError:  # a whole number beyond the largest float
+        return False

@@ -23,11 +23,9 @@ from typing import IO, Literal
 
 from dschat.scoring.programs.inside.job import JobFile
 from dschat.scoring.programs.inside.namespaces import DEVICES, OURS, PROGRAM, WORK
-from dschat.scoring.programs.limits import Limits
 
 Level = Literal["bubblewrap", "namespaces", "rlimits"]
 LEVELS: tuple[Level, ...] = ("bubblewrap", "namespaces", "rlimits")  # strongest first
-
 HERE = Path(__file__).resolve().parent
 START = "import sys; sys.path.insert(0, {here!r}); from inside.main import main; main({level!r}, *{ends})"
 # Nothing of the parent's; hashes are the same in every run.
@@ -35,6 +33,19 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
 SET_UP_SECONDS = 20.0  # for the walls and the interpreter, before the program's own time begins
 MESSAGE = 4096  # bytes read of a report
 CHUNK, SMALL = 2**16, 2**12
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """What a program may use: limits of one test, except where another thing is said."""
+
+    seconds: float = 4.0  # of the clock, and of the processor
+    program_seconds: float = 60.0  # of the clock, all tests of a program together
+    memory: int = 2**30  # bytes of address space; a thread's stack counts whole
+    file_bytes: int = 16 * 2**20  # of one file, and of its folder
+    output_bytes: int = 8 * 2**20  # printed or returned
+    open_files: int = 64
+    threads: int = 64  # and processes, at a time
 
 
 @dataclass(frozen=True)
@@ -72,13 +83,8 @@ class Execution:
     ran: float
 
 
-def execute(job: Job, limits: Limits, level: Level) -> Execution:
+def execute(job: Job, limits: SandboxLimits, level: Level) -> Execution:
     """Runs a program once. It can only return data; all its processes are gone afterwards.
-
-    Args:
-        job: the program and one input.
-        limits: what it may use.
-        level: the walls around it.
 
     Raises:
         OSError: no process could be started.
@@ -134,7 +140,7 @@ class _Reading:
     bubblewrap writes the process's id to `info`, and then the users of its namespace are named.
     """
 
-    def __init__(self, output: int, reports: int, info: int, mapped: int, limits: Limits) -> None:
+    def __init__(self, output: int, reports: int, info: int, mapped: int, limits: SandboxLimits) -> None:
         self.output, self.reports, self.info, self.mapped, self.limits = output, reports, info, mapped, limits
         self.data = {output: bytearray(), reports: bytearray(), info: bytearray()}
         self.begun: float | None = None  # when the walls stood
@@ -186,7 +192,7 @@ def _folder() -> Iterator[str]:
         subprocess.run(["rm", "-rf", "--one-file-system", folder])
 
 
-def _job_file(job: Job, limits: Limits, level: Level) -> IO[bytes]:
+def _job_file(job: Job, limits: SandboxLimits, level: Level) -> IO[bytes]:
     content: JobFile = {
         "source": job.source.encode(errors="surrogatepass"),
         "input": job.text.encode(errors="surrogatepass"),
@@ -221,14 +227,14 @@ def _name_users(info: bytes, mapped: int) -> None:
     os.write(mapped, b"go")
 
 
-def _command(level: Level, ends: tuple[int, int, int], limits: Limits) -> list[str]:
+def _command(level: Level, ends: tuple[int, int, int], limits: SandboxLimits) -> list[str]:
     python = os.path.realpath(sys.executable)
     code = START.format(here=str(HERE), level=level, ends=ends)
     command = [python, "-S", "-s", "-B", "-P", "-X", "utf8", "-c", code]
     return [*_bubblewrap(python, limits, ends), *command] if level == "bubblewrap" else command
 
 
-def _bubblewrap(python: str, limits: Limits, ends: tuple[int, int, int]) -> list[str]:
+def _bubblewrap(python: str, limits: SandboxLimits, ends: tuple[int, int, int]) -> list[str]:
     walls = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--cap-drop", "ALL", "--as-pid-1"]
     if os.geteuid() == 0:  # else bubblewrap names the user, whose threads the kernel limits
         walls += f"--cap-add CAP_SETUID --cap-add CAP_CHOWN --info-fd {ends[1]} --userns-block-fd {ends[2]}".split()

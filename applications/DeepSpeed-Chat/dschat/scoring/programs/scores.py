@@ -4,25 +4,38 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
 
-from dschat.data.formats.rows import Row
+from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.rl.types import Rollout
 from dschat.run.distributed import gather_objects
-from dschat.scoring.programs.outcome import STATUSES, Outcome, paper_reward, ratio_reward
-from dschat.scoring.programs.pool import ProgramPool
-from dschat.scoring.programs.response import program_of
+from dschat.scoring.programs.problem import parse_problem
+from dschat.scoring.programs.run import STATUSES, ProgramOutcome, ProgramPool, paper_reward, ratio_reward
 from dschat.scoring.source import Measured, ResponseTexts, Scores
 
 logger = logging.getLogger(__name__)
 
 COLUMN = "input_output"
-REWARDS: dict[str, Callable[[Outcome], float]] = {"paper": paper_reward, "ratio": ratio_reward}
+# Fenced blocks, each with the first word behind its fence; one that is never closed goes to the end.
+BLOCK = re.compile(r"^```[ \t]*([^\s`]*)[^\n]*\n(.*?)(?:^```[ \t]*\r?$|\Z)", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"(python|py)?[\d.]*", re.IGNORECASE)
+
+
+def program_of(response: str) -> str:
+    """The first fenced block that names Python or nothing; the whole response where there is none."""
+    for tag, block in BLOCK.findall(response):
+        if PYTHON.fullmatch(tag):
+            return str(block)
+    return response
+
+
+REWARDS: dict[str, Callable[[ProgramOutcome], float]] = {"paper": paper_reward, "ratio": ratio_reward}
 
 
 class ProgramScores:
@@ -69,9 +82,45 @@ def tests_of(row: Row) -> str:
     return tests
 
 
-def _measured(outcomes: Sequence[Outcome], seconds: float) -> Measured:
+def _measured(outcomes: Sequence[ProgramOutcome], seconds: float) -> Measured:
     """Shares of the outcomes, tests per second, and the seconds that running took."""
     counts = Counter(outcome.status for outcome in outcomes)
     shares = {f"programs/{status}": (float(counts[status]), float(len(outcomes))) for status in STATUSES}
     tests = float(sum(len(outcome.tests) for outcome in outcomes))
     return shares | {"programs/tests_per_second": (tests, seconds), "programs/seconds": (seconds, 1.0)}
+
+
+def has_tests(row: Row) -> bool:
+    """Whether a row has a test; raises UserError where its column of tests holds something else."""
+    return bool(parse_problem(tests_of(row), row.origin, most=1).cases)
+
+
+def run_solutions(rows: Sequence[Row], pool: ProgramPool) -> dict[int, ProgramOutcome]:
+    """Runs the first reference solution of each row that has one.
+
+    Returns:
+        Number of the row → outcome.
+    """
+    numbers = [number for number, row in enumerate(rows) if row.chosen is not None]
+    chosen = [rows[number] for number in numbers]
+    tests, origins = [tests_of(row) for row in chosen], [row.origin for row in chosen]
+    return dict(zip(numbers, pool.run([row.chosen or "" for row in chosen], tests, origins), strict=True))
+
+
+def solutions_report(rows: Sequence[Row], pool: ProgramPool) -> list[str]:
+    """Lines: how many of the rows have tests and a solution, how many of these fail, and which.
+
+    Raises:
+        UserError: a row's tests are of another form.
+    """
+    tested = [row for row in rows if has_tests(row)]
+    outcomes = run_solutions(tested, pool)
+    failed = {i: found for i, found in outcomes.items() if found.status != "passed"}
+    untested, unsolved = len(rows) - len(tested), len(tested) - len(outcomes)
+    lines = [
+        f"{len(rows):,} rows: {untested:,} without tests, {unsolved:,} without a solution",
+        f"{len(outcomes) - len(failed):,} of {len(outcomes):,} solutions pass",
+    ]
+    if failed:
+        lines.append("these fail, and --drop_unsolvable leaves them out of step 3:")
+    return lines + [f"{tested[i].origin}: {found.status} {found.message}".rstrip() for i, found in failed.items()]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From flags to the settings of engines and optimisers, and to the engines of the steps that train one model."""
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from dschat.config.batches import BatchPlan
+from dschat.config.common import CommonConfig
+from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelOnlineConfig
+from dschat.config.supervised import OneModelConfig, RewardConfig, SupervisedConfig
+from dschat.engine.deepspeed_config import EngineSettings
+from dschat.engine.engine import AdaptersOff, Engine, OptimizerSettings, frozen_engine, train_engine
+from dschat.engine.process_group import training_dtype
+from dschat.engine.zero3 import placement_of
+from dschat.models.engines import PolicyEngine
+from dschat.models.finetuning import Finetuning, choose_trained, train_top_layers
+from dschat.models.heads import add_gain
+from dschat.models.load import load_causal_lm, load_scalar
+from dschat.models.opening import Opening
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel, note_reward_loss
+from dschat.models.tokenizer import end_token_id
+from dschat.rollouts.generate import choose_engine
+from dschat.scoring.source import DialogueScores
+from dschat.trainers.refuel_models import RefuelModels
+
+BASE = "--model_name_or_path"
+ACTOR, CRITIC, REWARD = "--actor_model_name_or_path", "--critic_model_name_or_path", "--reward_model_name_or_path"
+
+
+def engine_settings(
+    config: CommonConfig, plan: BatchPlan, gradient_checkpointing: bool, zero_stage: int
+) -> EngineSettings:
+    return EngineSettings(
+        dtype=training_dtype(config.dtype),
+        plan=plan,
+        zero_stage=zero_stage,
+        gradient_checkpointing=gradient_checkpointing,
+        offload=config.offload,
+        config_file=config.deepspeed_config,
+    )
+
+
+def opening_of(config: CommonConfig, settings: EngineSettings) -> Opening:
+    return Opening(placement_of(settings), config.attn_implementation)
+
+
+def frozen_settings(config: PPOConfig, plan: BatchPlan) -> EngineSettings:
+    """Reference and reward model: whole on every rank, or sharded where the actor is or they live in CPU memory."""
+    sharded = config.actor_zero_stage == 3 or config.offload_reference_model
+    settings = engine_settings(config, plan, False, 3 if sharded else 0)
+    return replace(settings, offload=config.offload_reference_model)
+
+
+def one_optimizer(config: OneModelConfig, total_updates: int) -> OptimizerSettings:
+    """Of a run that trains one model."""
+    return optimizer_settings(config, total_updates, config.learning_rate, config.weight_decay)
+
+
+def optimizer_settings(
+    config: CommonConfig, total_updates: int, learning_rate: float, weight_decay: float
+) -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        total_updates=total_updates,
+        warmup_updates=config.warmup_updates(total_updates),
+        schedule=config.lr_scheduler_type,
+        gradient_clipping=config.gradient_clipping,
+    )
+
+
+def build_policy(
+    config: SupervisedConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[PolicyModel]:
+    """The engine of step 1 and of DPO."""
+    settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    path, opening = config.model_name_or_path, opening_of(config, settings)
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening)
+    choose_trained(model, Finetuning(*config.finetuning(config.lora_dim)), path)
+    return train_engine(PolicyModel(model), one_optimizer(config, total_updates), settings)
+
+
+def build_reward_model(
+    config: RewardConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, total_updates: int
+) -> Engine[ScalarModel]:
+    """The engine of step 2's reward model."""
+    settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
+    path, opening = config.model_name_or_path, opening_of(config, settings)
+    model = load_scalar(path, BASE, settings.dtype, tokenizer, opening=opening)
+    note_reward_loss(model, config.reward_loss)
+    if config.reward_gain:
+        add_gain(model.score)
+    choose_trained(model, Finetuning(*config.finetuning(config.lora_dim)), path)
+    return train_engine(ScalarModel(model), one_optimizer(config, total_updates), settings)
+
+
+def build_refuel_models(
+    config: RefuelOnlineConfig,
+    plan: BatchPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    total_updates: int,
+    reward: DialogueScores,
+) -> RefuelModels:
+    """The policy, and its frozen start as the reference where the reward depends on it.
+
+    Args:
+        config: the flags.
+        plan: its batch sizes.
+        tokenizer: of the run.
+        end_id: ends a reply.
+        total_updates: for the schedule.
+        reward: from `build_dialogue_scores`.
+    """
+    settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
+    settings = replace(settings, offload=config.offload and config.zero_stage > 0)
+    path = config.model_name_or_path
+    torch.manual_seed(config.seed)  # rows that embeddings grow by are to be the reference's
+    model = load_causal_lm(path, BASE, settings.dtype, tokenizer, end_id, opening_of(config, settings))
+    choose_trained(model, Finetuning(*config.finetuning(config.lora_dim)), path)
+    if config.trained_layers:
+        train_top_layers(model, config.trained_layers, "--trained_layers")
+    optimizer = one_optimizer(config, total_updates)
+    policy = train_engine(PolicyModel(model), replace(optimizer, epsilon=config.adam_epsilon), settings)
+    rows = config.per_device_generation_batch_size
+    engine = choose_engine(config.rollout_engine, rows, policy.module.inner, "--rollout_engine")
+    return RefuelModels(policy, _refuel_reference(config, plan, tokenizer, policy), reward, engine)
+
+
+def _refuel_reference(
+    config: RefuelOnlineConfig, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase, policy: Engine[PolicyModel]
+) -> PolicyEngine | None:
+    if config.kl_coef == 0:
+        return None
+    if config.lora_dim:
+        return AdaptersOff(policy)
+    sharded = config.zero_stage == 3 or config.offload
+    settings = engine_settings(config, plan, False, 3 if sharded else 0)
+    opening = opening_of(config, settings)
+    torch.manual_seed(config.seed)  # as for the policy
+    model = load_causal_lm(config.model_name_or_path, BASE, settings.dtype, tokenizer, opening=opening)
+    return frozen_engine(PolicyModel(model), settings)

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Looking at data before training on them: `python -m dschat.data check` and `preview`."""

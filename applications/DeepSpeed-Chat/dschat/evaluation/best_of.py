@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the best of N responses of a model is worth to a reward model, by N and temperature."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dschat.common.display import markdown_table
+from dschat.common.jsonl import iterate_rows, text_of
+from dschat.common.statistics import MeanInterval, mean_interval
+from dschat.errors import UserError
+from dschat.evaluation.pairs import FILE, number_of, numbers_of
+
+PUBLISHED = (4, 8, 16, 32)  # numbers of responses to choose from in Chai et al., ICLR 2025, section 4.4
+NOTE = (
+    "Mean over the prompts of the reward model's score, with a 95 % interval (Student's t over prompts). All subsets: "
+    "the mean over all choices of N of the responses drawn; first N: the best of the first N drawn, as published. "
+    "Both estimate the same without bias; the curves show the former, which uses every response for every N and so "
+    "varies less from draw to draw."
+)
+
+
+def best_of_first(rewards: Sequence[float], n: int) -> float:
+    """The highest reward of the first n, 1 to M, of the responses: rewards (M,) in the order of the draws."""
+    return max(rewards[:n])
+
+
+def expected_best(rewards: Sequence[float], n: int) -> float:
+    """The mean, over all subsets of n responses, of a subset's highest reward: unbiased, as `best_of_first` is.
+
+    E[max of n] = Σ_i C(i − 1, n − 1) / C(M, n) · r_(i), where r_(1) ≤ … ≤ r_(M): the i-th smallest reward is the
+    highest of those subsets whose other n − 1 members are among the i − 1 below it. Rewards are (M,), n is 1 to M.
+    """
+    subsets = math.comb(len(rewards), n)
+    return math.fsum(math.comb(below, n - 1) / subsets * reward for below, reward in enumerate(sorted(rewards)))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The rewards of one model's responses."""
+
+    model: str
+    rewards: dict[float, list[list[float]]]  # temperature → for each prompt the rewards, in the order they were drawn
+    prompts: list[str]  # the same at every temperature
+
+    def draws(self, temperature: float) -> int:
+        """Responses to each prompt at a temperature."""
+        return len(self.rewards[temperature][0])
+
+    @property
+    def most_draws(self) -> int:
+        """The largest number of responses to a prompt at any temperature."""
+        return max(map(self.draws, self.rewards))
+
+
+def published_numbers(sweeps: Sequence[Sweep]) -> list[int]:
+    """How many responses to choose from: the published numbers that were drawn, and all."""
+    most = max(sweep.most_draws for sweep in sweeps)
+    return [*(n for n in PUBLISHED if n < most), most]
+
+
+def holds_sweep(row: dict[str, Any]) -> bool:
+    """Whether a row is that of a sweep."""
+    return {"temperature", "responses", "rewards"} <= set(row)
+
+
+def read_sweep(file: Path, model: str) -> Sweep:
+    """The sweep of a file; raises UserError where it is missing or holds something else."""
+    return sweep_of(model, iterate_rows(file, FILE))
+
+
+def sweep_of(model: str, rows: Iterable[tuple[str, dict[str, Any]]]) -> Sweep:
+    """A model's sweep from its rows, each with its place "file:line".
+
+    Raises UserError where a row holds something else, or the temperatures differ in their prompts.
+    """
+    rewards: dict[float, list[list[float]]] = {}
+    prompts: dict[float, list[str]] = {}
+    for origin, row in rows:
+        temperature = number_of(row, "temperature", origin)
+        if temperature is None:
+            raise UserError(f"{origin}: no column 'temperature'; give files that inference/best_of_n.py wrote.")
+        given = numbers_of(row, "rewards", origin, "numbers; correct the row.")
+        known = rewards.setdefault(temperature, [])
+        if known and len(known[0]) != len(given):
+            sizes = f"{len(given)} rewards, and {len(known[0])} in the rows before it"
+            raise UserError(f"{origin}: {sizes}, at the same temperature; correct the file.")
+        known.append(given)
+        prompts.setdefault(temperature, []).append(text_of(row, "prompt", origin))
+    first, *others = prompts
+    for temperature in others:
+        if prompts[temperature] != prompts[first]:
+            temperatures = f"the prompts at temperature {temperature:g} are not those at {first:g}"
+            raise UserError(f"{model}: {temperatures}; give the file of one finished run.")
+    return Sweep(model, dict(sorted(rewards.items())), prompts[first])
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """What the best of n responses of a model is worth at one temperature."""
+
+    model: str
+    temperature: float
+    n: int
+    draws: int  # responses to each prompt that the means are made from
+    prompts: int
+    expected: MeanInterval  # the mean over all subsets
+    first: MeanInterval  # the best of the first n
+
+
+def best_of_n(sweep: Sweep, numbers: Sequence[int]) -> list[BestOf]:
+    """The means of a sweep, for each temperature those of a single response and of the best of each number."""
+    found = []
+    for temperature, rewards in sweep.rewards.items():
+        draws = sweep.draws(temperature)
+        for n in sorted({1, *numbers}):
+            if n <= draws:
+                expected = mean_interval([expected_best(row, n) for row in rewards])
+                first = mean_interval([best_of_first(row, n) for row in rewards])
+                found.append(BestOf(sweep.model, temperature, n, draws, len(rewards), expected, first))
+    return found
+
+
+def best_of_tables(found: Sequence[BestOf]) -> str:
+    """Both estimators as Markdown: a row for each model and temperature, a column for each N."""
+    numbers = sorted({each.n for each in found})
+    head = ["model", "temperature", "prompts", "drawn", *(f"N = {n}" for n in numbers)]
+    rows: dict[tuple[str, float], list[BestOf]] = {}
+    for each in found:
+        rows.setdefault((each.model, each.temperature), []).append(each)
+    parts = []
+    for title, name in (("Best of N, all subsets", "expected"), ("Best of the first N", "first")):
+        table = []
+        for (model, temperature), cells in rows.items():
+            means = {each.n: getattr(each, name).text() for each in cells}
+            start = [model, f"{temperature:g}", str(cells[0].prompts), str(cells[0].draws)]
+            table.append([*start, *(means.get(n, "–") for n in numbers)])
+        parts.append(f"{title}\n\n{markdown_table(head, table)}")
+    return "\n\n".join([*parts, NOTE]) + "\n"

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each advantage estimator of `dschat.rl.estimators` needs of a run. Without torch, so that flags can read it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The declaration of an estimator.
+
+    Attributes:
+        summary: of the flag's help.
+        critic: values of states, from a critic that learns the returns.
+        group: several responses to each prompt, which are compared with each other.
+        macro_actions: advantages differ between the macro actions of a response; else all of its tokens have the same.
+        reads: flags that this estimator reads and others may not.
+    """
+
+    summary: str
+    critic: bool = False
+    group: bool = False
+    macro_actions: bool = False
+    reads: frozenset[str] = frozenset()
+
+
+NEEDS = {
+    "gae": Needs(
+        "generalised advantage estimation with a critic",
+        critic=True,
+        macro_actions=True,
+        reads=frozenset({"gamma", "lam", "value_function", "macro_reward"}),
+    ),
+    "rloo": Needs(
+        "a response's reward minus the mean of those of the other samples of its prompt, without a critic", group=True
+    ),
+}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signs that a policy has found a way around its reward, read off a rollout's metrics; each is one line in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from dschat.config.batches import BatchPlan
+from dschat.config.ppo import PPOConfig
+from dschat.run.distributed import is_main
+from dschat.run.metrics import after
+from dschat.run.state import Json
+
+logger = logging.getLogger(__name__)
+
+LARGEST_CORRELATION = 0.9
+ENOUGH_ROWS = 32  # of a rollout on all ranks; in fewer a correlation this large may be chance
+LARGEST_REPETITION = 0.5
+SMALLEST_EXPLAINED_VARIANCE = -1.0
+USUAL_INTERVAL = 50  # updates, without --eval_interval
+
+Metrics = Mapping[str, float]
+
+
+def kl_alarm(metrics: Metrics, max_kl: float | None) -> str | None:
+    """The policy has moved further from the reference than --max_kl allows."""
+    kl = metrics["objective/kl"]
+    if max_kl is None or kl <= max_kl:
+        return None
+    return f"the KL to the reference is {kl:.3g} nats per sequence, above --max_kl {max_kl:g}"
+
+
+def length_alarm(metrics: Metrics, rows: int) -> str | None:
+    """Scores follow the length of responses. ``rows`` are those of the rollout on all ranks."""
+    correlation = metrics["response/score_length_correlation"]
+    if rows < ENOUGH_ROWS or abs(correlation) <= LARGEST_CORRELATION:
+        return None
+    return f"scores follow the length of responses (correlation {correlation:.2f}): the policy may learn length alone"
+
+
+def repetition_alarm(metrics: Metrics) -> str | None:
+    """Responses repeat themselves."""
+    share = metrics["response/repetition"]
+    return f"responses repeat themselves ({share:.0%} of their 4-grams)" if share > LARGEST_REPETITION else None
+
+
+def eos_alarm(metrics: Metrics, ended_before: bool) -> str | None:
+    """Responses do not end any more, though they did (``ended_before``)."""
+    if metrics["response/eos_rate"] > 0 or not ended_before:
+        return None
+    return "no response ends with EOS any more: all are cut at --max_answer_seq_len"
+
+
+def critic_alarm(metrics: Metrics) -> str | None:
+    """The critic's values, where there is a critic, are further from the returns than their mean is."""
+    explained = metrics.get("val/explained_variance")
+    if explained is None or explained >= SMALLEST_EXPLAINED_VARIANCE:
+        return None
+    return f"the critic's values are worse than a constant (explained variance {explained:.2f})"
+
+
+class Alarms:
+    """Reads the metrics of every iteration; each alarm is logged at most once in so many updates."""
+
+    def __init__(self, max_kl: float | None, stops: bool, interval: int, rows: int) -> None:
+        """Takes the limits.
+
+        Args:
+            max_kl: nats per sequence; None for no limit.
+            stops: a KL above it ends the run.
+            interval: updates between two lines of the same alarm.
+            rows: of a rollout on all ranks.
+        """
+        self._max_kl, self._stops, self._interval, self._rows = max_kl, stops, interval, rows
+        self._logged: dict[str, int] = {}  # alarm → after how many updates it was logged last
+        self._ended = False  # a response has ended with EOS
+
+    @classmethod
+    def from_config(cls, config: PPOConfig, plan: BatchPlan) -> Alarms:
+        """What the flags say."""
+        interval = config.eval_interval or USUAL_INTERVAL
+        return cls(config.max_kl, config.kl_action == "stop", interval, plan.global_responses)
+
+    def check(self, metrics: Metrics, update: int, may_stop: bool = True) -> str | None:
+        """Logs what is wrong.
+
+        Args:
+            metrics: of an iteration, the same on every rank; one whose rollout was left out has none to look at.
+            update: optimiser updates so far.
+            may_stop: there is more to come that a stop would spare.
+
+        Returns:
+            Why the run must end, if it must.
+        """
+        if "objective/kl" not in metrics:
+            return None
+        found = {
+            "kl": kl_alarm(metrics, self._max_kl),
+            "length": length_alarm(metrics, self._rows),
+            "repetition": repetition_alarm(metrics),
+            "eos": eos_alarm(metrics, self._ended),
+            "critic": critic_alarm(metrics),
+        }
+        self._ended = self._ended or metrics["response/eos_rate"] > 0
+        stops = self._stops and may_stop and found["kl"] is not None
+        for name, sentence in found.items():
+            if sentence is not None and not (stops and name == "kl"):
+                self._log(name, f"{after(update)}, {sentence}", update)
+        if not stops:
+            return None
+        return f"{after(update)}, {found['kl']}. Models and a checkpoint are saved: raise --max_kl to go on."
+
+    def state_dict(self) -> Json:
+        """What a checkpoint keeps."""
+        return {"logged": self._logged, "ended": self._ended}
+
+    def load_state_dict(self, state: Json) -> None:
+        """Takes up what `state_dict` gave."""
+        self._logged, self._ended = dict(state["logged"]), state["ended"]
+
+    def _log(self, name: str, message: str, update: int) -> None:
+        last = self._logged.get(name)
+        if last is None or update - last >= self._interval:
+            self._logged[name] = update
+            if is_main():
+                logger.warning("%s", message)

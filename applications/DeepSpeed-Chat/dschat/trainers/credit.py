@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Credit assignment as the flags say: an estimator of `dschat.rl.estimators`; scores and advantages normalised.
+
+Moments of scores and of advantages are those of all ranks.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from dschat.config.ppo import PPOConfig
+from dschat.rl.estimators import ESTIMATORS, Estimator, EstimatorSettings
+from dschat.rl.masked import masked_moments, whiten, whiten_rows
+from dschat.rl.rewards import ScoreMoments
+from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory
+from dschat.run.distributed import sum_over_ranks
+
+
+def with_scores(moments: ScoreMoments, scored: ScoredRollout) -> ScoreMoments:
+    """The running moments with the scores of a rollout on all ranks, the same on every rank. Every rank must call it.
+
+    Rows without a response token count for nothing, they have no score; nor do numbers that are not finite.
+    """
+    counted = scored.response_mask.any(1) & scored.scores.isfinite()
+    scores = torch.where(counted, scored.scores, 0.0).double()
+    count, total = sum_over_ranks(torch.stack([counted.sum().double(), scores.sum()])).tolist()
+    mean = total / max(count, 1.0)
+    distances = torch.where(counted, scores - mean, 0.0)
+    return moments.merged(count, mean, float(sum_over_ranks(distances.square().sum())))
+
+
+def assign_credit(
+    trajectory: Trajectory,
+    macro: MacroActions,
+    kl_coef: float,
+    config: PPOConfig,
+    samples: int = 1,
+    moments: ScoreMoments | None = None,
+    estimator: Estimator | None = None,
+) -> PPOBatch:
+    """Advantages and, of a critic, returns.
+
+    With --normalize_scores, scores are normalised first; --missing_eos_penalty and --clip_reward_value then count in
+    standard deviations. The batch's trajectory keeps the scores as they were given.
+
+    Args:
+        trajectory: of this rank.
+        macro: its macro actions.
+        kl_coef: of this iteration; with --adaptive_kl_target it is not the flag's.
+        config: the flags.
+        samples: responses of each prompt, which are rows in succession.
+        moments: of the scores so far, with --normalize_scores.
+        estimator: that of --advantage_estimator when None.
+    """
+    given = trajectory
+    if moments is not None:
+        trajectory = replace(trajectory, scores=moments.normalised(trajectory.scores))
+    settings = EstimatorSettings(
+        kl_coef=kl_coef,
+        kl_estimator=config.kl_estimator,
+        clip_reward_value=config.clip_reward_value,
+        missing_eos_penalty=config.missing_eos_penalty,
+        gamma=config.gamma,
+        lam=config.lam,
+        value_function=config.value_function,
+        macro_reward=config.macro_reward,
+        samples=samples,
+    )
+    estimator = ESTIMATORS[config.advantage_estimator] if estimator is None else estimator
+    batch = replace(estimator(trajectory, macro, settings), trajectory=given)
+    if config.normalized_over == "row":
+        return replace(batch, advantages=whiten_rows(batch.advantages, batch.response_mask))
+    return whiten_advantages(batch) if config.normalized_over == "batch" else batch
+
+
+def whiten_advantages(batch: PPOBatch) -> PPOBatch:
+    """The batch with advantages of mean 0 and variance 1 over the response tokens of all ranks."""
+    totals = torch.stack(masked_moments(batch.advantages, batch.response_mask))
+    count, total, squares = sum_over_ranks(totals).unbind()
+    advantages = whiten(batch.advantages, batch.response_mask, (count, total, squares))
+    return replace(batch, advantages=advantages)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 2 as direct preference optimisation: the policy's log-ratio of the chosen response shall exceed the other's."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dschat.config.supervised import DPOConfig
+from dschat.data.collate import collate_preferences, collate_sft
+from dschat.data.examples import PreferenceExample, SFTExample
+from dschat.models.engines import TrainedPolicy
+from dschat.rl.losses import dpo_loss
+from dschat.run.distributed import device, world_size
+from dschat.run.output import Run
+from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.trainers.reference import (
+    FOLDER,
+    describe_reference,
+    pair_logprobs,
+    reference_logprobs,
+    with_logprobs,
+)
+from dschat.trainers.selfcheck import check_policy
+
+TEMPERATURE = 1.0
+
+
+class DPOTask:
+    """Learns to prefer the chosen response of a pair. The reference is the policy before training."""
+
+    name = "dpo"
+
+    def __init__(
+        self,
+        train: Sequence[PreferenceExample],
+        eval: Sequence[PreferenceExample],
+        pad_id: int,
+        config: DPOConfig,
+        run: Run,
+        model: str,
+    ) -> None:
+        """Takes the pairs.
+
+        Args:
+            train, eval: pairs, still without log-probs of the reference.
+            pad_id: of the tokenizer.
+            config: the flags.
+            run: its folder keeps the log-probs of the reference.
+            model: the policy's `dschat.common.fingerprints.model_hash`.
+        """
+        self.train, self.eval = train, eval
+        self._pad_id, self._config, self._run, self._model = pad_id, config, run, model
+
+    def prepare(self, engine: TrainedPolicy) -> None:
+        if self._config.reference_free:
+            return
+        held_out = self.eval[: self._config.num_eval_examples(world_size()) or None]
+        with stop_signals():
+            self.train = self._with_reference(engine, self.train, "train")
+            if held_out:  # how many are evaluated may be another number after a break
+                self.eval = self._with_reference(engine, held_out, f"eval-{len(held_out)}")
+            raise_if_stopped()
+
+    def count(self, examples: Sequence[PreferenceExample]) -> int:
+        return len(examples)
+
+    def loss(
+        self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, TEMPERATURE)
+        if not self._config.reference_free:
+            chosen_ref, rejected_ref = self._reference(examples).unbind(1)
+            chosen, rejected = chosen - chosen_ref, rejected - rejected_ref
+        return dpo_loss(chosen, rejected, self._config.beta, self._config.label_smoothing, count)
+
+    def self_check(self, engine: TrainedPolicy, examples: Sequence[PreferenceExample]) -> None:
+        chosen = [SFTExample(example.prompt_ids, example.chosen_ids) for example in examples]
+        batch = {name: x.to(device()) for name, x in collate_sft(chosen, self._pad_id).items()}
+        tokens = (batch["input_ids"], batch["attention_mask"])
+        check_policy(engine, tokens, batch["response_mask"].shape[1], TEMPERATURE, self._pad_id)
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        return means
+
+    def collate(self, examples: Sequence[PreferenceExample]) -> dict[str, Tensor]:
+        batch = {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}
+        return batch if self._config.reference_free else batch | {"ref_logprobs": self._reference(examples)}
+
+    def _with_reference(
+        self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], name: str
+    ) -> list[PreferenceExample]:
+        dtype = next(engine.module.parameters()).dtype
+        logprobs = reference_logprobs(
+            engine,
+            examples,
+            self._pad_id,
+            self._config.per_device_eval_batch_size,
+            TEMPERATURE,
+            self._run.folder / FOLDER / f"{name}.safetensors",
+            describe_reference(examples, self._model, dtype, TEMPERATURE),
+        )
+        return with_logprobs(examples, logprobs)
+
+    def _reference(self, examples: Sequence[PreferenceExample]) -> Tensor:
+        """(B, 2) float32; raises TypeError for pairs without log-probs of the reference."""
+        return torch.tensor([example.ref_logprobs for example in examples], dtype=torch.float32, device=device())

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluations that draw: responses to held-out prompts, or whole held-out dialogues; their scores and samples."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dschat.common.jsonl import write_rows
+from dschat.data.dialogues import DialogueExample
+from dschat.data.examples import PromptExample
+from dschat.rl.types import PPOBatch, Trajectory
+from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
+from dschat.rollouts.engine import Generation
+from dschat.run.distributed import gather_objects, rank, world_size
+from dschat.run.metrics import Means
+from dschat.scoring.source import DialogueScores, Measured, ResponseTexts
+from dschat.trainers.ppo_models import AuxiliaryScores
+from dschat.trainers.rollout_metrics import token_table
+
+logger = logging.getLogger(__name__)
+
+DETAILED_SAMPLES = 8  # responses of a sample file that are written token by token
+PRINTED_SAMPLES = 2
+OF_TOKENS = ("kl", "length", "eos_rate")
+
+Sample = dict[str, object]  # a row of a sample file
+
+
+@torch.no_grad()
+def evaluate_responses(
+    prompts: Sequence[PromptExample],
+    tokenizer: PreTrainedTokenizerBase,
+    sample: Callable[[Sequence[PromptExample]], tuple[Generation, ResponseTexts]],
+    score: Callable[[Generation, ResponseTexts], tuple[Trajectory, AuxiliaryScores, Measured]],
+    assign_credit: Callable[[Trajectory], PPOBatch],
+) -> tuple[dict[str, float], list[Sample]]:
+    """Answers the prompts, each rank its share.
+
+    Args:
+        prompts: held out.
+        tokenizer: the actor's.
+        sample: prompts → their responses.
+        score: responses → a trajectory; the auxiliary scores; what scoring measured.
+        assign_credit: a trajectory → its advantages.
+
+    Returns:
+        Means over the prompts of all ranks: eval/scores, kl, length, eos_rate and the names of further numbers; and a
+        sample for each prompt, in their order.
+    """
+    by_length = sorted(prompts, key=len)
+    own, most = by_length[rank() :: world_size()], len(prompts[:: world_size()])
+    # All ranks go through equally many forward passes: one with a prompt less answers another without counting it.
+    examples = own + by_length[: most - len(own)]
+    drawn, texts = sample(examples)
+    trajectory, auxiliary, measured = score(drawn, texts)
+    batch = assign_credit(trajectory)
+    means = Means()
+    everybody = torch.ones_like(batch.response_mask[:, 0])
+    for name, of_rows in _numbers(batch, auxiliary).items():
+        # A response without a score has no token left, and counts in no mean of tokens.
+        counted = batch.response_mask.any(1) if name in OF_TOKENS else everybody
+        means.add(name, of_rows.double()[: len(own)][counted[: len(own)]].sum(), counted[: len(own)].sum())
+    for name, (total, count) in measured.items():
+        means.add(name, total, count)
+    detailed = {prompt.index for prompt in prompts[:DETAILED_SAMPLES]}
+    samples: dict[int, Sample] = {}
+    responses = drawn.rollout.response_rows()  # in the trajectory, those without a score have no token left
+    for row, example in enumerate(own):
+        samples[example.index] = example.columns | _response_sample(batch, texts, row, auxiliary)
+        samples[example.index] |= {"prompt_ids": example.prompt_ids, "response_ids": responses[row]}
+        if example.index in detailed:
+            samples[example.index]["tokens"] = token_table(batch, row, tokenizer)
+    return _of_all_ranks(means, samples)
+
+
+def write_samples(folder: Path, update: int, samples: Sequence[Sample]) -> None:
+    """Writes samples/update-N.jsonl of a run."""
+    write_rows(folder / "samples" / f"update-{update:06d}.jsonl", samples)
+
+
+def show_samples(samples: Sequence[Sample]) -> None:
+    """Logs a few responses (--print_answers)."""
+    for sample in samples[:PRINTED_SAMPLES]:
+        logger.info("prompt: %r\nresponse: %r\nscore: %.3f", *(sample[k] for k in ("prompt", "response", "score")))
+
+
+@torch.no_grad()
+def evaluate_dialogues(
+    held_out: Sequence[DialogueExample],
+    answer: Callable[[Sequence[DialogueExample]], list[DialogueRollout]],
+    reward: DialogueScores,
+    kl: Callable[[Sequence[AssistantTurn]], Tensor] | None,
+) -> tuple[dict[str, float], list[Sample]]:
+    """Talks with the users of held-out dialogues, each rank with its share.
+
+    Args:
+        held_out: dialogues.
+        answer: dialogues → the same with the policy's replies.
+        reward: scores the dialogue as it stands after each turn.
+        kl: replies → the KL of each to the reference, (B,); None without one. Every rank calls it equally often, with
+            as many replies.
+
+    Returns:
+        Means over all ranks: eval/scores of whole dialogues, eval/scores_turn_1 and so on of the dialogues as they
+        stand after that turn, and over replies eval/eos_rate, length and kl; and a sample for each dialogue, in their
+        order.
+    """
+    by_length = sorted(held_out, key=len)
+    shares = [by_length[number :: world_size()] for number in range(world_size())]
+    own = shares[rank()]
+    # A rank without a dialogue of its own answers one without counting it.
+    conversations = answer(own or by_length[:1])
+    scores = _scores_by_turn(conversations[: len(own)], own, reward)
+    replies = [reply for talk in conversations for _, reply in sorted(talk.replies.items())]
+    counted = replies if own else []
+    means = Means()
+    means.add("scores", sum(of_dialogue[-1] for of_dialogue in scores), len(scores))
+    for turn in range(max(example.num_turns for example in held_out)):
+        reached = [of_dialogue[turn] for of_dialogue in scores if turn < len(of_dialogue)]
+        means.add(f"scores_turn_{turn + 1}", sum(reached), len(reached))
+    means.add("eos_rate", sum(reply.finished for reply in counted), len(counted))
+    means.add("length", sum(len(reply.ids) for reply in counted), len(counted))
+    if kl is not None:
+        most = max(sum(example.num_turns for example in share) for share in shares)
+        numbers = kl(replies + replies[:1] * (most - len(replies)))
+        means.add("kl", numbers[: len(counted)].double().sum(), len(counted))
+    samples = {
+        example.index: _dialogue_sample(example, talk, of_dialogue)
+        for example, talk, of_dialogue in zip(own, conversations, scores, strict=False)
+    }
+    return _of_all_ranks(means, samples)
+
+
+def _of_all_ranks(means: Means, samples: dict[int, Sample]) -> tuple[dict[str, float], list[Sample]]:
+    """The means as metrics, and the samples of all ranks in the order of their numbers."""
+    everywhere = {index: sample for part in gather_objects(samples) for index, sample in part.items()}
+    metrics = {f"eval/{name}": number for name, number in means.reduce().items()}
+    return metrics, [everywhere[index] for index in sorted(everywhere)]
+
+
+def _response_sample(batch: PPOBatch, texts: ResponseTexts, row: int, auxiliary: AuxiliaryScores) -> Sample:
+    trajectory = batch.trajectory
+    sample: Sample = {
+        "response": texts.responses[row],
+        "score": float(trajectory.scores[row]),
+        "finished": bool(trajectory.rollout.finished[row]),
+        "kl": float(batch.kl[row].sum()),
+        "length": int(batch.response_mask[row].sum()),
+    }
+    return sample | {name: float(numbers[row]) for name, numbers in auxiliary.items()}
+
+
+def _numbers(batch: PPOBatch, auxiliary: AuxiliaryScores) -> dict[str, Tensor]:
+    """What is averaged, of each row."""
+    trajectory = batch.trajectory
+    return {
+        "scores": trajectory.scores,
+        "kl": torch.where(batch.response_mask, batch.kl, 0.0).sum(1),
+        "length": batch.response_mask.sum(1),
+        "eos_rate": trajectory.rollout.finished,
+        **auxiliary,
+    }
+
+
+def _scores_by_turn(
+    conversations: Sequence[DialogueRollout], examples: Sequence[DialogueExample], reward: DialogueScores
+) -> list[list[float]]:
+    """Of each dialogue, its scores after one turn, after two, and so on."""
+    places = [
+        (number, 2 * turn + 2) for number, talk in enumerate(conversations) for turn in range(len(talk.messages) // 2)
+    ]
+    if not places:
+        return []
+    prefixes = [conversations[number].messages[:end] for number, end in places]
+    found = reward(prefixes, [examples[number].row for number, _ in places]).tolist()
+    scores: list[list[float]] = [[] for _ in conversations]
+    for (number, _), score in zip(places, found, strict=True):
+        scores[number].append(score)
+    return scores
+
+
+def _dialogue_sample(example: DialogueExample, talk: DialogueRollout, scores: list[float]) -> Sample:
+    finished = [reply.finished for _, reply in sorted(talk.replies.items())]
+    return {"number": example.index, "messages": talk.messages, "scores": scores, "finished": finished}

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 3, PPO over macro actions: sample, score, find where macro actions end, assign credit, update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dschat.conditions.termination import TerminationCondition
+from dschat.config.ppo import PPOConfig
+from dschat.data.examples import PromptExample
+from dschat.data.stored import lengths_of
+from dschat.models.tokenizer import end_ids_of
+from dschat.rl.estimators import Estimator
+from dschat.rl.macro_actions import segment
+from dschat.rl.rewards import ScoreMoments, kl_controller
+from dschat.rl.types import MacroActions, PPOBatch, ScoredRollout, Trajectory, select_rows, tensors_of
+from dschat.rollouts.engine import Generation
+from dschat.rollouts.sampling import Sampling
+from dschat.run.distributed import is_main, world_size
+from dschat.run.output import Run
+from dschat.run.state import Json, SeedKind, derive_seed, random_states
+from dschat.scoring.source import Measured, ResponseTexts
+from dschat.trainers.alarms import Alarms
+from dschat.trainers.credit import assign_credit, with_scores
+from dschat.trainers.evaluation import Sample, evaluate_responses, show_samples
+from dschat.trainers.iteration import Clock, Iteration, Metrics, State, state_with
+from dschat.trainers.loop import Work
+from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
+from dschat.trainers.ppo_models import ActorSampler, AuxiliaryScores, MovingAverage, PPOModels
+from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update
+from dschat.trainers.rollout_metrics import Outside, normalised_metrics, outside_metrics, rollout_metrics
+from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A rollout, scored, and where its macro actions end.
+
+    Attributes:
+        rollout: with log-probs and values; a ScoredRollout where the update's own forward passes give those.
+        macro: its macro actions.
+        moments: of all scores so far, these included; None without --normalize_scores.
+        bad_rows: (B,) bool, rows that were sampled from logits that are not finite.
+        outside: what others than the models say of it.
+        rates: the learning rates, as metrics.
+    """
+
+    rollout: Trajectory | ScoredRollout
+    macro: MacroActions
+    moments: ScoreMoments | None
+    bad_rows: Tensor
+    outside: Outside
+    rates: Metrics
+
+
+class PPO:
+    """Trains the actor and, where there is one, the critic; everything it needs is handed in."""
+
+    name = "ppo"
+    shown: Mapping[str, str] = {"scores": "objective/scores", "kl": "objective/kl"}
+    checks_trained = False
+
+    def __init__(
+        self,
+        models: PPOModels,
+        prompts: Sequence[PromptExample],
+        held_out: Sequence[PromptExample],
+        tokenizer: PreTrainedTokenizerBase,
+        condition: TerminationCondition,
+        config: PPOConfig,
+        run: Run,
+        average: MovingAverage | None = None,
+        *,
+        estimator: Estimator | None = None,
+    ) -> None:
+        """Takes the parts of a run.
+
+        Args:
+            models: engines and score sources.
+            prompts: of training.
+            held_out: of evaluation.
+            tokenizer: the actor's.
+            condition: where macro actions end.
+            config: the flags.
+            run: batch sizes and folder.
+            average: moving average of the actor, updated after every iteration.
+            estimator: of advantages; that of --advantage_estimator when None.
+        """
+        self.models, self.prompts, self.condition, self.tokenizer = models, prompts, condition, tokenizer
+        self.config, self.plan, self.average, self.estimator = config, run.plan, average, estimator
+        self.lengths, self.work_batch = lengths_of(prompts), config.per_device_generation_batch_size
+        self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
+        self.nonfinite = NonFinite(config.on_nonfinite, run, config.score_remedies)
+        self.alarms = Alarms.from_config(config, run.plan)
+        sampling = Sampling.from_config(config, tokenizer, end_ids_of(models.actor.module.inner.generation_config))
+        self.sample = ActorSampler(models.actor, tokenizer, sampling, config.seed, models.rollouts)
+        self.update_settings = UpdateSettings.from_config(config, run.plan)
+        self.current: Iteration[PPOBatch | PendingBatch] | None = None  # under way, from its first update on
+        self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
+        self.moments = ScoreMoments() if config.normalize_scores else None
+
+    def iterate(self, work: Work, iteration: int) -> Metrics:
+        """One PPO iteration: collect → credit → update."""
+        clock, updates = Clock(), self.plan.updates_per_rollout
+        if self.current is None:
+            collected = self.collect(work, iteration, clock)
+            batch = self.credited(collected)
+            self.current = self.accepted(collected, batch, iteration * updates, clock)
+        if self.current is None:
+            return {SKIPPED_NONFINITE: float(updates)}
+        metrics = self.current.metrics | self.update(self.current, iteration)
+        clock.lap("training")
+        if "objective/kl" in metrics:
+            metrics |= normalised_metrics(self.moments, metrics["objective/scores"])
+            self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_responses)
+        self.current = None
+        return metrics | clock.seconds
+
+    def collect(self, work: Work, iteration: int, clock: Clock) -> Collected:
+        """Samples, scores, and finds where macro actions end."""
+        models, plan = self.models, self.plan
+        rates = {f"lr/{name}": engine.learning_rate for name, engine in models.trained.items()}
+        prompts = [self.prompts[number] for rows in work for number in rows]
+        drawn, texts = self.sample(prompts, SeedKind.TRAINING, iteration, plan.samples_per_prompt)
+        clock.lap("generation")
+        scored, auxiliary, measured = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
+        moments = None if self.moments is None else with_scores(self.moments, scored)
+        known = scored if self.credit_is_fused else self.complete(scored, drawn)
+        epoch = iteration // (len(self.prompts) // plan.global_rollout)
+        found = self.condition(known, epoch)
+        macro = segment(found.ends, scored.response_mask)
+        outside = Outside(auxiliary, found.totals, measured)
+        return Collected(known, macro, moments, drawn.bad_rows, outside, rates)
+
+    def credited(self, collected: Collected) -> PPOBatch | PendingBatch:
+        """Advantages and, of a critic, returns; or what is left until the update's own passes give what they need."""
+        known, macro = collected.rollout, collected.macro
+        if isinstance(known, ScoredRollout):
+            return PendingBatch(known, macro)
+        return self.credit(known, macro, self.plan.samples_per_prompt, collected.moments)
+
+    def accepted(
+        self, collected: Collected, batch: PPOBatch | PendingBatch, update: int, clock: Clock
+    ) -> Iteration[PPOBatch | PendingBatch] | None:
+        """An iteration without updates so far; None if numbers of its rollout are not finite."""
+        checked = batch if isinstance(batch, PPOBatch) else batch.scored
+        if self.nonfinite.in_rollout(checked, update, collected.bad_rows, collected.outside.auxiliary):
+            return None
+        metrics = outside_metrics(collected.outside)
+        metrics |= check_gap(collected.rollout, self.models.actor, self.config.temperature, self.plan.micro_batch)
+        if isinstance(batch, PPOBatch):
+            metrics |= rollout_metrics(batch, self.config.lam)
+        clock.lap("scoring")
+        self.moments = collected.moments  # not before: a run that is stopped above draws this rollout again
+        metrics |= collected.rates | {"objective/kl_coef": self.kl.value} | clock.seconds
+        return Iteration(batch, metrics, random_states())
+
+    def update(self, current: Iteration[PPOBatch | PendingBatch], iteration: int) -> Metrics:
+        """The optimiser updates of an iteration, those that are left."""
+        models, engines, before = self.models, self.models.trained, iteration * self.plan.updates_per_rollout
+        for engine in engines.values():
+            engine.train()
+        seed = derive_seed(self.config.seed, SeedKind.SHUFFLE, iteration)
+        batch = current.batch
+        source = batch if isinstance(batch, PPOBatch) else FusedCredit(batch, self.credit)
+
+        def left_out(done: int, rows: Tensor) -> bool:
+            batch = source if isinstance(source, PPOBatch) else source.batch()
+            if isinstance(source, FusedCredit) and self.nonfinite.in_rollout(batch, before):
+                return True
+            return self.nonfinite.in_update(engines, before + done, lambda: tensors_of(select_rows(batch, rows)))
+
+        settings = self.update_settings
+        metrics = ppo_update(models.actor, models.critic, source, settings, seed, current.updates, left_out)
+        if isinstance(source, FusedCredit) and SKIPPED_NONFINITE not in metrics:
+            metrics |= rollout_metrics(source.batch(), self.config.lam)
+        if self.average is not None:
+            self.average.update()
+        return metrics
+
+    @property
+    def credit_is_fused(self) -> bool:
+        """Whether the update's own forward passes give log-probs and values; see `FusedCredit`."""
+        return self.config.credit_is_fused(self.plan)
+
+    def score(self, drawn: Generation, texts: ResponseTexts) -> tuple[Trajectory, AuxiliaryScores, Measured]:
+        """Scores, log-probs, values; auxiliary scores; what scoring measured."""
+        temperature, most = self.config.temperature, self.plan.micro_batch
+        scored, auxiliary, measured = self.models.score(drawn.rollout, texts, temperature, most)
+        return self.complete(scored, drawn), auxiliary, measured
+
+    def complete(self, scored: ScoredRollout, drawn: Generation) -> Trajectory:
+        """Log-probs and values. In float32, the drawing pass has given the log-probs already; else it rounds more."""
+        logprobs = drawn.logprobs if next(self.models.actor.module.parameters()).dtype == torch.float32 else None
+        return self.models.complete(scored, self.config.temperature, self.plan.micro_batch, logprobs)
+
+    def credit(
+        self, trajectory: Trajectory, macro: MacroActions, samples: int = 1, moments: ScoreMoments | None = None
+    ) -> PPOBatch:
+        """Advantages and, of a critic, returns, where so many rows in succession are samples of a prompt."""
+        moments = moments or self.moments
+        return assign_credit(trajectory, macro, self.kl.value, self.config, samples, moments, self.estimator)
+
+    def evaluate(self) -> tuple[Metrics, list[Sample]]:
+        """Means over the held-out prompts, the same draws every time; {} without such prompts."""
+        if not self.held_out:
+            return {}, []
+        metrics, samples = evaluate_responses(
+            self.held_out,
+            self.tokenizer,
+            sample=lambda examples: self.sample(examples, SeedKind.EVALUATION, draw=0),
+            score=self.score,
+            assign_credit=lambda trajectory: self.credit(
+                trajectory, segment(self.condition(trajectory, 0).ends, trajectory.response_mask)
+            ),
+        )
+        if self.config.print_answers and is_main():
+            show_samples(samples)
+        return metrics, samples
+
+    def prepare(self) -> None:
+        """Nothing depends on the weights that training starts from: the reference is a model of its own."""
+
+    def self_check(self) -> None:
+        """A few forward passes on two prompts.
+
+        Raises:
+            UserError: a model is computed wrongly, or sampling is not what was asked for.
+        """
+        drawn, texts = self.sample(self.prompts[:2], SeedKind.SELF_CHECK, draw=0)
+        trajectory = self.score(drawn, texts)[0]
+        check_rollout(self.models.actor, trajectory, self.sample.sampling, drawn.logprobs)
+        tokens = (drawn.rollout.input_ids, drawn.rollout.attention_mask)
+        for model in (self.models.critic, self.models.reward.model):
+            if model is not None:
+                check_scalar(model, tokens, self.sample.sampling.pad_id)
+
+    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
+        """Why the run must end, where the policy has moved too far; logs every other alarm."""
+        return self.alarms.check(metrics, update, may_stop)
+
+    def state_dict(self) -> State:
+        """Coefficients, and the iteration that is under way."""
+        numbers: Json = {"kl": self.kl.value, "alarms": self.alarms.state_dict()}
+        return state_with(numbers | {"scores": self.moments and asdict(self.moments)}, self.current)
+
+    def load_state_dict(self, state: State) -> None:
+        """Takes up what `state_dict` gave."""
+        numbers = state.numbers
+        self.kl = replace(self.kl, value=numbers["kl"])
+        self.alarms.load_state_dict(numbers["alarms"])
+        self.moments = self.moments and ScoreMoments(**numbers["scores"])
+        if "current" in numbers:
+            is_pending = any(name.startswith("batch.scored.") for name in state.tensors)
+            self.current = Iteration.from_state(state, PendingBatch if is_pending else PPOBatch)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of a run of step 3: what draws from the actor, what they say of a rollout, and the actor's average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dschat.data.encoding import decode_response
+from dschat.data.examples import PromptExample
+from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
+from dschat.models.layout import Layout, layouts
+from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_responses
+from dschat.rollouts.engine import Generation, RolloutEngine
+from dschat.rollouts.sampling import Sampling, row_seed
+from dschat.run.state import SeedKind
+from dschat.run.stop import raise_if_stopped, stopping_together
+from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource
+
+# Numbers (B,) of each response beside its score, by name: what the parts of the score say, and the metric function.
+AuxiliaryScores = Mapping[str, Tensor]
+DECAY = 0.992  # of the moving average, per PPO iteration
+
+
+@dataclass(frozen=True)
+class PPOModels:
+    """Engines and score sources of a run, and what draws from the actor; without a critic it is None."""
+
+    actor: TrainedPolicy
+    reference: PolicyEngine
+    critic: TrainedScalar | None
+    reward: ScoreSource
+    rollouts: RolloutEngine
+    metric: Callable[[Rollout, ResponseTexts], Tensor] | None = None  # a second score, logged and never trained on
+    metric_name: str = ""
+
+    @property
+    def trained(self) -> dict[str, Trained]:
+        """The actor and, where there is one, the critic, by name."""
+        return trained_engines(self.actor, self.critic)
+
+    def score(
+        self, rollout: Rollout, texts: ResponseTexts, temperature: float, most: int
+    ) -> tuple[ScoredRollout, AuxiliaryScores, Measured]:
+        """Scores and reference log-probs; the auxiliary scores; what scoring measured.
+
+        A response that could not be scored is taken away: its row has no token to train on.
+
+        Args:
+            rollout: B responses.
+            texts: what they say.
+            temperature: that of sampling (1 for greedy).
+            most: rows of the longest length that a forward pass may hold.
+        """
+        found = self.reward(rollout, texts)
+        scores = found if isinstance(found, Scores) else Scores(found)
+        auxiliary = dict(scores.parts)
+        if self.metric is not None:
+            auxiliary[self.metric_name] = self.metric(rollout, texts)
+        if scores.missing is not None:
+            rollout = without_responses(rollout, scores.missing)
+        ref_logprobs = response_logprobs(self.reference, rollout, temperature, most)
+        return ScoredRollout(rollout, ref_logprobs, scores.values.float()), auxiliary, scores.measured
+
+    def complete(
+        self, scored: ScoredRollout, temperature: float, most: int, logprobs: Tensor | None = None
+    ) -> Trajectory:
+        """The same with the actor's log-probs and, where there is a critic, its values.
+
+        Args:
+            scored: B responses.
+            temperature: that of sampling (1 for greedy).
+            most: rows of the longest length that a forward pass may hold.
+            logprobs: (B, R) of the actor, where they are known.
+        """
+        for engine in self.trained.values():
+            engine.eval()
+        rollout = scored.rollout
+        if logprobs is None:
+            logprobs = response_logprobs(self.actor, rollout, temperature, most)
+        values = None if self.critic is None else response_values(self.critic, rollout, most)
+        return Trajectory(rollout, logprobs, scored.ref_logprobs, values, scored.scores)
+
+
+def trained_engines(actor: TrainedPolicy, critic: TrainedScalar | None) -> dict[str, Trained]:
+    """The actor and, where there is one, the critic, by name."""
+    return {"actor": actor} | ({} if critic is None else {"critic": critic})
+
+
+def response_logprobs(model: PolicyForward, rollout: Rollout, temperature: float, most: int) -> Tensor:
+    """Log-probs of every response token, (B, R) float32, 0 off the response; without gradient.
+
+    Args:
+        model: PolicyModel or its engine.
+        rollout: B responses.
+        temperature: that of sampling (1 for greedy).
+        most: rows of the longest length that a forward pass may hold.
+    """
+
+    def logprobs(rows: Layout) -> Tensor:
+        return rows.spread(model(rows.input_ids, None, rows.targets, temperature, False)[0])
+
+    return _of_rows(rollout, most, logprobs)
+
+
+def response_values(model: ScalarForward, rollout: Rollout, most: int) -> Tensor:
+    """V(x, y_<j), the state before every response token j, (B, R) float32, 0 off the response; without gradient.
+
+    Args:
+        model: ScalarModel or its engine.
+        rollout: B responses.
+        most: rows of the longest length that a forward pass may hold.
+    """
+    return _of_rows(rollout, most, lambda rows: rows.before(model(rows.input_ids, None)))
+
+
+@torch.no_grad()
+def _of_rows(rollout: Rollout, most: int, numbers: Callable[[Layout], Tensor]) -> Tensor:
+    result = torch.zeros_like(rollout.response_mask, dtype=torch.float32)
+    for rows in layouts(rollout, most):
+        raise_if_stopped()
+        result[rows.rows, : rows.width] = numbers(rows)
+    return result
+
+
+class ActorSampler:
+    """Draws responses from the actor."""
+
+    def __init__(
+        self,
+        actor: TrainedPolicy,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        seed: int,
+        engine: RolloutEngine,
+    ) -> None:
+        """Takes the actor and how to draw.
+
+        Args:
+            actor: its engine.
+            tokenizer: the actor's.
+            sampling: how responses are drawn.
+            seed: of the run.
+            engine: what draws them.
+        """
+        self._actor, self._tokenizer, self._seed, self._engine = actor, tokenizer, seed, engine
+        self.sampling = sampling
+
+    def __call__(
+        self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1
+    ) -> tuple[Generation, ResponseTexts]:
+        """Some responses to each prompt, in rows that follow each other. Every rank must call it.
+
+        Args:
+            examples: prompts of this rank.
+            kind: what the responses are for.
+            draw: number of the iteration. A row's seed is made from the run's seed, kind, draw, the prompt's index and
+                the sample's number, so that it depends neither on the rank nor on the other rows.
+            samples: responses to each prompt.
+        """
+        self._actor.eval()
+        numbers = list(range(samples)) * len(examples)
+        examples = [example for example in examples for _ in range(samples)]
+        prompts = [example.prompt_ids for example in examples]
+        # A first response has the seed of an only one.
+        seeds = [
+            row_seed(self._seed, kind, draw, example.index, *([number] if number else []))
+            for example, number in zip(examples, numbers, strict=True)
+        ]
+        with stopping_together(), self._engine.session(self._actor) as draw_responses:
+            drawn = draw_responses(prompts, self.sampling, seeds)
+        index = torch.tensor([example.index for example in examples], device=drawn.bad_rows.device)
+        sample_index = torch.tensor(numbers, device=index.device) if samples > 1 else None
+        drawn = replace(drawn, rollout=replace(drawn.rollout, prompt_index=index, sample_index=sample_index))
+        return drawn, ResponseTexts(
+            [example.prompt_text for example in examples],
+            [decode_response(self._tokenizer, ids) for ids in drawn.rollout.response_rows()],
+            [example.row for example in examples],
+        )
+
+
+class MovingAverage:
+    """An exponential moving average of the actor's weights (--enable_ema), in float32.
+
+    Every process averages its own part of each weight, so that nothing is gathered for it.
+    """
+
+    def __init__(self, engine: TrainedPolicy, decay: float = DECAY) -> None:
+        """Starts at the engine's weights.
+
+        Args:
+            engine: of the actor.
+            decay: weight of the past; 1 − decay is that of the present.
+
+        Attributes:
+            parts: this process's parts of the average, by name.
+        """
+        self._engine, self._decay = engine, decay
+        self.parts = {name: part.float().clone() for name, part in engine.parts().items()}
+
+    def update(self) -> None:
+        """Moves the average towards the engine's weights."""
+        for name, part in self._engine.parts().items():
+            self.parts[name].lerp_(part.float(), 1 - self._decay)
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The average in the model's data types, one weight at a time; see `TrainedPolicy.whole_weights`."""
+        return self._engine.whole_weights(self.parts)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimiser updates of one PPO iteration: PPO epochs × updates × micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dschat.config.batches import BatchPlan
+from dschat.config.ppo import PPOConfig
+from dschat.models.engines import TrainedPolicy, TrainedScalar
+from dschat.models.layout import Integers, Layout, Lengths, group_by_length, lay_out
+from dschat.rl.importance import importance_weights
+from dschat.rl.losses import policy_loss, value_loss
+from dschat.rl.macro_actions import macro_logprobs, token_weights
+from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory, select_rows, trim
+from dschat.run.distributed import sum_over_ranks
+from dschat.run.metrics import Means
+from dschat.run.stop import raise_if_stopped
+from dschat.trainers.iteration import Metrics, UpdateProgress, run_updates
+from dschat.trainers.ppo_models import trained_engines
+
+Credit = Callable[[Trajectory, MacroActions], PPOBatch]
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What the updates depend on."""
+
+    update_size: int  # rows of one update on this rank
+    micro_batch: int  # rows of one forward pass
+    ppo_epochs: int
+    cliprange: float
+    cliprange_value: float
+    temperature: float
+    policy_ratio: str = "token"  # token, macro or macro_mean
+    rollout_is_clip: float | None = None  # largest importance weight; None = no weights
+    vf_coef: float = 1.0  # multiplies the critic's loss
+
+    @classmethod
+    def from_config(cls, config: PPOConfig, plan: BatchPlan) -> UpdateSettings:
+        """What the flags say."""
+        return cls(
+            update_size=plan.update_per_rank,
+            micro_batch=plan.micro_batch,
+            ppo_epochs=config.ppo_epochs,
+            cliprange=config.cliprange,
+            cliprange_value=config.cliprange_value,
+            temperature=config.temperature,
+            policy_ratio=config.policy_ratio,
+            rollout_is_clip=config.rollout_is_clip,
+            vf_coef=config.vf_coef,
+        )
+
+
+@dataclass(frozen=True)
+class PendingBatch:
+    """A rollout and its macro actions, before actor and critic are asked."""
+
+    scored: ScoredRollout
+    macro: MacroActions
+
+    @property
+    def rollout(self) -> Rollout:
+        """What was sampled."""
+        return self.scored.rollout
+
+    @property
+    def response_mask(self) -> Tensor:
+        """(B, R) bool, the rollout's."""
+        return self.scored.response_mask
+
+
+class FusedCredit:
+    """Log-probs and values from the update's own forward passes, where a rollout has one update.
+
+    The policy that samples is the one that is updated, so a separate pass over the rollout would compute the same
+    numbers once more. Credit assignment works on any subset of rows, and so micro-batch by micro-batch.
+    """
+
+    def __init__(self, pending: PendingBatch, credit: Credit) -> None:
+        """Takes a batch of B rows, and what gives a trajectory's advantages and returns, row by row."""
+        self.pending, self._credit = pending, credit
+        self._logprobs, self._values = torch.zeros_like(pending.scored.ref_logprobs).repeat(2, 1, 1).unbind()
+
+    def part(self, rows: Layout, logprobs: Tensor, values: Tensor) -> PPOBatch:
+        """The micro-batch of some rows, from the models' numbers (b, R') of them; kept for `batch`."""
+        logprobs, values = logprobs.detach(), values.detach()
+        self._logprobs[rows.rows, : rows.width], self._values[rows.rows, : rows.width] = logprobs, values
+        part = trim(select_rows(self.pending, rows.rows), rows.width)
+        scored = part.scored
+        return self._credit(
+            Trajectory(scored.rollout, logprobs, scored.ref_logprobs, values, scored.scores), part.macro
+        )
+
+    def batch(self) -> PPOBatch:
+        """All rows, after the update."""
+        scored = self.pending.scored
+        trajectory = Trajectory(self.pending.rollout, self._logprobs, scored.ref_logprobs, self._values, scored.scores)
+        return self._credit(trajectory, self.pending.macro)
+
+
+def ppo_update(
+    actor: TrainedPolicy,
+    critic: TrainedScalar | None,
+    batch: PPOBatch | FusedCredit,
+    settings: UpdateSettings,
+    seed: int,
+    progress: UpdateProgress | None = None,
+    left_out: Callable[[int, Tensor], bool] = lambda done, rows: False,
+) -> Metrics:
+    """Trains the actor and, where there is one, the critic on one rollout.
+
+    Rows are shuffled into updates; inside an update micro-batches hold rows of similar length. Every loss is divided
+    by the count of the whole update over all ranks, so that neither the micro-batch size nor the order matters.
+
+    Args:
+        actor: engine of a PolicyModel, in training mode.
+        critic: engine of a ScalarModel, in training mode; None where the batch has no values and returns.
+        batch: this rank's rows; a FusedCredit only where they make one update, for a critic.
+        settings: sizes and clipping.
+        seed: of the shuffle; the same on every rank.
+        progress: where an interrupted call stopped; it is kept up to date, update by update.
+        left_out: called at the end of each update with the number of those before it and the update's rows (N,).
+            Says whether numbers were not finite, so that a model left the update out and its statistics do not count.
+
+    Raises:
+        Stopped: see `dschat.run.stop`.
+
+    Returns:
+        Means over the updates: policy/…, loss/…, val/…, and the gradient norms of those that were applied; and, where
+        there are such, skipped/actor and skipped/critic, the number of updates that fp16 left out, and
+        skipped/nonfinite, the number of those that count for nothing.
+    """
+    known = batch if isinstance(batch, PPOBatch) else batch.pending
+    lengths = Lengths.of(known.rollout)
+    count = len(lengths.totals)
+    shuffle = np.random.RandomState(seed % 2**32)
+    progress = progress or UpdateProgress()
+    orders = [shuffle.permutation(count) for _ in range(settings.ppo_epochs)]
+    starts = range(0, count, settings.update_size)
+    updates = [order[start : start + settings.update_size] for order in orders for start in starts]
+    device, engines = known.response_mask.device, trained_engines(actor, critic)
+
+    def update(rows: Integers, means: Means) -> None:
+        _one_update(actor, critic, batch, rows, lengths, settings, means)
+
+    def is_left_out(done: int, rows: Integers) -> bool:
+        return left_out(done, torch.as_tensor(rows, device=device))
+
+    return run_updates(updates, progress, update, is_left_out, engines)
+
+
+def _one_update(
+    actor: TrainedPolicy,
+    critic: TrainedScalar | None,
+    batch: PPOBatch | FusedCredit,
+    rows: Integers,
+    lengths: Lengths,
+    settings: UpdateSettings,
+    means: Means,
+) -> None:
+    """One optimiser update of each model; adds its statistics to ``means``."""
+    known = batch if isinstance(batch, PPOBatch) else batch.pending
+    device = known.response_mask.device
+    num_macro = known.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
+    own = torch.stack([torch.as_tensor(lengths.responses[rows].sum(), device=device), num_macro]).float()
+    num_tokens, num_macro = sum_over_ranks(own).clamp(min=1).unbind()
+    for group in group_by_length(lengths.totals[rows], settings.micro_batch):
+        raise_if_stopped()
+        chosen = lay_out(known.rollout, rows[group], lengths)
+        new_values = None
+        new_logprobs, entropy = _logprobs(actor, chosen, settings.temperature)
+        if isinstance(batch, PPOBatch):
+            part = trim(select_rows(batch, chosen.rows), chosen.width)
+        else:
+            assert critic is not None  # credit would not be fused
+            new_values = _values(critic, chosen)
+            part = batch.part(chosen, new_logprobs, new_values)
+        means.add_sums(_actor_step(actor, part, new_logprobs, num_tokens, num_macro, settings))
+        means.add_sum("policy/entropy", entropy.sum() / num_tokens)
+        if critic is not None:
+            new_values = _values(critic, chosen) if new_values is None else new_values
+            means.add_sums(_critic_step(critic, part, new_values, num_tokens, settings))
+
+
+def _logprobs(actor: TrainedPolicy, rows: Layout, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs (b, R') of the responses, differentiable, and entropies (N,) of their tokens."""
+    logprobs, entropy = actor(rows.input_ids, None, rows.targets, temperature)
+    return rows.spread(logprobs), entropy
+
+
+def _values(critic: TrainedScalar, rows: Layout) -> Tensor:
+    """V(x, y_<j) of the responses (b, R'), differentiable."""
+    return rows.before(critic(rows.input_ids, None))
+
+
+def _actor_step(
+    actor: TrainedPolicy,
+    part: PPOBatch,
+    new_logprobs: Tensor,
+    num_tokens: Tensor,
+    num_macro: Tensor,
+    settings: UpdateSettings,
+) -> dict[str, Tensor]:
+    """One micro-batch of the actor; returns its share of the update's statistics."""
+    logprobs, weights, count = part.trajectory.logprobs, None, num_tokens
+    advantages, drawn = part.advantages, part.rollout.drawn_logprobs
+    if settings.rollout_is_clip is not None and drawn is not None:
+        advantages = advantages * importance_weights(logprobs, drawn, settings.rollout_is_clip)
+    if settings.policy_ratio != "token":
+        mean = settings.policy_ratio == "macro_mean"
+        new_logprobs = macro_logprobs(new_logprobs, part.macro, mean)
+        logprobs = macro_logprobs(logprobs, part.macro, mean)
+        if not mean:
+            weights, count = token_weights(part.macro), num_macro
+    mask = part.response_mask
+    loss, stats = policy_loss(new_logprobs, logprobs, advantages, mask, settings.cliprange, count, weights)
+    actor.backward(loss)
+    actor.step()
+    return {
+        "loss/policy": loss,
+        "policy/approxkl": stats["approxkl"],
+        "policy/clipfrac": stats["clipfrac"],
+        "val/ratio": stats["ratio"],
+    }
+
+
+def _critic_step(
+    critic: TrainedScalar, part: PPOBatch, new_values: Tensor, num_tokens: Tensor, settings: UpdateSettings
+) -> dict[str, Tensor]:
+    """One micro-batch of the critic; returns its share of the update's statistics."""
+    values, returns, mask = part.trajectory.values, part.returns, part.response_mask
+    assert values is not None and returns is not None  # of a critic
+    loss, stats = value_loss(new_values, values, returns, mask, settings.cliprange_value, num_tokens)
+    critic.backward(settings.vf_coef * loss)
+    critic.step()
+    return {"loss/value": loss, "val/clipfrac": stats["clipfrac"]}

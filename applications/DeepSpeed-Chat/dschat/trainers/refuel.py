@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REFUEL with users from data: talk, talk again from one turn on, score, and regress the pair on its rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dschat.config.batches import BatchPlan
+from dschat.config.refuel import RefuelOnlineConfig
+from dschat.data.dialogues import DialogueExample, encode_states
+from dschat.errors import UserError
+from dschat.models.engines import TrainedPolicy
+from dschat.models.layout import Layout, layouts
+from dschat.rl.losses import regression_loss
+from dschat.rl.masked import masked_moments
+from dschat.rl.refuel import PairBatch, reply_rewards, whiten_rewards
+from dschat.rl.rewards import kl_controller
+from dschat.rl.types import Trajectory, tensors_of
+from dschat.rollouts.dialogues import AssistantTurn
+from dschat.rollouts.sampling import row_seed
+from dschat.run.distributed import device, sum_over_ranks
+from dschat.run.metrics import Means
+from dschat.run.output import Run
+from dschat.run.state import SeedKind, random_states
+from dschat.run.stop import raise_if_stopped
+from dschat.trainers.evaluation import Sample, evaluate_dialogues
+from dschat.trainers.iteration import Clock, Iteration, Metrics, State, UpdateProgress, run_updates, state_with
+from dschat.trainers.loop import Work
+from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
+from dschat.trainers.ppo_models import response_logprobs
+from dschat.trainers.refuel_models import (
+    DialogueSampler,
+    DrawnPair,
+    RefuelModels,
+    dialogue_sampling,
+    pair_layouts,
+    reply_logprobs,
+    summed_logprobs,
+)
+from dschat.trainers.selfcheck import TOLERANCE, check_rollout
+
+# Statistics of the loss → metrics; log-ratios are log π − log π_t of whole replies.
+NAMES = {
+    "kl": "policy/log_ratio",
+    "kl_better": "policy/log_ratio_better",
+    "kl_worse": "policy/log_ratio_worse",
+    "agreement": "policy/agreement",
+    "ratio": "val/ratio",
+    "ratio_squared": "val/ratio_variance",  # less the square of the ratio's mean, in the end
+}
+
+
+@dataclass(frozen=True)
+class RefuelSettings:
+    """What the updates depend on."""
+
+    updates: int  # on one round
+    num_pairs: int  # of an update, on all processes
+    micro_batch: int  # pairs of one forward pass
+    eta: float
+    temperature: float
+
+    @classmethod
+    def from_config(cls, config: RefuelOnlineConfig, plan: BatchPlan) -> RefuelSettings:
+        """What the flags say."""
+        return cls(plan.updates_per_rollout, plan.global_batch, plan.micro_batch, config.eta, config.temperature)
+
+
+class Refuel:
+    """Trains a policy on dialogues of its own; everything it needs is handed in."""
+
+    name = "refuel"
+    shown: Mapping[str, str] = {"scores": "objective/scores", "kl": "objective/kl"}
+    checks_trained = False
+
+    def __init__(
+        self,
+        models: RefuelModels,
+        dialogues: Sequence[DialogueExample],
+        held_out: Sequence[DialogueExample],
+        tokenizer: PreTrainedTokenizerBase,
+        config: RefuelOnlineConfig,
+        run: Run,
+    ) -> None:
+        """Takes the parts of a run.
+
+        Args:
+            models: engines and the source of scores.
+            dialogues: of training.
+            held_out: of evaluation.
+            tokenizer: the policy's.
+            config: the flags.
+            run: batch sizes and folder.
+        """
+        self.models, self.dialogues, self.tokenizer = models, dialogues, tokenizer
+        self.config, self.plan = config, run.plan
+        flag = "reward_model_name_or_path" if config.reward_function is None else "reward_function"
+        remedies = {"scores": f"--{flag} {getattr(config, flag)} must give finite numbers."}
+        self.nonfinite = NonFinite(config.on_nonfinite, run, remedies)
+        self.lengths, self.work_batch = [len(dialogue) for dialogue in dialogues], run.plan.micro_batch
+        self.held_out = held_out[: config.eval_prompts or None]
+        sampling = dialogue_sampling(config, tokenizer)
+        self.sampler = DialogueSampler(models.policy, tokenizer, sampling, config.seed, models.rollouts)
+        self.settings = RefuelSettings.from_config(config, run.plan)
+        self.current: Iteration[PairBatch] | None = None  # under way, from its first update on
+        self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
+
+    def iterate(self, work: Work, iteration: int) -> Metrics:
+        """One round: collect → score → update."""
+        clock, updates = Clock(), self.plan.updates_per_rollout
+        if self.current is None:
+            examples = [self.dialogues[number] for rows in work for number in rows]
+            pairs = self.sampler.pairs(examples, iteration)
+            clock.lap("generation")
+            self.current = self.accepted(self.score(pairs, examples), pairs, iteration * updates, clock)
+        if self.current is None:
+            return {SKIPPED_NONFINITE: float(updates)}
+        metrics = self.current.metrics | self.update(self.current, iteration * updates)
+        clock.lap("training")
+        if "objective/kl" in metrics:
+            self.kl = self.kl.update(metrics["objective/kl"], self.plan.global_rollout)
+        self.current = None
+        return metrics | clock.seconds
+
+    def score(self, pairs: Sequence[DrawnPair], examples: Sequence[DialogueExample]) -> PairBatch:
+        """Scores of whole dialogues, log-probs of the compared replies, and their rewards."""
+        models, temperature = self.models, self.config.temperature
+        replies = [pair.replies[side] for side in (0, 1) for pair in pairs]
+        rollout = self.sampler.rollout_of(replies, [example.index for example in examples] * 2)
+        rows = pair_layouts(rollout, self.plan.micro_batch)
+        talks = [*(pair.first for pair in pairs), *(pair.second for pair in pairs)]
+        scores = models.reward([talk.messages for talk in talks], [example.row for example in examples] * 2)
+        scores = scores.float().to(device())
+        models.policy.eval()
+        logprobs = reply_logprobs(models.policy, rows, temperature)
+        ref_logprobs = logprobs
+        if models.reference is not None:
+            ref_logprobs = reply_logprobs(models.reference, rows, temperature)
+        penalty = self.config.penalty_reward_value
+        rewards = reply_rewards(scores, rollout.finished, logprobs - ref_logprobs, self.kl.value, penalty)
+        return PairBatch(rollout, logprobs, ref_logprobs, scores, rewards)
+
+    def accepted(
+        self, batch: PairBatch, pairs: Sequence[DrawnPair], update: int, clock: Clock
+    ) -> Iteration[PairBatch] | None:
+        """A round without updates so far; None if numbers of its pairs are not finite."""
+        checked = {name: getattr(batch, name) for name in ("logprobs", "ref_logprobs", "scores", "rewards")}
+        found = [(name, ~torch.isfinite(x)) for name, x in checked.items()]
+        if self.nonfinite.in_rows(found, update, lambda: tensors_of(batch)):
+            return None
+        metrics = pair_metrics(batch, pairs, has_reference=self.models.reference is not None)
+        if self.config.whiten_rewards:
+            moments = torch.stack(masked_moments(batch.rewards, torch.ones_like(batch.rewards, dtype=torch.bool)))
+            count, total, squares = sum_over_ranks(moments).unbind()
+            batch = replace(batch, rewards=whiten_rewards(batch.rewards, (count, total, squares)))
+        clock.lap("scoring")
+        metrics |= {"lr": self.models.policy.learning_rate, "objective/kl_coef": self.kl.value}
+        return Iteration(batch, metrics | clock.seconds, random_states())
+
+    def update(self, current: Iteration[PairBatch], before: int) -> Metrics:
+        """The optimiser updates of a round, those that are left; there were so many before it."""
+        policy, batch = self.models.policy, current.batch
+        policy.train()
+
+        def left_out(done: int) -> bool:
+            return self.nonfinite.in_update({"policy": policy}, before + done, lambda: tensors_of(batch))
+
+        return refuel_update(policy, batch, self.settings, current.updates, left_out)
+
+    def evaluate(self) -> tuple[Metrics, list[Sample]]:
+        """Means over the held-out dialogues; {} without such dialogues."""
+        if not self.held_out:
+            return {}, []
+        kl = None if self.models.reference is None else self._kl_of_replies
+        temperature = self.config.eval_temperature
+        return evaluate_dialogues(
+            self.held_out, lambda examples: self.sampler.answers(examples, temperature), self.models.reward, kl
+        )
+
+    def _kl_of_replies(self, replies: Sequence[AssistantTurn]) -> Tensor:
+        """log π − log π_ref of each reply, (B,)."""
+        assert self.models.reference is not None
+        rollout = self.sampler.rollout_of(replies, [0] * len(replies))
+        rows = list(layouts(rollout, 2 * self.plan.micro_batch))
+        own = reply_logprobs(self.models.policy, rows, self.config.temperature)
+        return own - reply_logprobs(self.models.reference, rows, self.config.temperature)
+
+    def prepare(self) -> None:
+        """Nothing depends on the weights that training starts from: the reference is a model of its own."""
+
+    def self_check(self) -> None:
+        """A few forward passes on two dialogues. Raises UserError."""
+        examples = self.dialogues[:2]
+        check_drawing(self.models, self.sampler, examples, self.tokenizer, self.config.seed)
+        check_pairs(self.models.policy, self.score(self.sampler.pairs(examples, iteration=0), examples), self.settings)
+
+    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
+        """Nothing but signals stops a run."""
+        return None
+
+    def state_dict(self) -> State:
+        """The coefficient, and the round that is under way."""
+        return state_with({"kl": self.kl.value}, self.current)
+
+    def load_state_dict(self, state: State) -> None:
+        """Takes up what `state_dict` gave."""
+        self.kl = replace(self.kl, value=state.numbers["kl"])
+        if "current" in state.numbers:
+            self.current = Iteration.from_state(state, PairBatch)
+
+
+def refuel_update(
+    policy: TrainedPolicy,
+    batch: PairBatch,
+    settings: RefuelSettings,
+    progress: UpdateProgress,
+    left_out: Callable[[int], bool] = lambda done: False,
+) -> Metrics:
+    """Trains the policy on one round.
+
+    Every update takes all pairs, so that their order is of no matter; micro-batches hold pairs of similar length. The
+    loss is divided by the number of pairs of all ranks.
+
+    Args:
+        policy: engine of a PolicyModel, in training mode.
+        batch: this rank's pairs.
+        settings: sizes, η and temperature.
+        progress: where an interrupted call stopped; it is kept up to date, update by update.
+        left_out: called at the end of each update with the number of those before it. Says whether numbers were not
+            finite, so that the policy left the update out and its statistics do not count.
+
+    Raises:
+        Stopped: see `dschat.run.stop`.
+
+    Returns:
+        Means over the updates: loss/refuel, policy/…, val/… and grad_norm; and, where there are such, skipped/policy,
+        the number of updates that fp16 left out, and skipped/nonfinite, that of those that count for nothing.
+    """
+    layouts = pair_layouts(batch.rollout, settings.micro_batch)
+
+    def update(number: int, means: Means) -> None:
+        _one_update(policy, batch, layouts, settings, means)
+
+    def is_left_out(done: int, number: int) -> bool:
+        return left_out(done)
+
+    numbers, engines = range(settings.updates), {"policy": policy}
+    metrics = run_updates(numbers, progress, update, is_left_out, engines, "grad_norm")
+    if "val/ratio_variance" in metrics:
+        metrics["val/ratio_variance"] -= metrics["val/ratio"] ** 2
+    return metrics
+
+
+def _one_update(
+    policy: TrainedPolicy, batch: PairBatch, layouts: Sequence[Layout], settings: RefuelSettings, means: Means
+) -> None:
+    """One optimiser update; adds its statistics to ``means``."""
+    for rows in layouts:
+        raise_if_stopped()
+        log_ratios = summed_logprobs(policy, rows, settings.temperature) - batch.logprobs[rows.rows]
+        first, second = log_ratios.chunk(2)
+        differences = batch.reward_differences[rows.rows[: len(first)]]
+        loss, stats = regression_loss(first, second, differences, settings.eta, settings.num_pairs)
+        policy.backward(loss)
+        policy.step()
+        means.add_sum("loss/refuel", loss)
+        means.add_sums({NAMES[name]: number for name, number in stats.items()})
+
+
+def pair_metrics(batch: PairBatch, pairs: Sequence[DrawnPair], has_reference: bool) -> dict[str, float]:
+    """Means over the compared replies of all ranks; one synchronisation.
+
+    Args:
+        batch: this rank's pairs.
+        pairs: the same with their turns.
+        has_reference: else there is no KL to it.
+
+    Returns:
+        objective/… (KL and entropy in nats per reply; rlhf_reward is R, reward_gap the mean of |ΔR|), response/length
+        and eos_rate, and dialogue/turn, the mean number of the compared turn, from 1.
+    """
+    rows, mask = len(batch.scores), batch.rollout.response_mask
+    means = Means()
+    if has_reference:
+        means.add("objective/kl", batch.kl.sum(), rows)
+    means.add("objective/entropy", -batch.logprobs.sum(), rows)
+    means.add("objective/scores", batch.scores.sum(), rows)
+    means.add("objective/rlhf_reward", batch.rewards.sum(), rows)
+    means.add("objective/reward_gap", batch.reward_differences.abs().sum(), len(pairs))
+    means.add("response/length", mask.sum(), rows)
+    means.add("response/eos_rate", batch.rollout.finished.sum(), rows)
+    means.add("dialogue/turn", sum(pair.turn + 1 for pair in pairs), len(pairs))
+    return means.reduce()
+
+
+def check_drawing(
+    models: RefuelModels,
+    sampler: DialogueSampler,
+    examples: Sequence[DialogueExample],
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+) -> None:
+    """See `dschat.trainers.selfcheck.check_rollout`, with replies to the first messages of dialogues.
+
+    Args:
+        models: of the run.
+        sampler: of the run.
+        examples: one or two dialogues.
+        tokenizer: the policy's.
+        seed: of the run.
+
+    Raises:
+        UserError: log-probs are not what they should be, or tokens were drawn that should not be.
+    """
+    states = encode_states(tokenizer, [example.messages[:1] for example in examples], "the self-check")
+    drawn = sampler.first_replies(states, [row_seed(seed, SeedKind.SELF_CHECK, e.index) for e in examples])
+    temperature, count = sampler.sampling.temperature, len(states)
+    logprobs = response_logprobs(models.policy, drawn.rollout, temperature, count)
+    ref_logprobs = logprobs
+    if models.reference is not None:
+        ref_logprobs = response_logprobs(models.reference, drawn.rollout, temperature, count)
+    nothing = torch.zeros_like(logprobs)
+    trajectory = Trajectory(drawn.rollout, logprobs, ref_logprobs, nothing, nothing[:, 0])
+    check_rollout(models.policy, trajectory, sampler.sampling, drawn.logprobs)
+
+
+def check_pairs(policy: TrainedPolicy, batch: PairBatch, settings: RefuelSettings) -> None:
+    """At π = π_t, log-ratios are 0 and the loss is the mean of (η ΔR)².
+
+    Args:
+        policy: its engine, in evaluation mode.
+        batch: the first pairs.
+        settings: of the updates.
+
+    Raises:
+        UserError: it is not so.
+    """
+    again = reply_logprobs(policy, pair_layouts(batch.rollout, settings.micro_batch), settings.temperature)
+    first, second = (again - batch.logprobs).chunk(2)
+    finite = batch.reward_differences.isfinite()  # others are met later, as --on_nonfinite says
+    if not bool(finite.any()):
+        return
+    first, second, differences = first[finite], second[finite], batch.reward_differences[finite]
+    loss, _ = regression_loss(first, second, differences, settings.eta)
+    expected = (settings.eta * differences).double().square().mean()
+    tolerance = TOLERANCE[next(policy.module.parameters()).dtype] * max(1.0, float(batch.logprobs.abs().max()))
+    gap = float((first - second).abs().max())
+    allowed = tolerance * (tolerance + 2 * settings.eta * float(differences.abs().max())) + 1e-6
+    if not gap <= tolerance or not abs(float(loss) - float(expected)) <= allowed + 1e-5 * float(expected):
+        raise UserError(
+            f"self-check: before the first update the log-ratios of a pair differ by {gap:.3g} (rounding explains "
+            f"{tolerance:.3g}) and the loss is {float(loss):.6g} where the rewards alone give {float(expected):.6g}: "
+            "the model does not give the same numbers twice. Please report it; --no_self_checks skips this check."
+        )

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of an online REFUEL run: what talks with the users of the data, and log-probs of whole replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+
+from dschat.config.refuel import RefuelOnlineConfig
+from dschat.data.dialogues import Dialogue, DialogueExample, state
+from dschat.data.encoding import turn_end
+from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
+from dschat.models.layout import Layout, Lengths, group_by_length, lay_out
+from dschat.models.limits import position_limit
+from dschat.models.tokenizer import end_token_id
+from dschat.rl.types import Rollout
+from dschat.rollouts.dialogues import (
+    Assistant,
+    AssistantTurn,
+    DialogueRollout,
+    PolicyAssistant,
+    UserFromData,
+    roll_out,
+)
+from dschat.rollouts.engine import Generation, RolloutEngine, pad_prompts
+from dschat.rollouts.sampling import Sampling, row_seed
+from dschat.run.distributed import device
+from dschat.run.state import SeedKind
+from dschat.run.stop import raise_if_stopped, stopping_together
+from dschat.scoring.source import DialogueScores
+
+FIRST, SECOND, TURN = range(3)  # what a dialogue's seeds of a round are for
+
+
+@dataclass(frozen=True)
+class DrawnPair:
+    """Two dialogues that are one up to the user's message of a turn."""
+
+    turn: int  # h, from 0
+    first: DialogueRollout
+    second: DialogueRollout
+
+    @property
+    def replies(self) -> tuple[AssistantTurn, AssistantTurn]:
+        """Those that are compared: of turn h."""
+        return self.first.replies[self.turn], self.second.replies[self.turn]
+
+
+def drawn_turn(seed: int, iteration: int, example: DialogueExample) -> int:
+    """h, evenly from the turns of a dialogue; it follows from the run's seed, the round and the row alone."""
+    return row_seed(seed, SeedKind.TRAINING, iteration, example.index, TURN) % example.num_turns
+
+
+def dialogue_sampling(config: RefuelOnlineConfig, tokenizer: PreTrainedTokenizerBase) -> Sampling:
+    """Replies end with the template's end of a turn, with EOS, or with --end_of_conversation_token."""
+    own = end_token_id(tokenizer, config.end_of_conversation_token)
+    end_ids = {turn_end(tokenizer).token_id, tokenizer.eos_token_id, own}
+    return Sampling(
+        max_new_tokens=config.max_answer_seq_len,
+        end_ids=tuple(sorted(end_ids)),
+        pad_id=tokenizer.pad_token_id,
+        bos_id=tokenizer.bos_token_id,
+        temperature=config.temperature,
+    )
+
+
+class DialogueSampler:
+    """Draws dialogues with the policy. Every rank must call its methods; each may draw another number of them."""
+
+    def __init__(
+        self,
+        policy: TrainedPolicy,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        seed: int,
+        engine: RolloutEngine,
+    ) -> None:
+        """Takes the policy and how to draw.
+
+        Args:
+            policy: its engine.
+            tokenizer: of the policy.
+            sampling: how replies are drawn.
+            seed: of the run.
+            engine: what draws them.
+        """
+        self._policy, self._tokenizer, self._seed, self._engine = policy, tokenizer, seed, engine
+        self._most = position_limit(policy.module.inner)
+        self.sampling = sampling
+
+    def pairs(self, examples: Sequence[DialogueExample], iteration: int) -> list[DrawnPair]:
+        """Two dialogues of each example: all turns, then those from h on once more.
+
+        Args:
+            examples: of this rank.
+            iteration: number of the round; seeds are made from the run's seed, it and the example's index, so that
+                draws depend neither on the rank nor on the other rows.
+        """
+        turns = [drawn_turn(self._seed, iteration, example) for example in examples]
+        user, count = self._user_of(examples)
+        seeds = [
+            [row_seed(self._seed, SeedKind.TRAINING, iteration, example.index, part) for example in examples]
+            for part in (FIRST, SECOND)
+        ]
+        with self._assistant(self.sampling) as assistant:
+            first = roll_out([example.messages[:1] for example in examples], count, assistant, user, seeds[0])
+            shared = [state(one.messages, turn) for one, turn in zip(first, turns, strict=True)]
+            second = roll_out(shared, count, assistant, user, seeds[1])
+        return [DrawnPair(*pair) for pair in zip(turns, first, second, strict=True)]
+
+    def answers(self, examples: Sequence[DialogueExample], temperature: float) -> list[DialogueRollout]:
+        """Whole dialogues for an evaluation, the same draws every time; at temperature 0 with the likeliest tokens."""
+        user, count = self._user_of(examples)
+        seeds = [row_seed(self._seed, SeedKind.EVALUATION, example.index) for example in examples]
+        with self._assistant(replace(self.sampling, temperature=temperature)) as assistant:
+            return roll_out([example.messages[:1] for example in examples], count, assistant, user, seeds)
+
+    def first_replies(self, states: Sequence[list[int]], seeds: Sequence[int]) -> Generation:
+        """Replies to states as ids, as the engine gives them."""
+        self._policy.eval()
+        with stopping_together(), self._engine.session(self._policy) as draw:
+            return draw(states, self.sampling, seeds)
+
+    def rollout_of(self, replies: Sequence[AssistantTurn], indices: Sequence[int]) -> Rollout:
+        """B replies with their states as tensors; `indices` are the examples'."""
+        prompts, mask = pad_prompts([reply.state_ids for reply in replies], self.sampling.pad_id, device())
+        drawn = [torch.tensor(reply.ids) for reply in replies]
+        ids = pad_sequence(drawn, True, self.sampling.pad_id).to(device())
+        drawn_mask = pad_sequence([torch.ones_like(x, dtype=torch.bool) for x in drawn], True, False).to(device())
+        return Rollout(
+            input_ids=torch.cat([prompts, ids], dim=1),
+            attention_mask=torch.cat([mask, drawn_mask], dim=1),
+            response_mask=drawn_mask,
+            prompt_index=torch.tensor(indices, device=device()),
+            finished=torch.tensor([reply.finished for reply in replies], device=device()),
+        )
+
+    @contextmanager
+    def _assistant(self, sampling: Sampling) -> Iterator[Assistant]:
+        """The policy as it is now: its weights are gathered once for all turns inside."""
+        self._policy.eval()
+        with stopping_together(), self._engine.session(self._policy) as draw:
+            yield PolicyAssistant(draw, self._tokenizer, sampling, self._most)
+
+    @staticmethod
+    def _user_of(examples: Sequence[DialogueExample]) -> tuple[UserFromData, list[int]]:
+        said: list[Dialogue] = [example.messages for example in examples]
+        return UserFromData(said), [example.num_turns for example in examples]
+
+
+@dataclass(frozen=True)
+class RefuelModels:
+    """Engines and the source of scores of a run, and what draws from the policy."""
+
+    policy: TrainedPolicy
+    reference: PolicyEngine | None  # None where no reward depends on it
+    reward: DialogueScores
+    rollouts: RolloutEngine
+
+
+def pair_layouts(rollout: Rollout, most: int) -> list[Layout]:
+    """All pairs for ⌈N / most⌉ forward passes, those of similar length together.
+
+    The passes follow from the lengths alone, so that a policy that has not changed gives the same numbers again.
+
+    Args:
+        rollout: 2N rows; row n and row N + n are a pair.
+        most: pairs of the longest length that a forward pass may hold.
+
+    Returns:
+        Layouts of 2n rows; the first n are first replies, the others their partners in the same order.
+    """
+    lengths = Lengths.of(rollout)
+    count = len(lengths.totals) // 2
+    longer = np.maximum(lengths.totals[:count], lengths.totals[count:])
+    groups = group_by_length(longer, most)
+    return [lay_out(rollout, np.concatenate([pairs, pairs + count]), lengths) for pairs in groups]
+
+
+def summed_logprobs(model: PolicyForward, rows: Layout, temperature: float) -> Tensor:
+    """Σ log π(y_j | s, y_<j) over each reply's tokens, (b,) float32, differentiable."""
+    logprobs, _ = model(rows.input_ids, None, rows.targets, temperature, False)
+    return rows.spread(logprobs).sum(1)
+
+
+@torch.no_grad()
+def reply_logprobs(model: PolicyForward, layouts: Sequence[Layout], temperature: float) -> Tensor:
+    """The same for all B rows of some layouts, by row number; without gradient.
+
+    Args:
+        model: PolicyModel or its engine.
+        layouts: every row is in one of them.
+        temperature: that of sampling.
+    """
+    result = torch.zeros(sum(len(rows.rows) for rows in layouts), device=layouts[0].rows.device)
+    for rows in layouts:
+        raise_if_stopped()
+        result[rows.rows] = summed_logprobs(model, rows, temperature)
+    return result

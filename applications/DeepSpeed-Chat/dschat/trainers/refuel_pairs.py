@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REFUEL: the log-ratios of two replies to a state shall differ as their rewards-to-go do, times η."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dschat.config.refuel import RefuelConfig
+from dschat.data.collate import collate_preferences
+from dschat.data.dialogue_pairs import RegressionExample
+from dschat.errors import UserError
+from dschat.models.engines import TrainedPolicy
+from dschat.rl.losses import regression_loss
+from dschat.run.distributed import device
+from dschat.run.output import Run
+from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.trainers.reference import (
+    FOLDER,
+    describe_reference,
+    pair_logprobs,
+    reference_logprobs,
+    with_logprobs,
+)
+from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
+
+Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], Tensor]
+
+
+class RefuelTask:
+    """Regresses the relative rewards of pairs of replies."""
+
+    name = "refuel"
+
+    def __init__(
+        self,
+        train: Sequence[RegressionExample],
+        eval: Sequence[RegressionExample],
+        pad_id: int,
+        eta: float,
+        temperature: float,
+        reference: Reference | None = None,
+        self_checks: bool = True,
+    ) -> None:
+        """Takes what is learnt.
+
+        Args:
+            train, eval: pairs.
+            pad_id: fills the gaps, unseen.
+            eta: η of `regression_loss`.
+            temperature: divides the logits, then and now.
+            reference: gives the log-probs (n, 2) of the policy before training; None where the pairs have them.
+            self_checks: compare them with the policy's before the first update.
+        """
+        self.train, self.eval = train, eval
+        self._pad_id, self._eta, self._temperature, self._reference = pad_id, eta, temperature, reference
+        self._self_checks = self_checks
+
+    def prepare(self, engine: TrainedPolicy) -> None:
+        """Raises UserError where log-probs that were kept are not those of this policy."""
+        if self._reference is None:
+            return
+        with stop_signals():
+            pairs = [*self.train, *self.eval]
+            known, count = with_logprobs(pairs, self._reference(engine, pairs)), len(self.train)
+            self.train, self.eval = known[:count], known[count:]
+            if self._self_checks:
+                self.check_start(engine, self.train[:2])
+            raise_if_stopped()
+
+    def count(self, examples: Sequence[RegressionExample]) -> int:
+        return len(examples)
+
+    def loss(
+        self, engine: TrainedPolicy, examples: Sequence[RegressionExample], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        old_chosen, old_rejected = torch.tensor([e.ref_logprobs for e in examples], device=chosen.device).T
+        # Rewards are subtracted in double precision: they are often large and close together.
+        differences = torch.tensor([e.chosen_reward - e.rejected_reward for e in examples], device=chosen.device)
+        log_ratios = chosen - old_chosen, rejected - old_rejected
+        loss, stats = regression_loss(*log_ratios, differences, self._eta, count)
+        named = {name: stats[name] for name in ("kl", "agreement", "ratio", "ratio_squared")}
+        for name, ratios in zip(("kl_chosen", "kl_rejected"), log_ratios, strict=True):
+            named[name] = ratios.detach().sum() / count
+        return loss, named
+
+    @torch.no_grad()
+    def self_check(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
+        """Padding and training mode change nothing: a pair alone has the log-probs that it has beside a longer one."""
+        together = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        for n, example in enumerate(examples):
+            alone = pair_logprobs(engine, [example], self._pad_id, self._temperature)
+            for x, y in zip(together, alone, strict=True):
+                self._require_close(engine, float(x[n]), float(y[0]), example, "alone and in a batch")
+        options, every = (examples, self._pad_id, self._temperature), torch.ones(1, dtype=torch.bool, device=device())
+        check_modes(engine, "log-probs", every, lambda: torch.cat(pair_logprobs(engine, *options)))
+
+    @torch.no_grad()
+    def check_start(self, engine: TrainedPolicy, examples: Sequence[RegressionExample]) -> None:
+        """Before the first update the policy is the one before training: D = 0, and the loss is the mean of (η ΔR)².
+
+        Raises:
+            UserError: the log-probs that were kept are not those of this policy.
+        """
+        engine.eval()
+        chosen, rejected = pair_logprobs(engine, examples, self._pad_id, self._temperature)
+        for example, *now in zip(examples, chosen.tolist(), rejected.tolist(), strict=True):
+            for x, y in zip(now, example.ref_logprobs or (), strict=True):
+                self._require_close(engine, x, y, example, "now and when the reference was computed")
+
+    def _require_close(self, engine: TrainedPolicy, x: float, y: float, example: RegressionExample, when: str) -> None:
+        """Raises UserError where two sums of log-probs differ by more than rounding of each token explains."""
+        tokens = max(len(example.chosen_ids), len(example.rejected_ids))
+        # Rounding errors of single tokens add up like a random walk.
+        tolerance = 2 * TOLERANCE[next(engine.module.parameters()).dtype] * max(1.0, math.sqrt(tokens))
+        check_weights(engine, x - y)
+        if not abs(x - y) <= tolerance:
+            raise UserError(
+                f"self-check: the log-probs of a reply of {tokens} tokens differ {when}: {x:.6g} and {y:.6g} "
+                f"(rounding explains {tolerance:g}). Remove the file of reference log-probs, or report the model. "
+                "--no_self_checks skips this check."
+            )
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        return means
+
+    def collate(self, examples: Sequence[RegressionExample]) -> dict[str, Tensor]:
+        return {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}
+
+
+class Kept:
+    """The log-probs of the policy before training, which a file keeps."""
+
+    def __init__(self, config: RefuelConfig, pad_id: int, model: str, run: Run) -> None:
+        """Takes what they depend on.
+
+        Args:
+            config: the flags.
+            pad_id: of the tokenizer.
+            model: the policy's `dschat.common.fingerprints.model_hash`.
+            run: its folder keeps them, unless --task.cluster names another place.
+        """
+        self._config, self._pad_id, self._model, self._run = config, pad_id, model, run
+
+    def __call__(self, engine: TrainedPolicy, pairs: Sequence[RegressionExample]) -> Tensor:
+        """(n, 2) float32. Raises UserError where the file is of other data, another model, and so on."""
+        temperature, dtype = self._config.temperature, next(engine.module.parameters()).dtype
+        return reference_logprobs(
+            engine,
+            pairs,
+            self._pad_id,
+            self._config.per_device_eval_batch_size,
+            temperature,
+            reference_file(self._config, self._run.folder),
+            describe_reference(pairs, self._model, dtype, temperature),
+        )
+
+
+def reference_file(config: RefuelConfig, folder: Path) -> Path:
+    """Where the log-probs before training are kept: with --task.cluster beside the pairs, else in the run's folder."""
+    if config.cluster is None:
+        return folder / FOLDER / "logprobs.safetensors"
+    data = Path(config.data_path[0])
+    place = data if data.is_dir() else data.parent if data.is_file() else Path(config.output_dir).resolve().parent
+    return place / f"{data.stem if data.is_file() else data.resolve().name}_{config.cluster}.safetensors"

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is logged of a rollout, and how a response is written down token by token."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from dschat.rl.masked import masked_moments, masked_sum
+from dschat.rl.rewards import ScoreMoments
+from dschat.rl.types import PPOBatch, Rollout
+from dschat.run.metrics import Means
+from dschat.scoring.source import Measured
+from dschat.trainers.ppo_models import AuxiliaryScores
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What others than the models say of a rollout of B rows, by the same names on each rank.
+
+    Attributes:
+        auxiliary: numbers (B,); their means are objective/<name>.
+        totals: sums over this rank's rows; the sums of all ranks are metrics.
+        measured: by the source of scores: (total, count), whose means over all ranks are metrics.
+    """
+
+    auxiliary: AuxiliaryScores
+    totals: Mapping[str, float]
+    measured: Measured
+
+
+def outside_metrics(outside: Outside) -> dict[str, float]:
+    """The metrics of all ranks; one synchronisation if there is anything."""
+    means = Means()
+    for name, (total, count) in outside.measured.items():
+        means.add(name, total, count)
+    for name, numbers in outside.auxiliary.items():
+        means.add(f"objective/{name}", numbers.sum(), len(numbers))
+    means.add_sums(outside.totals)
+    return means.reduce()
+
+
+def rollout_metrics(batch: PPOBatch, lam: float) -> dict[str, float]:
+    """Means over the responses of all ranks; one synchronisation.
+
+    Args:
+        batch: this rank's rows.
+        lam: GAE's λ, which acts per macro action; per token that is λ_eff = λ^(1/mean macro length), logged.
+
+    Returns:
+        objective/…, response/…, macro/…, val/num_eos_tokens and, of a critic, val/explained_variance and
+        macro/lambda_eff. KL in nats. Of the responses, score_length_correlation is Pearson's, and repetition the share
+        of 4-grams that the response has had before.
+    """
+    mask, macro, trajectory = batch.response_mask, batch.macro, batch.trajectory
+    rows, tokens, macros = mask.shape[0], mask.sum(), macro.mask.sum()
+    kept = mask.any(1)  # a response without a score has no token left, and counts in no mean but that of scores
+    responses = kept.sum()
+    kl, surprise = masked_sum(batch.kl, mask), masked_sum(-trajectory.logprobs, mask)
+    finished = (trajectory.rollout.finished & kept).sum()
+    means = Means()
+    means.add("objective/kl", kl, responses)
+    means.add("objective/kl_per_token", kl, tokens)
+    means.add("objective/entropy", surprise, responses)
+    means.add("objective/scores", trajectory.scores.sum(), rows)
+    means.add("objective/rlhf_reward", masked_sum(batch.rewards, mask), responses)
+    means.add("response/length", tokens, responses)
+    means.add("response/eos_rate", finished, responses)
+    repeated, grams = repeated_4grams(trajectory.rollout)
+    means.add("response/repetition", repeated, grams)
+    length, score = mask.sum(1).double(), torch.where(kept, trajectory.scores, 0.0).double()
+    for name, products in (("l", length), ("s", score), ("l²", length**2), ("s²", score**2), ("ls", length * score)):
+        means.add(name, products.sum(), responses)
+    means.add("macro/count", macros, responses)
+    means.add("macro/length", tokens, macros)
+    if batch.returns is not None and trajectory.values is not None:
+        # Means of x and x² over tokens, from which follow the variances that the explained variance compares.
+        for name, x in (("returns", batch.returns), ("residuals", batch.returns - trajectory.values)):
+            count, total, squares = masked_moments(x, mask)
+            means.add(name, total, count)
+            means.add(f"{name}²", squares, count)
+    means.add_sum("val/num_eos_tokens", finished)
+    metrics = _with_correlation(means.reduce())
+    return metrics if batch.returns is None else _with_critic(metrics, lam)
+
+
+def normalised_metrics(moments: ScoreMoments | None, scores: float | None) -> dict[str, float]:
+    """The mean score of a rollout as it is trained on, before a penalty and clipping, and what it is normalised by.
+
+    Args:
+        moments: of all scores so far; None without --normalize_scores.
+        scores: the mean of the rollout's; None where the rollout was left out.
+    """
+    if moments is None or scores is None:
+        return {}
+    return {
+        "objective/normalized_scores": (scores - moments.mean) / moments.deviation,
+        "objective/scores_running_mean": moments.mean,
+        "objective/scores_running_std": moments.deviation,
+    }
+
+
+def _with_critic(metrics: dict[str, float], lam: float) -> dict[str, float]:
+    """The same with what is known of GAE and its critic, in the place of sums."""
+    spread = metrics.pop("returns²") - metrics.pop("returns") ** 2
+    unexplained = metrics.pop("residuals²") - metrics.pop("residuals") ** 2
+    metrics["val/explained_variance"] = 1 - unexplained / spread if spread > 1e-12 else 0.0
+    metrics["macro/lambda_eff"] = lam ** (1 / metrics["macro/length"]) if metrics["macro/length"] else lam
+    return metrics
+
+
+def _with_correlation(metrics: dict[str, float]) -> dict[str, float]:
+    """The same with the correlation of scores and lengths in the place of its sums."""
+    length, score, product = (metrics.pop(name) for name in ("l", "s", "ls"))
+    spreads = [_spread(metrics.pop(f"{name}²"), mean) for name, mean in (("l", length), ("s", score))]
+    correlation = (product - length * score) / math.sqrt(math.prod(spreads)) if all(spreads) else 0.0
+    metrics["response/score_length_correlation"] = min(max(correlation, -1.0), 1.0)
+    return metrics
+
+
+def _spread(mean_square: float, mean: float) -> float:
+    """The variance; 0 where it is no more than rounding."""
+    variance = mean_square - mean**2
+    return variance if variance > 1e-9 * mean_square else 0.0
+
+
+def repeated_4grams(rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """How many runs of 4 tokens occurred earlier in the same response, and how many there are; 0-d, of all rows."""
+    ids, mask = rollout.response_ids, rollout.response_mask
+    exists = mask[:, 3:]  # by its last token
+    if not exists.shape[1]:
+        return torch.zeros((), device=ids.device), torch.zeros((), device=ids.device)
+    pairs = (ids[:, :-1] << 31) + ids[:, 1:]
+    # What is no 4-gram gets a number of its own, so that it equals nothing.
+    places = -1 - torch.arange(exists.shape[1], device=ids.device)
+    first, second = torch.where(exists, pairs[:, :-2], places), pairs[:, 2:]
+    for number in (1, 0):  # by the second pair, then by the first: a stable sort keeps equal ones in order
+        order = (first, second)[number].argsort(dim=1, stable=True)
+        first, second = first.gather(1, order), second.gather(1, order)
+    same = (first[:, 1:] == first[:, :-1]) & (second[:, 1:] == second[:, :-1])
+    return same.sum(), exists.sum()
+
+
+def token_table(batch: PPOBatch, row: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, object]]:
+    """One response as a list of tokens with their macro action and numbers, for sample files.
+
+    Args:
+        batch: of PPO.
+        row: which response.
+        tokenizer: to show each token's text.
+
+    Returns:
+        Per token: text, macro_action, value, reward, advantage, logprob, ref_logprob. Without a critic there is no
+        value, nor an advantage: that of a response whose prompt has no other is 0.
+    """
+    length = int(batch.response_mask[row].sum())
+    trajectory = batch.trajectory
+
+    def numbers(x: Tensor) -> list[float]:
+        return [round(v, 5) for v in x[row, :length].tolist()]
+
+    values = trajectory.values
+    columns = {
+        "text": token_texts(trajectory.rollout.response_ids[row, :length].tolist(), tokenizer),
+        "macro_action": batch.macro.index[row, :length].tolist(),
+        **({} if values is None else {"value": numbers(values)}),
+        "reward": numbers(batch.rewards),
+        **({} if values is None else {"advantage": numbers(batch.advantages)}),
+        "logprob": numbers(trajectory.logprobs),
+        "ref_logprob": numbers(trajectory.ref_logprobs),
+    }
+    return [dict(zip(columns, of_token, strict=True)) for of_token in zip(*columns.values(), strict=True)]
+
+
+def token_texts(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text that each token adds to the response; together they are the decoded response, special tokens shown.
+
+    A token that ends inside a character (bytes of an emoji) adds nothing until the one that completes it.
+    """
+    texts, done = [], ""
+    for end in range(1, len(ids) + 1):
+        text = str(tokenizer.decode(ids[:end], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if text.endswith("�") and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(text[len(done) :])
+        done = text
+    return texts

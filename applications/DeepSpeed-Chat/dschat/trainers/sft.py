@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Step 1, supervised fine-tuning: cross-entropy on the response tokens, or on those of every turn of the assistant."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dschat.data.collate import collate_packed, collate_sft
+from dschat.data.examples import SFTExample
+from dschat.models.engines import TrainedPolicy
+from dschat.rl.losses import sft_loss
+from dschat.run.distributed import device
+from dschat.trainers.selfcheck import check_packing, check_policy
+
+
+class SFTTask:
+    """Learns to write the demonstrated responses."""
+
+    name = "sft"
+
+    def __init__(
+        self,
+        train: Sequence[SFTExample],
+        eval: Sequence[SFTExample],
+        pad_id: int,
+        sft_on_prompt: bool = False,
+        label_smoothing: float = 0.0,
+        packed_width: int | None = None,
+    ) -> None:
+        """Takes the demonstrations.
+
+        Args:
+            train, eval: demonstrations.
+            pad_id: of the tokenizer.
+            sft_on_prompt: learn the prompts, too.
+            label_smoothing: ε of the targets in training; evaluation is without, so that exp(loss) is the perplexity.
+            packed_width: tokens of a row that examples are packed into; each has a row of its own when None.
+        """
+        self.train, self.eval = train, eval
+        self._pad_id, self._on_prompt, self._smoothing = pad_id, sft_on_prompt, label_smoothing
+        self._width = packed_width
+
+    def prepare(self, engine: TrainedPolicy) -> None:
+        """Raises UserError where packed examples of this model would see each other."""
+        if self._width is not None:
+            engine.eval()
+            check_packing(engine, self.train[:2], self._pad_id)
+
+    def count(self, examples: Sequence[SFTExample]) -> int:
+        if self._on_prompt:
+            return sum(len(example) - 1 for example in examples)
+        return sum(example.num_targets for example in examples)
+
+    def loss(
+        self, engine: TrainedPolicy, examples: Sequence[SFTExample], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        batch = self.collate(examples)
+        smoothing = self._smoothing if torch.is_grad_enabled() else 0.0
+        if self._width is not None:
+            ids, positions, targets = (batch[name] for name in ("input_ids", "position_ids", "targets"))
+            logprobs, _ = engine(ids, None, targets, with_entropy=False, smoothing=smoothing, position_ids=positions)
+            return sft_loss(logprobs, torch.ones_like(targets, dtype=torch.bool), count)
+        mask = batch["response_mask"]
+        tokens = batch["input_ids"], batch["attention_mask"], mask.shape[1]
+        logprobs, _ = engine(*tokens, with_entropy=False, smoothing=smoothing)
+        return sft_loss(logprobs, mask, count)
+
+    def self_check(self, engine: TrainedPolicy, examples: Sequence[SFTExample]) -> None:
+        batch = self._unpacked(examples)
+        tokens = (batch["input_ids"], batch["attention_mask"])
+        check_policy(engine, tokens, batch["response_mask"].shape[1], 1.0, self._pad_id)
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        return {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0))}
+
+    def collate(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
+        if self._width is None:
+            return self._unpacked(examples)
+        batch = collate_packed(examples, self._pad_id, self._width, self._on_prompt)
+        return {name: x.to(device()) for name, x in batch.items()}
+
+    def _unpacked(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
+        batch = collate_sft(examples, self._pad_id, self._on_prompt)
+        return {name: x.to(device()) for name, x in batch.items()}

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning from given texts: one optimiser update per iteration, on a task with a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from dschat.config.supervised import SupervisedConfig
+from dschat.data.collate import eval_batches
+from dschat.data.stored import lengths_of
+from dschat.models.engines import Trained
+from dschat.run.distributed import device, rank, sum_over_ranks, world_size
+from dschat.run.metrics import Means, with_variances
+from dschat.run.output import Run
+from dschat.run.stop import raise_if_stopped
+from dschat.trainers.evaluation import Sample
+from dschat.trainers.iteration import Metrics, State
+from dschat.trainers.loop import Work
+from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
+
+Example = TypeVar("Example", bound=Sized)
+EngineT = TypeVar("EngineT", bound=Trained)
+AnyEngine = TypeVar("AnyEngine", contravariant=True)
+
+
+class Task(Protocol[Example, AnyEngine]):
+    """What is learnt: examples, a loss and an evaluation."""
+
+    name: str  # of the loss in the metrics
+    train: Sequence[Example]
+    eval: Sequence[Example]
+
+    def prepare(self, engine: AnyEngine) -> None:
+        """What needs the weights that training starts from: called before a checkpoint takes their place."""
+
+    def count(self, examples: Sequence[Example]) -> int:
+        """What the loss is a mean over: response tokens, or pairs."""
+
+    def loss(
+        self, engine: AnyEngine, examples: Sequence[Example], count: Tensor | float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Sum over the micro-batch divided by ``count``; statistics divided likewise."""
+
+    def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        """What the engine reads of a micro-batch."""
+
+    def self_check(self, engine: AnyEngine, examples: Sequence[Example]) -> None:
+        """Raises UserError if the model is computed wrongly."""
+
+    def summary(self, means: dict[str, float]) -> dict[str, float]:
+        """Evaluation metrics from the evaluation's mean loss and statistics."""
+
+
+class Supervised(Generic[Example, EngineT]):
+    """Trains one engine on one task."""
+
+    checks_trained = True
+
+    def __init__(self, engine: EngineT, task: Task[Example, EngineT], config: SupervisedConfig, run: Run) -> None:
+        """Takes the parts of a run.
+
+        Args:
+            engine: of a PolicyModel (step 1, DPO, REFUEL on pairs) or ScalarModel (the reward model).
+            task: what is learnt.
+            config: the flags.
+            run: batch sizes and folder.
+        """
+        self.engine, self.task, self.config = engine, task, config
+        self.nonfinite = NonFinite(config.on_nonfinite, run)
+        self.name, self.shown = task.name, {"loss": f"loss/{task.name}"}
+        self.lengths, self.work_batch = lengths_of(task.train), run.plan.micro_batch
+
+    def prepare(self) -> None:
+        """The task's."""
+        self.task.prepare(self.engine)
+
+    def self_check(self) -> None:
+        """The task's, on two examples."""
+        self.engine.eval()
+        self.task.self_check(self.engine, self.task.train[:2])
+
+    def iterate(self, work: Work, iteration: int) -> Metrics:
+        """One optimiser update on micro-batches of example numbers."""
+        self.engine.train()
+        batches = [[self.task.train[number] for number in rows] for rows in work]
+        own_count = torch.tensor(float(sum(self.task.count(batch) for batch in batches)), device=device())
+        count = sum_over_ranks(own_count)
+        sums, learning_rate = Means(), self.engine.learning_rate
+        for batch in batches:
+            raise_if_stopped()
+            loss, stats = self.task.loss(self.engine, batch, count)
+            self.engine.backward(loss)
+            self.engine.step()
+            sums.add_sum(f"loss/{self.task.name}", loss)
+            sums.add_sums({f"train/{name}": value for name, value in stats.items()})
+        if self.nonfinite.in_update({"model": self.engine}, iteration, lambda: self._tensors(batches)):
+            return {SKIPPED_NONFINITE: 1.0, "lr": learning_rate}
+        norm = {"skipped": 1.0} if self.engine.skipped else {"grad_norm": self.engine.grad_norm}
+        return {**with_variances(sums.reduce()), **norm, "lr": learning_rate}
+
+    def _tensors(self, batches: list[list[Example]]) -> dict[str, Tensor]:
+        """What an update's micro-batches are made of, by number and name."""
+        parts = [(number, self.task.collate(batch)) for number, batch in enumerate(batches)]
+        return {f"{number}.{name}": x for number, part in parts for name, x in part.items()}
+
+    @torch.no_grad()
+    def evaluate(self) -> tuple[Metrics, list[Sample]]:
+        """Loss and statistics on the held-out examples, each rank on its share; {} without such examples."""
+        if not self.task.eval:
+            return {}, []
+        self.engine.eval()
+        size, most = self.config.per_device_eval_batch_size, self.config.num_eval_examples(world_size())
+        held_out = self.task.eval[: most or None]
+        means = Means()
+        for rows in eval_batches(lengths_of(held_out), size, rank=rank(), world_size=world_size()):
+            raise_if_stopped()
+            # A rank that has run out of examples takes part in every forward pass all the same, without weight.
+            examples = [held_out[number] for number in rows or [0]]
+            loss, stats = self.task.loss(self.engine, examples, 1.0)
+            totals = {"loss": loss, **stats}
+            means.add_all(totals if rows else dict.fromkeys(totals, 0), self.task.count(examples) if rows else 0)
+        summary = self.task.summary(with_variances(means.reduce()))
+        return {f"eval/{name}": value for name, value in summary.items()}, []
+
+    def why_stop(self, metrics: Metrics, update: int, may_stop: bool) -> str | None:
+        """Nothing but signals stops a run."""
+        return None
+
+    def state_dict(self) -> State:
+        """Nothing beside the model, the optimiser and the number of updates."""
+        return State({})
+
+    def load_state_dict(self, state: State) -> None:
+        """Nothing to take up."""
