@@ -21,7 +21,7 @@ CODE = ("applications", "Constituent-Treelib", "evaluation", "examples", "infere
 MAY_IMPORT: dict[str, set[str]] = {
     "rl": set(),
     "common": set(),
-    "config": {"common", "rl"},  # names of metrics; what its estimators need
+    "config": {"common", "rl"},  # rl: what its estimators need
     "data": {"common"},
     "models": {"common", "rl"},
     # what a run will take, from its flags and configs alone

@@ -191,7 +191,7 @@ def test_flags_in_the_text(document):
     for program in programs:
         text = program.read_text(encoding="utf-8")
         if program.name == "main.py" or re.search(
-            "ArgumentParser|run_judge|run_turns|dschat.inference|run_main", text
+            "ArgumentParser|settings_parser|run_judge|run_turns|dschat.inference|run_main", text
         ):
             known |= known_flags(program)
     for part, task in (("demo", "chat"), ("data", "check"), ("data", "preview"), ("data", "prepare")):

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks run and print one JSON object with their figures. What the figures say is not tested here."""
 
-import importlib
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,42 +9,31 @@ from typing import Any
 import pytest
 import torch
 
+import learner_memory
+from benchmark_runs import FOLDER, figures_of, run_benchmark
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from factories import make_causal_lm, make_classifier
 from launches import launch
 
-FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat" / "benchmarks"
 TINY_MEMORY = (
     "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3 --softcap 30 --device cpu --threads 1"
 )
 
 
-def run(script: str, flags: str) -> dict[str, Any]:
-    """The script's output as JSON; machine and settings are there."""
-    command = [sys.executable, str(FOLDER / script), *flags.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert set(report) == {"machine", "settings", "figures"}
-    assert {"cpu", "cpu_cores", "gpus", "torch"} <= set(report["machine"])
-    return report
-
-
 @pytest.mark.slow
 def test_logprob_memory() -> None:
-    report = run("logprob_memory.py", TINY_MEMORY)
-    assert report["settings"]["shape"]["vocabulary"] == 64
-    cases = [(row["method"], row["phase"], row["batch_size"]) for row in report["figures"]]
+    figures = run_benchmark("logprob_memory.py", TINY_MEMORY)
+    cases = [(row["method"], row["phase"], row["batch_size"]) for row in figures]
     chunks = [("chunks", phase, size) for phase in ("training", "scoring") for size in (2, 3)]
     assert cases == [*chunks, ("full_logits", "training", 2), ("full_logits", "scoring", 2)]
-    assert all(row.keys() >= {"peak_gb", "inputs_gb", "seconds"} for row in report["figures"])
+    assert all(row.keys() >= {"peak_gb", "inputs_gb", "seconds"} for row in figures)
 
 
 @pytest.mark.slow
 def test_plan_check() -> None:
     """The plan of a small model is within 15 % of what torch's allocator reports."""
-    (figure,) = run("plan_check.py", "--shapes S --short --rows 4 --prompt 16 --response 16")["figures"]
+    (figure,) = run_benchmark("plan_check.py", "--shapes S --short --rows 4 --prompt 16 --response 16")
     assert set(figure["phases"]) == {"generate", "score", "train"}
     for phase in figure["phases"].values():
         assert 0.85 < phase["ratio"] < 1.15 and phase["measured_mb"] > 10
@@ -56,7 +42,7 @@ def test_plan_check() -> None:
 @pytest.mark.slow
 def test_learner_memory() -> None:
     """Runs of the mains: DPO holds what step 1 holds; a critic, a reference and a reward model cost their weights."""
-    figures = run("learner_memory.py", "--hidden 256 --layers 4 --vocabulary 600")["figures"]
+    figures = run_benchmark("learner_memory.py", "--hidden 256 --layers 4 --vocabulary 600")
     sft, dpo, gae = figures["sft"], figures["dpo"], figures["ppo, gae"]
     assert sft["models"] == dpo["models"] == ["policy"]
     assert gae["models"] == ["policy", "reference", "critic", "reward model"]
@@ -74,7 +60,7 @@ def test_learner_memory() -> None:
 @pytest.mark.slow
 def test_share_base() -> None:
     """Four models whole, three bases with LoRA (the reference is the actor's), and one."""
-    figures = run("share_base.py", "--hidden 256 --layers 4 --vocabulary 600 --rank 4")["figures"]
+    figures = run_benchmark("learner_memory.py", "--share_base --hidden 256 --layers 4 --vocabulary 600 --rank 4")
     whole, lora, shared = figures.values()
     base = whole["parameters_mb"] / 4
     assert lora["parameters_mb"] == pytest.approx(3 * base, rel=0.1) and lora["parameters_mb"] > 3 * base
@@ -84,10 +70,8 @@ def test_share_base() -> None:
     assert shared["peak_mb"] < lora["peak_mb"] < whole["peak_mb"]
 
 
-def test_what_learner_memory_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_learner_memory_counts(tmp_path: Path) -> None:
     """A trained and a frozen model, storages once each, and the rows that every way trains on."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    learner_memory = importlib.import_module("learner_memory")
     before = Counter(learner_memory.census()["models"])
     policy = PolicyModel(make_causal_lm())
     critic, reward = ScalarModel(make_classifier()), ScalarModel(make_classifier()).requires_grad_(False)
@@ -105,10 +89,9 @@ def test_what_learner_memory_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_parsing_cost(benepar_model: Path) -> None:
     """Every parser; link-grammar where it is installed."""
-    report = run(
+    figures = run_benchmark(
         "parsing_cost.py", f"--sentences 4 --responses 3 --words 32 --repeats 1 --benepar_model {benepar_model}"
     )
-    figures = report["figures"]
     assert set(figures) == {"chunker", "tree-sitter", "link-grammar", "benepar"}
     for parser, row in figures.items():
         if parser == "link-grammar" and "not_measured" in row:
@@ -121,16 +104,16 @@ def test_parsing_cost(benepar_model: Path) -> None:
 
 
 def test_parsing_cost_without_a_model() -> None:
-    report = run("parsing_cost.py", "--parsers chunker benepar --sentences 2 --responses 1 --words 16 --repeats 1")
-    assert report["figures"]["benepar"] == {"not_measured": "no --benepar_model"}
+    flags = "--parsers chunker benepar --sentences 2 --responses 1 --words 16 --repeats 1"
+    assert run_benchmark("parsing_cost.py", flags)["benepar"] == {"not_measured": "no --benepar_model"}
 
 
 def run_on_two(script: str, flags: str) -> Any:
     """The figures of two processes: of the one JSON object among the launcher's own lines."""
     output = launch(FOLDER / script, flags.split()).expect(0).stdout
     report, _ = json.JSONDecoder().raw_decode(output[output.index("{\n") :])
-    assert set(report) == {"machine", "settings", "figures"} and report["settings"]["processes"] == 2
-    return report["figures"]
+    assert report["settings"]["processes"] == 2
+    return figures_of(report)
 
 
 @pytest.mark.slow
@@ -156,7 +139,7 @@ def test_zero3_generation() -> None:
 @pytest.mark.slow
 def test_data_loading() -> None:
     """Three ways to the same examples; the second run reads what the first one kept."""
-    figures = run("data_loading.py", "--rows 400")["figures"]
+    figures = run_benchmark("data_loading.py", "--rows 400")
     assert [row["way"] for row in figures] == ["at once", "first run", "second run"]
     assert len({(row["examples"], row["tokens"]) for row in figures}) == 1 and figures[0]["examples"] == 380
     assert figures[0]["file_mb"] == 0 and figures[1]["file_mb"] == figures[2]["file_mb"] > 0

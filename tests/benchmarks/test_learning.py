@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +16,16 @@ import numpy as np
 import pytest
 import torch
 
+from benchmark_runs import FOLDER
 from dschat.config.ppo import PPOConfig
-from dschat.errors import UserError
 from dschat.models.load import load_scalar
 from dschat.models.tokenizer import load_tokenizer
+from dschat.rl.estimators import EstimatorSettings
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Rollout, Trajectory
+from trials import figures, runner, starts, tasks, variants
+from trials.matrix import Spec, read_matrix, runs_of
 
-FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat" / "benchmarks"
 PPO, MACRO = "PPO, λ .95", "n = 5"
 MATRIX = """
 [settings]
@@ -39,19 +40,6 @@ updates = 30
 seeds = 1
 settings = ["PPO, λ .95", "n = 5"]
 """
-
-
-@pytest.fixture(scope="module")
-def trials() -> Iterator[SimpleNamespace]:
-    """The benchmark's modules."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        from trials import conditions, estimators, figures, measures, plan, runner, spec, starts, tasks
-
-        modules = (conditions, estimators, figures, measures, plan, runner, spec, starts, tasks)
-        yield SimpleNamespace(**{module.__name__.split(".")[-1]: module for module in modules})
-    finally:
-        sys.path.remove(str(FOLDER))
 
 
 @pytest.fixture(scope="module")
@@ -102,160 +90,133 @@ def test_what_is_finished_stays(finished: Path) -> None:
     assert json.loads((finished / "figures.json").read_text())["groups"]["opener"][1]["setting"] == MACRO
 
 
-def test_quick_is_one_seed_of_the_core(trials: SimpleNamespace) -> None:
-    core = [group for group in trials.plan.read_matrix() if group.part == "core"]
-    assert [(group.critic_kind, group.seeds, len(group.settings)) for group in map(_with_kind, core)] == [
-        ("fresh", 10, 6),
-        ("regressed", 10, 6),
-        ("fresh", 10, 6),
-    ]
-    assert len(trials.plan.runs_of(core)) == 180
-    quick = trials.plan.runs_of(core, 1)
+def test_quick_is_one_seed_of_the_core() -> None:
+    core = [group for group in read_matrix() if group.part == "core"]
+    shapes = [(group.critic, group.seeds, len(group.settings)) for group in core]
+    assert shapes == [("fresh", 10, 6), ("regressed", 10, 6), ("fresh", 10, 6)]
+    assert len(runs_of(core)) == 180
+    quick = runs_of(core, 1)
     assert len(quick) == 18 and {spec.seed for spec in quick} == {0}
-
-
-def _with_kind(group: Any) -> SimpleNamespace:
-    return SimpleNamespace(critic_kind=group.base.get("critic", "fresh"), seeds=group.seeds, settings=group.settings)
-
-
-def test_every_setting_of_the_matrix_is_accepted_by_step_3(trials: SimpleNamespace) -> None:
-    for spec in trials.plan.runs_of(trials.plan.read_matrix(), 1):
-        config = PPOConfig(
-            actor_model_name_or_path="a",
-            reward_function=[f"{FOLDER / 'trials' / 'tasks.py'}:style"],
-            output_dir="o",
-            data_path=["d"],
-            **({"per_device_training_batch_size": 64, "per_device_generation_batch_size": 64} | dict(spec.flags)),
-        )
-        try:
-            config.validate()
-            config.plan_batches(1)
-        except UserError as error:
-            pytest.fail(f"{spec}: {error}")
-        assert spec.estimator in trials.estimators.ESTIMATORS
-        assert spec.condition in ("product", "high_entropy") or hasattr(trials.conditions, spec.condition)
 
 
 class Untrained:
     """Stands for `Starts`: random models; critics and reward models are the SFT model with a random head."""
 
-    def __init__(self, trials: SimpleNamespace, folder: Path) -> None:
-        self._starts, self._folder = trials.starts, folder
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    def sft(self, task: Any, seed: int) -> Any:
+    def sft(self, task: tasks.Task, seed: int) -> starts.Start:
         place = self._folder / task.name
         if not place.exists():
             tokenizer = task.tokenizer()
-            self._starts.save(place, self._starts.make_model(task, tokenizer, seed), tokenizer)
-        return self._starts.Start(str(place), 0.0, 1.0)
+            starts.save(place, starts.make_model(task, tokenizer, seed), tokenizer)
+        return starts.Start(str(place), 0.0, 1.0)
 
-    def scalar(self, kind: str, task: Any, seed: int) -> str:
+    def scalar(self, kind: str, task: tasks.Task, seed: int) -> str:
         start, place = self.sft(task, seed).sft, self._folder / f"{task.name}-{kind}"
         tokenizer = load_tokenizer(start, "sft")
         model = load_scalar(start, "sft", torch.float32, tokenizer)
         torch.nn.init.normal_(model.score.weight)
-        self._starts.save(place, model, tokenizer)
+        starts.save(place, model, tokenizer)
         return str(place)
 
 
-def ways_of(groups: list[Any]) -> list[Any]:
-    """Of every group a run of each setting that is computed as none before it, and one run in any case."""
-    known: set[Any] = set()
-    chosen = []
-    for group in groups:
-        specs = [group.spec(setting, 0) for setting in group.settings]
-        ways = {(s.task, s.critic, s.scores, s.estimator, s.condition, ("ppo_epochs", 2) in s.flags): s for s in specs}
-        chosen += [spec for way, spec in ways.items() if way not in known] or specs[:1]
-        known |= ways.keys()
-    return chosen
-
-
 @pytest.fixture
-def update(trials: SimpleNamespace, group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def update(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Spec → curve → its only number, of one PPO iteration with 16 responses of random models."""
-    monkeypatch.setattr(trials.runner, "BATCH", 16)
-    starts = Untrained(trials, tmp_path / "starts")
+    monkeypatch.setattr(runner, "BATCH", 16)
+    made = Untrained(tmp_path / "starts")
 
-    def run(spec: Any) -> dict[str, float]:
-        curves = trials.runner.run(replace(spec, updates=1), starts, tmp_path / "run")["curves"]
+    def run(spec: Spec) -> dict[str, float]:
+        curves = runner.run(replace(spec, updates=1), made, tmp_path / "run").curves
         assert {len(curve) for curve in curves.values()} == {1}, spec
         return {name: curve[0] for name, curve in curves.items()}
 
     return run
 
 
-@pytest.mark.parametrize(("part", "groups", "ways"), [("core", 3, 3), ("around", 8, 11), ("search", 1, 7)])
-def test_every_group_runs_an_update(trials: SimpleNamespace, update: Any, part: str, groups: int, ways: int) -> None:
-    """With and without late credit. The actor is the reference: a KL of 128 log-probs near 6, times float32 eps."""
-    found = [group for group in trials.plan.read_matrix() if group.part == part]
-    specs = ways_of(found)
-    assert (len(found), len(specs)) == (groups, ways)
-    for spec in specs:
+def groups_with_own_runs() -> dict[str, list[Spec]]:
+    """Group → runs of its settings that no group before it has."""
+    known: set[str] = set()
+    found = {}
+    for group in read_matrix():
+        found[group.name] = [spec for spec in runs_of([group], 1) if spec.key not in known]
+        known |= {spec.key for spec in found[group.name]}
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, specs in groups_with_own_runs().items() if specs])
+def test_every_setting_of_the_matrix_runs_an_update(update: Any, name: str) -> None:
+    """With and without fused credit. The actor is the reference: a KL of 128 log-probs near 6, times float32 eps.
+
+    A rollout of 16 is one update; where a group makes several, it makes them of the same rollout.
+    """
+    for spec in groups_with_own_runs()[name]:
+        flags = dict(spec.flags)
+        PPOConfig(
+            actor_model_name_or_path="a",
+            reward_function=[f"{FOLDER / 'trials' / 'tasks.py'}:style"],
+            output_dir="o",
+            data_path=["d"],
+            **({"per_device_training_batch_size": 64, "per_device_generation_batch_size": 64} | flags),
+        ).validate()
         numbers = update(spec)
         assert all(map(math.isfinite, numbers.values())) and abs(numbers["kl"]) < 1e-4, spec
 
 
-def test_a_setting_without_late_credit_hands_the_product_everything_on(trials: SimpleNamespace, update: Any) -> None:
-    """Whitened advantages have a mean square of 1; so have normalised scores, at λ = 1 the return of every token.
-
-    Curves are written with five digits.
-    """
-    spec = trials.spec.Spec("style-32", 0, flags=(("ngram", 1), ("normalize_advantages", "batch")))
-    assert update(spec)["advantage_rms"] == pytest.approx(1, abs=1e-4)
-    flags = {"ngram": 1, "lam": 1.0, "kl_coef": 0.0, "normalize_scores": True, "normalize_advantages": "batch"}
-    normalised = update(trials.spec.Spec("style-32", 0, flags=tuple(flags.items())))
-    assert normalised["return_rms"] == pytest.approx(1, abs=1e-4)
+def test_an_estimator_gets_what_the_flags_say(update: Any) -> None:
+    """Normalised scores have a mean square of 1 and are, at λ = 1, the return of every token, to five digits."""
+    flags = {"ngram": 1, "lam": 1.0, "kl_coef": 0.0, "normalize_scores": True}
+    assert update(Spec("style-32", 0, flags=tuple(flags.items())))["return_rms"] == pytest.approx(1, abs=1e-4)
 
 
-def test_the_document_has_a_place_for_every_group(trials: SimpleNamespace) -> None:
+def test_the_document_has_a_place_for_every_group() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
-    names = {"quickstart"} | {group.name for group in trials.plan.read_matrix()}
+    names = {"quickstart"} | {group.name for group in read_matrix()}
     assert (
         names == set(re.findall(r"<!-- learning (.+) -->", text)) == set(re.findall(r"<!-- /learning (.+) -->", text))
     )
 
 
-def test_settings_that_groups_share_are_run_once(trials: SimpleNamespace) -> None:
-    spec, other = (trials.spec.Spec("style-64", 3, flags=(("ngram", n),)) for n in (1, 5))
-    again = trials.spec.Spec("style-64", 3, updates=100, flags=(("ngram", 1),))
+def test_settings_that_groups_share_are_run_once() -> None:
+    spec, other = (Spec("style-64", 3, flags=(("ngram", n),)) for n in (1, 5))
+    again = Spec("style-64", 3, updates=100, flags=(("ngram", 1),))
     assert spec.key == again.key != other.key
 
 
-def test_speed_and_kl_by_hand(trials: SimpleNamespace) -> None:
+def test_speed_and_kl_by_hand() -> None:
     """Ten numbers, so that nothing is averaged: the baseline ends at 10, the other is there after 5."""
-    measures = trials.measures
     slow, fast = np.arange(1.0, 11), np.minimum(np.arange(2.0, 21, 2), 12)
-    assert measures.updates_to(fast, 10.0) == 5 and measures.updates_to(slow, 10.5) is None
-    assert measures.speed_up(fast, slow) == 2.0
-    assert measures.speed_up(slow, fast) == 0.5, "to the lower of both ends"
+    assert figures.updates_to(fast, 10.0) == 5 and figures.updates_to(slow, 10.5) is None
+    assert figures.speed_up(fast, slow) == 2.0
+    assert figures.speed_up(slow, fast) == 0.5, "to the lower of both ends"
     kl = np.arange(0.0, 20, 2)  # 0, 2, … 18
-    assert measures.at_kl(slow, kl, 5.0) == pytest.approx(3.5), "half-way between the third and the fourth"
-    assert measures.at_kl(slow, kl, 19.0) is None
+    assert figures.at_kl(slow, kl, 5.0) == pytest.approx(3.5), "half-way between the third and the fourth"
+    assert figures.at_kl(slow, kl, 19.0) is None
 
 
-def test_intervals_over_seeds(trials: SimpleNamespace) -> None:
-    median = trials.measures.over_seeds([1.0, 2.0, 9.0], np.median)
+def test_intervals_over_seeds() -> None:
+    median = figures.over_seeds([1.0, 2.0, 9.0], median=True)
     assert (median.value, median.low, median.high, median.seeds) == (2.0, 1.0, 9.0, 3)
-    one = trials.measures.over_seeds([4.0])
+    one = figures.over_seeds([4.0])
     assert (one.value, one.low, one.text(1)) == (4.0, None, "4.0")
-    assert trials.measures.over_seeds([]) is None
-    many = trials.measures.over_seeds([0.0, 1.0] * 50)
+    assert figures.over_seeds([]) is None
+    many = figures.over_seeds([0.0, 1.0] * 50)
     # Of 100 values with standard deviation 1/2 the mean has a standard error of 0.05.
     assert many.low == pytest.approx(0.5 - 1.96 * 0.05, abs=0.02) and many.high == pytest.approx(0.598, abs=0.02)
 
 
-def test_gold_scores_by_hand(trials: SimpleNamespace) -> None:
-    tasks = trials.tasks
+def test_gold_scores_by_hand() -> None:
     complaint, other, praise = tasks.COMPLAINTS[0], tasks.COMPLAINTS[1], tasks.PRAISES[0]
     text = f"{complaint} {complaint} {other} the {praise} {complaint} the the"
     assert tasks.style([], [text], []) == [3 / 32], "two complaints in the first half, one praise in the second"
     assert tasks.opener([], [f"{tasks.OPENERS[-1]} the", f"{tasks.OPENERS[3]} the", "the"], []) == [1.0, 0.2, 0.0]
 
 
-def test_demonstrations_are_mediocre(trials: SimpleNamespace) -> None:
+def test_demonstrations_are_mediocre() -> None:
     """16 words at a rate of .2 on 32 places: each is there with 1 − (1 − .2 / 16)^32 = .331."""
-    rows = trials.tasks.TASKS["style-64"].rows(400, 0, "sft")
-    assert np.mean(trials.tasks.style([], [row.chosen for row in rows], [])) == pytest.approx(0.331, abs=0.02)
+    rows = tasks.TASKS["style-64"].rows(400, 0, "sft")
+    assert np.mean(tasks.style([], [row.chosen for row in rows], [])) == pytest.approx(0.331, abs=0.02)
     assert {len(row.chosen.split()) for row in rows} == {64}
 
 
@@ -269,80 +230,73 @@ def trajectory() -> Trajectory:
     return Trajectory(rollout, torch.zeros(2, 4), torch.zeros(2, 4), values, torch.tensor([2.0, 4.0]))
 
 
-def config(**flags: Any) -> PPOConfig:
-    """λ = .5, so that products are easy."""
-    return PPOConfig(
-        actor_model_name_or_path="a", reward_function=["f.py:f"], output_dir="o", data_path=["d"], **flags
-    )
-
-
-def credit(trials: SimpleNamespace, name: str, ends: list[list[int]], **flags: Any) -> Any:
-    """What an estimator makes of the trajectory; macro actions end where ``ends`` is 1."""
+def credit(name: str, ends: list[list[int]], **flags: float) -> Any:
+    """What an estimator makes of the trajectory; macro actions end where ``ends`` is 1. λ = .5: products are easy."""
     given = trajectory()
     macro = segment(torch.tensor(ends).bool(), given.response_mask)
-    return trials.estimators.ESTIMATORS[name](given, macro, 0.0, config(**({"lam": 0.5} | flags)))
+    return variants.ESTIMATORS[name](given, macro, EstimatorSettings(**({"kl_coef": 0.0, "lam": 0.5} | flags)))
 
 
 PAIRS = [[0, 1, 0, 1], [0, 1, 1, 0]]
 
 
-def test_values_alone(trials: SimpleNamespace) -> None:
+def test_values_alone() -> None:
     """Token values .4 .4 .15 .15: δ = 0, −.25, 0, 1.85 → advantages .10625, .2125, .925, 1.85."""
-    batch = credit(trials, "value_only", PAIRS)
+    batch = credit("value_only", PAIRS)
     assert batch.advantages[0].tolist() == pytest.approx([0.10625, 0.2125, 0.925, 1.85])
     assert batch.trajectory.values.tolist() == trajectory().values.tolist(), "the critic's loss clips around its own"
 
 
-def test_rewards_alone(trials: SimpleNamespace) -> None:
+def test_rewards_alone() -> None:
     """With a KL of 1 per token and a coefficient of .1, the rewards 0, −.2, 0, 1.8 (2 − .2) meet token values."""
     given = trajectory()
     object.__setattr__(given, "logprobs", torch.ones(2, 4))
     macro = segment(torch.tensor(PAIRS).bool(), given.response_mask)
-    batch = trials.estimators.reward_only(given, macro, 0.1, config(lam=0.0))
+    batch = variants.reward_only(given, macro, EstimatorSettings(kl_coef=0.1, lam=0.0))
     # δ = 0 + .3 − .5, −.2 + .1 − .3, 0 + .2 − .1, 1.8 − .2
     assert batch.advantages[0].tolist() == pytest.approx([-0.2, -0.4, 0.1, 1.6])
 
 
-def test_ratio_alone(trials: SimpleNamespace) -> None:
-    macro, tokens = credit(trials, "ratio_only", PAIRS), credit(trials, "product", [[1] * 4] * 2)
+def test_ratio_alone() -> None:
+    macro, tokens = credit("ratio_only", PAIRS), credit("product", [[1] * 4] * 2)
     assert torch.equal(macro.advantages, tokens.advantages) and macro.macro.lengths.tolist() == [[2, 2], [2, 1]]
 
 
-def test_lambda_of_the_token(trials: SimpleNamespace) -> None:
+def test_lambda_of_the_token() -> None:
     """With pairs everywhere λ = √.25 = .5 on each token; the second row's last token is alone and needs no λ."""
-    batch, tokens = credit(trials, "token_lambda", PAIRS, lam=0.25), credit(trials, "product", [[1] * 4] * 2)
+    batch, tokens = credit("token_lambda", PAIRS, lam=0.25), credit("product", [[1] * 4] * 2)
     assert batch.advantages.tolist() == [pytest.approx(row) for row in tokens.advantages.tolist()]
     assert batch.returns.tolist() == [pytest.approx(row) for row in tokens.returns.tolist()]
 
 
-def test_mixture_is_the_mean_over_horizons(trials: SimpleNamespace) -> None:
-    batch = credit(trials, "mixture", PAIRS)
-    parts = [credit(trials, "product", ends).advantages for ends in ([[1] * 4] * 2, [[0] * 4] * 2)]
+def test_mixture_is_the_mean_over_horizons() -> None:
+    batch = credit("mixture", PAIRS)
+    parts = [credit("product", ends).advantages for ends in ([[1] * 4] * 2, [[0] * 4] * 2)]
     # Of four tokens, n = 5 and n = ∞ are the same: one macro action.
     expected = (parts[0] + 2 * parts[1]) / 3
     assert batch.advantages.tolist() == [pytest.approx(row) for row in expected.tolist()]
 
 
-def test_decoupled_returns(trials: SimpleNamespace) -> None:
+def test_decoupled_returns() -> None:
     """At λ = 1 every return is the score."""
-    batch = credit(trials, "decoupled", [[1] * 4] * 2)
+    batch = credit("decoupled", [[1] * 4] * 2)
     assert batch.returns[0].tolist() == pytest.approx([2.0] * 4) and batch.returns[1, :3].tolist() == [4.0] * 3
-    assert torch.equal(batch.advantages, credit(trials, "product", [[1] * 4] * 2).advantages)
+    assert torch.equal(batch.advantages, credit("product", [[1] * 4] * 2).advantages)
 
 
-def test_cuts_at_the_highest(trials: SimpleNamespace) -> None:
+def test_cuts_at_the_highest() -> None:
     """One token in five of eleven and of four: two cuts beside the end, and none."""
     x = torch.tensor([[0.0, 3, 0, 0, 9, 1, 0, 0, 2, 0, 0], [5.0, 5, 5, 5] + [0] * 7])
     mask = torch.arange(11) < torch.tensor([[11], [4]])
-    ends = trials.conditions.cut_at_highest(x, mask)
+    ends = variants.cut_at_highest(x, mask)
     assert [row.nonzero().flatten().tolist() for row in ends] == [[1, 4, 10], [3]]
 
 
-def test_macro_actions_shrink_as_the_critic_learns(trials: SimpleNamespace) -> None:
+def test_macro_actions_shrink_as_the_critic_learns() -> None:
     """A critic that knows half of the variance is good enough for tokens; one that knows nothing gets tens."""
     mask = torch.ones(4, 20, dtype=torch.bool)
     scores = torch.tensor([-3.0, -1, 1, 3])
     for share, length in ((0.0, 10), (1.0, 1), (1 - math.sqrt(0.8), 5.5)):
         given = SimpleNamespace(response_mask=mask, scores=scores, values=(share * scores)[:, None].repeat(1, 20))
-        count = trials.conditions.shrinking(given, None)[0].sum().item()
+        count = variants.shrinking(given, None)[0].sum().item()
         assert count == pytest.approx(20 / length, abs=0.5), share

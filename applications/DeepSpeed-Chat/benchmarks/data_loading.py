@@ -14,30 +14,25 @@ workers held together (their proportional shares, sampled), file_mb what the cac
     python data_loading.py
 """
 
-import argparse
 import json
-import multiprocessing
 import os
 import random
 import tempfile
-import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-from machine import machine
+import psutil
+
+from harness import MB, SampledPeak, in_process, report, settings_parser
 
 VOCABULARY = 8000
 WORDS = 5000
-KEYS = ("prompt", "chosen", "rejected", "response", "messages")
 
 
 def main() -> None:
     """Measures the three ways and prints one JSON object."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = settings_parser(__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--ways", nargs="+", default=["at once", "first run", "second run"])
     settings = parser.parse_args()
@@ -45,13 +40,8 @@ def main() -> None:
         place = Path(folder)
         write_inputs(place, settings.rows)
         os.environ["MA_RLHF_CACHE"] = str(place / "cache")
-        figures = []
-        for way in settings.ways:
-            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                figures.append({"way": way} | pool.submit(measure, way, place).result())
-        size = sum(file.stat().st_size for file in (place / "data").iterdir())
-    told = vars(settings) | {"data_mb": round(size / 1e6)}
-    print(json.dumps({"machine": machine(), "settings": told, "figures": figures}, indent=2))
+        figures = [{"way": way} | in_process(measure, way, place) for way in settings.ways]
+        report(settings, figures, data_mb=megabytes_of(place / "data"))
 
 
 def write_inputs(place: Path, rows: int) -> None:
@@ -72,63 +62,49 @@ def write_inputs(place: Path, rows: int) -> None:
     train_tokenizer([text(200, 200) for _ in range(2000)], VOCABULARY).save_pretrained(place / "tokenizer")
 
 
-def measure(way: str, place: Path) -> dict[str, Any]:
+def measure(way: str, place: Path) -> dict[str, object]:
     """Seconds and memory of one way, and how many tokens it gave."""
     from transformers import AutoTokenizer
 
+    from dschat.config.supervised import RewardConfig
     from dschat.data.cache import cache_folder
     from dschat.data.examples import PairExample, pair_examples
     from dschat.data.loading import ExampleLoader
     from dschat.data.stored import lengths_of
 
     tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer", trust_remote_code=False)
-    flags: Any = SimpleNamespace(data_path=[str(place / "data")], data_split="0,1,0", seed=1, step=2)
-    for key in KEYS:
-        setattr(flags, f"{key}_key", key)
+    flags = RewardConfig(
+        model_name_or_path="none", output_dir="none", data_path=[str(place / "data")], data_split="0,1,0", seed=1
+    )
     make = partial(pair_examples, tokenizer=tokenizer, max_seq_len=1024, eos_id=tokenizer.eos_token_id)
-    before, peak, stop = _memory(), [0.0], threading.Event()
-    watcher = threading.Thread(target=_watch, args=(peak, stop))
-    watcher.start()
+    peak = SampledPeak(shared_bytes, 0.2)
     start = time.perf_counter()
     loader = ExampleLoader(flags, PairExample, make)
     data = loader.read() if way == "at once" else (loader.find(loader.key) or loader.make())
     seconds = time.perf_counter() - start
-    stop.set()
-    watcher.join()
     return {
         "seconds": round(seconds, 1),
-        "peak_mb": round((max(peak[0], _memory()) - before) / 1e6),
-        "file_mb": round(sum(file.stat().st_size for file in cache_folder().rglob("*") if file.is_file()) / 1e6),
+        "peak_mb": round(peak.stop() / MB),
+        "file_mb": megabytes_of(cache_folder()),
         "examples": len(data.train),
         "tokens": sum(lengths_of(data.train)),
     }
 
 
-def _watch(peak: list[float], stop: threading.Event) -> None:
-    while not stop.wait(0.2):
-        peak[0] = max(peak[0], _memory())
-
-
-def _memory() -> float:
-    """Bytes of this process and those that it started; what they share counts once."""
-    total = 0.0
-    for process in [os.getpid(), *_children(os.getpid())]:
+def shared_bytes() -> int:
+    """Of this process and those that it started; what they share counts once."""
+    total, this = 0, psutil.Process()
+    for process in [this, *this.children(recursive=True)]:
         try:
-            text = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii")
-        except OSError:  # it has ended
+            total += process.memory_full_info().pss
+        except psutil.Error:  # it has ended
             continue
-        total += sum(1024.0 * int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
     return total
 
 
-def _children(process: int) -> list[int]:
-    own: list[int] = []
-    for file in Path(f"/proc/{process}/task").glob("*/children"):
-        try:
-            own += [int(word) for word in file.read_text(encoding="ascii").split()]
-        except OSError:
-            continue
-    return own + [below for child in own for below in _children(child)]
+def megabytes_of(folder: Path) -> int:
+    """All files of a folder."""
+    return round(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / MB)
 
 
 if __name__ == "__main__":

@@ -14,61 +14,44 @@ how fast the GPU copies a large tensor (bytes read and written), and how fast it
 """
 
 import argparse
-import json
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-PHASES = ("generation", "scoring", "training", "rest")
-FACTORS = (1, 4, 16)
+import torch
+
+from contenders.process import PHASES, Contender, Job, usual
+from contenders.work import SIZES, Size, Work, make_files
+from harness import origin, report, settings_parser, table, write_section
+
+Figures = dict[str, float]
 
 
 def main() -> None:
     """Measures, prints one JSON object, and writes what is asked for."""
-    settings = parse()
+    lengths = {"shortest_prompt": 64, "longest_prompt": 512, "response": 512}  # every response has its length
+    parser = settings_parser(__doc__, "section gpu is", **lengths, repeats=2)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--size", choices=list(SIZES), default="G")
+    parser.add_argument("--batch", type=int, default=16, help="prompts of the smallest rollout")
+    parser.add_argument("--factors", type=int, nargs="+", default=[1, 4, 16], help="what it is multiplied by")
+    parser.add_argument("--micro_batch", type=int, default=2, help="sequences of a forward and backward pass")
+    parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
+    settings = parser.parse_args()
     if settings.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the processes that are started, too
-    from contenders.tables import gpu_table, origin, write_section
-    from machine import machine
-
     limits = measure_limits(settings.device)
-    figures = {"limits": limits, "batches": [measure(settings, factor, limits) for factor in settings.factors]}
-    report = {"machine": machine(), "settings": vars(settings), "figures": figures}
-    text = json.dumps(report, indent=2)
-    print(text)
-    if settings.output is not None:
-        Path(settings.output).write_text(text + "\n", encoding="utf-8")
+    batches = [measure(settings, factor, limits) for factor in settings.factors]
+    report(settings, {"limits": limits, "batches": batches})
     if settings.markdown is not None:
-        write_section(Path(settings.markdown), "gpu", f"{origin(report['machine'])}\n\n{gpu_table(figures)}")
+        write_section(settings.markdown, "gpu", f"{origin()}\n\n{gpu_table(limits, batches)}")
 
 
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--size", choices=["tiny", "S", "M", "G"], default="G")
-    parser.add_argument("--batch", type=int, default=16, help="prompts of the smallest rollout")
-    parser.add_argument("--factors", type=int, nargs="+", default=list(FACTORS), help="what it is multiplied by")
-    parser.add_argument("--micro_batch", type=int, default=2, help="sequences of a forward and backward pass")
-    parser.add_argument("--shortest_prompt", type=int, default=64, help="tokens")
-    parser.add_argument("--longest_prompt", type=int, default=512, help="tokens")
-    parser.add_argument("--response", type=int, default=512, help="tokens; every response has them")
-    parser.add_argument("--repeats", type=int, default=2, help="iterations that count")
-    parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
-    parser.add_argument("--output", help="file for the JSON object")
-    parser.add_argument("--markdown", help="document whose section gpu is written anew, as docs/performance.md")
-    return parser.parse_args()
-
-
-def measure_limits(device: str) -> dict[str, float]:
+def measure_limits(device: str) -> Figures:
     """Bytes per second of memory, and operations per second of matrices in the dtype of training."""
-    import torch
-
     large, side = (2**31, 8192) if device == "cuda" else (2**26, 512)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     source = torch.zeros(large // 4, dtype=torch.float32, device=device)
@@ -82,8 +65,6 @@ def measure_limits(device: str) -> dict[str, float]:
 
 def fastest(work: Callable[[], object], device: str, runs: int = 10) -> float:
     """Seconds of the fastest run."""
-    import torch
-
     seconds = []
     for _ in range(runs + 2):
         start = time.perf_counter()
@@ -94,62 +75,44 @@ def fastest(work: Callable[[], object], device: str, runs: int = 10) -> float:
     return min(seconds[2:])
 
 
-def measure(settings: argparse.Namespace, factor: int, limits: dict[str, float]) -> dict[str, Any]:
-    """One line of the table."""
-    import torch
-    from contenders.job import Job
-    from contenders.process import Contender
-    from contenders.work import SIZES, Work, make_files
-
-    work = Work(
-        SIZES[settings.size],
-        settings.batch * factor,
-        min(settings.micro_batch, settings.batch * factor),
-        settings.shortest_prompt,
-        settings.longest_prompt,
-        settings.response,
-        dtype="bf16" if settings.device == "cuda" else "fp32",
-    )
+def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figures:
+    """One line of the table; each iteration is told on stderr."""
+    batch = settings.batch * factor
+    lengths = (settings.shortest_prompt, settings.longest_prompt, settings.response)
+    dtype = "bf16" if settings.device == "cuda" else "fp32"
+    work = Work(SIZES[settings.size], batch, min(settings.micro_batch, batch), *lengths, dtype=dtype)
+    runs = []
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        make_files(work, folder / "files")
+        make_files(work, Path(place) / "files")
         if settings.device == "cuda":
             torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
-        contender = Contender(
-            sys.executable, "ours", Job(work, str(folder / "files"), place, flags=settings.flags.split())
-        )
-        runs = [iterate(contender, work.batch, number) for number in range(settings.repeats + 1)][1:]
-        contender.end()
-    seconds = {phase: statistics.median(run["wall"].get(phase, 0.0) for run in runs) for phase in PHASES}
-    total = statistics.median(run["wall"]["total"] for run in runs)
-    return {
-        "batch": work.batch,
-        "wall_seconds": total,
-        "share": {phase: seconds[phase] / total for phase in PHASES},
-        "rollout_tokens_per_second": work.batch * work.response / seconds["generation"],
+        job = Job(work, f"{place}/files", place, flags=settings.flags.split())
+        with Contender(sys.executable, "ours", job) as contender:
+            for number in range(settings.repeats + 1):
+                runs += contender.iterate()
+                phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1].wall_seconds.items())
+                print(f"batch {batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
+    run = usual(runs[1:])
+    shares = {f"{phase}_share": run.wall_seconds.get(phase, 0.0) / run.wall_seconds["total"] for phase in PHASES}
+    return shares | {
+        "batch": batch,
+        "wall_seconds": run.wall_seconds["total"],
+        "rollout_tokens_per_second": batch * work.response / run.wall_seconds["generation"],
         "rollout_limit": rollout_limit(work, limits["bytes_per_second"]),
-        "training_operations_per_second": training_operations(work) / seconds["training"],
+        "training_operations_per_second": training_operations(work) / run.wall_seconds["training"],
         "training_limit": limits["operations_per_second"],
-        "peak_mb": max(run["peak_mb"] for run in runs),
+        "peak_mb": run.peak_mb,
     }
 
 
-def iterate(contender: Any, batch: int, number: int) -> dict[str, Any]:
-    """One iteration of a `Contender`, which says on stderr that it is done."""
-    run: dict[str, Any] = contender.iterate()
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run["wall"].items())
-    print(f"batch {batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
-    return run
-
-
-def layer_weights(size: Any) -> int:
-    """Weights of the matrices of all layers of a `Size`."""
+def layer_weights(size: Size) -> int:
+    """Weights of the matrices of all layers."""
     query, other = size.heads * size.head_dim, 2 * size.kv_heads * size.head_dim
     return size.layers * size.hidden * (2 * query + other + 3 * size.intermediate)
 
 
-def rollout_limit(work: Any, bytes_per_second: float) -> float:
-    """Tokens per second of a `Work` if decoding did nothing but read weights, keys and values."""
+def rollout_limit(work: Work, bytes_per_second: float) -> float:
+    """Tokens per second if decoding did nothing but read weights, keys and values."""
     size, number = work.size, 2 if work.dtype == "bf16" else 4
     weights = layer_weights(size) + size.vocabulary * size.hidden
     # While token t of R is computed, a row has its prompt and t tokens; (R - 1) / 2 of them on average.
@@ -158,8 +121,8 @@ def rollout_limit(work: Any, bytes_per_second: float) -> float:
     return work.batch * bytes_per_second / (number * (weights + cache))
 
 
-def training_operations(work: Any) -> float:
-    """Multiplications and additions of a `Work`'s forwards and backwards of actor and critic.
+def training_operations(work: Work) -> float:
+    """Multiplications and additions of forwards and backwards of actor and critic.
 
     A forward takes two per weight and token, a backward twice as many. The head counts for response tokens only;
     attention for the keys that a token sees.
@@ -170,6 +133,27 @@ def training_operations(work: Any) -> float:
     attention = 2 * size.layers * size.heads * size.head_dim * sum(length * length for length in lengths)
     head = 2 * size.vocabulary * size.hidden * work.batch * work.response
     return 3.0 * (2 * (layers + attention) + head)
+
+
+def gpu_table(limits: Figures, batches: Sequence[Figures]) -> str:
+    """How near rollouts and training come to their limits, and the phases' shares, by batch."""
+    copied, computed = limits["bytes_per_second"] / 1e9, limits["operations_per_second"] / 1e12
+    head = ["prompts", "rollout, tokens/s", "of its limit", "training, TFLOP/s", "of its limit"]
+    head += [*(f"{phase}, share" for phase in PHASES), "iteration, s", "peak, GB"]
+    rows = [
+        [
+            f"{row['batch']:.0f}",
+            f"{row['rollout_tokens_per_second']:,.0f}",
+            f"{100 * row['rollout_tokens_per_second'] / row['rollout_limit']:.0f} %",
+            f"{row['training_operations_per_second'] / 1e12:,.1f}",
+            f"{100 * row['training_operations_per_second'] / row['training_limit']:.0f} %",
+            *(f"{100 * row[f'{phase}_share']:.0f} %" for phase in PHASES),
+            f"{row['wall_seconds']:.1f}",
+            f"{row['peak_mb'] / 1e3:.1f}",
+        ]
+        for row in batches
+    ]
+    return f"Measured limits: {copied:,.0f} GB/s, {computed:,.1f} TFLOP/s.\n\n{table(head, rows)}"
 
 
 if __name__ == "__main__":

@@ -10,155 +10,134 @@ less is cheaper than that. A picture per quantity is drawn on request.
     python growth.py --pictures ../../../docs
 """
 
-import argparse
-import json
+import io
 import math
-import os
-import socket
-import statistics
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from contenders.job import Job
-from contenders.process import environment_of, failure
-from contenders.tables import growth_table, origin, write_section
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from contenders.process import PHASES, Contender, Job, usual
 from contenders.work import SIZES, Size, Work, make_files
-from machine import machine
+from dschat.common.pictures import COLOURS, plain_axes
+from harness import origin, report, settings_parser, table, write_section
 
-PHASES = ("generation", "scoring", "training")
 BASE = Work(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)
+SHOWN = PHASES[:3]  # of the phases
 
 
 @dataclass(frozen=True)
 class Quantity:
     """What is changed."""
 
-    name: str
     unit: str
     values: tuple[int, ...]
-
-    def work(self, base: Work, value: int) -> Work:
-        """The work at one value."""
-        if self.name == "vocabulary":
-            return replace(base, size=replace(base.size, vocabulary=value))
-        return base if self.name == "processes" else replace(base, **{self.name: value})
+    tiny: tuple[int, int]  # for tests
 
 
-QUANTITIES = (
-    Quantity("response", "tokens of a response", (128, 256, 512, 1024)),
-    Quantity("batch", "prompts of a rollout", (8, 16, 32, 64, 128)),
-    Quantity("vocabulary", "tokens of the vocabulary", (2048, 8192, 32_768, 131_072, 262_144)),
-    Quantity("processes", "processes", (1, 2)),
-)
-TINY = {"response": (4, 8), "batch": (8, 16), "vocabulary": (64, 128), "processes": (1, 2)}
+QUANTITIES = {
+    "response": Quantity("tokens of a response", (128, 256, 512, 1024), (4, 8)),
+    "batch": Quantity("prompts of a rollout", (8, 16, 32, 64, 128), (8, 16)),
+    "vocabulary": Quantity("tokens of the vocabulary", (2048, 8192, 32_768, 131_072, 262_144), (64, 128)),
+    "processes": Quantity("processes", (1, 2), (1, 2)),
+}
+# The value, and seconds of an iteration ("cpu_seconds" and "wall_seconds"), CPU seconds of its phases and "peak_mb".
+Point = dict[str, float]
 
 
 def main() -> None:
     """Measures, prints one JSON object, and draws and writes what is asked for."""
-    settings = parse()
-    base, quantities = BASE, QUANTITIES
-    if settings.tiny:
-        base = replace(BASE, size=SIZES["tiny"], batch=8, micro_batch=4, response=4)
-        quantities = tuple(replace(each, values=TINY[each.name]) for each in QUANTITIES)
-    chosen = [each for each in quantities if each.name in settings.quantities]
-    figures: dict[str, dict[str, Any]] = {}
-    for each in chosen:
-        figures[each.name] = measure(each, base, settings.repeats)
-        publish(figures[each.name], each, settings)
-    text = json.dumps({"machine": machine(), "settings": vars(settings), "figures": figures}, indent=2)
-    print(text)
-    if settings.output is not None:
-        Path(settings.output).write_text(text + "\n", encoding="utf-8")
-
-
-def publish(found: dict[str, Any], quantity: Quantity, settings: argparse.Namespace) -> None:
-    """A quantity's picture and section of the document, where they are asked for."""
-    if settings.pictures is not None:
-        from contenders.pictures import draw_growth
-
-        picture = draw_growth(found["points"], quantity.unit, PHASES)
-        (Path(settings.pictures) / f"growth-{quantity.name}.svg").write_bytes(picture)
-    if settings.markdown is not None:
-        text = f"{origin(machine())}\n\n{growth_table(found, quantity.unit, PHASES)}"
-        write_section(Path(settings.markdown), f"growth {quantity.name}", text)
-
-
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    names = [each.name for each in QUANTITIES]
-    parser.add_argument("--quantities", nargs="+", choices=names, default=names)
+    parser = settings_parser(__doc__, "sections growth … are")
+    parser.add_argument("--quantities", nargs="+", choices=list(QUANTITIES), default=list(QUANTITIES))
     parser.add_argument("--repeats", type=int, default=2, help="iterations that count")
-    parser.add_argument("--pictures", help="folder for growth-….svg")
-    parser.add_argument("--markdown", help="document whose sections are written anew, as docs/performance.md")
-    parser.add_argument("--output", help="file for the JSON object")
+    parser.add_argument("--pictures", type=Path, help="folder for growth-….svg")
     parser.add_argument("--tiny", action="store_true", help="two small points of each, for tests")
-    return parser.parse_args()
+    settings = parser.parse_args()
+    base = replace(BASE, size=SIZES["tiny"], response=4) if settings.tiny else BASE
+    figures = {}
+    for name in settings.quantities:
+        each = QUANTITIES[name]
+        points = [run(name, value, base, settings.repeats) for value in (each.tiny if settings.tiny else each.values)]
+        figures[name] = {"points": points, "exponent": exponents(points)}
+        if settings.pictures is not None:
+            (settings.pictures / f"growth-{name}.svg").write_bytes(draw(points, each.unit))
+        if settings.markdown is not None:
+            write_section(settings.markdown, f"growth {name}", f"{origin()}\n\n{growth_table(points, each.unit)}")
+    report(settings, figures)
 
 
-def measure(quantity: Quantity, base: Work, repeats: int) -> dict[str, Any]:
-    """Every point of one quantity, and how fast time and memory grow at its end."""
-    points = []
-    for value in quantity.values:
-        processes = value if quantity.name == "processes" else 1
-        points.append({"value": value} | run(quantity.work(base, value), processes, repeats))
-    before, last = points[-2:]
-    return {
-        "points": points,
-        "exponent": {
-            name: round(math.log(last[name] / before[name]) / math.log(last["value"] / before["value"]), 2)
-            for name in ("cpu_seconds", "peak_mb")
-        },
-    }
-
-
-def run(work: Work, processes: int, repeats: int) -> dict[str, Any]:
-    """Figures of one point: CPU seconds of an iteration and of its phases, wall seconds, peak memory."""
+def run(name: str, value: int, base: Work, repeats: int) -> Point:
+    """One point: the slowest process, and the largest."""
+    match name:
+        case "response":
+            base = replace(base, response=value)
+        case "batch":
+            base = replace(base, batch=value)
+        case "vocabulary":
+            base = replace(base, size=replace(base.size, vocabulary=value))
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        make_files(work, folder / "files")
-        job = Job(work, str(folder / "files"), str(folder), iterations=repeats + 1)
-        _run_processes(job, processes)
-        ranks = []
-        for rank in range(processes):
-            lines = (folder / f"meter-{rank}.jsonl").read_text(encoding="utf-8").splitlines()
-            ranks.append([json.loads(line) for line in lines[2:]])  # after "ready" and the first iteration
-
-    def slowest(kind: str, phase: str) -> float:
-        middles = [statistics.median(run[kind].get(phase, 0.0) for run in runs) for runs in ranks]
-        return round(max(middles), 3)
-
-    return {
-        "cpu_seconds": slowest("cpu", "total"),
-        "phases": {phase: slowest("cpu", phase) for phase in PHASES},
-        "wall_seconds": slowest("wall", "total"),
-        "peak_mb": round(max(run["peak_mb"] for runs in ranks for run in runs), 1),
+        make_files(base, Path(place) / "files")
+        job = Job(base, f"{place}/files", place, processes=value if name == "processes" else 1)
+        with Contender(sys.executable, "ours", job) as contender:
+            runs = [contender.iterate() for _ in range(repeats + 1)][1:]
+    ranks = [usual(of_rank) for of_rank in zip(*runs, strict=True)]
+    seconds = {phase: max(rank.cpu_seconds[phase] for rank in ranks) for phase in SHOWN}
+    whole = {
+        "cpu_seconds": max(rank.cpu_seconds["total"] for rank in ranks),
+        "wall_seconds": max(rank.wall_seconds["total"] for rank in ranks),
     }
+    found = {"value": float(value)} | whole | seconds | {"peak_mb": max(rank.peak_mb for rank in ranks)}
+    return {name: round(number, 3) for name, number in found.items()}
 
 
-def _run_processes(job: Job, processes: int) -> None:
-    """The contender's processes, from beginning to end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    command = [sys.executable, "-m", "contenders.ours", str(job.write())]
-    started, logs = [], [Path(job.folder) / f"log-{rank}.txt" for rank in range(processes)]
-    for rank, log in enumerate(logs):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
-        environment = os.environ | environment_of(job) | (group | own if processes > 1 else {})
-        with open(log, "w", encoding="utf-8") as output:
-            started.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=job.folder))
-    try:
-        for process, log in zip(started, logs, strict=True):
-            if process.wait():
-                raise failure(log)
-    finally:
-        for process in started:
-            process.kill()
+def exponents(points: Sequence[Point]) -> dict[str, float]:
+    """How fast time and memory grow at the end."""
+    before, last = points[-2:]
+    wider = math.log(last["value"] / before["value"])
+    return {name: round(math.log(last[name] / before[name]) / wider, 2) for name in ("cpu_seconds", "peak_mb")}
+
+
+def growth_table(points: Sequence[Point], unit: str) -> str:
+    """Time and memory by the quantity that grows."""
+    head = [unit, "CPU s", *(f"{phase}, s" for phase in SHOWN), "wall s", "peak, MB"]
+    rows = []
+    for point in points:
+        seconds = [f"{point[name]:.2f}" for name in ("cpu_seconds", *SHOWN, "wall_seconds")]
+        rows.append([f"{point['value']:,.0f}", *seconds, f"{point['peak_mb']:.0f}"])
+    power = exponents(points)
+    end = f"At the end: CPU time grows with the power {power['cpu_seconds']}, memory with {power['peak_mb']}."
+    return f"{table(head, rows)}\n\n{end}"
+
+
+def draw(points: Sequence[Point], unit: str) -> bytes:
+    """CPU time by phase and peak memory, as SVG; a dashed line shows linear growth from the first point."""
+    values = [point["value"] for point in points]
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": unit, "font.size": 9}):
+        figure = Figure(figsize=(8, 3), layout="constrained")
+        time, memory = figure.subplots(1, 2)
+        for phase, colour in zip(SHOWN, COLOURS, strict=False):
+            time.plot(values, [point[phase] for point in points], "o-", color=colour, label=phase)
+        for ax, name, label in (
+            (time, "cpu_seconds", "CPU seconds of an iteration"),
+            (memory, "peak_mb", "peak memory, MB"),
+        ):
+            numbers = [point[name] for point in points]
+            linear = [numbers[0], numbers[0] * values[-1] / values[0]]
+            ax.plot(values, numbers, "s-", color="#1a1a1a", label="whole")
+            ax.plot([values[0], values[-1]], linear, "--", color="#888888", label="linear")
+            ax.set_xscale("log", base=2)
+            ax.set_yscale("log", base=10)
+            ax.set_xticks(values, [f"{x:,.0f}" if x < 10_000 else f"{x / 1000:.0f}k" for x in values])
+            ax.minorticks_off()
+            plain_axes(ax, "", unit, label)
+            ax.legend(frameon=False)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
 
 
 if __name__ == "__main__":

@@ -1,25 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does PPO learn faster with macro actions? Small runs of step 3's trainer, with the controls that tell why.
 
-What is run is a file, trials/matrix.toml. Finished runs stay: the same command goes on where it was stopped.
+What is run is a file, trials/matrix.toml; the part quickstart is the quickstart itself with one seed after another: do
+its runs agree on what its report says? Finished runs stay: the same command goes on where it was stopped.
 """
 
 import argparse
 import json
+import os
+import runpy
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from contenders.tables import origin, write_section
-from machine import machine
-from trials.figures import Row, rows_of
-from trials.plan import Group, read_matrix, runs_of
-from trials.pool import Results, run_all
-from trials.quickstart import SEEDS, quickstart_table, run_seeds
-from trials.report import draw, kl_table, learning_table
+from dschat.common.launch import TRAINING
+from tqdm import tqdm
+
+from dschat.run_report.build import read_runs
+from dschat.run_report.data import RunData
+from dschat.run_report.summary import judges_of, levels_of, updates_to
+from harness import machine, origin, settings_parser, table, write_section
+from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of
+from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
 
 PARTS = ("core", "quickstart", "around", "search")
 # Picture → the groups side by side in it.
@@ -29,6 +35,8 @@ PICTURES = {
     "learning-tasks": ("opener", "reviews", "learned reward model"),
     "learning-ideas": ("ideas",),
 }
+QUICKSTART = TRAINING / "quickstart"
+SEEDS = range(10)  # of the quickstart
 
 
 def main() -> int:
@@ -41,21 +49,20 @@ def main() -> int:
     if not settings.no_runs:
         run_all(runs_of(groups, 1 if settings.quick else None), results, settings.jobs)
         if "quickstart" in parts:
-            run_seeds(settings.output_dir, SEEDS[:1] if settings.quick else SEEDS, settings.jobs)
-    rows = {group.name: rows_of(group, results) for group in groups}
-    rows = {name: found for name, found in rows.items() if found}
-    seconds = [result["seconds"] for result in map(results.read, runs_of(groups)) if result is not None]
+            run_quickstarts(settings.output_dir, SEEDS[:1] if settings.quick else SEEDS, settings.jobs)
+    rows = {group.name: found for group in groups if (found := rows_of(group, results))}
+    seconds = [result.seconds for result in map(results.read, runs_of(groups)) if result is not None]
     spent = f"{len(seconds)} finished runs, {sum(seconds) / 3600:.1f} hours of one core"
-    publish([group for group in groups if group.name in rows], rows, results, settings, spent)
+    publish([group for group in groups if group.name in rows], rows, results, settings.markdown, spent)
     print(f"{time.perf_counter() - begun:.0f} s now; {spent}")
     return 0
 
 
 def parse() -> argparse.Namespace:
     """The settings."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = settings_parser(__doc__)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/learning"), help="folder of all that is made")
-    parser.add_argument("--matrix", type=Path, default=Path(__file__).parent / "trials" / "matrix.toml")
+    parser.add_argument("--matrix", type=Path, default=MATRIX)
     parser.add_argument("--quick", action="store_true", help="one seed of everything that is asked for")
     parser.add_argument("--all", action="store_true", help="every part of the matrix, not its core alone")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="some parts of the matrix")
@@ -66,35 +73,96 @@ def parse() -> argparse.Namespace:
 
 
 def publish(
-    groups: Sequence[Group],
-    rows: dict[str, list[Row]],
-    results: Results,
-    settings: argparse.Namespace,
-    spent: str,
+    groups: Sequence[Group], rows: dict[str, list[Row]], results: Results, document: Path | None, spent: str
 ) -> None:
     """Tables, pictures and figures into the output folder, and into the document if there is one."""
-    folder: Path = settings.output_dir
+    folder = results.folder
     texts = {name: f"{learning_table(found)}\n\n{kl_table(found)}" for name, found in rows.items()}
     if (quickstarts := quickstart_table(folder)) is not None:
         texts["quickstart"] = quickstarts
-    (folder / "tables.md").write_text(
-        "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items()) + "\n", "utf-8"
-    )
-    figures: dict[str, Any] = {name: [asdict(row) for row in found] for name, found in rows.items()}
-    (folder / "figures.json").write_text(
-        json.dumps({"machine": machine(), "groups": figures}, indent=1) + "\n", "utf-8"
-    )
-    by_name = {group.name: group for group in groups}
-    places = [folder] if settings.markdown is None else [folder, settings.markdown.parent]
+    sections = "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items())
+    (folder / "tables.md").write_text(sections + "\n", "utf-8")
+    figures = {name: [asdict(row) for row in found] for name, found in rows.items()}
+    found = {"machine": machine(), "groups": figures}
+    (folder / "figures.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     for picture, names in PICTURES.items():
-        chosen = [by_name[name] for name in names if name in by_name]
-        for place in places if chosen else ():
-            (place / f"{picture}.svg").write_bytes(draw(chosen, results))
+        if chosen := [group for name in names for group in groups if group.name == name]:
+            for place in [folder] if document is None else [folder, document.parent]:
+                (place / f"{picture}.svg").write_bytes(draw(chosen, results))
     print("\n\n".join(f"{name}\n{text}" for name, text in texts.items()))
-    if settings.markdown is not None:
+    if document is not None:
         for name, text in texts.items():
-            write_section(settings.markdown, f"learning {name}", text)
-        write_section(settings.markdown, "learning", f"{origin(machine())} {spent[0].upper()}{spent[1:]}.")
+            write_section(document, f"learning {name}", text)
+        write_section(document, "learning", f"{origin()} {spent[0].upper()}{spent[1:]}.")
+
+
+def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
+    """Runs the quickstart with every seed that is not finished, so many at a time.
+
+    Raises:
+        RuntimeError: one failed; the message names its log.
+    """
+
+    def run(seed: int) -> None:
+        place = quickstart_place(folder, seed)
+        place.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(QUICKSTART / "main.py"), "--output_dir", str(place), "--seed", str(seed)]
+        with open(place / "log.txt", "w", encoding="utf-8") as log:
+            done = subprocess.run(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        if done.returncode:
+            raise RuntimeError(f"the quickstart ended with status {done.returncode}: see {place / 'log.txt'}")
+
+    left = [seed for seed in seeds if not is_finished(folder, seed)]
+    with ThreadPoolExecutor(jobs) as pool:
+        for _ in tqdm(pool.map(run, left), "quickstarts", len(left)):
+            pass
+
+
+def quickstart_place(folder: Path, seed: int) -> Path:
+    """Output folder of a seed."""
+    return folder / "quickstart" / f"seed-{seed}"
+
+
+def is_finished(folder: Path, seed: int) -> bool:
+    """Whether the quickstart has come to its end."""
+    return (quickstart_place(folder, seed) / "report.html").exists()
+
+
+def quickstart_table(folder: Path) -> str | None:
+    """Every run beside the first, over the finished seeds; None if there is none."""
+    runs = runpy.run_path(str(QUICKSTART / "inputs.py"))["RUNS"]
+    finished = [quickstart_place(folder, seed) for seed in SEEDS if is_finished(folder, seed)]
+    if not finished:
+        return None
+    found = [read_runs({name: place / own for name, (own, _) in runs.items()}) for place in finished]
+    judges, by_seed = judges_of(found[0][1]), [of_seed for of_seed, _ in found]
+    head = ["", "seeds"]
+    for label in judges.values():
+        head += [f"{label} at the end", f"updates to where {by_seed[0][0].name} ends", "times fewer", "fewer on"]
+    baselines = [of_seed[0] for of_seed in by_seed]
+    rows = [quickstart_row([of_seed[i] for of_seed in by_seed], baselines, list(judges)) for i in range(len(runs))]
+    return table([*head, "KL"], rows)
+
+
+def quickstart_row(runs: Sequence[RunData], baselines: Sequence[RunData], judges: Sequence[str]) -> list[str]:
+    """One run of the quickstart with every seed, beside the first one."""
+    cells = [runs[0].name, str(len(runs))]
+    for name in judges:
+        levels = [levels_of(baseline, [name])[name] for baseline in baselines]
+        theirs = [updates_to(run, name, level) for run, level in zip(baselines, levels, strict=True)]
+        needed = [updates_to(run, name, level) for run, level in zip(runs, levels, strict=True)]
+        # A run that does not come there is set down as one that needs twice the baseline's updates.
+        times = [0.5 if n is None else t / n for t, n in zip(theirs, needed, strict=True) if t is not None]
+        ends = over_seeds([run.last.mean(name) for run in runs])
+        updates = over_seeds([float(n) for n in needed if n is not None], median=True)
+        ratio = over_seeds(times, median=True)
+        assert ends is not None and ratio is not None
+        reached = sum(n is not None for n in needed)
+        note = "" if reached == len(runs) else f" ({reached}/{len(runs)})"
+        usual = "–" if updates is None else updates.text(0)
+        cells += [ends.text(3), usual + note, ratio.text(2), f"{sum(time > 1 for time in times)}/{len(runs)}"]
+    kl = over_seeds([run.last.mean("kl") for run in runs])
+    return [*cells, "–" if kl is None else kl.text(1)]
 
 
 if __name__ == "__main__":

@@ -18,18 +18,13 @@ give tensors back at once, which it otherwise does from 32 MB on.
 """
 
 import argparse
-import ctypes
-import gc
-import json
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
-from machine import machine
-from transformers import GemmaConfig, GemmaForCausalLM
+from transformers import GemmaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
@@ -44,63 +39,85 @@ from dschat.models.save import save_model
 from dschat.models.tiny import train_tokenizer
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, world_size
 from dschat.trainers.ppo_models import MovingAverage
+from harness import GB, SampledPeak, gemma, give_back_at_once, own_bytes, report, settings_parser
 
-EVERY = 0.002  # seconds between two looks
-GB = 1e9  # bytes
-C = ctypes.CDLL(None)
-MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
+R = TypeVar("R")
 
 
 def main() -> None:
     """Measures every case and prints one JSON object."""
-    settings = parse()
-    C.mallopt(MMAP_THRESHOLD, 1_000_000)
+    parser = settings_parser(__doc__, vocabulary=32_000, hidden=1024, layers=13, threads=1, local_rank=0)
+    parser.add_argument("--file_size", type=int, default=200_000_000, help="bytes")
+    run_on_every_process(parser.parse_args(), measure)
+
+
+def run_on_every_process(settings: argparse.Namespace, measure: Callable[[argparse.Namespace], object]) -> None:
+    """Measures on all processes; the first prints one JSON object."""
     torch.set_num_threads(settings.threads)
-    with process_group(), tempfile.TemporaryDirectory() as own:
-        place = Path(broadcast_object(own))
-        figures = measure(settings, place)
+    with process_group():
+        figures = measure(settings)
         if is_main():
-            used = {name: value for name, value in vars(settings).items() if name != "local_rank"}
-            report = {"machine": machine(), "settings": used | {"processes": world_size()}, "figures": figures}
-            print(json.dumps(report, indent=2), flush=True)
+            report(settings, figures, processes=world_size())
         barrier()
 
 
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--vocabulary", type=int, default=32_000)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=13)
-    parser.add_argument("--file_size", type=int, default=200_000_000, help="bytes")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--local_rank", type=int, default=0, help="given by the launcher")
-    return parser.parse_args()
+def random_model(settings: argparse.Namespace) -> GemmaForCausalLM:
+    """The same on every process, in float32."""
+    torch.manual_seed(0)
+    return GemmaForCausalLM(gemma(settings.vocabulary, settings.hidden, settings.layers))
 
 
-def measure(settings: argparse.Namespace, place: Path) -> dict[str, Any]:
+def trained(model: PreTrainedModel, stage: int) -> Engine[PolicyModel]:
+    """An engine that would train the model, one row at a time."""
+    return train_engine(PolicyModel(model), OptimizerSettings(1e-6, 0.0, 1, schedule="constant"), settings_at(stage))
+
+
+def settings_at(stage: int) -> EngineSettings:
+    """float32, one row at a time."""
+    plan = plan_batches("per_device_train_batch_size", 1, 1, None, world_size())
+    return EngineSettings(torch.float32, plan, zero_stage=stage)
+
+
+def measure(settings: argparse.Namespace) -> dict[str, object]:
     """Every case, one after another in the same processes."""
-    tokenizer = train_tokenizer(["a few words"])
-    whole = broadcast_object(write_model(settings, place, tokenizer) if is_main() else 0)
-    found: dict[str, Any] = {"weights_gb": round(whole / GB, 3)}
+    give_back_at_once()
+    with tempfile.TemporaryDirectory() as own:
+        place, tokenizer = Path(broadcast_object(own)), train_tokenizer(["a few words"])
+        model = random_model(settings).bfloat16()
+        whole = 4 * sum(weight.numel() for weight in model.parameters())
+        if is_main():
+            model.save_pretrained(place / "model")
+            tokenizer.save_pretrained(place / "model")
+        del model
+        found = measure_at(place, tokenizer, whole, settings.file_size)
+        barrier()
+    return {"weights_gb": round(whole / GB, 3), **found}
 
-    def note(name: str, call: Callable[[], Any]) -> Any:
-        result, peak = peak_of(call)
-        found[name] = [round(number / whole, 3) for number in gather_objects(peak)]
+
+def measure_at(place: Path, tokenizer: PreTrainedTokenizerBase, whole: int, file_size: int) -> dict[str, list[float]]:
+    """Every case of the model in a folder, whose weights are so many bytes in float32."""
+    found: dict[str, list[float]] = {}
+
+    def note(name: str, call: Callable[[], R]) -> R:
+        barrier()
+        peak = SampledPeak(own_bytes)
+        result = call()
+        found[name] = [round(number / whole, 3) for number in gather_objects(peak.stop())]
         return result
 
-    def opened(stage: int) -> Any:
-        opening = Opening(placement_of(engine_settings(stage)))
-        return load_causal_lm(str(place / "model"), "--model", torch.float32, tokenizer, opening=opening)
+    def opened(stage: int) -> PreTrainedModel:
+        opening = Opening(placement_of(settings_at(stage)))
+        model: PreTrainedModel
+        model = load_causal_lm(str(place / "model"), "--model", torch.float32, tokenizer, opening=opening)
+        return model
 
     note("opened at ZeRO 2", lambda: opened(2))
     models = [note("opened at ZeRO 3", lambda: opened(3))]
     actor = note("engine at ZeRO 3", lambda: trained(models.pop(), 3))
     note("average at ZeRO 3", lambda: MovingAverage(actor).update())
-    note("saved at ZeRO 3", lambda: save(actor, tokenizer, place, settings.file_size))
-    files = [round(part * whole / settings.file_size, 2) for part in found["saved at ZeRO 3"]]
-    found["saved at ZeRO 3, in files"] = files
-    frozen = note("reference at ZeRO 3", lambda: frozen_engine(PolicyModel(opened(3)), engine_settings(3)))
+    note("saved at ZeRO 3", lambda: save(actor, tokenizer, place, file_size))
+    found["saved at ZeRO 3, in files"] = [round(part * whole / file_size, 2) for part in found["saved at ZeRO 3"]]
+    frozen = note("reference at ZeRO 3", lambda: frozen_engine(PolicyModel(opened(3)), settings_at(3)))
     del actor, frozen
     adapted = note("opened at ZeRO 3, with LoRA", lambda: with_lora(opened(3)))
     actor = note("engine at ZeRO 3, with LoRA", lambda: trained(adapted, 3))
@@ -108,43 +125,13 @@ def measure(settings: argparse.Namespace, place: Path) -> dict[str, Any]:
     return found
 
 
-def write_model(settings: argparse.Namespace, place: Path, tokenizer: Any) -> int:
-    """Saves a random model in bf16; bytes of its weights in float32."""
-    config = GemmaConfig(
-        vocab_size=settings.vocabulary,
-        hidden_size=settings.hidden,
-        intermediate_size=4 * settings.hidden,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=settings.hidden // 4,
-    )
-    torch.manual_seed(0)
-    model = GemmaForCausalLM(config).to(torch.bfloat16)
-    model.save_pretrained(place / "model")
-    tokenizer.save_pretrained(place / "model")
-    return 4 * sum(p.numel() for p in model.parameters())
-
-
-def engine_settings(stage: int) -> EngineSettings:
-    """float32, one row at a time."""
-    plan = plan_batches("per_device_train_batch_size", 1, 1, None, world_size())
-    return EngineSettings(torch.float32, plan, zero_stage=stage)
-
-
-def trained(model: Any, stage: int) -> Engine[PolicyModel]:
-    """An engine that would train the model."""
-    optimizer = OptimizerSettings(1e-6, 0.0, total_updates=1, schedule="constant")
-    return train_engine(PolicyModel(model), optimizer, engine_settings(stage))
-
-
-def with_lora(model: Any) -> Any:
+def with_lora(model: PreTrainedModel) -> PreTrainedModel:
     """The model with adapters of rank 8."""
     add_lora(model, 8, None, "model")
     return model
 
 
-def save(engine: Engine[PolicyModel], tokenizer: Any, place: Path, file_size: int) -> None:
+def save(engine: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, place: Path, file_size: int) -> None:
     """What a run does at its end, without the cards."""
     weights = ((name.removeprefix("inner."), tensor) for name, tensor in engine.whole_weights())
     if is_main():
@@ -152,33 +139,6 @@ def save(engine: Engine[PolicyModel], tokenizer: Any, place: Path, file_size: in
     for _ in weights:
         pass
     barrier()
-
-
-def peak_of(call: Callable[[], Any]) -> tuple[Any, int]:
-    """A call's result, and the most bytes that this process held meanwhile above what it held before."""
-    gc.collect()
-    C.malloc_trim(0)
-    barrier()
-    before, highest, done = own_bytes(), 0, threading.Event()
-
-    def look() -> None:
-        nonlocal highest
-        while not done.wait(EVERY):
-            highest = max(highest, own_bytes())
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    result = call()
-    done.set()
-    looking.join()
-    return result, max(highest, own_bytes()) - before
-
-
-def own_bytes() -> int:
-    """Resident memory that is no file's."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
-    return 1024 * (int(sizes["RssAnon"]) + int(sizes["RssShmem"]))
 
 
 if __name__ == "__main__":

@@ -15,21 +15,21 @@ the machine does. A parser that is not there is named with what is missing. A re
 """
 
 import argparse
-import json
 import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import psutil
 import torch
-from machine import machine
 
 from constituent_treelib import TreelibError, make_backend
 from constituent_treelib.parsing import Backend
 from dschat.conditions.parsing import ParsingCondition
 from dschat.models.tiny import train_tokenizer
+from harness import report, settings_parser
 
+R = TypeVar("R")
 PARSERS = ("chunker", "tree-sitter", "link-grammar", "benepar")
 WORDS_PER_SENTENCE = 16
 SENTENCES = """
@@ -70,27 +70,19 @@ def {name}(values, limit={number}):
 
 
 def main() -> None:
-    """Measures every parser and prints one JSON object."""
-    settings = parse()
-    torch.set_num_threads(1)
-    figures = {parser: measure(parser, settings) for parser in settings.parsers}
-    print(json.dumps({"machine": machine(), "settings": vars(settings), "figures": figures}, indent=2))
-
-
-def parse() -> argparse.Namespace:
-    """The settings; the defaults are a rollout of 64 responses of 64 words."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Measures every parser and prints one JSON object; the defaults are a rollout of 64 responses of 64 words."""
+    parser = settings_parser(__doc__, responses=64, cutoff=5)
     parser.add_argument("--parsers", nargs="+", choices=PARSERS, default=list(PARSERS))
     parser.add_argument("--benepar_model", help="name or path; without it, benepar is not measured")
     parser.add_argument("--sentences", type=int, default=256, help="sentences (or programs) parsed in one call")
-    parser.add_argument("--responses", type=int, default=64, help="of a rollout")
     parser.add_argument("--words", type=int, default=64, help="of a response, in whole sentences of 16 words")
-    parser.add_argument("--cutoff", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=15, help="runs, of which the fastest counts")
-    return parser.parse_args()
+    settings = parser.parse_args()
+    torch.set_num_threads(1)
+    report(settings, {parser: measure(parser, settings) for parser in settings.parsers})
 
 
-def measure(parser: str, settings: argparse.Namespace) -> dict[str, Any]:
+def measure(parser: str, settings: argparse.Namespace) -> dict[str, object]:
     """Figures of a parser, or why there are none."""
     if parser == "benepar" and settings.benepar_model is None:
         return {"not_measured": "no --benepar_model"}
@@ -109,7 +101,7 @@ def measure(parser: str, settings: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def measure_rollout(backend: Backend, settings: argparse.Namespace) -> dict[str, Any]:
+def measure_rollout(backend: Backend, settings: argparse.Namespace) -> dict[str, object]:
     """The whole condition on the responses of a rollout."""
     if backend.unit == "sentence":
         per_response = max(1, settings.words // WORDS_PER_SENTENCE)
@@ -138,23 +130,21 @@ def make_units(backend: Backend, count: int, seed: int) -> list[str]:
     return [PROGRAM.format(name=f"f{chance.randrange(10**6)}", number=chance.randrange(100)) for _ in range(count)]
 
 
-def least_cpu_time(work: Callable[[], Any], repeats: int) -> tuple[float, Any]:
+def least_cpu_time(work: Callable[[], R], repeats: int) -> tuple[float, R]:
     """CPU milliseconds of this process and its children in the fastest run after one to warm up; the last result."""
     result = work()
     children = psutil.Process().children()
+
+    def seconds() -> float:
+        others = [process.cpu_times() for process in children]
+        return time.process_time() + sum(float(times.user + times.system) for times in others)
+
     runs = []
     for _ in range(repeats):
-        start = cpu_seconds(children)
-        own = time.process_time()
+        start = seconds()
         result = work()
-        own = time.process_time() - own
-        runs.append(1000 * (own + cpu_seconds(children) - start))
+        runs.append(1000 * (seconds() - start))
     return min(runs), result
-
-
-def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
-    """Of other processes."""
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 if __name__ == "__main__":

@@ -5,20 +5,18 @@ Programs are small and different, so that none is remembered: one test each, a s
 Seconds are those of the clock.
 """
 
-import argparse
 import json
 import time
-
-from machine import machine
 
 from dschat.scoring.programs.levels import weakness
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.programs.sandbox import LEVELS, Level
+from harness import report, settings_parser
 
 
 def main() -> None:
     """Measures and prints JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = settings_parser(__doc__)
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     settings = parser.parse_args()
@@ -26,7 +24,7 @@ def main() -> None:
     for level in LEVELS:
         weak = weakness(level)
         figures[level] = weak or {workers: measured(level, workers, settings.programs) for workers in settings.workers}
-    print(json.dumps({"machine": machine(), "settings": vars(settings), "programs_per_second": figures}, indent=1))
+    report(settings, figures)
 
 
 def measured(level: Level, workers: int, programs: int) -> float:

@@ -5,8 +5,8 @@ Every contender does the same work (contenders/work.py): the same random Gemmas,
 same lengths or of the same distribution of lengths, the same batch and micro-batch. Each runs in a process of its own
 with one thread. They take turns, iteration by iteration, so that other load on the machine meets all; the first
 iteration of each does not count, medians of the others do. How time and memory are measured stands at the top of
-contenders/meter.py. Speed is response tokens per CPU second: with equal lengths that is the same as samples per CPU
-second, and with ragged ones it does not depend on the luck of the draw. `speed` relates it to that of the floor.
+contenders/process.py. Speed is response tokens per CPU second: with equal lengths that is the same as samples per CPU
+second, and with ragged ones it does not depend on the luck of the draw. `speed` relates it to that of the lower bound.
 
     python step3.py
 """
@@ -16,16 +16,17 @@ import json
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
-from contenders.job import Job
-from contenders.process import Contender
-from contenders.tables import origin, step3_table, write_section
+
+from contenders.process import PHASES, Contender, Iteration, Job, usual
 from contenders.work import SIZES, Work, make_files
-from machine import machine
+from harness import origin, report, settings_parser, table, write_section
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,10 @@ class Entry:
 
 
 MACRO = ("--ngram", "5")
-FLOOR, PROFILE = "floor", "where the time of ours went"
 ENTRIES = {
-    "floor": Entry(FLOOR, "floor"),
-    "floor_scoring": Entry("floor + scoring passes", "floor", scoring=True),
-    "floor_scoring_4": Entry("floor + scoring passes, 4 updates", "floor", updates=4, scoring=True),
+    "lower_bound": Entry("lower bound", "lower_bound"),
+    "lower_bound_scoring": Entry("lower bound + scoring passes", "lower_bound", scoring=True),
+    "lower_bound_scoring_4": Entry("lower bound + scoring passes, 4 updates", "lower_bound", updates=4, scoring=True),
     "ours": Entry("ours", "ours", flags=MACRO),
     "ours_4": Entry("ours, 4 updates", "ours", updates=4, flags=MACRO),
     "vanilla": Entry("ours, vanilla PPO (n = 1)", "ours", flags=("--ngram", "1")),
@@ -56,96 +56,93 @@ WORKS = {
     "equal": Work(SIZES["S"], 32, 8, 8, 64, 64),
     "ragged": Work(SIZES["S"], 128, 8, 8, 64, 256, mean_response=48),
 }
-EVERY = {"equal": list(ENTRIES), "ragged": ["floor", "ours", "trl"]}
+EVERY = {"equal": list(ENTRIES), "ragged": ["lower_bound", "ours", "trl"]}
+NOT_MEASURED = {"not_measured": "no --trl_python"}
+
+
+@dataclass(frozen=True)
+class Row(Iteration):
+    """A contender's usual iteration."""
+
+    batch: int
+    positions_per_token: dict[str, float]  # computed outside of sampling, by token of prompts and responses
+    tokens_per_cpu_second: float
+    spread: tuple[float, float]  # the slowest and the fastest iteration, as parts of the same
+    speed: float | None = None  # in that of the lower bound
 
 
 def main() -> None:
     """Measures, prints one JSON object, and writes what is asked for."""
     settings = parse()
-    figures: dict[str, dict[str, Any]] = {}
-    for size in settings.sizes:
-        for lengths in settings.lengths:
-            title = f"{size}, {lengths}"
-            figures[title] = measure(size, lengths, settings)
-            if settings.markdown is not None:
-                text = f"{origin(machine())}\n\n{step3_table(figures[title])}"
-                write_section(Path(settings.markdown), f"step3 {title}", text)
-    used = {name: value for name, value in vars(settings).items() if name not in ("output", "markdown")}
-    report = {"machine": machine(), "settings": used, "figures": figures}
-    text = json.dumps(report, indent=2)
-    print(text)
-    if settings.output is not None:
-        Path(settings.output).write_text(text + "\n", encoding="utf-8")
+    figures: dict[str, dict[str, object]] = {}
+    for size, lengths in product(settings.sizes, settings.lengths):
+        title, (rows, profile) = f"{size}, {lengths}", measure(size, lengths, settings)
+        figures[title] = {name: NOT_MEASURED if row is None else asdict(row) for name, row in rows.items()}
+        if profile is not None:
+            figures[title]["where the time of ours went"] = profile
+        if settings.markdown is not None:
+            write_section(settings.markdown, f"step3 {title}", f"{origin()}\n\n{step3_table(rows, profile)}")
+    report(settings, figures)
 
 
 def parse() -> argparse.Namespace:
     """The settings."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = settings_parser(__doc__, "sections step3 … are")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["S", "M"])
     parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument(
-        "--contenders", nargs="+", choices=list(ENTRIES), help="default: all; with ragged lengths floor, ours, trl"
+        "--contenders",
+        nargs="+",
+        choices=list(ENTRIES),
+        help="default: all; with ragged lengths lower_bound, ours, trl",
     )
     parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
     parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")
     parser.add_argument("--flags", default="", help="more flags of step 3 for ours, in one word")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--profile", help="folder for a trace of ours and a table of where its time went")
-    parser.add_argument("--output", help="file for the JSON object")
-    parser.add_argument("--markdown", help="document whose sections are written anew, as docs/performance.md")
+    parser.add_argument("--profile", type=Path, help="folder for a trace of ours and a table of where its time went")
     parser.add_argument("--batch", type=int, help="prompts of a rollout, instead of those of the table")
     parser.add_argument("--response", type=int, help="longest response, instead of that of the table")
     return parser.parse_args()
 
 
-def measure(size: str, lengths: str, settings: argparse.Namespace) -> dict[str, Any]:
-    """Figures of every contender on one kind of work, by name."""
+Rows = dict[str, Row | None]  # by name; None where there is no --trl_python
+Profile = dict[str, dict[str, float]]  # see contenders/ours.py
+
+
+def measure(size: str, lengths: str, settings: argparse.Namespace) -> tuple[Rows, Profile | None]:
+    """Figures of every contender on one kind of work, and where the time of ours went if that is asked for."""
     work = adapt(WORKS[lengths], size, settings)
     names = settings.contenders or EVERY[lengths]
-    figures: dict[str, dict[str, Any]] = {}
+    rows: Rows = {}
+    profile = None
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_files(work, folder / "files")
         # On a GPU the models of all contenders together may not fit.
         for group in [[name] for name in names] if torch.cuda.is_available() else [names]:
-            figures |= take_turns(group, work, folder, settings)
+            rows |= take_turns(group, work, folder, settings)
         if settings.profile is not None:
-            traces = (Path(settings.profile) / f"{size}-{lengths}").absolute()
-            figures[PROFILE] = trace(work, folder, traces, settings)
-    floor = figures.get(FLOOR)
-    for name, row in figures.items():
-        if floor is not None and name != PROFILE and "not_measured" not in row:
-            row["speed"] = row["tokens_per_cpu_second"] / floor["tokens_per_cpu_second"]
-    return figures
+            traces = (settings.profile / f"{size}-{lengths}").absolute()
+            with start("ours", work, folder, settings, profile=str(traces)) as contender:
+                contender.iterate(), contender.iterate()
+            profile = json.loads((traces / "profile.json").read_text(encoding="utf-8"))
+    if lower := rows.get("lower bound"):
+        tokens = lower.tokens_per_cpu_second
+        rows = {name: row and replace(row, speed=row.tokens_per_cpu_second / tokens) for name, row in rows.items()}
+    return rows, profile
 
 
-def take_turns(names: list[str], work: Work, folder: Path, settings: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Figures by name of contenders that stand beside each other."""
-    started: dict[str, Contender] = {}
-    runs: dict[str, list[dict[str, Any]]] = {}
-    figures: dict[str, dict[str, Any]] = {}
-    try:
-        for name in names:
-            if ENTRIES[name].module == "trl_ppo" and settings.trl_python is None:
-                figures[ENTRIES[name].name] = {"not_measured": "no --trl_python"}
-            else:
-                started[name] = start(name, work, folder, settings)
-        for _ in range(settings.repeats + 1):
-            for name, contender in started.items():
-                runs.setdefault(name, []).append(contender.iterate())
-    finally:
-        for contender in started.values():
-            contender.end()
-    return figures | {ENTRIES[name].name: summary(own[1:], work) for name, own in runs.items()}
-
-
-def trace(work: Work, folder: Path, place: Path, settings: argparse.Namespace) -> dict[str, Any]:
-    """Where the time of ours goes, from a process of its own; the trace is written to a folder."""
-    contender = start("ours", work, folder, settings, profile=str(place))
-    for _ in range(2):
-        contender.iterate()
-    contender.end()
-    return json.loads((place / "profile.json").read_text(encoding="utf-8"))
+def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argparse.Namespace) -> Rows:
+    """Figures of contenders that stand beside each other."""
+    rows: Rows = {ENTRIES[name].name: None for name in names}
+    with ExitStack() as stack:
+        measured = [name for name in names if name != "trl" or settings.trl_python is not None]
+        started = {name: stack.enter_context(start(name, work, folder, settings)) for name in measured}
+        turns = [[contender.iterate()[0] for contender in started.values()] for _ in range(settings.repeats + 1)]
+    for name, runs in zip(measured, zip(*turns[1:], strict=True), strict=True):
+        rows[ENTRIES[name].name] = summary(runs, work)
+    return rows
 
 
 def adapt(work: Work, size: str, settings: argparse.Namespace) -> Work:
@@ -161,44 +158,51 @@ def adapt(work: Work, size: str, settings: argparse.Namespace) -> Work:
 
 def start(name: str, work: Work, folder: Path, settings: argparse.Namespace, profile: str | None = None) -> Contender:
     """A contender's process."""
-    entry = ENTRIES[name]
-    own = Path(tempfile.mkdtemp(dir=folder))
-    job = Job(
-        replace(work, updates=entry.updates),
-        str(folder / "files"),
-        str(own),
-        scoring=entry.scoring,
-        flags=[*entry.flags, *(settings.flags.split() if entry.module == "ours" else [])],
-        profile=profile,
-        threads=settings.threads,
-    )
-    python = settings.trl_python if entry.module == "trl_ppo" else sys.executable
-    return Contender(python, entry.module, job)
+    entry, own = ENTRIES[name], tempfile.mkdtemp(dir=folder)
+    flags = [*entry.flags, *(settings.flags.split() if entry.module == "ours" else [])]
+    work = replace(work, updates=entry.updates)
+    job = Job(work, str(folder / "files"), own, entry.scoring, flags, profile, settings.threads)
+    return Contender(settings.trl_python if name == "trl" else sys.executable, entry.module, job)
 
 
-def summary(runs: list[dict[str, Any]], work: Work) -> dict[str, Any]:
-    """Medians over iterations; the peak of all."""
-
-    def medians(kind: str) -> dict[str, float]:
-        names = dict.fromkeys(name for run in runs for name in run[kind])
-        return {name: round(statistics.median(run[kind].get(name, 0.0) for run in runs), 4) for name in names}
-
-    for run in runs:
-        real = sum(work.prompt_lengths()) + run["tokens"]
-        run["positions"] = {name: count / real for name, count in run["counts"].items()}
-    speeds = [run["tokens"] / run["cpu"]["total"] for run in runs]
+def summary(runs: Sequence[Iteration], work: Work) -> Row:
+    """A contender's figures."""
+    prompts = sum(work.prompt_lengths())
+    parts = [{name: count / (prompts + run.tokens) for name, count in run.counts.items()} for run in runs]
+    speeds = [run.tokens / run.cpu_seconds["total"] for run in runs]
     middle = statistics.median(speeds)
-    return {
-        "tokens_per_cpu_second": middle,
-        "spread": [round(min(speeds) / middle, 3), round(max(speeds) / middle, 3)],
-        "tokens": statistics.median(run["tokens"] for run in runs),
-        "batch": work.batch,
-        "cpu_seconds": medians("cpu"),
-        "wall_seconds": medians("wall"),
-        "inside_cpu_seconds": medians("inside"),
-        "positions_per_token": medians("positions"),
-        "peak_mb": round(max(run["peak_mb"] for run in runs)),
-    }
+    spread = (round(min(speeds) / middle, 3), round(max(speeds) / middle, 3))
+    positions = {name: round(statistics.median(part[name] for part in parts), 4) for name in parts[0]}
+    own = {"batch": work.batch, "positions_per_token": positions, "tokens_per_cpu_second": middle, "spread": spread}
+    return Row(**vars(usual(runs)) | own)
+
+
+def step3_table(rows: Mapping[str, Row | None], profile: Profile | None) -> str:
+    """The table of one kind of work, and where the time of ours went, if that was traced."""
+    head = ["", "speed", *(f"{name}, s" for name in PHASES), "macro actions", "positions", "peak, MB", "length"]
+    lines = []
+    for name, row in rows.items():
+        if row is None:
+            lines.append([name, f"not measured: {NOT_MEASURED['not_measured']}", *[""] * (len(head) - 2)])
+            continue
+        inside = row.inside_cpu_seconds.get("macro actions")
+        lines.append(
+            [
+                name,
+                f"{row.tokens_per_cpu_second:.0f} tokens/s" if row.speed is None else f"{row.speed:.2f}",
+                *(f"{row.cpu_seconds.get(phase, 0.0):.2f}" for phase in PHASES),
+                "" if inside is None else f"{100 * inside / row.cpu_seconds['total']:.2f} %",
+                " / ".join(f"{positions:.2f}" for positions in row.positions_per_token.values()),
+                f"{row.peak_mb:.0f}",
+                f"{row.tokens / row.batch:.0f}",
+            ]
+        )
+    if profile is None:
+        return table(head, lines)
+    groups = [[name, f"{percent:.1f} %"] for name, percent in profile["percent"].items()]
+    items = [[f"· {name}", f"{percent:.1f} %"] for name, percent in profile["items"].items() if percent >= 0.5]
+    where = table(["", "of the iteration"], [*groups, *items])
+    return f"{table(head, lines)}\n\nWhere the time of ours went:\n\n{where}"
 
 
 if __name__ == "__main__":

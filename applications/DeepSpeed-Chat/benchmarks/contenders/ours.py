@@ -3,62 +3,73 @@
 
 An iteration is a call of the trainer's `iterate`; its phases are those of the trainer's own clock. What a phase holds
 is the trainer's business: with one update per rollout, for instance, log-probs and values may come from training.
+
+A trace of an iteration says where its time went. Four groups are the work itself: model forward (the outermost module
+that is called, log-probs included, also inside sampling), model backward, sampling (everything else of the rollout
+engine) and optimiser. Everything else is listed by item: an operation, or a part of the trainer for the Python between
+its operations.
 """
 
-import importlib.util
-import os
-import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 import torch
+from torch import nn
+from torch.autograd.profiler_util import FunctionEvent
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from contenders.job import Job, read_job
-from contenders.meter import Meter
-from contenders.profiling import profiled
+from contenders.process import Job, Meter, read_job
+from harness import run_step
 
-MAIN = Path(__file__).resolve().parents[2] / "training" / "step3_rlhf_finetuning" / "main.py"
+if TYPE_CHECKING:
+    from dschat.trainers.iteration import Clock
+    from dschat.trainers.ppo import PPO
+
+STEP = "step3_rlhf_finetuning"
 MACRO_ACTIONS = "macro actions"  # termination condition, segments, pooling, GAE, back to tokens
 PROFILED = 1  # number of the iteration of which a trace is written; the first warms up
+GROUP, PART = "group: ", "part: "
+GROUPS = ("model forward", "model backward", "sampling", "optimiser", "everything else")
+FORWARD, BACKWARD, SAMPLING, OPTIMISER, ELSE = GROUPS
+PARTS = ("collect", "score", "credit", "update")  # methods of the trainer
+SMALLEST = 0.1  # percent: smaller items are not listed
+P = ParamSpec("P")
 
 
 def main() -> None:
     """Runs step 3; the meter ends the process."""
     job, meter = read_job()
-    sys.argv = [str(MAIN), *flags(job)]
-    from dschat.rl.estimators import ESTIMATORS
-
-    ESTIMATORS["gae"] = meter.inside(MACRO_ACTIONS, ESTIMATORS["gae"])
-    from dschat.trainers.ppo.trainer import PPOTrainer
-
     from dschat.conditions.termination import TerminationCondition
     from dschat.config.ppo import PPOConfig
-    from dschat.main import run_main
+    from dschat.rl.estimators import ESTIMATORS
     from dschat.trainers.iteration import Clock
+    from dschat.trainers.ppo import PPO
 
-    patched: Any = PPOTrainer
-    patched.iterate = measured(PPOTrainer.iterate, job, meter)
-    patched = TerminationCondition
-    patched.__call__ = meter.inside(MACRO_ACTIONS, TerminationCondition.__call__)
-    patched = Clock
-    patched.lap = booking(Clock.lap, meter)
-    sys.exit(run_main("ppo", PPOConfig, step3().train))
+    ESTIMATORS["gae"] = meter.inside(MACRO_ACTIONS, ESTIMATORS["gae"])
+    for owner, name, method in (
+        (PPO, "iterate", measured(PPO.iterate, job, meter)),
+        (TerminationCondition, "__call__", meter.inside(MACRO_ACTIONS, TerminationCondition.__call__)),
+        (Clock, "lap", booking(Clock.lap, meter)),
+    ):
+        setattr(owner, name, method)
+    run_step("ppo", STEP, PPOConfig, flags(job))
 
 
 def flags(job: Job) -> list[str]:
     """The command line of step 3 for this work; the job's own flags come last, and hold."""
     files, work = Path(job.files), job.work
-    processes = int(os.environ.get("WORLD_SIZE") or 1)
     options = {
         "data_path": files / "prompts",
         "data_split": "0,0,1",
         "output_dir": Path(job.folder) / "run",
         "actor_model_name_or_path": files / "actor",
         "critic_model_name_or_path": files / "reward",
-        "per_device_generation_batch_size": work.batch // processes,
+        "per_device_generation_batch_size": work.batch // job.processes,
         "per_device_training_batch_size": work.micro_batch,
         "global_batch_size": work.update,
         "max_prompt_seq_len": work.longest_prompt,
@@ -73,28 +84,20 @@ def flags(job: Job) -> list[str]:
     return [*pairs, "--no_self_checks", *job.flags]
 
 
-def step3() -> ModuleType:
-    """The main program of step 3, as a module."""
-    spec = importlib.util.spec_from_file_location("step3_main", MAIN)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def measured(iterate: Callable[..., dict[str, float]], job: Job, meter: Meter) -> Callable[..., dict[str, float]]:
+def measured(
+    iterate: "Callable[Concatenate[PPO, P], dict[str, float]]", job: Job, meter: Meter
+) -> "Callable[Concatenate[PPO, P], dict[str, float]]":
     """The trainer's `iterate`, measured."""
     number = 0
 
-    def run(trainer: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def run(trainer: "PPO", *args: P.args, **kwargs: P.kwargs) -> dict[str, float]:
         nonlocal number
         if number == 0:
             count_positions(trainer.models.reference.module.inner, "scoring", meter, training=False)
             count_positions(trainer.models.actor.module.inner, "training", meter, training=True)
         meter.begin()
-        with ExitStack() as stack:
-            if job.profile is not None and number == PROFILED:
-                stack.enter_context(profiled(trainer, Path(job.profile)))
+        traced = job.profile is not None and number == PROFILED
+        with profiled(trainer, Path(job.profile or "")) if traced else nullcontext():
             metrics = iterate(trainer, *args, **kwargs)
         number += 1
         meter.end(metrics["response/length"] * job.work.batch)
@@ -103,32 +106,105 @@ def measured(iterate: Callable[..., dict[str, float]], job: Job, meter: Meter) -
     return run
 
 
-def count_positions(causal_lm: Any, name: str, meter: Meter, training: bool) -> None:
-    """Books the positions, padding included, that a model computes outside of sampling.
+def count_positions(causal_lm: nn.Module, name: str, meter: Meter, training: bool) -> None:
+    """Books the positions, padding included, that a model computes outside of sampling, with or without gradients."""
 
-    Args:
-        causal_lm: the Hugging Face model.
-        name: that they are booked under.
-        meter: of this process.
-        training: those of forwards with gradients, or those without.
-    """
-
-    def count(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def count(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
         if torch.is_grad_enabled() == training:
             ids = kwargs.get("input_ids", args[0] if args else None)
             meter.count(name, ids.numel() if ids is not None else kwargs["inputs_embeds"][..., 0].numel())
 
-    getattr(causal_lm, causal_lm.base_model_prefix).register_forward_pre_hook(count, with_kwargs=True)
+    base = causal_lm.get_submodule(str(causal_lm.base_model_prefix))
+    base.register_forward_pre_hook(count, with_kwargs=True)
 
 
-def booking(lap: Callable[..., None], meter: Meter) -> Callable[..., None]:
+def booking(lap: "Callable[[Clock, str], None]", meter: Meter) -> "Callable[[Clock, str], None]":
     """The trainer's `Clock.lap`, which tells the meter, too."""
 
-    def run(clock: Any, name: str) -> None:
+    def run(clock: "Clock", name: str) -> None:
         lap(clock, name)
         meter.lap(name)
 
     return run
+
+
+@contextmanager
+def profiled(trainer: "PPO", folder: Path) -> Iterator[None]:
+    """Traces an iteration; afterwards the folder holds trace.json (for chrome://tracing) and profile.json."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with ExitStack() as stack:
+        _mark_forwards(stack)
+        for name in PARTS:
+            _mark(stack, type(trainer), name, PART + name)
+        _mark(stack, type(trainer.sample), "__call__", GROUP + SAMPLING)
+        _mark(stack, torch.autograd, "backward", GROUP + BACKWARD)
+        _mark(stack, type(trainer.models.actor), "step", PART + "engine.step")
+        with profile(activities=activities, acc_events=True) as profiler, record_function(PART + "iterate"):
+            yield
+    folder.mkdir(parents=True, exist_ok=True)
+    profiler.export_chrome_trace(str(folder / "trace.json"))
+    found = shares([event for event in profiler.events() or [] if event.device_type == torch.autograd.DeviceType.CPU])
+    (folder / "profile.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def _mark(stack: ExitStack, owner: object, name: str, label: str) -> None:
+    """A function of a class or module records a range until the stack is closed."""
+    original = getattr(owner, name)
+
+    def run(*args: object, **kwargs: object) -> object:
+        with record_function(label):
+            return original(*args, **kwargs)
+
+    setattr(owner, name, run)
+    stack.callback(setattr, owner, name, original)
+
+
+def _mark_forwards(stack: ExitStack) -> None:
+    """Modules record a range when they are called outside of another one; DeepSpeed's engine is no part of a model."""
+    under_way: list[record_function | None] = []
+
+    def enter(module: nn.Module, *rest: object) -> None:
+        inner = any(under_way) or type(module).__module__.startswith("deepspeed")
+        under_way.append(None if inner else record_function(GROUP + FORWARD).__enter__())
+
+    def leave(*rest: object) -> None:
+        if (marked := under_way.pop()) is not None:
+            marked.__exit__(None, None, None)
+
+    stack.callback(register_module_forward_pre_hook(enter).remove)
+    stack.callback(register_module_forward_hook(leave, always_call=True).remove)
+
+
+def shares(events: list[FunctionEvent]) -> dict[str, dict[str, float]]:
+    """Percent of the traced time by group, and of everything else by item."""
+    total = sum(event.self_cpu_time_total for event in events)
+    groups, items = dict.fromkeys(GROUPS, 0.0), defaultdict[str, float](float)
+    for event in events:
+        group, part = _place(event)
+        groups[group] += 100 * event.self_cpu_time_total / total
+        if group == ELSE:
+            name = "Python" if event.name.startswith((GROUP, PART)) else event.name
+            items[f"{part}: {name}"] += 100 * event.self_cpu_time_total / total
+    largest = sorted(items.items(), key=lambda item: -item[1])
+    return {
+        "percent": {group: round(percent, 2) for group, percent in groups.items()},
+        "items": {name: round(percent, 2) for name, percent in largest if percent >= SMALLEST},
+    }
+
+
+def _place(event: FunctionEvent) -> tuple[str, str]:
+    """An event's group, and the innermost part of the trainer that it belongs to."""
+    part = ""
+    above: FunctionEvent | None = event
+    while above is not None:
+        if above.name.startswith(GROUP):
+            return above.name.removeprefix(GROUP), part
+        if above.name.startswith("Optimizer.step#"):
+            return OPTIMISER, part
+        if above.name.startswith(PART) and not part:
+            part = above.name.removeprefix(PART)
+        above = above.cpu_parent
+    return ELSE, part
 
 
 if __name__ == "__main__":

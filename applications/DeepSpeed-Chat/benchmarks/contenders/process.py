@@ -1,23 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A contender's process: started, asked for iterations, ended."""
+"""A contender's processes from both ends: asked for iterations by a `Contender`, measured by a `Meter` inside.
+
+A job is one JSON file, named on the command line of the process. Each iteration begins with a line on its standard
+input, and its figures are a line of JSON on its standard output, which nothing else reaches; the end of the input ends
+the process. CPU time is ``time.process_time``: seconds of all threads of the process, blind to what else the machine
+does. Memory is counted from where it stood when everything was set up, before the first iteration, so that optimiser
+states count; see `harness.Peak`.
+"""
 
 import json
 import os
+import statistics
 import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, ParamSpec, Self, TypeVar
 
-from contenders.job import Job
+import torch
+
+from contenders.work import Size, Work
+from harness import MB, Peak
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 LAST_LINES = 15  # of what a failed contender said
+PHASES = ("generation", "scoring", "training", "rest")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the processes of a contender are told."""
+
+    work: Work
+    files: str  # folder that `make_files` filled
+    folder: str  # of this contender alone
+    scoring: bool = False  # lower bound: score with actor and critic before training, too
+    flags: list[str] = field(default_factory=list)  # ours: more of step 3's
+    profile: str | None = None  # ours: folder for a trace of the second iteration
+    threads: int = 1
+    processes: int = 1  # ours: that share the work
+
+    def environment(self, rank: int, port: str) -> dict[str, str]:
+        """What a process needs: this package, dschat of the same clone before what is installed, and its group."""
+        folders = [str(BENCHMARKS), str(BENCHMARKS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": os.pathsep.join(folders)}
+        if self.processes > 1:
+            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes)}
+            own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return os.environ | own
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """Figures of one iteration in one process."""
+
+    cpu_seconds: dict[str, float]  # seconds by phase, and their total
+    wall_seconds: dict[str, float]  # the same
+    inside_cpu_seconds: dict[str, float]  # CPU seconds of parts of the phases
+    counts: dict[str, float]
+    peak_mb: float
+    tokens: float  # of all its responses
+
+
+def usual(runs: Sequence[Iteration]) -> Iteration:
+    """Medians over iterations; the peak of all."""
+
+    def middle(kind: str) -> dict[str, float]:
+        found = [getattr(run, kind) for run in runs]
+        return {name: round(statistics.median(each.get(name, 0.0) for each in found), 4) for name in found[0]}
+
+    dicts = (middle("cpu_seconds"), middle("wall_seconds"), middle("inside_cpu_seconds"), middle("counts"))
+    return Iteration(*dicts, max(run.peak_mb for run in runs), statistics.median(run.tokens for run in runs))
 
 
 class Contender:
-    """One contender in a process of its own."""
+    """One contender, which ends with its context."""
 
     def __init__(self, python: str, module: str, job: Job) -> None:
-        """Starts it and waits until everything is set up.
+        """Starts its processes and waits until everything is set up.
 
         Args:
             python: the interpreter.
@@ -25,51 +89,136 @@ class Contender:
             job: what it does.
 
         Raises:
-            RuntimeError: it ended; with the last lines of what it said.
+            RuntimeError: one ended; with the last lines of what it said.
         """
-        self._log = Path(job.folder) / "log.txt"
-        with open(self._log, "w", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                [python, "-m", f"contenders.{module}", str(job.write())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | environment_of(job),
-                cwd=job.folder,
+        from dschat.common.launch import free_port
+
+        folder, port = Path(job.folder), free_port()
+        (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
+        self._processes: list[tuple[subprocess.Popen[str], Path]] = []
+        for rank in range(job.processes):
+            log = folder / f"log-{rank}.txt"
+            with open(log, "w", encoding="utf-8") as said:
+                process = subprocess.Popen(
+                    [python, "-m", f"contenders.{module}", str(folder / "job.json")],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=said,
+                    text=True,
+                    env=job.environment(rank, port),
+                    cwd=folder,
+                )
+            self._processes.append((process, log))
+        self._answers()
+
+    def iterate(self) -> list[Iteration]:
+        """One iteration; the figures of each process."""
+        for process, _ in self._processes:
+            stdin = _stream(process.stdin)
+            stdin.write("go\n")
+            stdin.flush()
+        return [Iteration(**json.loads(answer)) for answer in self._answers()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for process, _ in self._processes:
+            _stream(process.stdin).close()
+        for process, _ in self._processes:
+            process.wait()
+
+    def _answers(self) -> list[str]:
+        lines = [_stream(process.stdout).readline() for process, _ in self._processes]
+        if all(lines):
+            return lines
+        for process, _ in self._processes:
+            process.kill()
+        log = self._processes[lines.index("")][1]
+        said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+        raise RuntimeError("\n".join(["a contender ended early:", *said]))
+
+
+def _stream(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+class Meter:
+    """Measures the iterations of this process, each when it is asked for; takes standard output for itself."""
+
+    def __init__(self) -> None:
+        self._replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
+        self._peak: Peak | None = None
+        self._now = Iteration({}, {}, {}, {}, 0.0, 0.0)
+        self._start = self._last = (0.0, 0.0)
+
+    def begin(self) -> None:
+        """Waits until an iteration is asked for; the first call says that everything is set up."""
+        if self._peak is None:
+            self._peak = Peak(torch.cuda.is_available())
+            self._reply("ready")
+        if not sys.stdin.readline():
+            os._exit(0)  # without the contender's own farewell: it was not measured, and may write whole models
+        self._now = Iteration({}, {}, {}, {}, 0.0, 0.0)
+        self._start = self._last = _seconds()
+
+    def lap(self, name: str) -> None:
+        """Books the time since the last lap under a phase."""
+        now = _seconds()
+        for booked, seconds, last in zip(
+            (self._now.cpu_seconds, self._now.wall_seconds), now, self._last, strict=True
+        ):
+            booked[name] = booked.get(name, 0.0) + seconds - last
+        self._last = now
+
+    def inside(self, name: str, work: Callable[P, R]) -> Callable[P, R]:
+        """The same function; its CPU time is booked under a name beside the phases, as a part of one of them."""
+
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            start = time.process_time()
+            result = work(*args, **kwargs)
+            self._now.inside_cpu_seconds[name] = (
+                self._now.inside_cpu_seconds.get(name, 0.0) + time.process_time() - start
             )
-        self._answer()
+            return result
 
-    def iterate(self) -> dict[str, Any]:
-        """One iteration; its figures, see `Meter.end`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        return self._answer()
+        return run
 
-    def end(self) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    def count(self, name: str, number: int) -> None:
+        """Adds to a count of this iteration."""
+        self._now.counts[name] = self._now.counts.get(name, 0) + number
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            raise failure(self._log)
-        return json.loads(line)
+    def end(self, tokens: float) -> None:
+        """Ends an iteration and hands over its figures.
 
+        Args:
+            tokens: of all its responses.
+        """
+        assert self._peak is not None
+        self.lap("rest")
+        self._now.cpu_seconds["total"], self._now.wall_seconds["total"] = (
+            last - start for last, start in zip(self._last, self._start, strict=True)
+        )
+        self._reply(asdict(self._now) | {"peak_mb": self._peak.bytes() / MB, "tokens": tokens})
 
-def environment_of(job: Job) -> dict[str, str]:
-    """What a contender's process needs: this package, and dschat of the same clone before what is installed."""
-    given = os.environ.get("PYTHONPATH")
-    folders = [str(BENCHMARKS), str(BENCHMARKS.parent), *([given] if given else [])]
-    return {"OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": os.pathsep.join(folders)}
+    def _reply(self, content: object) -> None:
+        self._replies.write(json.dumps(content) + "\n")
+        self._replies.flush()
 
 
-def failure(log: Path) -> RuntimeError:
-    """For a contender that ended early: the last lines of what it said."""
-    said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-    return RuntimeError("\n".join(["a contender ended early:", *said]))
+def read_job() -> tuple[Job, Meter]:
+    """The job of this process, and its meter. The first thing that a contender does."""
+    content = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    work = content["work"]
+    job = Job(**(content | {"work": Work(**(work | {"size": Size(**work["size"])}))}))
+    torch.set_num_threads(job.threads)
+    return job, Meter()
+
+
+def _seconds() -> tuple[float, float]:
+    """Of CPU and wall time, when the GPU has done its work."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.process_time(), time.perf_counter()

@@ -6,19 +6,13 @@ batch is its scoring batch (`local_rollout_forward_batch_size`): 32 rows, or the
 """
 
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
-from transformers import (
-    AutoTokenizer,
-    GemmaForCausalLM,
-    GemmaForSequenceClassification,
-    TrainerCallback,
-)
+from torch import Tensor
+from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification, TrainerCallback
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-from contenders.job import Job, read_job
-from contenders.meter import Meter
+from contenders.process import Job, Meter, read_job
 from contenders.work import DTYPES, EOS, PAD
 
 ROLLOUT_FORWARD = 32  # rows
@@ -32,11 +26,11 @@ class Measure(TrainerCallback):
         self.tokens = 0.0
         self.training = False
 
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: object, **kwargs: object) -> None:
         """The first iteration."""
         self._meter.begin()
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *args: object, **kwargs: object) -> None:
         """The end of one, and the beginning of the next."""
         self._meter.lap("training")
         self._meter.end(self.tokens)
@@ -52,14 +46,13 @@ def main() -> None:
     generate = ppo_trainer.batch_generation
     accumulate = trainer.accelerator.accumulate
 
-    def timed_generation(*args: Any, **kwargs: Any) -> Any:
-        sequences, logits = generate(*args, **kwargs)
-        responses = sequences[:, args[1].shape[1] :]
-        measure.tokens = float((responses != PAD).sum())
+    def timed_generation(model: object, queries: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        sequences, logits = generate(model, queries, *args, **kwargs)
+        measure.tokens = float((sequences[:, queries.shape[1] :] != PAD).sum())
         meter.lap("generation")
         return sequences, logits
 
-    def timed_accumulate(*args: Any) -> Any:
+    def timed_accumulate(*args: object) -> object:
         if not measure.training:
             meter.lap("scoring")
             measure.training = True
@@ -73,13 +66,13 @@ def main() -> None:
 def make_trainer(job: Job, measure: Measure) -> PPOTrainer:
     """TRL's trainer for this work."""
     files, work = Path(job.files), job.work
-    options = {"dtype": DTYPES[work.dtype]}
+    dtype = DTYPES[work.dtype]
     tokenizer = AutoTokenizer.from_pretrained(files / "actor", trust_remote_code=False, padding_side="left")
     prompts = (files / "prompts.txt").read_text(encoding="utf-8").splitlines()
     data = Dataset.from_dict({"input_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts]})
-    actor, reference = (GemmaForCausalLM.from_pretrained(files / "actor", **options) for _ in range(2))
+    actor, reference = (GemmaForCausalLM.from_pretrained(files / "actor", dtype=dtype) for _ in range(2))
     actor.generation_config.pad_token_id = PAD
-    critic, reward = (GemmaForSequenceClassification.from_pretrained(files / "reward", **options) for _ in range(2))
+    critic, reward = (GemmaForSequenceClassification.from_pretrained(files / "reward", dtype=dtype) for _ in range(2))
     config = PPOConfig(
         output_dir=str(Path(job.folder) / "run"),
         per_device_train_batch_size=work.micro_batch,
@@ -101,17 +94,9 @@ def make_trainer(job: Job, measure: Measure) -> PPOTrainer:
         disable_tqdm=True,
         use_cpu=work.dtype == "fp32",
     )
-    return PPOTrainer(
-        args=config,
-        processing_class=tokenizer,
-        model=actor,
-        ref_model=reference,
-        reward_model=reward,
-        train_dataset=data,
-        value_model=critic,
-        eval_dataset=data,
-        callbacks=[measure],
-    )
+    models = {"model": actor, "ref_model": reference, "reward_model": reward, "value_model": critic}
+    rows = {"train_dataset": data, "eval_dataset": data}
+    return PPOTrainer(args=config, processing_class=tokenizer, **models, **rows, callbacks=[measure])
 
 
 if __name__ == "__main__":

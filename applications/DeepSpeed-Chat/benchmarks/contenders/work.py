@@ -8,24 +8,20 @@ everywhere: zero for equal lengths, or what gives the mean length that is asked 
 """
 
 import json
-import os
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed says on standard output that it found no GPU
-
-import transformers  # noqa: E402
-from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from torch import Tensor  # noqa: E402
-from transformers import (  # noqa: E402
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
     GemmaForSequenceClassification,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -83,30 +79,24 @@ class Work:
         random.Random(0).shuffle(lengths)
         return lengths
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Work":
-        """What `dataclasses.asdict` gave."""
-        return cls(**(content | {"size": Size(**content["size"])}))
-
 
 def make_files(work: Work, folder: Path) -> None:
     """Writes actor/ and reward/ (Hugging Face folders with the tokenizer), prompts.txt, and prompts/ for ours."""
     transformers.utils.logging.disable_progress_bar()
     tokenizer = make_tokenizer(work.size.vocabulary)
     device = "cuda" if work.size.hidden >= 1024 and torch.cuda.is_available() else "cpu"
-    for name, make in (("actor", make_actor), ("reward", make_reward_model)):
+    makers: Mapping[str, Callable[[Work], PreTrainedModel]] = {"actor": make_actor, "reward": make_reward_model}
+    for name, make in makers.items():
         with torch.device(device):
-            model = make(work)
-        model.save_pretrained(folder / name)
+            make(work).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-        del model
     prompts = make_prompts(work)
     (folder / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
+    rows = [json.dumps({"prompt": text}) + "\n" for text in prompts]
     (folder / "prompts").mkdir()
-    rows = [json.dumps({"prompt": text}) for text in prompts]
-    (folder / "prompts" / "train.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (folder / "prompts" / "train.jsonl").write_text("".join(rows), encoding="utf-8")
     # One row that no contender trains on; ours would set some of the others aside without it.
-    (folder / "prompts" / "valid.jsonl").write_text(rows[0] + "\n", encoding="utf-8")
+    (folder / "prompts" / "valid.jsonl").write_text(rows[0], encoding="utf-8")
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
@@ -122,17 +112,15 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 def make_prompts(work: Work) -> list[str]:
     """Random words, as many as `Work.prompt_lengths` says."""
     chance = torch.Generator().manual_seed(0)
-    ids = [
-        torch.randint(FIRST_WORD, work.size.vocabulary, (length,), generator=chance).tolist()
-        for length in work.prompt_lengths()
-    ]
-    return [" ".join(f"w{i}" for i in row) for row in ids]
+    words = (FIRST_WORD, work.size.vocabulary)
+    rows = [torch.randint(*words, (length,), generator=chance).tolist() for length in work.prompt_lengths()]
+    return [" ".join(f"w{i}" for i in row) for row in rows]
 
 
 def make_actor(work: Work) -> GemmaForCausalLM:
     """A random causal LM that ends responses as `work` says."""
     torch.manual_seed(1)
-    model = GemmaForCausalLM._from_config(_config(work), dtype=DTYPES[work.dtype])
+    model: GemmaForCausalLM = GemmaForCausalLM._from_config(_config(work), dtype=DTYPES[work.dtype])
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[CHANNEL] = 0
@@ -149,10 +137,14 @@ def make_actor(work: Work) -> GemmaForCausalLM:
 def make_reward_model(work: Work) -> GemmaForSequenceClassification:
     """A random reward model; the critic starts from it, too."""
     torch.manual_seed(2)
-    return GemmaForSequenceClassification._from_config(_config(work, num_labels=1), dtype=DTYPES[work.dtype])
+    config = _config(work)
+    config.num_labels = 1
+    model: GemmaForSequenceClassification
+    model = GemmaForSequenceClassification._from_config(config, dtype=DTYPES[work.dtype])
+    return model
 
 
-def _config(work: Work, **more: Any) -> GemmaConfig:
+def _config(work: Work) -> GemmaConfig:
     size = work.size
     return GemmaConfig(
         vocab_size=size.vocabulary,
@@ -167,7 +159,6 @@ def _config(work: Work, **more: Any) -> GemmaConfig:
         eos_token_id=EOS,
         bos_token_id=None,
         tie_word_embeddings=True,
-        **more,
     )
 
 
@@ -177,18 +168,15 @@ def _end_weight(model: GemmaForCausalLM, work: Work, mean: float) -> float:
 
     Responses of random tokens stand for sampled ones: random models draw from nearly even distributions.
     """
-    rows = 8
-    ids = torch.randint(FIRST_WORD, work.size.vocabulary, (rows, work.longest_prompt + work.response))
+    ids = torch.randint(FIRST_WORD, work.size.vocabulary, (8, work.longest_prompt + work.response))
     states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
     others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])  # EOS adds nothing to it yet
     channel = states[..., CHANNEL].float()
     low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
-        if expected_length(torch.sigmoid(middle * channel - others)) > mean:
-            low = middle
-        else:
-            high = middle
+        too_long = expected_length(torch.sigmoid(middle * channel - others)) > mean
+        low, high = (middle, high) if too_long else (low, middle)
     return low
 
 

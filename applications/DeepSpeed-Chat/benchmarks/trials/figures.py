@@ -1,20 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of a group's settings, over the seeds that are finished."""
+"""The figures of a group's settings, over the seeds that are finished; their tables and pictures.
+
+Curves are (N,) arrays, one number per PPO iteration, smoothed as in the product's reports: `dschat.run_report.speed`.
+"""
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from matplotlib import rc_context
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from dschat.run_report.summary import final, window_of
-from trials.measures import KL_LEVELS, Curve, Interval, at_kl, over_seeds, speed_up, updates_to
-from trials.plan import Group
-from trials.pool import Results
+from dschat.common.pictures import COLOURS, plain_axes
+from dschat.common.statistics import RESAMPLES, SEED, MeanInterval
+from dschat.run_report.summary import final, first_at, trailing_mean, window_of
+from harness import table
+from trials.matrix import Group, Options, Results
 
-Curves = Mapping[str, Curve]
+Curve = npt.NDArray[np.float64]
+Runs = Mapping[int, Mapping[str, Curve]]  # seed → name of a curve → numbers
+
+KL_LEVELS = (5.0, 10.0, 14.0, 20.0)  # nats per response
+DASHES = ("--", "-.", ":")  # of what is not token PPO
+
+
+@dataclass(frozen=True)
+class Interval(MeanInterval):
+    """A statistic over seeds with its 95 % bootstrap interval; without one where all seeds agree or there is one."""
+
+    seeds: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,82 +58,72 @@ class Row:
     seconds: float  # of a run: median
 
 
-def read_group(group: Group, results: Results) -> dict[str, dict[int, dict[str, Any]]]:
-    """Setting → seed → finished run."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+def read_group(group: Group, results: Results) -> tuple[dict[str, Runs], dict[str, float]]:
+    """Setting → finished runs, and the median of their seconds."""
+    curves: dict[str, Runs] = {}
+    seconds = {}
     for setting in group.settings:
         runs = {seed: results.read(group.spec(setting, seed)) for seed in range(group.seeds)}
-        found[setting] = {seed: run for seed, run in runs.items() if run is not None}
-    return found
-
-
-def curves_of(run: Mapping[str, Any]) -> Curves:
-    """Name → (N,) array."""
-    return {name: np.asarray(numbers, dtype=np.float64) for name, numbers in run["curves"].items()}
+        done = {seed: run for seed, run in runs.items() if run is not None}
+        seconds[setting] = float(np.median([run.seconds for run in done.values()])) if done else 0.0
+        curves[setting] = {
+            seed: {name: np.asarray(numbers, dtype=np.float64) for name, numbers in run.curves.items()}
+            for seed, run in done.items()
+        }
+    return curves, seconds
 
 
 def rows_of(group: Group, results: Results) -> list[Row]:
     """Every setting of which a seed is finished together with the baseline's."""
-    found = read_group(group, results)
-    curves = {name: {seed: curves_of(run) for seed, run in runs.items()} for name, runs in found.items()}
+    curves, seconds = read_group(group, results)
     baseline = curves[next(iter(group.settings))]
-    tokens = [name for name, options in group.settings.items() if is_token_ppo(options)]
-    best = [_best(level, [curves[name] for name in tokens]) for level in KL_LEVELS]
+    tokens = [curves[name] for name, options in group.settings.items() if is_token_ppo(options)]
+    best = [_best(level, tokens) for level in KL_LEVELS]
     rows = []
     for name, runs in curves.items():
-        seeds = [seed for seed in runs if seed in baseline]
-        if seeds:
-            seconds = float(np.median([found[name][seed]["seconds"] for seed in seeds]))
-            rows.append(_row(name, {seed: runs[seed] for seed in seeds}, baseline, best, seconds))
+        paired = {seed: runs[seed] for seed in runs if seed in baseline}
+        if paired:
+            rows.append(_row(name, paired, baseline, best, seconds[name]))
     return rows
 
 
-def is_token_ppo(options: Mapping[str, Any]) -> bool:
+def is_token_ppo(options: Options) -> bool:
     """Whether a setting is PPO over tokens with some λ, and nothing else."""
     return options.get("ngram") == 1 and options.keys() <= {"ngram", "lam"}
 
 
-def _row(
-    name: str,
-    runs: Mapping[int, Curves],
-    baseline: Mapping[int, Curves],
-    best: Sequence[Mapping[int, float]],
-    seconds: float,
-) -> Row:
+def _row(name: str, runs: Runs, baseline: Runs, best: Sequence[Mapping[int, float]], seconds: float) -> Row:
     pairs = [(run, baseline[seed]) for seed, run in runs.items()]
     needed = [updates_to(run["gold"], final(base["gold"])) for run, base in pairs]
     times = [speed_up(run["gold"], base["gold"]) for run, base in pairs]
+    longer = [final(run["gold_per_token"]) * (final(run["length"]) - final(base["length"])) for run, base in pairs]
     golds = [final(run["gold"]) for run, _ in pairs]
-    gains = [final(run["gold"]) - final(base["gold"]) for run, base in pairs]
-    at_length = [
-        final(run["gold"]) - final(run["gold_per_token"]) * (final(run["length"]) - final(base["length"]))
-        for run, base in pairs
-    ]
     levels, over_best = [], []
     for level, best_of_seed in zip(KL_LEVELS, best, strict=True):
-        here = {seed: at_kl(run["gold"], run["kl"], level) for seed, run in runs.items()}
-        come = {seed: gold for seed, gold in here.items() if gold is not None}
+        come = _gold_at(level, runs)
         levels.append(over_seeds(list(come.values())))
         over_best.append(over_seeds([come[seed] - best_of_seed[seed] for seed in come if seed in best_of_seed]))
-    updates, ratio = over_seeds([n for n in needed if n is not None], np.median), over_seeds(times, np.median)
-    means = [over_seeds(numbers) for numbers in (golds, gains, at_length)]
-    assert ratio is not None and means[0] is not None and means[1] is not None and means[2] is not None
     return Row(
         setting=name,
         seeds=sorted(runs),
-        updates=updates,
+        updates=over_seeds([n for n in needed if n is not None], median=True),
         reached=sum(n is not None for n in needed),
-        speed_up=ratio,
+        speed_up=_known(over_seeds(times, median=True)),
         faster=sum(time > 1 for time in times),
-        gold=means[0],
-        gain=means[1],
-        gold_at_length=means[2],
+        gold=_known(over_seeds(golds)),
+        gain=_known(over_seeds([gold - final(base["gold"]) for gold, (_, base) in zip(golds, pairs, strict=True)])),
+        gold_at_length=_known(over_seeds([gold - more for gold, more in zip(golds, longer, strict=True)])),
         at_kl=levels,
         over_best=over_best,
-        last={key: float(np.mean([final(run[key]) for run in runs.values()])) for key in next(iter(runs.values()))},
+        last={key: float(np.mean([final(run[key]) for run in runs.values()])) for key in pairs[0][0]},
         explained_first=float(np.mean([_first(run["explained_variance_middle"]) for run in runs.values()])),
         seconds=seconds,
     )
+
+
+def _known(interval: Interval | None) -> Interval:
+    assert interval is not None
+    return interval
 
 
 def _first(numbers: Curve) -> float:
@@ -120,15 +131,159 @@ def _first(numbers: Curve) -> float:
     return float(numbers[: window_of(len(numbers))].mean())
 
 
-def _best(level: float, settings: Sequence[Mapping[int, Curves]]) -> dict[int, float]:
+def _gold_at(level: float, runs: Runs) -> dict[int, float]:
+    """Seed → gold at a KL, of the seeds that come there."""
+    found = {seed: at_kl(run["gold"], run["kl"], level) for seed, run in runs.items()}
+    return {seed: gold for seed, gold in found.items() if gold is not None}
+
+
+def _best(level: float, settings: Sequence[Runs]) -> dict[int, float]:
     """Seed → gold at a KL of the setting whose mean over seeds is the highest, among those that all seeds bring there.
 
     Where none brings all seeds there, the one that brings most.
     """
-    found = []
-    for runs in settings:
-        here = {seed: at_kl(run["gold"], run["kl"], level) for seed, run in runs.items()}
-        come = {seed: gold for seed, gold in here.items() if gold is not None}
-        if come:
-            found.append((len(come), float(np.mean(list(come.values()))), come))
-    return max(found, key=lambda entry: entry[:2])[2] if found else {}
+    found = [come for runs in settings if (come := _gold_at(level, runs))]
+    return max(found, key=lambda come: (len(come), float(np.mean(list(come.values())))), default={})
+
+
+def speed_up(gold: Curve, baseline: Curve) -> float:
+    """How many times fewer updates than the baseline, to the lower of both final scores, which both have reached."""
+    level = min(final(gold), final(baseline))
+    theirs, ours = updates_to(baseline, level), updates_to(gold, level)
+    assert theirs is not None and ours is not None
+    return theirs / ours
+
+
+def updates_to(gold: Curve, level: float) -> int | None:
+    """Number of PPO iterations after which the trailing mean is at a level; None if it never is."""
+    place = first_at(gold, level)
+    return None if place is None else place + 1
+
+
+def at_kl(gold: Curve, kl: Curve, level: float) -> float | None:
+    """The smoothed gold score where the smoothed KL first passes a level; None if it stays below."""
+    smooth_kl, smooth_gold = trailing_mean(kl), trailing_mean(gold)
+    above = smooth_kl >= level
+    if not above.any():
+        return None
+    i = int(above.argmax())
+    if i == 0:
+        return float(smooth_gold[0])
+    return float(np.interp(level, smooth_kl[i - 1 : i + 1], smooth_gold[i - 1 : i + 1]))
+
+
+def over_seeds(values: Sequence[float], median: bool = False) -> Interval | None:
+    """The mean or the median of one value per seed with a percentile bootstrap over seeds; None without a value."""
+    from scipy.stats import bootstrap
+
+    statistic = np.median if median else np.mean
+
+    if not values:
+        return None
+    value = float(statistic(values))
+    if len(set(values)) < 2:
+        return Interval(value, seeds=len(values))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # resamples of few seeds are often all alike
+        rng = np.random.default_rng(SEED)
+        found = bootstrap(
+            (np.asarray(values),), statistic, n_resamples=RESAMPLES, method="percentile", rng=rng
+        ).confidence_interval
+    return Interval(value, float(found.low), float(found.high), len(values))
+
+
+def learning_table(rows: Sequence[Row]) -> str:
+    """How fast, and how far."""
+    varies = any(abs(row.last["length"] - rows[0].last["length"]) > 0.05 for row in rows)
+    head = ["", "seeds", "updates to PPO's final score", "times faster", "faster on", "final gold", "minus PPO's"]
+    head += ["at PPO's length", "length"] if varies else []
+    head += ["KL", "λ_eff", "EV, first / last", "rms A", "rms return", "s"]
+    lines = []
+    for row in rows:
+        seeds, last = len(row.seeds), row.last
+        reached = f" ({row.reached}/{seeds})" if row.reached < seeds else ""
+        lines.append(
+            [
+                row.setting,
+                str(seeds),
+                ("–" if row.updates is None else row.updates.text(0)) + reached,
+                row.speed_up.text(2),
+                f"{row.faster}/{seeds}",
+                row.gold.text(3),
+                row.gain.text(3),
+                *([row.gold_at_length.text(3), f"{last['length']:.1f}"] if varies else []),
+                f"{last['kl']:.1f}",
+                f"{last['lambda_eff']:.3f}",
+                f"{row.explained_first:.2f} / {last['explained_variance_middle']:.2f}",
+                f"{last['advantage_rms']:.2f}",
+                f"{last['return_rms']:.2f}",
+                f"{row.seconds:.0f}",
+            ]
+        )
+    return table(head, lines)
+
+
+def kl_table(rows: Sequence[Row]) -> str:
+    """Gold at equal KL, and how far above the best token PPO of the same group that is."""
+    head = ["", *(f"KL {level:g}" for level in KL_LEVELS), *(f"minus best PPO, KL {level:g}" for level in KL_LEVELS)]
+
+    def counted(gold: Interval | None, seeds: int) -> str:
+        if gold is None:
+            return "–"
+        return f"{gold.value:.3f}" + (f" ({gold.seeds}/{seeds})" if gold.seeds < seeds else "")
+
+    def signed(gain: Interval | None) -> str:
+        if gain is None:
+            return "–"
+        return f"{gain.value:+.3f}" + ("" if gain.low is None else f" [{gain.low:+.3f}, {gain.high:+.3f}]")
+
+    cells = [[*(counted(gold, len(row.seeds)) for gold in row.at_kl), *map(signed, row.over_best)] for row in rows]
+    return table(head, [[row.setting, *own] for row, own in zip(rows, cells, strict=True)])
+
+
+def draw(groups: Sequence[Group], results: Results) -> bytes:
+    """Gold over updates, above gold over KL, side by side for some groups; bands are 95 % intervals over seeds."""
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}):
+        width = max(8.4, 4.2 * len(groups))  # room for the names below
+        figure = Figure(figsize=(width, 7.2), layout="constrained")
+        axes = figure.subplots(2, len(groups), squeeze=False, sharey="col")
+        handles: dict[str, Artist] = {}
+        for column, group in enumerate(groups):
+            _draw_group(axes[0, column], axes[1, column], group, results)
+            for ax in axes[:, column]:
+                handles |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=int(width // 2.8), frameon=False
+        )
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def _draw_group(over_updates: Axes, over_kl: Axes, group: Group, results: Results) -> None:
+    for i, (name, runs) in enumerate(read_group(group, results)[0].items()):
+        if not runs:
+            continue
+        gold, kl = (np.stack([trailing_mean(run[key]) for run in runs.values()]) for key in ("gold", "kl"))
+        dash = "-" if is_token_ppo(group.settings[name]) else DASHES[i // len(COLOURS)]
+        colour = COLOURS[i % len(COLOURS)]
+        updates, mean = np.arange(1, gold.shape[1] + 1), gold.mean(0)
+        over_updates.plot(updates, mean, label=name, linewidth=1.6, color=colour, linestyle=dash)
+        over_updates.fill_between(updates, *_band(gold), color=colour, alpha=0.13, linewidth=0)
+        over_kl.plot(kl.mean(0), mean, linewidth=1.6, color=colour, linestyle=dash)
+        if i == 0:
+            level = float(np.mean([final(run["gold"]) for run in runs.values()]))
+            label = f"where {name} ends"
+            over_updates.axhline(level, color="#444444", linestyle=":", linewidth=1.2, label=label)
+    plain_axes(over_updates, f"{group.name} ({group.task})", "updates", "gold score")
+    plain_axes(over_kl, "", "KL to SFT, nats per response", "gold score")
+
+
+def _band(gold: Curve) -> tuple[Curve, Curve]:
+    """95 % bootstrap intervals of the mean over seeds, at every fifth update and between them in straight lines."""
+    places = np.unique(np.append(np.arange(0, gold.shape[1], 5), gold.shape[1] - 1))
+    found = [_known(over_seeds(gold[:, place].tolist())) for place in places]
+    ends = [(i.value, i.value) if i.low is None else (i.low, i.high) for i in found]
+    low, high = np.array(ends, dtype=np.float64).T
+    every = np.arange(gold.shape[1])
+    return np.interp(every, places, low), np.interp(every, places, high)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One PPO run inside this process, by the trainer of step 3: what a command line would do around it is left out."""
+"""One PPO run inside this process, by the algorithm of step 3: what a command line would do around it is left out."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from dschat.trainers.ppo.trainer import PPOTrainer
 from torch import Tensor
 
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
@@ -18,19 +17,19 @@ from dschat.conditions.termination import Ends, TerminationCondition
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import prompt_examples
+from dschat.models.engines import PolicyEngine
+from dschat.rl.estimators import Estimator, EstimatorSettings
 from dschat.rl.masked import masked_moments
-from dschat.rl.rewards import ScoreMoments
 from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory
 from dschat.run.metrics import MetricsLog
-from dschat.run.output import new_record
+from dschat.run.output import Run, new_record
 from dschat.scoring.source import ResponseTexts, ScoreSource
-from dschat.trainers.credit import assign_credit
+from dschat.trainers.ppo import PPO
 from dschat.trainers.ppo_models import ActorSampler
-from trials.conditions import HighEntropy
-from trials.estimators import ESTIMATORS, Estimator, values_of
-from trials.spec import BATCH, Spec
-from trials.starts import Start, Starts, explained_variance, sampling
+from trials.matrix import BATCH, Result, Spec
+from trials.starts import Start, Starts, sampling
 from trials.tasks import TASKS, Task
+from trials.variants import ESTIMATORS, explained_variance, high_entropy, values_of
 
 HERE = Path(__file__).resolve().parent
 # Names in a result → metrics of step 3, per update.
@@ -45,14 +44,8 @@ CURVES = {
 }
 
 
-def run(spec: Spec, starts: Starts, folder: Path) -> dict[str, Any]:
-    """Trains; returns the curves, one number per PPO iteration.
-
-    Args:
-        spec: what to run.
-        starts: gives the models to start from.
-        folder: for files that the trainer writes.
-    """
+def run(spec: Spec, starts: Starts, folder: Path) -> Result:
+    """Trains, from the models that `starts` gives; the folder is for files that the trainer writes."""
     begun = time.perf_counter()
     task = TASKS[spec.task]
     start = starts.sft(task, spec.seed)
@@ -61,40 +54,32 @@ def run(spec: Spec, starts: Starts, folder: Path) -> dict[str, Any]:
     tokenizer = load_ppo_tokenizer(config)
     torch.manual_seed(spec.seed)
     models = build_ppo_models(config, plan, tokenizer, spec.updates * plan.updates_per_rollout)
-    if spec.scores == "gold":
-        models = replace(models, reward=Standardised(models.reward, start))
     assert models.metric is not None
-    gold = GoldByLength(models.metric)
-    models = replace(models, metric=gold)
+    gold, noting = GoldByLength(models.metric), Noting(ESTIMATORS[spec.estimator])
+    reward = Standardised(models.reward, start) if spec.scores == "gold" else models.reward
+    models = replace(models, reward=reward, metric=gold)
     prompts, _ = prompt_examples(task.rows(spec.updates * BATCH, spec.seed, "ppo"), tokenizer, task.max_prompt)
-    condition: Any = TerminationCondition(config, tokenizer, tokenizer.eos_token_id, spec.seed)
+    condition = TerminationCondition(config, tokenizer, tokenizer.eos_token_id, spec.seed)
     if spec.condition == "high_entropy":
-        condition = ByReference(HighEntropy(models.reference))
+        condition = cast(TerminationCondition, ByReference(models.reference))
     bare = BareRun(plan, folder)
-    parts: tuple[Any, ...] = (models, prompts, [], tokenizer, condition, config, bare)
-    trainer = Trainer(ESTIMATORS[spec.estimator], *parts, cast(Any, None), cast(Any, None))
-    trainer.sample = ActorSampler(models.actor, tokenizer, sampling(task, tokenizer), config.seed, models.rollouts)
+    ppo = PPO(models, prompts, [], tokenizer, condition, config, cast(Run, bare), estimator=noting)
+    ppo.sample = ActorSampler(models.actor, tokenizer, sampling(task, tokenizer), config.seed, models.rollouts)
     curves: dict[str, list[float]] = {}
     for i in range(spec.updates):
-        metrics = trainer.iterate([list(range(i * BATCH, (i + 1) * BATCH))], epoch=0)
-        row = {name: metrics[key] for name, key in CURVES.items()} | trainer.seen
+        metrics = ppo.iterate([list(range(i * BATCH, (i + 1) * BATCH))], iteration=i)
+        row = {name: metrics[key] for name, key in CURVES.items()} | noting.seen
         row |= {"gold": metrics[f"objective/{task.kind}"], "gold_per_token": gold.slope}
         for name, number in row.items():
             curves.setdefault(name, []).append(float(f"{number:.5g}"))
     bare.metrics.close()
-    return {"spec": asdict(spec), "seconds": round(time.perf_counter() - begun, 1), "curves": curves}
+    return Result(asdict(spec), round(time.perf_counter() - begun, 1), curves)
 
 
 def configure(spec: Spec, task: Task, start: Start, starts: Starts) -> PPOConfig:
     """The flags of the run, as a command line would give them."""
-    scalar = {}
-    if spec.critic != "fresh":
-        scalar["critic_model_name_or_path"] = starts.scalar(spec.critic, task, spec.seed)
-    if spec.scores != "gold":
-        scalar["reward_model_name_or_path"] = starts.scalar(spec.scores, task, spec.seed)
-        scalar.setdefault("critic_model_name_or_path", start.sft)
     gold = f"{HERE / 'tasks.py'}:{task.kind}"
-    defaults: dict[str, Any] = {
+    flags: dict[str, object] = {
         "actor_model_name_or_path": start.sft,
         "reward_function": [gold] if spec.scores == "gold" else None,
         "metric_function": gold,
@@ -114,43 +99,68 @@ def configure(spec: Spec, task: Task, start: Start, starts: Starts) -> PPOConfig
         "seed": spec.seed,
         "dtype": "fp32",
     }
-    own = spec.condition not in ("product", "high_entropy")
-    condition = {"termination_condition": f"{HERE / 'conditions.py'}:{spec.condition}"} if own else {}
-    return PPOConfig(**(defaults | scalar | condition | dict(spec.flags)))
+    if spec.scores != "gold":
+        flags["reward_model_name_or_path"] = starts.scalar(spec.scores, task, spec.seed)
+        flags["critic_model_name_or_path"] = start.sft
+    if spec.critic != "fresh":
+        flags["critic_model_name_or_path"] = starts.scalar(spec.critic, task, spec.seed)
+    if spec.condition not in ("product", "high_entropy"):
+        flags["termination_condition"] = f"{HERE / 'variants.py'}:{spec.condition}"
+    return PPOConfig(**flags | dict(spec.flags))  # type: ignore[arg-type]
 
 
+@dataclass
+class Noting:
+    """An estimator that keeps what the curves show of the last batch that it gave."""
+
+    estimator: Estimator
+    seen: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, trajectory: Trajectory, macro: MacroActions, settings: EstimatorSettings) -> PPOBatch:
+        """Advantages and returns."""
+        batch = self.estimator(trajectory, macro, settings)
+        assert batch.returns is not None  # of a critic
+        self.seen = {
+            "advantage_rms": _rms(batch.advantages, batch.response_mask),
+            "return_rms": _rms(batch.returns, batch.response_mask),
+            "explained_variance_middle": _at_middle(batch),
+        }
+        return batch
+
+
+@dataclass(frozen=True)
 class ByReference:
-    """A condition that asks the reference: more than a user's function is handed."""
+    """The condition `high_entropy`, which asks the reference: more than a user's function is handed."""
 
-    def __init__(self, ends: HighEntropy) -> None:
-        self._ends = ends
+    reference: PolicyEngine
 
     def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        return Ends(self._ends(trajectory))
+        return Ends(high_entropy(trajectory, self.reference))
 
 
+@dataclass(frozen=True)
 class Standardised:
     """Scores in standard deviations from the mean of the SFT model's responses."""
 
+    scores: ScoreSource
+    start: Start
     model: None = None
 
-    def __init__(self, scores: ScoreSource, start: Start) -> None:
-        self._scores, self._start = scores, start
-
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
-        scores = self._scores(rollout, texts)
+        scores = self.scores(rollout, texts)
         assert isinstance(scores, Tensor)  # one for every response of the benchmark's tasks
-        return (scores - self._start.mean) / self._start.spread
+        return (scores - self.start.mean) / self.start.spread
 
 
+@dataclass
 class GoldByLength:
     """The gold score; notes how much more of it longer responses of the same rollout have."""
 
-    def __init__(self, scores: Callable[[Rollout, ResponseTexts], Tensor]) -> None:
-        self._scores, self.slope = scores, 0.0
+    scores: Callable[[Rollout, ResponseTexts], Tensor]
+    slope: float = 0.0
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
-        scores, lengths = self._scores(rollout, texts), rollout.response_mask.sum(1).float()
+        scores, lengths = self.scores(rollout, texts), rollout.response_mask.sum(1).float()
         spread = lengths - lengths.mean()
         self.slope = float((spread * scores).sum() / spread.square().sum().clamp(min=1))
         return scores
@@ -163,32 +173,6 @@ class BareRun:
         self.plan, self.folder = plan, folder
         self.record = new_record("ppo", [], 0, 1)
         self.metrics = MetricsLog(folder)
-
-
-class Trainer(PPOTrainer):
-    """Step 3's trainer with an estimator to choose; it notes more of each batch."""
-
-    def __init__(self, estimator: Estimator, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._estimator = estimator
-        self.seen: dict[str, float] = {}
-
-    def credit(
-        self, trajectory: Trajectory, macro: MacroActions, samples: int = 1, seen: ScoreMoments | None = None
-    ) -> PPOBatch:
-        """Advantages and returns, by the estimator."""
-        if self._estimator is assign_credit:
-            batch = super().credit(trajectory, macro, samples, seen)
-        else:
-            assert self.moments is None and samples == 1  # no other estimator knows of them
-            batch = self._estimator(trajectory, macro, self.kl.value, self.config)
-        assert batch.returns is not None  # of a critic
-        self.seen = {
-            "advantage_rms": _rms(batch.advantages, batch.response_mask),
-            "return_rms": _rms(batch.returns, batch.response_mask),
-            "explained_variance_middle": _at_middle(batch),
-        }
-        return batch
 
 
 def _rms(x: Tensor, mask: Tensor) -> float:

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dschat.common.atomic import write_file
-from dschat.data import synthetic
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
-from dschat.data.formats import tldr_row
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
@@ -32,9 +30,10 @@ from dschat.scoring.source import ResponseTexts
 from dschat.trainers.ppo_models import response_values
 from dschat.trainers.reward import RewardTask
 from dschat.trainers.sft import SFTTask
-from trials.tasks import Task, gold_scores
+from trials.matrix import BATCH
+from trials.tasks import Task, gold_scores, tldr_rows
+from trials.variants import explained_variance
 
-BATCH = 64
 SFT_STEPS, SFT_RATE = 150, 5e-3
 SAMPLES = 512  # whose scores give the mean and the spread of the gold score
 DRAWN = 4096  # responses, or pairs of the quickstart's, that a critic or a reward model learns from
@@ -52,16 +51,16 @@ class Start:
     spread: float  # standard deviation of the same
 
 
+@dataclass(frozen=True)
 class Starts:
-    """Makes them where they are not there yet; several processes may ask at the same time."""
+    """Makes them in a folder where they are not there yet; several processes may ask at the same time."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    folder: Path
 
     def sft(self, task: Task, seed: int) -> Start:
         """The SFT model of a task and a seed."""
-        place = self._folder / f"{task.name}-seed{seed}"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        place = self.folder / f"{task.name}-seed{seed}"
+        self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{place}.lock"):
             if not (place / "scores.json").exists():
                 _make_sft(task, seed, place)
@@ -110,7 +109,8 @@ def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pre
         eos_token_id=tokenizer.eos_token_id,
     )
     torch.manual_seed(seed)
-    return OPTForCausalLM(config).float()
+    model: PreTrainedModel = OPTForCausalLM(config).float()
+    return model
 
 
 def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) -> None:
@@ -119,39 +119,30 @@ def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) ->
     rollout, gold = draw(task, policy, tokenizer, DRAWN + SAMPLES, seed, kind)
     scores, held_out = (gold - start.mean) / start.spread, torch.arange(DRAWN, DRAWN + SAMPLES)
     inner = load_scalar(start.sft, "sft", torch.float32, tokenizer)
-    model = ScalarModel(inner)
+    model, tests = ScalarModel(inner), select_rows(rollout, held_out)
     if kind == "regressed":
-        _fit_critic(model, rollout, scores)
-        values = response_values(model, select_rows(rollout, held_out), BATCH)
+        batches = [rows for _ in range(EPOCHS) for rows in torch.arange(DRAWN).split(BATCH)]
+        losses = (_critic_loss(model, select_rows(rollout, rows), scores[rows]) for rows in batches)
+        fit(model, losses, len(batches), RATE)
+        values = response_values(model, tests, BATCH)
         made = {"explained_variance_middle": explained_variance(values[:, values.shape[1] // 2], scores[held_out])}
     else:
-        pairs = comparisons(tokenizer, seed) if task.kind == "reviews" else pairs_of(rollout, scores)
-        _fit_reward(model, pairs * EPOCHS, tokenizer)
-        given = RewardModelScores(model, BATCH)(select_rows(rollout, held_out), ResponseTexts([], [], []))  # type: ignore[arg-type]
+        pairs = EPOCHS * (comparisons(tokenizer, seed) if task.kind == "reviews" else pairs_of(rollout, scores))
+        learner = RewardTask(pairs, [], tokenizer.pad_token_id)
+        parts = [pairs[i : i + BATCH] for i in range(0, len(pairs), BATCH)]
+        fit(model, (learner.loss(model, part, len(part))[0] for part in parts), len(parts), RATE)  # type: ignore[arg-type]
+        given = RewardModelScores(model, BATCH)(tests, ResponseTexts([], [], []))  # type: ignore[arg-type]
         made = {"correlation_with_gold": float(torch.corrcoef(torch.stack([given, scores[held_out]]))[0, 1])}
     save(place, inner, tokenizer)
     write_file(place / "made.json", json.dumps(made) + "\n")
 
 
-def _fit_critic(model: ScalarModel, rollout: Rollout, scores: Tensor) -> None:
+def _critic_loss(model: ScalarModel, part: Rollout, scores: Tensor) -> Tensor:
     """Every token's value learns the score of the whole response."""
-    batches = [rows for _ in range(EPOCHS) for rows in torch.arange(DRAWN).split(BATCH)]
-
-    def loss(rows: Tensor) -> Tensor:
-        part = select_rows(rollout, rows)
-        width = part.response_mask.shape[1]
-        values = model(part.input_ids, part.attention_mask)[:, -width - 1 : -1]
-        returns = scores[rows, None].expand(-1, width)
-        return value_loss(values, values.detach(), returns, part.response_mask, torch.inf)[0]
-
-    fit(model, (loss(rows) for rows in batches), len(batches), RATE)
-
-
-def _fit_reward(model: ScalarModel, pairs: list[PairExample], tokenizer: PreTrainedTokenizerFast) -> None:
-    learner = RewardTask(pairs, [], tokenizer.pad_token_id)
-    batches = [pairs[i : i + BATCH] for i in range(0, len(pairs), BATCH)]
-    losses = (learner.loss(model, batch, len(batch))[0] for batch in batches)  # type: ignore[arg-type]
-    fit(model, losses, len(batches), RATE)
+    width = part.response_mask.shape[1]
+    values = model(part.input_ids, part.attention_mask)[:, -width - 1 : -1]
+    returns = scores[:, None].expand(-1, width)
+    return value_loss(values, values.detach(), returns, part.response_mask, torch.inf)[0]
 
 
 def pairs_of(rollout: Rollout, scores: Tensor) -> list[PairExample]:
@@ -163,14 +154,8 @@ def pairs_of(rollout: Rollout, scores: Tensor) -> list[PairExample]:
 
 def comparisons(tokenizer: PreTrainedTokenizerFast, seed: int) -> list[PairExample]:
     """Those that the quickstart's reward model learns from."""
-    found = [tldr_row(raw, "comparison") for raw in synthetic.make_rows(DRAWN, seed, "comparisons")]
-    rows = [row for row in found if row is not None]
+    rows = tldr_rows(DRAWN, seed, "comparisons")
     return pair_examples(rows, tokenizer, MAX_PAIR, tokenizer.eos_token_id)[0]
-
-
-def explained_variance(predicted: Tensor, true: Tensor) -> float:
-    """1 − Var(true − predicted) / Var(true); both (N,)."""
-    return float(1 - (true - predicted).var() / true.var())
 
 
 def draw(
@@ -181,7 +166,7 @@ def draw(
     seeds = [row_seed(seed, *split.encode(), prompt.index) for prompt in prompts]
     rollout = sample(model, [prompt.prompt_ids for prompt in prompts], sampling(task, tokenizer), seeds, SLOTS).rollout
     texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rollout.response_rows()]
-    return rollout, torch.as_tensor(gold_scores(task)([], texts, []), dtype=torch.float32)
+    return rollout, gold_scores(task, texts)
 
 
 def sampling(task: Task, tokenizer: PreTrainedTokenizerBase) -> Sampling:

@@ -9,12 +9,13 @@ the first two, a word is a token.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from dschat.data import synthetic
@@ -73,34 +74,38 @@ class Task:
     def rows(self, count: int, seed: int, split: str) -> list[Row]:
         """Prompts with mediocre responses; another seed or split gives others."""
         if self.kind == "reviews":
-            made = synthetic.make_rows(count, seed, "demonstrations", split)
-            found = [tldr_row(raw, f"{split} {i}") for i, raw in enumerate(made)]
-            return [row for row in found if row is not None]
+            return tldr_rows(count, seed, "demonstrations", split)
         chance = random.Random(f"{self.name}/{seed}/{split}")
         write = style_words if self.kind == "style" else opener_words
-        return [self._row(write(self.length, chance), f"{split} {i}", chance) for i in range(count)]
-
-    def _row(self, response: list[str], origin: str, chance: random.Random) -> Row:
-        prompt = [*chance.choices(NEUTRALS, k=PROMPT_WORDS - 1), MARK]
-        return Row(" ".join(prompt), None, " ".join(response), None, {}, origin)
-
-
-TASKS = {
-    task.name: task
-    for task in (
-        *(Task("style", length) for length in (32, 64, 128)),
-        Task("opener"),
-        Task("reviews", ends=True),
-    )
-}
+        rows = []
+        for i in range(count):
+            response = write(self.length, chance)
+            prompt = [*chance.choices(NEUTRALS, k=PROMPT_WORDS - 1), MARK]
+            rows.append(Row(" ".join(prompt), None, " ".join(response), None, {}, f"{split} {i}"))
+        return rows
 
 
-def style(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[Any]) -> list[float]:
+_STYLES = [Task("style", length) for length in (32, 64, 128)]
+TASKS = {task.name: task for task in (*_STYLES, Task("opener"), Task("reviews", ends=True))}
+
+
+def tldr_rows(count: int, seed: int, kind: synthetic.Kind, split: str = "train") -> list[Row]:
+    """Rows of the quickstart's corpus."""
+    made = [tldr_row(raw, f"{split} {i}") for i, raw in enumerate(synthetic.make_rows(count, seed, kind, split))]
+    return [row for row in made if row is not None]
+
+
+def style(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[object]) -> list[float]:
     """Distinct complaints in the first half, and distinct praises in the second, as a share of all there are."""
-    return [_style_score(response.split()) for response in responses]
+    scores = []
+    for words in (response.split() for response in responses):
+        half = len(words) // 2
+        hits = set(COMPLAINTS) & set(words[:half]), set(PRAISES) & set(words[half:])
+        scores.append(sum(map(len, hits)) / (2 * CLASS_SIZE))
+    return scores
 
 
-def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[Any]) -> list[float]:
+def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[object]) -> list[float]:
     """The rank of the first word among the openers, 0 to 1; 0 for any other word."""
     ranks = {word: rank / (CLASS_SIZE - 1) for rank, word in enumerate(OPENERS)}
     return [ranks.get(response.split(" ", 1)[0], 0.0) for response in responses]
@@ -109,18 +114,10 @@ def opener(prompts: Sequence[str], responses: Sequence[str], rows: Sequence[Any]
 reviews = synthetic.gold_scores
 
 
-def gold_scores(task: Task) -> Callable[[Sequence[str], Sequence[str], Sequence[Any]], Any]:
-    """The task's gold function, with the signature of a reward function."""
-    return {"style": style, "opener": opener, "reviews": reviews}[task.kind]
-
-
-def _style_score(words: Sequence[str]) -> float:
-    half = len(words) // 2
-    hits = len(_SETS[0].intersection(words[:half])) + len(_SETS[1].intersection(words[half:]))
-    return hits / (2 * CLASS_SIZE)
-
-
-_SETS = frozenset(COMPLAINTS), frozenset(PRAISES)
+def gold_scores(task: Task, responses: Sequence[str]) -> Tensor:
+    """Of the task's gold function, (B,) float32."""
+    scores = {"style": style, "opener": opener, "reviews": reviews}[task.kind]([], responses, [])
+    return torch.as_tensor(scores, dtype=torch.float32)
 
 
 def style_words(length: int, chance: random.Random) -> list[str]:

@@ -93,7 +93,8 @@ class PPO:
         """
         self.models, self.prompts, self.condition, self.tokenizer = models, prompts, condition, tokenizer
         self.config, self.plan, self.average, self.estimator = config, run.plan, average, estimator
-        self.lengths, self.work_batch = lengths_of(prompts), config.per_device_generation_batch_size
+        self.lengths: Sequence[int] = lengths_of(prompts)
+        self.work_batch = config.per_device_generation_batch_size
         self.held_out = held_out[: config.num_eval_prompts(world_size()) or None]
         self.nonfinite = NonFinite(config.on_nonfinite, run, config.score_remedies)
         self.alarms = Alarms.from_config(config, run.plan)

@@ -102,7 +102,8 @@ class Refuel:
         flag = "reward_model_name_or_path" if config.reward_function is None else "reward_function"
         remedies = {"scores": f"--{flag} {getattr(config, flag)} must give finite numbers."}
         self.nonfinite = NonFinite(config.on_nonfinite, run, remedies)
-        self.lengths, self.work_batch = [len(dialogue) for dialogue in dialogues], run.plan.micro_batch
+        self.lengths: Sequence[int] = [len(dialogue) for dialogue in dialogues]
+        self.work_batch = run.plan.micro_batch
         self.held_out = held_out[: config.eval_prompts or None]
         sampling = dialogue_sampling(config, tokenizer)
         self.sampler = DialogueSampler(models.policy, tokenizer, sampling, config.seed, models.rollouts)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -71,8 +71,9 @@ class Supervised(Generic[Example, EngineT]):
         """
         self.engine, self.task, self.config = engine, task, config
         self.nonfinite = NonFinite(config.on_nonfinite, run)
-        self.name, self.shown = task.name, {"loss": f"loss/{task.name}"}
-        self.lengths, self.work_batch = lengths_of(task.train), run.plan.micro_batch
+        self.name, self.work_batch = task.name, run.plan.micro_batch
+        self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
+        self.lengths: Sequence[int] = lengths_of(task.train)
 
     def prepare(self) -> None:
         """The task's."""

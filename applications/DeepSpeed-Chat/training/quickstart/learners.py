@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from dschat.common.launch import TRAINING, Processes, as_arguments, run_command, run_step
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source, split_part
 from dschat.data.synthetic import gold_score
@@ -30,18 +31,13 @@ from inputs import (
     COMMON,
     FULL,
     SMALL,
-    TRAINING,
-    Processes,
     Scale,
-    as_arguments,
     critic_flags,
     example_flags,
     make_folder,
     make_inputs,
     ppo_flags,
-    run_command,
     run_example,
-    run_step,
     supervised_flags,
 )
 
@@ -176,7 +172,7 @@ class Measure:
         self._sampling = Sampling(RESPONSE_TOKENS, (end,), pad, bos)
         self._reference = self._open(sft)
         classifier = load_scalar(str(reward), "reward", torch.float32, self._tokenizer)
-        self._score = RewardModelScores(ScalarModel(classifier).eval(), ROWS)
+        self._score = RewardModelScores(ScalarModel(classifier).eval(), ROWS)  # type: ignore[arg-type]
 
     def __call__(self, model: Path) -> Point:
         """One answer of the model to each prompt."""

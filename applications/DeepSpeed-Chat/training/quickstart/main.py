@@ -8,19 +8,18 @@ import sys
 import time
 from pathlib import Path
 
+from dschat.common.launch import Processes, run_step
 from inputs import (
     COMMON,
     FULL,
     RUNS,
     SMALL,
-    Processes,
     Scale,
     critic_flags,
     example_flags,
     make_inputs,
     ppo_flags,
     run_example,
-    run_step,
     supervised_flags,
 )
 

@@ -9,17 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from inputs import (
-    COMMON,
-    Processes,
-    as_arguments,
-    example_flags,
-    make_folder,
-    run_command,
-    run_example,
-    run_step,
-    supervised_flags,
-)
+from dschat.common.launch import Processes, as_arguments, run_command, run_step
+from inputs import COMMON, example_flags, make_folder, run_example, supervised_flags
 
 ROOT = Path(__file__).resolve().parents[4]
 

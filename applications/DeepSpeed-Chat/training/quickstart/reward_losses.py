@@ -14,19 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from dschat.common.launch import Processes, run_step
 from dschat.config.supervised import RewardLoss
-from inputs import (
-    COMMON,
-    FULL,
-    SMALL,
-    Processes,
-    Scale,
-    example_flags,
-    make_inputs,
-    run_example,
-    run_step,
-    supervised_flags,
-)
+from inputs import COMMON, FULL, SMALL, Scale, example_flags, make_inputs, run_example, supervised_flags
 
 ONE = Processes()
 END, OWN, MEANS = "eval/end_accuracy", "eval/accuracy", "eval/mean_accuracy"

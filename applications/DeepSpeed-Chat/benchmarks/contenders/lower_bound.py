@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor: what any PPO on these models must compute, in plain transformers and PyTorch, and nothing else.
+"""The lower bound: what any PPO on these models must compute, in plain transformers and PyTorch, and nothing else.
 
 One batched ``generate``; forwards of reference and reward model; forwards and backwards of actor and critic, and
 AdamW. Micro-batches are rows in the order of the prompts, as wide as the whole rollout. Log-probs are a log_softmax of
@@ -9,93 +9,76 @@ full logits. Optionally the scoring passes of actor and critic that several upda
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification
+from torch import Tensor, nn
+from transformers import AutoTokenizer, GemmaForCausalLM, GemmaForSequenceClassification, GenerationConfig
 
-from contenders.job import Job, read_job
+from contenders.process import Job, read_job
 from contenders.work import DTYPES, EOS, PAD, Work
 
 KL_COEF, LEARNING_RATE = 0.05, 1e-6
+# Of each row: reference log-probs with the score on the last token (B, R), and what scoring found of actor and critic.
+Scored = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class Models:
     """The four models and two optimisers."""
 
-    def __init__(self, files: Path, work: Work) -> None:
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        options = {"dtype": DTYPES[work.dtype]}
-        self.actor = GemmaForCausalLM.from_pretrained(files / "actor", **options).to(self.device)
-        self.reference = GemmaForCausalLM.from_pretrained(files / "actor", **options).to(self.device).eval()
-        self.critic = GemmaForSequenceClassification.from_pretrained(files / "reward", **options).to(self.device)
-        self.reward = GemmaForSequenceClassification.from_pretrained(files / "reward", **options)
-        self.reward = self.reward.to(self.device).eval()
+    def __init__(self, files: Path, work: Work, device: torch.device) -> None:
+        policy, scalar, dtype = GemmaForCausalLM, GemmaForSequenceClassification, DTYPES[work.dtype]
+        self.actor, self.reference = (policy.from_pretrained(files / "actor", dtype=dtype) for _ in range(2))
+        self.critic, self.reward = (scalar.from_pretrained(files / "reward", dtype=dtype) for _ in range(2))
+        for model in (self.actor, self.reference, self.critic, self.reward):
+            nn.Module.to(model, device)
+        self.reference.eval()
+        self.reward.eval()
         self.optimizers = [torch.optim.AdamW(m.parameters(), lr=LEARNING_RATE) for m in (self.actor, self.critic)]
 
 
 def main() -> None:
     """Serves iterations."""
     job, meter = read_job()
-    models = Models(Path(job.files), job.work)
-    prompts = _prompts(job).to(models.device)
+    files, device = Path(job.files), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    models = Models(files, job.work, device)
+    tokenizer = AutoTokenizer.from_pretrained(files / "actor", trust_remote_code=False)
+    texts = (files / "prompts.txt").read_text(encoding="utf-8").splitlines()
+    prompts = tokenizer(texts, return_tensors="pt", padding=True)["input_ids"].to(device)  # (B, P), padded on the left
+    sampling = GenerationConfig(
+        max_new_tokens=job.work.response, do_sample=True, top_k=0, top_p=1.0, pad_token_id=PAD, eos_token_id=EOS
+    )
+    prompt_mask = (prompts != PAD).long()
     while True:
         meter.begin()
-        ids = models.actor.generate(
-            input_ids=prompts,
-            attention_mask=(prompts != PAD).long(),
-            max_new_tokens=job.work.response,
-            do_sample=True,
-            top_k=0,
-            top_p=1.0,
-            pad_token_id=PAD,
-            eos_token_id=EOS,
+        ids: Tensor = models.actor.generate(  # type: ignore[misc, assignment]
+            prompts, attention_mask=prompt_mask, generation_config=sampling
         )
         response_mask = ids[:, prompts.shape[1] :] != PAD
         meter.lap("generation")
-        rewards, old_logprobs, old_values = score(models, ids, response_mask, job)
+        scored = score(models, ids, response_mask, job)
         meter.lap("scoring")
-        train(models, ids, response_mask, rewards, old_logprobs, old_values, job.work)
+        train(models, ids, response_mask, scored, job.work)
         meter.lap("training")
         meter.end(float(response_mask.sum()))
 
 
-def _prompts(job: Job) -> Tensor:
-    """(B, P), padded on the left."""
-    tokenizer = AutoTokenizer.from_pretrained(Path(job.files) / "actor", trust_remote_code=False)
-    prompts = (Path(job.files) / "prompts.txt").read_text(encoding="utf-8").splitlines()
-    return tokenizer(prompts, return_tensors="pt", padding=True)["input_ids"]
-
-
 @torch.no_grad()
-def score(models: Models, ids: Tensor, response_mask: Tensor, job: Job) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Per row, what training needs of the frozen models: reference log-probs (B, R) with the score on the last token;
-    and the actor's log-probs and the critic's values (B, R) where the job says so.
-    """
+def score(models: Models, ids: Tensor, response_mask: Tensor, job: Job) -> Scored:
+    """What training needs of the frozen models, and where the job says so of the others."""
     width, rows = response_mask.shape[1], job.work.micro_batch
     rewards, logprobs, values = [], [], []
     for part, mask in zip(ids.split(rows), response_mask.split(rows), strict=True):
-        score = models.reward(input_ids=part, attention_mask=(part != PAD).long()).logits[:, 0].float()
         last = torch.zeros_like(mask, dtype=torch.float32)
-        last[torch.arange(len(part)), mask.sum(1) - 1] = score
+        scores = models.reward(input_ids=part, attention_mask=(part != PAD).long()).logits[:, 0].float()
+        last[torch.arange(len(part)), mask.sum(1) - 1] = scores
         rewards.append(KL_COEF * response_logprobs(models.reference, part, width) + last)
         if job.scoring:
             logprobs.append(response_logprobs(models.actor, part, width))
             values.append(response_values(models.critic, part, width))
-    if not job.scoring:
-        return torch.cat(rewards), None, None
-    return torch.cat(rewards), torch.cat(logprobs), torch.cat(values)
+    return torch.cat(rewards), torch.cat(logprobs) if logprobs else None, torch.cat(values) if values else None
 
 
-def train(
-    models: Models,
-    ids: Tensor,
-    response_mask: Tensor,
-    rewards: Tensor,
-    old_logprobs: Tensor | None,
-    old_values: Tensor | None,
-    work: Work,
-) -> None:
+def train(models: Models, ids: Tensor, response_mask: Tensor, scored: Scored, work: Work) -> None:
     """The updates of a rollout: PPO's clipped losses with Monte-Carlo returns."""
-    width = response_mask.shape[1]
+    width, (rewards, old_logprobs, old_values) = response_mask.shape[1], scored
     for update in torch.arange(len(ids), device=ids.device).split(work.update):
         tokens = response_mask[update].sum()
         for rows in update.split(work.micro_batch):
@@ -118,14 +101,16 @@ def train(
 
 def response_logprobs(model: GemmaForCausalLM, ids: Tensor, width: int) -> Tensor:
     """(B, width) float32."""
-    logits = model(input_ids=ids, attention_mask=(ids != PAD).long(), use_cache=False).logits[:, -width - 1 : -1]
+    output = model(input_ids=ids, attention_mask=(ids != PAD).long(), use_cache=False)
+    logits: Tensor = output.logits[:, -width - 1 : -1]
     return logits.float().log_softmax(-1).gather(-1, ids[:, -width:, None]).squeeze(-1)
 
 
 def response_values(model: GemmaForSequenceClassification, ids: Tensor, width: int) -> Tensor:
     """(B, width) float32."""
     states = model.model(input_ids=ids, attention_mask=(ids != PAD).long(), use_cache=False).last_hidden_state
-    return model.score(states[:, -width - 1 : -1]).squeeze(-1).float()
+    values: Tensor = model.score(states[:, -width - 1 : -1])
+    return values.squeeze(-1).float()
 
 
 if __name__ == "__main__":

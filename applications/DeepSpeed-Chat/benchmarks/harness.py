@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all benchmarks share: settings, processes of their own, memory, and figures as JSON and in documents.
+
+Needs torch and transformers alone, not dschat: TRL's process uses it, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import multiprocessing
+import os
+import platform
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import GemmaConfig
+
+    from dschat.config.common import CommonConfig
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed says on standard output that it found no GPU
+
+MB, GB = 1e6, 1e9  # bytes
+EVERY = 0.002  # seconds between two looks at the memory
+C = ctypes.CDLL(None)
+MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
+WHERE_FIGURES_GO = ("output", "markdown", "pictures", "local_rank")  # settings that do not decide them
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+def gpus() -> list[str]:
+    """Names of this machine's."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def cpu() -> str:
+    """The processor's name where Linux tells it, else its architecture."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def machine() -> dict[str, object]:
+    """Processor, cores, GPUs and versions of this process."""
+    versions = {"system": platform.system(), "python": platform.python_version(), "torch": torch.__version__}
+    return {"cpu": cpu(), "cpu_cores": os.cpu_count(), "gpus": gpus(), **versions}
+
+
+def settings_parser(doc: str | None, document: str = "", **numbers: float) -> argparse.ArgumentParser:
+    """A parser that describes a script by the first line of its docstring.
+
+    Args:
+        doc: the script's.
+        document: the sections that --markdown writes, for scripts with --output and --markdown.
+        numbers: flags that are numbers of the type of their default.
+    """
+    defaults = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0], formatter_class=defaults)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help="a number")
+    if document:
+        parser.add_argument("--output", type=Path, help="file for the JSON object")
+        parser.add_argument("--markdown", type=Path, help=f"document whose {document} written anew")
+    return parser
+
+
+def report(settings: argparse.Namespace, figures: object, **more: object) -> None:
+    """Prints one JSON object, and writes it to --output if there is one; `more` joins the settings."""
+    used = {name: value for name, value in vars(settings).items() if name not in WHERE_FIGURES_GO}
+    found = {"machine": machine(), "settings": used | more, "figures": figures}
+    text = json.dumps(found, indent=2, default=str)
+    print(text, flush=True)
+    if (output := getattr(settings, "output", None)) is not None:
+        output.write_text(text + "\n", encoding="utf-8")
+
+
+def origin() -> str:
+    """Where figures come from: this process's command line, machine and today's date."""
+    command = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])
+    where = ", ".join([*gpus(), f"{os.cpu_count()} cores of {cpu()}"])
+    versions = f"{platform.system()}, Python {platform.python_version()}, torch {torch.__version__}"
+    return f"`{command}`\n\n{where}; {versions}; {date.today().isoformat()}."
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))
+
+
+def write_section(document: Path, name: str, text: str) -> None:
+    """Puts text between the comments <!-- name --> and <!-- /name --> of a document.
+
+    Raises:
+        ValueError: it has no such comments.
+    """
+    first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
+    before, found, rest = document.read_text(encoding="utf-8").partition(first)
+    _, end, after = rest.partition(last)
+    if not found or not end:
+        raise ValueError(f"{document} has no section between {first} and {last}")
+    document.write_text(f"{before}{first}\n{text}\n{last}{after}", encoding="utf-8")
+
+
+def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
+    """Runs a function in a new process; what it prints goes to standard error."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), os.dup2, (2, 1)) as pool:
+        return pool.submit(work, *args).result()
+
+
+def run_step(step: str, folder: str, config: type[CommonConfig], flags: Sequence[str]) -> None:
+    """Runs the main program of a step in this process, as its command line does; a failure ends the process."""
+    from dschat.common.launch import TRAINING
+
+    from dschat.main import run_main
+
+    main = str(TRAINING / folder / "main.py")
+    sys.argv = [main, *flags]
+    if status := run_main(step, config, runpy.run_path(main)["train"]):
+        raise SystemExit(status)
+
+
+def gemma(vocabulary: int, hidden: int, layers: int, labels: int = 2) -> GemmaConfig:
+    """A Gemma with 4 heads and an MLP four times as wide as its layers."""
+    from transformers import GemmaConfig
+
+    config = GemmaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=hidden // 4,
+    )
+    config.num_labels = labels
+    return config
+
+
+class Peak:
+    """The peak of this process's memory since this object was made, above what was in use then.
+
+    On a CPU it is resident memory. Linux keeps its highest value itself (VmHWM), so no peak falls between two samples;
+    writing 5 to /proc/self/clear_refs sets it back to the present one. ru_maxrss would not do: a child inherits its
+    parent's. On a GPU it is what was allocated there.
+    """
+
+    def __init__(self, cuda: bool) -> None:
+        give_back()
+        self._cuda = cuda
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+        else:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+            self._before = _status_bytes("VmRSS")
+
+    def bytes(self) -> int:
+        """Until now."""
+        return (torch.cuda.max_memory_allocated() if self._cuda else _status_bytes("VmHWM")) - self._before
+
+
+class SampledPeak:
+    """The most that a reading of memory showed since this object was made, above what it showed then.
+
+    A thread reads it again and again.
+    """
+
+    def __init__(self, read: Callable[[], int], every: float = EVERY) -> None:
+        give_back()
+        self._read, self._every, self._done = read, every, threading.Event()
+        self._before = self._highest = read()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def bytes(self) -> int:
+        """Until now."""
+        return max(self._highest, self._read()) - self._before
+
+    def stop(self) -> int:
+        """Ends the thread; bytes until now."""
+        self._done.set()
+        return self.bytes()
+
+    def _look(self) -> None:
+        while not self._done.wait(self._every):
+            self._highest = max(self._highest, self._read())
+
+
+def own_bytes() -> int:
+    """Resident memory that is no file's: mapped files give their pages back when the system needs them."""
+    return _status_bytes("RssAnon") + _status_bytes("RssShmem")
+
+
+def give_back_at_once() -> None:
+    """Tells the C library to give tensors back to the system as soon as they are freed, not only from 32 MB on."""
+    C.mallopt(MMAP_THRESHOLD, 1_000_000)
+
+
+def give_back() -> None:
+    """What is free goes back to the system."""
+    gc.collect()
+    if hasattr(C, "malloc_trim"):  # glibc only
+        C.malloc_trim(0)
+
+
+def _status_bytes(name: str) -> int:
+    """A line of /proc/self/status, which counts in KiB."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))

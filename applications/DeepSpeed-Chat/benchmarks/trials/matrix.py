@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run matrix: `matrix.toml` as groups of settings, the runs that they need, and those in several processes.
+
+What is done stays done.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import threading
+import tomllib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from tqdm import tqdm
+
+from dschat.common.atomic import write_file
+
+Flag = str | int | float | bool
+Options = Mapping[str, Flag]  # flags of step 3 by name; of a setting, also its estimator and its condition
+MATRIX = Path(__file__).with_name("matrix.toml")
+BATCH = 64  # prompts of a rollout
+_OPEN = ExitStack()  # what a process holds until it ends
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that decides a run; equal specs give equal curves."""
+
+    task: str
+    seed: int
+    critic: str = "fresh"  # what it starts from: the SFT model with a zero head, a `regressed` one, the `reward` model
+    scores: str = "gold"  # or of the `reward` model
+    critic_rate: float = 1e-3
+    estimator: str = "product"  # or a name in `trials.variants`
+    condition: str = "product"  # the same
+    updates: int = 100  # PPO iterations, of one optimiser update each unless flags say otherwise
+    flags: tuple[tuple[str, Flag], ...] = ()  # of step 3, in order
+
+    @property
+    def key(self) -> str:
+        """Short, and the same for equal specs alone."""
+        usual = asdict(Spec("", -1))
+        own = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        return sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def cost(self) -> int:
+        """Sampled tokens per prompt, to which its seconds are roughly in proportion."""
+        return self.updates * int(self.task.rpartition("-")[2])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings that are compared with each other. Those after `settings` go into every `Spec` as they are."""
+
+    name: str
+    part: str  # core, around, search or quickstart
+    task: str
+    seeds: int
+    settings: dict[str, Options]
+    critic: str = Spec.critic
+    scores: str = Spec.scores
+    critic_rate: float = Spec.critic_rate
+    updates: int = Spec.updates
+    flags: Options = field(default_factory=dict)  # of all settings
+
+    def spec(self, setting: str, seed: int) -> Spec:
+        """One run."""
+        flags = {**self.flags, **self.settings[setting]}
+        ways = {name: flags.pop(name) for name in ("estimator", "condition") if name in flags}
+        shared = {name: getattr(self, name) for name in ("critic", "scores", "critic_rate", "updates")}
+        return Spec(self.task, seed, flags=tuple(sorted(flags.items())), **shared, **ways)  # type: ignore[arg-type]
+
+
+def read_matrix(file: Path = MATRIX) -> list[Group]:
+    """Every group of a matrix file."""
+    content = tomllib.loads(file.read_text(encoding="utf-8"))
+    known = content["settings"]
+    return [
+        Group(**entry | {"settings": {name: known[name] for name in entry["settings"]}}) for entry in content["groups"]
+    ]
+
+
+def runs_of(groups: Sequence[Group], most_seeds: int | None = None) -> list[Spec]:
+    """Every run once: group by group, seed by seed."""
+    specs = {
+        spec.key: spec
+        for group in groups
+        for seed in range(min(group.seeds, most_seeds or group.seeds))
+        for spec in (group.spec(setting, seed) for setting in group.settings)
+    }
+    return list(specs.values())
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    spec: Mapping[str, object]
+    seconds: float
+    curves: dict[str, list[float]]  # one number per PPO iteration
+
+
+class Results:
+    """A folder of finished runs, that of the whole benchmark."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def file(self, spec: Spec) -> Path:
+        """Of one run."""
+        return self.folder / "results" / f"{spec.key}.json"
+
+    def read(self, spec: Spec) -> Result | None:
+        """A run's curves; None if it is not finished."""
+        try:
+            return Result(**json.loads(self.file(spec).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+    def make(self, spec: Spec) -> None:
+        """One run, in a process that `_begin` has prepared."""
+        from trials.runner import run
+        from trials.starts import Starts
+
+        scratch = self.folder / "scratch" / str(os.getpid())
+        result = run(spec, Starts(self.folder / "starts"), scratch)
+        self.file(spec).parent.mkdir(parents=True, exist_ok=True)
+        write_file(self.file(spec), json.dumps(asdict(result)) + "\n")
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def run_all(specs: Sequence[Spec], results: Results, jobs: int) -> None:
+    """Runs what is not finished, so many at a time; a bar shows the time that is left.
+
+    Raises:
+        RuntimeError: a run failed; the others that were under way are finished first.
+    """
+    left = [spec for spec in specs if results.read(spec) is None]
+    with tqdm(total=sum(spec.cost for spec in specs), desc="runs", unit="token", unit_scale=True) as bar:
+        bar.update(bar.total - sum(spec.cost for spec in left))
+        bar.initial = bar.n  # what was done before says nothing of the speed
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin) as pool:
+            under_way = {pool.submit(results.make, spec): spec for spec in left}
+            for done, future in enumerate(as_completed(under_way), len(specs) - len(left) + 1):
+                if future.exception() is not None:
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise RuntimeError(f"{under_way[future]} failed") from future.exception()
+                bar.set_postfix_str(f"{done}/{len(specs)} runs")
+                bar.update(under_way[future].cost)
+
+
+def _begin() -> None:
+    """A process that makes one run after another; it imports, and joins a process group of its own, once."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    import torch
+    import transformers
+
+    from dschat.engine.process_group import process_group
+
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    _OPEN.enter_context(process_group())
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a script of benchmarks/ and reads the JSON object that it prints."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[2] / "applications" / "DeepSpeed-Chat" / "benchmarks"
+
+
+def run_benchmark(script: str, flags: str) -> dict[str, Any]:
+    """The script's figures; machine and settings are there, too."""
+    command = [sys.executable, str(FOLDER / script), *flags.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return figures_of(json.loads(done.stdout))
+
+
+def figures_of(report: dict[str, Any]) -> dict[str, Any]:
+    """Of a whole report."""
+    assert set(report) == {"machine", "settings", "figures"}
+    assert {"cpu", "cpu_cores", "gpus", "torch"} <= set(report["machine"])
+    return report["figures"]
