@@ -4,6 +4,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -188,3 +189,11 @@ def test_files_are_renamed_in_one_place() -> None:
     found = {str(file): lines for file in files if (lines := renames_in(file.read_text("utf-8")))}
     assert found.pop(str(PACKAGE / "common" / "atomic.py"))
     assert found == {}
+
+
+def test_every_helper_of_the_tests_is_checked_strictly() -> None:
+    """mypy's strict table takes names of modules; one that is missing would be checked loosely, without a word."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    named = {module for override in settings["tool"]["mypy"]["overrides"] for module in override["module"]}
+    helpers = {file.stem for file in Path(__file__).parent.glob("support/*.py")}
+    assert helpers <= named, helpers - named

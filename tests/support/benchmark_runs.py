@@ -22,4 +22,5 @@ def figures_of(report: dict[str, Any]) -> dict[str, Any]:
     """Of a whole report."""
     assert set(report) == {"machine", "settings", "figures"}
     assert {"cpu", "cpu_cores", "gpus", "torch"} <= set(report["machine"])
-    return report["figures"]
+    figures: dict[str, Any] = report["figures"]
+    return figures

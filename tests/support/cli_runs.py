@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def sft_flags_of(inputs: Path) -> dict[str, Any]:
 
 def run_process(step: str, flags: dict[str, Any], **changes: str | None) -> Result:
     """A main as its users start it: `python main.py ...`."""
-    return run_command([sys.executable, STEPS[step] / "main.py", *arguments(flags)], **changes)
+    return run_command([sys.executable, STEPS[step] / "main.py", *arguments(flags)], None, **changes)
 
 
 def run_forked(
@@ -167,7 +168,7 @@ def _forks() -> Any:
     try:
         os.environ.clear()
         os.environ.update(variables)
-        multiprocessing.forkserver.ensure_running()  # with these variables, which libraries read on import
+        forkserver.ensure_running()  # with these variables, which libraries read on import
     finally:
         os.environ.clear()
         os.environ.update(before)

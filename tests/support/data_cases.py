@@ -67,7 +67,11 @@ def make_of(kind: type, tokenizer: Any, limit: int, eos_id: int = EOS, **more: A
     """What makes examples of one kind."""
     if kind is PromptExample:
         return partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=limit)
-    makes = {SFTExample: sft_examples, PairExample: pair_examples, PreferenceExample: preference_examples}
+    makes: dict[type, Any] = {
+        SFTExample: sft_examples,
+        PairExample: pair_examples,
+        PreferenceExample: preference_examples,
+    }
     return partial(makes[kind], tokenizer=tokenizer, max_seq_len=limit, eos_id=eos_id, **more)
 
 

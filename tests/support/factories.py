@@ -64,9 +64,9 @@ def make_config(kind: str, vocab_size: int = 100, **overrides: Any) -> Any:
 
     ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "vocab_size": vocab_size}
     if kind == "gpt2":
-        size = {"n_embd": HIDDEN, "n_layer": 2, "n_head": 2, "n_positions": 128}
-        return GPT2Config(**{**ids, **size, "initializer_range": 0.3, **overrides})
-    size = {
+        own = {"n_embd": HIDDEN, "n_layer": 2, "n_head": 2, "n_positions": 128}
+        return GPT2Config(**{**ids, **own, "initializer_range": 0.3, **overrides})
+    size: dict[str, Any] = {
         "hidden_size": HIDDEN,
         "intermediate_size": 2 * HIDDEN,
         "num_hidden_layers": 2,
@@ -202,7 +202,7 @@ def to_device(item: Any) -> Any:
         return item.to(device())
     if isinstance(item, dict):
         return {name: to_device(value) for name, value in item.items()}
-    if is_dataclass(item):
+    if is_dataclass(item) and not isinstance(item, type):
         given = {field.name: getattr(item, field.name) for field in fields(item)}
         return replace(item, **{name: to_device(value) for name, value in given.items() if value is not None})
     return item
@@ -217,11 +217,17 @@ def engine_of(model: Any, micro: int = 1, accumulation: int = 1, **options: Any)
         options: fields of OptimizerSettings and EngineSettings; learning rate 1e-3 and constant by default, and with
             ZeRO as a model of 7 billion weights.
     """
-    from dschat.engine.engine import EngineSettings, OptimizerSettings, train_engine
+    from dschat.engine.deepspeed_config import EngineSettings
+    from dschat.engine.engine import OptimizerSettings, train_engine
     from dschat.models.policy import PolicyModel
     from dschat.models.scalar import ScalarModel
 
-    optimizer = {"learning_rate": 1e-3, "weight_decay": 0.0, "total_updates": 10, "schedule": "constant"}
+    optimizer: dict[str, Any] = {
+        "learning_rate": 1e-3,
+        "weight_decay": 0.0,
+        "total_updates": 10,
+        "schedule": "constant",
+    }
     settings: dict[str, Any] = {"dtype": torch.float32, "plan": _plan(micro, accumulation)}
     names = {field.name for field in fields(OptimizerSettings)}
     optimizer |= {name: value for name, value in options.items() if name in names}
@@ -236,7 +242,8 @@ def engine_of(model: Any, micro: int = 1, accumulation: int = 1, **options: Any)
 
 def frozen_engine_of(model: Any, dtype: torch.dtype = torch.float32) -> Any:
     """A frozen engine of a Hugging Face causal LM or classifier."""
-    from dschat.engine.engine import EngineSettings, frozen_engine
+    from dschat.engine.deepspeed_config import EngineSettings
+    from dschat.engine.engine import frozen_engine
     from dschat.models.policy import PolicyModel
     from dschat.models.scalar import ScalarModel
 

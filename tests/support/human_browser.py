@@ -3,7 +3,10 @@
 
 import re
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from cli_runs import environment
 from human_runs import command
@@ -20,11 +23,12 @@ ITEM_ARRIVED = """() => (document.querySelector('.human-item')?.dataset.item ?? 
 class Server:
     """The process that serves the page, on a port that stays the same. Its proxies are a trap."""
 
-    def __init__(self, folder, trap):
-        self.folder, self._trap, self.port, self.log = folder, trap, None, folder / "log.txt"
+    def __init__(self, folder: Path, trap: int) -> None:
+        self.port: int | None = None
+        self.folder, self._trap, self.log = folder, trap, folder / "log.txt"
         self.start()
 
-    def start(self):
+    def start(self) -> None:
         flags = ["--web", "--dataset", "tldr", *(["--port", str(self.port)] if self.port else [])]
         proxy = f"http://127.0.0.1:{self._trap}"
         variables = {name: proxy for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")}
@@ -35,18 +39,19 @@ class Server:
             text=True,
             env=environment(HF_HUB_OFFLINE=None, PYTHONWARNINGS=None, **variables),
         )
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         found = re.match(r"Open (http://127\.0\.0\.1:(\d+)/) in a browser", line)
         assert found, line + self.log.read_text()
         self.address, self.port = found[1], int(found[2])
 
-    def kill(self):
+    def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
 
 
 @contextmanager
-def opened(chromium, address, rater=None, **options):
+def opened(chromium: Any, address: str, rater: str | None = None, **options: Any) -> Iterator[Any]:
     """A fresh browser profile on the page; with a rater, who typed the name."""
     context = chromium.new_context(**options)
     context.set_default_timeout(TIMEOUT)
@@ -66,24 +71,24 @@ def opened(chromium, address, rater=None, **options):
         context.close()
 
 
-def at(page, place):
+def at(page: Any, place: str) -> Any:
     """Waits until the page shows "2 of 5"; what it shows then as [prompt, first response, second response]."""
     page.locator(".human-place", has_text=re.compile(f"^{place}$")).wait_for()
     page.wait_for_function(ITEM_ARRIVED)
     return page.locator(".human-item pre").all_inner_texts()
 
 
-def press(page, key, place):
+def press(page: Any, key: str, place: str) -> Any:
     """A key, and the place it leads to."""
     page.keyboard.press(key)
     return at(page, place)
 
 
-def click(page, key, place):
+def click(page: Any, key: str, place: str) -> Any:
     """A click on the button of a key, and the place it leads to."""
     page.locator(f".human-key-{key}:visible").click()
     return at(page, place)
 
 
-def comment_box(page):
+def comment_box(page: Any) -> Any:
     return page.locator("#human-comment input, #human-comment textarea")

@@ -3,6 +3,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from cli_runs import ROOT, read_jsonl, write_jsonl
 from dschat.evaluation.human import Study, VoteFile
@@ -42,13 +43,13 @@ def command(folder: Path, *flags: str) -> list[str]:
     return [sys.executable, str(SCRIPT), *words, "--output", str(folder / "votes.jsonl"), *flags]
 
 
-def votes(folder: Path) -> list[dict]:
+def votes(folder: Path) -> list[dict[str, Any]]:
     """The rows of votes.jsonl; none if it is not there."""
     file = folder / "votes.jsonl"
     return read_jsonl(file) if file.exists() else []
 
 
-def places(row: dict) -> tuple[str, str]:
+def places(row: dict[str, Any]) -> tuple[str, str]:
     """A row's responses as its rater saw them: at the first and the second place."""
     texts = (row["response_a"], row["response_b"])
     return texts if row["first"] == "A" else texts[::-1]

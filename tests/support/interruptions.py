@@ -45,7 +45,7 @@ def _run(point: int, act: Callable[[], object], stop: Callable[[], object]) -> b
     def stopping(step: Callable[..., object]) -> Callable[..., object]:
         def taken(*args: object, **named: object) -> object:
             look()
-            if step is removal and (files := [file for file in Path(args[0]).rglob("*") if file.is_file()]):
+            if step is removal and (files := [file for file in Path(str(args[0])).rglob("*") if file.is_file()]):
                 files[0].unlink()  # a removal may end half-way
                 look()
             done = step(*args, **named)

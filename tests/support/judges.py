@@ -76,20 +76,16 @@ class FakeJudge:
         self.gate = threading.Event()  # closed, requests wait; those that waited when it opens get no answer
         self.lock, self.over = threading.Lock(), threading.Event()
         self.url = ""
+        self._refused: Callable[[dict[str, Any]], str | None] = lambda body: None
+        self._fails: Callable[[dict[str, Any]], Any] = lambda body: None
 
     def refuse_when(self, refused: Callable[[dict[str, Any]], str | None]) -> None:
         """Every request for which there is a message gets a 400 with it."""
         self._refused = refused
 
-    def _refused(self, body: dict[str, Any]) -> str | None:
-        return None
-
     def fail_on(self, text: str, step: Any) -> None:
         """Every request that holds a text fails in one way, as in `plan`, whenever it comes."""
         self._fails = lambda body: step if text in json.dumps(body["messages"]) else None
-
-    def _fails(self, body: dict[str, Any]) -> Any:
-        return None
 
     def words(self) -> list[str]:
         """Arguments of the scripts that lead here."""
@@ -205,8 +201,8 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
 
 def start(command: Sequence[str]) -> subprocess.Popen[str]:
     """A script as a process, without a key in its environment."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment(OPENAI_API_KEY=None), text=True, **pipes)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment(OPENAI_API_KEY=None), text=True, stdout=pipe, stderr=pipe)
 
 
 def judged(
@@ -246,7 +242,14 @@ def client_of(server: FakeJudge, folder: Path, spending: Any = None, **endpoint:
     from dschat.evaluation.judge.costs import Spending
     from dschat.evaluation.judge.verdicts import has_verdict
 
-    settings = {"model": "gpt-test", "base_url": server.url, "max_tokens": 50, "timeout": 5.0, "tries": 8, "key": KEY}
+    settings: dict[str, Any] = {
+        "model": "gpt-test",
+        "base_url": server.url,
+        "max_tokens": 50,
+        "timeout": 5.0,
+        "tries": 8,
+        "key": KEY,
+    }
     whom = Endpoint(**(settings | endpoint))
     cache = ReplyCache(folder / "cache", has_verdict)
     return JudgeClient(whom, cache, spending or Spending(None), question("harmless"))

@@ -69,7 +69,8 @@ def start(script: Path, words: Sequence[Any], processes: int = 2) -> "subprocess
 def pids_of(launcher: "subprocess.Popen[str]", processes: int = 2) -> tuple[list[int], str]:
     """The processes in the order of ranks, from the launcher's own lines, and what was read of its output."""
     assert launcher.stdout is not None
-    seen, pids = "", []
+    seen = ""
+    pids: list[int] = []
     deadline = time.monotonic() + TIMEOUT
     while len(pids) < processes and time.monotonic() < deadline:
         seen += launcher.stdout.readline()

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from dschat.config.batches import plan_batches
-from dschat.engine.engine import EngineSettings, frozen_engine
+from dschat.engine.deepspeed_config import EngineSettings
+from dschat.engine.engine import frozen_engine
 from dschat.engine.zero3 import placement_of
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
@@ -126,7 +127,7 @@ def loader(load: Any, path: str, tokenizer: Any, dtype: torch.dtype) -> Load:
 
 def _engines(place: Path, folder: Path, tokenizer: Any) -> dict[str, Tensor]:
     """Weights after two updates and log-probs of engines whose models came in parts, and came whole."""
-    results = {}
+    results: dict[str, Tensor] = {}
     ids, attention_mask, mask = pad_rows(ROWS)
     for name, lora in (("plain", False), ("lora", True)):
         for how in ("whole", "parts"):

@@ -194,7 +194,7 @@ def empty_responses(trainer: Any, where: int) -> None:
         drawn = replace(drawn, rollout=empty, logprobs=torch.zeros_like(drawn.logprobs))
         return drawn, replace(texts, responses=["" for _ in texts.responses])
 
-    sample.sampling = real.sampling
+    vars(sample)["sampling"] = real.sampling
     trainer.algorithm.sample = sample
 
 

@@ -18,6 +18,7 @@ from dschat.rl.types import PPOBatch, select_rows
 from dschat.run.distributed import rank, world_size
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.dpo import DPOTask
+from dschat.trainers.loop import Loop
 from dschat.trainers.ppo_update import UpdateSettings, ppo_update
 from dschat.trainers.reward import RewardTask
 from dschat.trainers.sft import SFTTask
@@ -123,11 +124,18 @@ def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_ou
     return supervised_loop_of(engine, task, config, run)
 
 
-def supervised_update(trainer: Any, number: int) -> dict[str, float]:
+def supervised_update(trainer: Loop, number: int) -> dict[str, float]:
     """Update `number` of the epoch, on this process's share."""
     plan = trainer.run.plan
-    where = {"rank": rank(), "world_size": world_size()}
-    updates = update_batches(trainer.algorithm.lengths, plan.global_batch, plan.micro_batch, seed=5, epoch=0, **where)
+    updates = update_batches(
+        trainer.algorithm.lengths,
+        plan.global_batch,
+        plan.micro_batch,
+        seed=5,
+        epoch=0,
+        rank=rank(),
+        world_size=world_size(),
+    )
     return trainer.iterate(updates[number])
 
 

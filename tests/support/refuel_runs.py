@@ -19,7 +19,6 @@ from dschat.rl.refuel import PairBatch
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import world_size
 from dschat.scoring.function import FunctionDialogueScores
-from dschat.trainers.loop import Loop
 from dschat.trainers.refuel import Refuel
 from dschat.trainers.refuel_models import RefuelModels
 from factories import (
@@ -100,7 +99,7 @@ def trainer_of(
     engine: dict[str, Any] | None = None,
     initializer_range: float = 0.1,
     **flags: Any,
-) -> Loop:
+) -> Any:
     """A trainer on `examples_of` (count), whose folders only note when they would be written."""
     config, tokenizer = config_of(folder, lora_dim=lora_dim, **flags), chat_tokenizer()
     plan = config.plan_batches(world_size())
@@ -147,7 +146,10 @@ def two_rounds(folder: Path, zero_stage: int) -> tuple[dict[str, torch.Tensor], 
         Whole weights on the main process ({} elsewhere), and the metrics of the last evaluation.
     """
     engine = {"zero_stage": zero_stage}
-    sizes = {"per_device_train_batch_size": GLOBAL // world_size() // 2, "gradient_accumulation_steps": 2}
+    sizes: dict[str, Any] = {
+        "per_device_train_batch_size": GLOBAL // world_size() // 2,
+        "gradient_accumulation_steps": 2,
+    }
     trainer = trainer_of(folder, engine=engine, noptepochs=2, learning_rate=1e-4, **sizes)
     metrics = trainer.fit()
     return whole_state(trainer.algorithm.models.policy), metrics

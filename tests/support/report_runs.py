@@ -2,8 +2,12 @@
 """Made-up output folders of step 3, small enough to work out every number by hand, and a reader of HTML pages."""
 
 import json
+from collections.abc import Callable, Iterable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
 
 GOLD = {"first": [0.1, 0.3], "low": [0.4, 0.6], "high": [0.5, 0.9]}
 
@@ -20,15 +24,15 @@ class Page(HTMLParser):
         self.close()
         assert self._open == []
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
         if tag not in ("meta", "img"):
             self._open.append(tag)
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if "style" not in self._open:
             self.text += data
 
@@ -37,7 +41,7 @@ class Page(HTMLParser):
         return [attrs for _, attrs in self.elements if name in (attrs.get("class") or "").split()]
 
 
-def make_sample(prompt: str, gold: float | None, text: str = "good", ngram: int = 1, finished: bool = True) -> dict:
+def make_sample(prompt: str, gold: float | None, text: str = "good", ngram: int = 1, finished: bool = True) -> Row:
     """A sample of three tokens with KL 0.5 × 2 + 0.5 = 1.5 and score ten times the gold score."""
     tokens = [
         {"text": text, "macro_action": index // ngram, "value": 0.1, "reward": 0.2, "advantage": 0.3}
@@ -49,8 +53,8 @@ def make_sample(prompt: str, gold: float | None, text: str = "good", ngram: int 
     return sample | {"tokens": tokens} | ({} if gold is None else {"gold_scores": gold})
 
 
-def eval_row(update: int, samples: list[dict], gold: bool = True) -> dict:
-    def mean(values):
+def eval_row(update: int, samples: list[Row], gold: bool = True) -> Row:
+    def mean(values: Iterable[float]) -> float:
         return sum(values) / len(samples)
 
     row = {"update": update, "samples": 8 * update, "seconds": 1.5 * update}
@@ -59,19 +63,21 @@ def eval_row(update: int, samples: list[dict], gold: bool = True) -> dict:
     return row | ({"eval/gold_scores": mean(s["gold_scores"] for s in samples)} if gold else {})
 
 
-def train_row(update: int, ngram: int) -> dict:
-    row = {"update": update, "samples": 8 * update, "seconds": 1.5 * update, "objective/scores": float(update)}
+def train_row(update: int, ngram: int) -> Row:
+    row: Row = {"update": update, "samples": 8 * update, "seconds": 1.5 * update, "objective/scores": float(update)}
     row |= {"objective/gold_scores": 0.1 * update, "objective/kl": 0.2, "response/length": 3.0}
     row |= {"val/explained_variance": None if update == 1 else 0.1 * update}
     return row | {"macro/length": float(ngram), "macro/lambda_eff": 0.95 ** (1 / ngram)}
 
 
-def write_lines(path: Path, rows: list[dict]) -> None:
+def write_lines(path: Path, rows: list[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def make_run(folder: Path, gold: list[float], ngram: int = 1, prompts=("p0", "p1"), text: str = "good") -> Path:
+def make_run(
+    folder: Path, gold: list[float], ngram: int = 1, prompts: Sequence[str] = ("p0", "p1"), text: str = "good"
+) -> Path:
     """A finished run of ten updates, evaluated before and after."""
     first = [make_sample(p, g, text, ngram) for p, g in zip(prompts, GOLD["first"], strict=True)]
     last = [make_sample(p, g, text, ngram) for p, g in zip(prompts, gold, strict=True)]
@@ -89,12 +95,12 @@ def make_two_runs(folder: Path) -> dict[str, Path]:
     return {"PPO": make_run(folder / "ppo", GOLD["low"]), "MA-PPO": make_run(folder / "ma", GOLD["high"], ngram=2)}
 
 
-def edit_rows(path: Path, change) -> None:
+def edit_rows(path: Path, change: Callable[[int, Row], Row]) -> None:
     """Put every row of a JSONL file through `change`, a function from (index, row) to a row."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     write_lines(path, [change(index, row) for index, row in enumerate(rows)])
 
 
-def table_of(outcome, kind: str):
+def table_of(outcome: Any, kind: str) -> Any:
     """The table of a report: results, wins or training; None if there is none."""
     return next((table for table in outcome.tables if table.kind == kind), None)

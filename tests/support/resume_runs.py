@@ -4,8 +4,10 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -116,12 +118,12 @@ def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) ->
         task = SFTTask([SFTExample(p, r) for p, r in ROWS], [SFTExample(p, r) for p, r in held_out], PAD, False)
     elif step == "dpo":
         engine = setup.engine(make_causal_lm(), learning_rate=1e-2)
-        preferences = [[PreferenceExample(p, [*r, 7], r) for p, r in rows] for rows in (ROWS, held_out)]
-        task = DPOTask(*preferences, PAD, config, run, "the model")
+        preferences, others = ([PreferenceExample(p, [*r, 7], r) for p, r in rows] for rows in (ROWS, held_out))
+        task = DPOTask(preferences, others, PAD, config, run, "the model")
     else:
         engine = setup.engine(make_classifier(), learning_rate=1e-2)
-        pairs = [[PairExample(p + r, p + r[:1]) for p, r in rows] for rows in (ROWS, held_out)]
-        task = RewardTask(*pairs, PAD)
+        pairs, unseen = ([PairExample(p + r, p + r[:1]) for p, r in rows] for rows in (ROWS, held_out))
+        task = RewardTask(pairs, unseen, PAD)
     engines = {"model": engine}
     return Made(supervised_loop_of(engine, task, config, run), engines)
 
@@ -172,7 +174,7 @@ def check_every_stop(make: Make, folder: Path, every: int, first: int = 0) -> in
         stopped, _ = _stopped_at(number, make(place).trainer.fit)
         assert stopped is None, f"the run did not stop at point {number}"
         resumed = make(place, resume_from_checkpoint="latest")
-        found, _ = _stopped_at(None, lambda resumed=resumed, place=place: result_of(resumed, place))
+        found, _ = _stopped_at(None, partial(result_of, resumed, place))
         problem = _difference(whole, found)
         assert broadcast_object(problem) is None, f"stopped at point {number} of {points}: {problem}"
     return points
@@ -184,20 +186,18 @@ def _stopped_at(number: int | None, run: Callable[[], Any]) -> tuple[Any, int]:
     Returns:
         That, and the number of calls.
     """
-    calls, real = 0, stop.largest_over_ranks
+    calls = 0
 
     def noted(_: int) -> int:
         nonlocal calls
         calls += 1
         return 15 if calls - 1 == number else 0
 
-    stop.largest_over_ranks = noted
-    try:
-        return run(), calls
-    except Stopped:
-        return None, calls
-    finally:
-        stop.largest_over_ranks = real
+    with mock.patch.object(stop, "largest_over_ranks", noted):
+        try:
+            return run(), calls
+        except Stopped:
+            return None, calls
 
 
 def _difference(first: Result, second: Result) -> str | None:

@@ -90,8 +90,9 @@ def trajectory_of(
 def select_rows(trajectory: Trajectory, rows: Sequence[int]) -> Trajectory:
     """The trajectory of some of its rows, in the order given."""
     index = torch.tensor(list(rows))
-    parts = {f.name: getattr(trajectory.rollout, f.name) for f in fields(Rollout)}
-    rollout = Rollout(**{name: None if tensor is None else tensor[index] for name, tensor in parts.items()})
+    whole: dict[str, Any] = {f.name: getattr(trajectory.rollout, f.name) for f in fields(Rollout)}
+    parts: dict[str, Any] = {name: None if x is None else x[index] for name, x in whole.items()}
+    rollout = Rollout(**parts)
     rest = {f.name: getattr(trajectory, f.name)[index] for f in fields(Trajectory) if f.name != "rollout"}
     return Trajectory(rollout=rollout, **rest)
 

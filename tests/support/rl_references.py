@@ -109,7 +109,9 @@ def broadcast(per_action: Sequence[float], lengths: Sequence[int], width: int) -
     return row + [0.0] * (width - len(row))
 
 
-def gae(values: Sequence[float], rewards: Sequence[float], gamma: float, lam: float) -> tuple[list, list]:
+def gae(
+    values: Sequence[float], rewards: Sequence[float], gamma: float, lam: float
+) -> tuple[list[float], list[float]]:
     """Generalised advantages by their definition, the double sum, and the returns of one row."""
     steps = len(values)
     following = [*values[1:], 0.0]

@@ -84,5 +84,5 @@ def parsed(launch: Launch, step: str, gpus: int, monkeypatch: pytest.MonkeyPatch
     from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 
     monkeypatch.setenv("WORLD_SIZE", str(gpus))
-    configs = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "ppo": PPOConfig}
+    configs: dict[str, Any] = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "ppo": PPOConfig}
     return parse(configs[step], launch.flags)

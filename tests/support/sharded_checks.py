@@ -21,7 +21,6 @@ from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.model_folders import ModelFolders, SavedModel
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.loop import Loop
 from dschat.trainers.ppo_models import MovingAverage, PPOModels
 from factories import (
     BOS,
@@ -164,7 +163,8 @@ def saving(folder: Path, keep: Callable[..., None]) -> None:
 def logprobs_of(policy: Any) -> Tensor:
     """Log-probs of ROWS."""
     ids, attention_mask, mask = pad_rows(ROWS)
-    return policy(ids, attention_mask, mask.shape[1])[0]
+    logprobs: Tensor = policy(ids, attention_mask, mask.shape[1])[0]
+    return logprobs
 
 
 @torch.no_grad()
@@ -201,7 +201,7 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
     return metrics
 
 
-def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> Loop:
+def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> Any:
     config: PPOConfig = ppo_config(folder, per_device_eval_batch_size=2, eval_prompts=0)
     folder.mkdir(exist_ok=True)
     reward = FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")

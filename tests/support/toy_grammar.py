@@ -102,7 +102,8 @@ class ToySentence:
 
     def pos(self) -> list[tuple[str, str]]:
         """(word, part of speech) of each."""
-        return self.tree.pos()
+        pairs: list[tuple[str, str]] = self.tree.pos()
+        return pairs
 
 
 def sample_sentences(seed: int, count: int, unlike: frozenset[str] = frozenset()) -> list[ToySentence]:

@@ -93,7 +93,7 @@ def publish_pretrained(folder: Path, kind: str, leftover: bool = False) -> Any:
         kind: bert or t5.
         leftover: also the entry that old versions of transformers saved.
     """
-    from transformers import BertConfig, BertTokenizerFast, T5Config, T5TokenizerFast
+    from transformers import BertConfig, BertTokenizerFast, T5Config, T5TokenizerFast  # type: ignore[attr-defined]
 
     from constituent_treelib.benepar_backend import _transformers_5
 
@@ -101,8 +101,13 @@ def publish_pretrained(folder: Path, kind: str, leftover: bool = False) -> Any:
     texts = [sentence.text for sentence in sentences]
     if kind == "bert":
         tokenizer = BertTokenizerFast(tokenizer_object=_word_pieces(texts))
-        size = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=40, **size)
+        size: dict[str, Any] = {
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
+        config: Any = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=40, **size)
         name, entry = "embeddings.position_ids", torch.arange(40)[None]
     else:
         tokenizer = T5TokenizerFast(tokenizer_object=_unigrams(texts), model_max_length=40)
@@ -141,7 +146,7 @@ def _unigrams(texts: list[str]) -> Any:
 
     backend = Tokenizer(models.Unigram())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    special = {"special_tokens": ["<pad>", "</s>", "<unk>"], "unk_token": "<unk>"}
+    special: dict[str, Any] = {"special_tokens": ["<pad>", "</s>", "<unk>"], "unk_token": "<unk>"}
     backend.train_from_iterator(texts, trainers.UnigramTrainer(vocab_size=200, show_progress=False, **special))
     backend.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 1)])
     return backend

@@ -2,11 +2,13 @@
 """Texts of every kind for parsers, tokens without a tokenizer, and what must hold of every parse."""
 
 import re
+from collections.abc import Sequence
 from itertools import accumulate
 
 from constituent_treelib import Tree
 from dschat.conditions.parsing import macro_action_lengths
 
+Span = tuple[int, int]  # first character and the one behind the last
 SALAD = " ".join("seven over the cat blue not is of run and if who that".split() * 5)[:-3]  # 60 words and more
 TEXTS = {
     "nothing": "",
@@ -44,23 +46,25 @@ TEXTS = {
 }
 
 
-def flat_tree(spans, label="S"):
+def flat_tree(spans: Sequence[Span], label: str = "S") -> Tree:
     """Words, (start, end) of each, under one root."""
     return Tree(label, spans[0][0], spans[-1][1], tuple(Tree("", start, end) for start, end in spans))
 
 
-def word_tokens(text):
+def word_tokens(text: str) -> list[Span]:
     """(start, end) of one token per run of letters or mark, with the blanks before it; blanks at the end are one."""
     return [found.span() for found in re.finditer(r"\s*(?:\w+|[^\w\s])|\s+", text)]
 
 
-def cuts_of(trees, text, cutoff, spans=None, trailing=0):
+def cuts_of(
+    trees: Sequence[Tree], text: str, cutoff: int, spans: Sequence[Span] | None = None, trailing: int = 0
+) -> list[int]:
     """Where the macro actions of a text begin and end, in tokens."""
     spans = word_tokens(text) if spans is None else spans
     return [0, *accumulate(macro_action_lengths(trees, text, spans, trailing, cutoff))]
 
 
-def check_trees(trees, text):
+def check_trees(trees: Sequence[Tree], text: str) -> None:
     """The words of a text's trees lie in it, in order, without overlap, and none is blank."""
     position = 0
     for tree in trees:
@@ -70,7 +74,7 @@ def check_trees(trees, text):
             position = leaf.end
 
 
-def check_partition(trees, text):
+def check_partition(trees: Sequence[Tree], text: str) -> None:
     """Whatever the tokens and C are, the macro actions cover each token once."""
     characters = [(place, place + 1) for place in range(len(text))]
     for spans in (word_tokens(text), characters, characters[::3]):

@@ -18,7 +18,7 @@ def history_of(folder: Path) -> list[dict[str, Any]]:
     rows = []
     for file in sorted(folder.glob("wandb/*run-*/run-*.wandb"), key=lambda file: file.parent.name):
         for content in _records(file.read_bytes()):
-            record = protocol.Record()
+            record = protocol.Record()  # type: ignore[attr-defined]
             record.ParseFromString(content)
             if record.WhichOneof("record_type") == "history":
                 items = ((item.key or item.nested_key[0], item.value_json) for item in record.history.item)

@@ -282,7 +282,7 @@ def test_an_evaluation_is_the_mean_over_the_prompts(trainer_of: Any) -> None:
 class Letters:
     """A task whose loss is the share of an update's letters that a micro-batch holds."""
 
-    name = "letters"
+    name = "sft"
     train, eval = ["a" * n for n in range(1, 17)], ()
 
     def __init__(self) -> None:

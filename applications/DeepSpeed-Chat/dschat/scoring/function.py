@@ -18,7 +18,7 @@ from dschat.scoring.waiting import pause
 
 logger = logging.getLogger(__name__)
 
-RewardFn = Callable[[list[str], list[str], list[dict[str, object]]], Tensor]
+RewardFn = Callable[[list[str], list[str], list[dict[str, object]]], Tensor | Sequence[float | None]]
 DialogueFn = Callable[[list[Dialogue], list[dict[str, object]]], Tensor]
 WAITS = (1.0, 2.0, 4.0)  # seconds before each further call of --on_reward_error retry
 
