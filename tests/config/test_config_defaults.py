@@ -75,7 +75,7 @@ def test_defaults_of_refuel_are_the_published_run():
     expected |= {"cluster": None, "eval_iters": 0}
     assert {name: getattr(config, name) for name in expected} == expected
     assert config.plan_batches(8).global_batch == 128
-    assert config.total_updates(per_epoch=499, global_batch=128) == 500
+    assert config.total_iterations(per_epoch=499, size=128) == 500
 
 
 def test_what_follows_from_refuels_flags():
@@ -84,8 +84,8 @@ def test_what_follows_from_refuels_flags():
     config = parse(RefuelConfig, [*SFT, "--global_batch_size", "6"])
     assert config.plan_batches(2).accumulation == 3
     epochs = parse(RefuelConfig, [*SFT, "--total_episodes", "0", "--num_train_epochs", "3"])
-    assert epochs.total_updates(per_epoch=7, global_batch=10) == 21
-    assert parse(RefuelConfig, [*SFT, "--total_episodes", "3"]).total_updates(7, 10) == 1
+    assert epochs.total_iterations(per_epoch=7, size=10) == 21
+    assert parse(RefuelConfig, [*SFT, "--total_episodes", "3"]).total_iterations(7, 10) == 1
 
 
 def test_a_round_of_refuel_is_one_batch():

@@ -48,7 +48,7 @@ if os.environ.get("FAULT") and os.environ.get("RANK", "0") == os.environ.get("FA
     hurt(*os.environ["FAULT"].split("|"))
 """
 MOMENTS = {
-    "generation": "dschat.rollouts.scheduler:Pool.step|3",
+    "generation": "dschat.rollouts.scheduler:BatchScheduler.step|3",
     "scoring": "dschat.scoring.function:FunctionScores.__call__|3",
     "training": "dschat.trainers.ppo_update:_critic_step|3",
     "saving": "dschat.engine.engine:Engine.save_checkpoint|4",
