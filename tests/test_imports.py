@@ -197,3 +197,73 @@ def test_every_helper_of_the_tests_is_checked_strictly() -> None:
     named = {module for override in settings["tool"]["mypy"]["overrides"] for module in override["module"]}
     helpers = {file.stem for file in Path(__file__).parent.glob("support/*.py")}
     assert helpers <= named, helpers - named
+
+
+# Modules that one other imports, and that are short, have a reason to be files; all others belong into that one.
+FILES_OF_THEIR_OWN = {
+    "dschat.rl.importance": "the core is imported by name, formula by formula",
+    "dschat.rl.needs": "flags read it without torch",
+    "dschat.rl.refuel": "the core is imported by name, formula by formula",
+}
+SHORT = 80  # lines
+
+
+def importers() -> dict[str, set[str]]:
+    """Of each module of the package, the files that import it: of the package, its mains and its scripts."""
+    modules: dict[str, set[str]] = {module_name(path): set() for path in FILES}
+    for folder in ("applications", "evaluation", "inference", "examples"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            own = module_name(path) if path.is_relative_to(PACKAGE) else ""
+            names = list(imports_of(path)) if own else list(imports_outside(path))
+            for name in names:
+                for module in (name, name.rpartition(".")[0]):
+                    if module in modules and module != own:
+                        modules[module].add(str(path))
+    return modules
+
+
+def imports_outside(path: Path) -> Iterator[str]:
+    """What a file outside of the package imports of it; it imports by absolute names."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_a_short_module_with_one_importer_is_part_of_it() -> None:
+    found = importers()
+    short = {
+        module_name(path)
+        for path in FILES
+        if path.name not in ("__init__.py", "__main__.py")
+        and len(found[module_name(path)]) == 1
+        and len(path.read_text(encoding="utf-8").splitlines()) < SHORT
+    }
+    assert short == set(FILES_OF_THEIR_OWN)
+
+
+def test_no_file_is_long() -> None:
+    long = {module_name(path): lines for path in FILES if (lines := path.read_text("utf-8").count("\n")) > 400}
+    assert long == {}
+
+
+@pytest.mark.parametrize("part", sorted({*MAY_IMPORT}))
+def test_no_circle_inside_a_part(part) -> None:
+    files = {module_name(path): path for path in FILES if part_of(module_name(path)) == part}
+    graph = {
+        name: {module for one in imports_of(path) for module in (one, one.rpartition(".")[0]) if module in files}
+        - {name, f"dschat.{part}"}
+        for name, path in files.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_there_is_one_loop() -> None:
+    fits = [
+        f"{module_name(path)}.{node.name}"
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name == "fit"
+    ]
+    assert fits == ["dschat.trainers.loop.fit"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of an earlier version are gone on from, to the end that that version would have come to.
 
-`tests/fixtures/checkpoints.tar.xz` holds, of commit d9f517e: in/ (models and data), flags.json (of each run), cut/ (runs
+`tests/fixtures/checkpoints.tar.xz` holds, of commit d9f517e: in/ (models, data), flags.json (of each run), cut/ (runs
 that were stopped by SIGTERM in the middle of an update or a rollout) and whole/ (what those that were not ended with).
 """
 

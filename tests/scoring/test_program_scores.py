@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from dschat.builders.problems import rows_with_tests
+from dschat.builders.data import rows_with_tests
 from dschat.builders.scores import reward_source
 from dschat.data.rows import Row
 from dschat.errors import UserError

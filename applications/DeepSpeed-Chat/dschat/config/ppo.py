@@ -22,6 +22,7 @@ from dschat.config.rules import (
     ZERO_TO_ONE,
     Changed,
     default_of,
+    engine_name,
     flag,
     redeclared,
 )
@@ -31,11 +32,6 @@ from dschat.rl.needs import NEEDS, Needs
 logger = logging.getLogger(__name__)
 
 RolloutEngineName = Literal["continuous", "generate", "vllm"]
-
-
-def engine_name(value: str) -> str:
-    """A value of --rollout_engine; continuous was called compacting, which is still accepted."""
-    return "continuous" if value == "compacting" else value
 
 
 VLLM = "rollout_engine vllm"  # which the flags of vLLM need beside them

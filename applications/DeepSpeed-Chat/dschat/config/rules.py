@@ -105,6 +105,11 @@ def redeclared(**changes: Any) -> Callable[[type[T]], type[T]]:
     return apply
 
 
+def engine_name(value: str) -> str:
+    """A value of --rollout_engine; continuous was called compacting, which is still accepted."""
+    return "continuous" if value == "compacting" else value
+
+
 def default_of(config_class: type, name: str) -> Any:
     """The default of a flag, which is stated once: at its field."""
     (found,) = (f for f in fields(config_class) if f.name == name)

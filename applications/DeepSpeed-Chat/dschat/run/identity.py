@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from dschat.common.fingerprints import content_hash, model_hash, tokenizer_fingerprint
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig, engine_name
-from dschat.config.rules import FREE, SHARE, flags_on_resume
+from dschat.config.ppo import PPOConfig
+from dschat.config.rules import FREE, SHARE, engine_name, flags_on_resume
 from dschat.config.supervised import OneModelConfig
 from dschat.run.distributed import device
 from dschat.run.state import Json

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 def train(config: PPOConfig, run: "RunOutput") -> None:
     """Builds the run from its flags and trains."""
-    from dschat.builders.data import check_lengths, load_step_data
+    from dschat.builders.data import check_lengths, load_problems, load_step_data
     from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
-    from dschat.builders.problems import load_problems
     from dschat.builders.scores import build_program_pool
     from dschat.conditions.termination import TerminationCondition
     from dschat.data.encoding import warn_of_turn_end
