@@ -178,7 +178,7 @@ class DialogueFlags(RewardModelFlags, SamplingFlags):
         "train only so many of the topmost layers and the norm behind them; 0 = everything", 0, AT_LEAST_0
     )
     max_turns: int = flag("most turns of a dialogue; one with more is dropped", 5, AT_LEAST_1)
-    rollout_engine: Annotated[Literal["continuous", "generate"]] = flag(
+    rollout_engine: Annotated[Literal["continuous", "generate"], engine_name] = flag(
         "what draws replies: our own continuous batching, which drops rows that have ended and takes in waiting ones"
         " (continuous); or transformers' generate",
         "continuous",

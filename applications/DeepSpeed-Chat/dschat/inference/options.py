@@ -74,7 +74,7 @@ class CheckedFlags:
     def __post_init__(self) -> None:
         """Looks at each flag by itself; subclasses add what is about several of them."""
         if "rollout_engine" in vars(self):
-            object.__setattr__(self, "rollout_engine"(vars(self)["rollout_engine"]))
+            object.__setattr__(self, "rollout_engine", engine_name(vars(self)["rollout_engine"]))
         self.check_values(RULES)
 
     def check_values(self, rules: dict[str, Rule]) -> None:
