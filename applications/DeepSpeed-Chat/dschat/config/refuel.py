@@ -20,6 +20,7 @@ from dschat.config.rules import (
     NOT_EMPTY,
     Changed,
     default_of,
+    engine_name,
     flag,
     redeclared,
 )

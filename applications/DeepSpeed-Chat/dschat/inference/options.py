@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dschat.common.script import add_flags, flag, run_script
+from dschat.config.rules import engine_name
 from dschat.data.hub import COMPARED_SETS, compared_set
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
