@@ -72,8 +72,8 @@ def test_profile(group: None, tokenizer: Any, tmp_path: Path) -> None:
     prompts = [make_prompt(random_ids(3, i), f"p{i}", i) for i in range(4)]
     trainer = ppo_trainer_of(models, prompts, [], tokenizer, ppo_config(tmp_path / "run", **SIZES))
     step = type(models.actor).step
-    with profiled(trainer, tmp_path / "trace"):
-        trainer.iterate([list(range(4))], 0)
+    with profiled(trainer.algorithm, tmp_path / "trace"):
+        trainer.iterate([list(range(4))])
     assert type(models.actor).step is step
     found = json.loads((tmp_path / "trace" / "profile.json").read_text(encoding="utf-8"))
     percent = found["percent"]
