@@ -28,7 +28,7 @@ def test_the_published_settings(gpus, tmp_path, monkeypatch):
     config = parse(RefuelConfig, launched.flags)
     assert {name: getattr(config, name) for name in PUBLISHED} == PUBLISHED
     assert config.plan_batches(gpus).global_batch == 128
-    assert config.total_updates(500, 128) == 500 and config.cluster is None
+    assert config.total_iterations(500, 128) == 500 and config.cluster is None
     assert config.data_path == [str(tmp_path / "data" / "refuel" / "llama-3-8b-it" / "pairs")]
 
 
