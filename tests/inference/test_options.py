@@ -93,7 +93,7 @@ NAN = float("nan")
         ("rewards", {"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data-path"]),
         ("rewards", {"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "no path"]),
         ("rewards", {"dtype": "int8"}, ["--dtype int8", "fp32, bf16, fp16"]),
-        ("rewards", {"rollout_engine": "x"}, ["--rollout-engine x", "compacting, generate"]),
+        ("rewards", {"rollout_engine": "x"}, ["--rollout-engine x", "continuous, generate"]),
         ("rewards", {"model": None}, ["--model", "--ref-scores"]),
         ("rewards", {"temperature": "warm"}, ["--temperature warm", "0 (greedy)"]),
         ("rewards", {"temperature": "-1"}, ["--temperature -1"]),

@@ -25,8 +25,12 @@ class Models:
 
     def __init__(self, files: Path, work: Work, device: torch.device) -> None:
         policy, scalar, dtype = GemmaForCausalLM, GemmaForSequenceClassification, DTYPES[work.dtype]
-        self.actor, self.reference = (policy.from_pretrained(files / "actor", dtype=dtype) for _ in range(2))
-        self.critic, self.reward = (scalar.from_pretrained(files / "reward", dtype=dtype) for _ in range(2))
+        self.actor, self.reference = (
+            policy.from_pretrained(files / "actor", dtype=dtype, trust_remote_code=False) for _ in range(2)
+        )
+        self.critic, self.reward = (
+            scalar.from_pretrained(files / "reward", dtype=dtype, trust_remote_code=False) for _ in range(2)
+        )
         for model in (self.actor, self.reference, self.critic, self.reward):
             nn.Module.to(model, device)
         self.reference.eval()
