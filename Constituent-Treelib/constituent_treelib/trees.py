@@ -25,19 +25,12 @@ _MOST_PIXELS = 60_000  # of a side; matplotlib draws no more than 65,535
 
 @dataclass(slots=True)  # not frozen: a rollout makes thousands, and freezing makes each four times as expensive
 class Tree:
-    """A constituent, or, without children, a leaf: a word. Trees are shared and not to be changed.
+    """A constituent, or, without children, a leaf: a word. Trees are shared and not to be changed."""
 
-    Attributes:
-        label: category of the constituent (S, NP, …); of a leaf its part of speech, possibly empty.
-        start: first character.
-        end: the character after the last.
-        children: the constituents and words it is made of, from left to right.
-    """
-
-    label: str
-    start: int
-    end: int
-    children: tuple[Tree, ...] = ()
+    label: str  # category of the constituent (S, NP, …); of a leaf its part of speech, possibly empty
+    start: int  # first character
+    end: int  # the character after the last
+    children: tuple[Tree, ...] = ()  # the constituents and words it is made of, from left to right
 
     def nodes(self) -> list[Tree]:
         """The tree and everything below it, each before its children, from left to right."""

@@ -22,23 +22,14 @@ RUNS = {  # as run.json calls the step, and as people do
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of metrics.jsonl.
+    """A number of metrics.jsonl."""
 
-    Attributes:
-        name: its key; <…> stands for a name that the run gives.
-        runs: steps that write it, separated by spaces.
-        unit: of the number.
-        meaning: what it is.
-        worry: when to look twice; empty where any value may be right.
-        when: what a run needs so that it is written; empty where every run of these steps writes it.
-    """
-
-    name: str
-    runs: str
-    unit: str
-    meaning: str
-    worry: str = ""
-    when: str = ""
+    name: str  # its key; <…> stands for a name that the run gives
+    runs: str  # steps that write it, separated by spaces
+    unit: str  # of the number
+    meaning: str  # what it is
+    worry: str = ""  # when to look twice; empty where any value may be right
+    when: str = ""  # what a run needs so that it is written; empty where every run of these steps writes it
 
     def fits(self, name: str) -> bool:
         """Whether a key of metrics.jsonl is this metric's, or one of its family."""

@@ -189,17 +189,11 @@ def _check_backend(backend: Backend, parser: str) -> None:
 
 @dataclass(frozen=True)
 class ParsedLengths:
-    """Where the responses of a rollout were cut, and how well their text was parsed.
+    """Where the responses of a rollout were cut, and how well their text was parsed."""
 
-    Attributes:
-        lengths: per row the lengths of its macro actions in tokens.
-        counts: how many sentences there were, were parsed and fell back to the chunker.
-        seconds: wall time of it all.
-    """
-
-    lengths: list[list[int]]
-    counts: ParseCounts
-    seconds: float
+    lengths: list[list[int]]  # per row the lengths of its macro actions in tokens
+    counts: ParseCounts  # how many sentences there were, were parsed and fell back to the chunker
+    seconds: float  # wall time of it all
 
 
 class ParsingCondition:

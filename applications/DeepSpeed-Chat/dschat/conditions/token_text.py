@@ -25,16 +25,12 @@ _SENTENCE_PIECE = {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 
 @dataclass(frozen=True)
 class TokenText:
-    """The text of n ids.
+    """The text of n ids."""
 
-    Attributes:
-        text: what they say; bytes that are no UTF-8 as U+FFFD.
-        spans: per id its (start, end) in characters: from the character that holds its first byte to the first
-            character that begins after its last byte. An id without text has an empty span; inside a character's
-            bytes it has that character's.
-    """
-
-    text: str
+    text: str  # what they say; bytes that are no UTF-8 as U+FFFD
+    # Per id its (start, end) in characters: from the character that holds its first byte to the first character that
+    # begins after its last byte. An id without text has an empty span; inside a character's bytes it has that
+    # character's.
     spans: tuple[tuple[int, int], ...]
 
 

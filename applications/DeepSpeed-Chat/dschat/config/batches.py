@@ -8,27 +8,16 @@ from dschat.errors import UserError
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batch sizes of a run, counted in examples (responses in step 3, pairs in step 2).
+    """The batch sizes of a run, counted in examples (responses in step 3, pairs in step 2)."""
 
-    Attributes:
-        world_size: number of processes.
-        micro_batch: examples of one forward pass on one process.
-        accumulation: forward passes per optimiser update.
-        update_per_rank: examples of one optimiser update on one process.
-        global_batch: examples of one optimiser update on all processes.
-        rollout_per_rank: prompts of one rollout on one process; 0 outside step 3.
-        updates_per_rollout: optimiser updates made from one rollout; 0 outside step 3.
-        samples_per_prompt: responses to each prompt of a rollout.
-    """
-
-    world_size: int
-    micro_batch: int
-    accumulation: int
-    update_per_rank: int
-    global_batch: int
-    rollout_per_rank: int = 0
-    updates_per_rollout: int = 0
-    samples_per_prompt: int = 1
+    world_size: int  # number of processes
+    micro_batch: int  # examples of one forward pass on one process
+    accumulation: int  # forward passes per optimiser update
+    update_per_rank: int  # examples of one optimiser update on one process
+    global_batch: int  # examples of one optimiser update on all processes
+    rollout_per_rank: int = 0  # prompts of one rollout on one process; 0 outside step 3
+    updates_per_rollout: int = 0  # optimiser updates made from one rollout; 0 outside step 3
+    samples_per_prompt: int = 1  # responses to each prompt of a rollout
 
     @property
     def global_rollout(self) -> int:

@@ -38,17 +38,12 @@ RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints
 
 @dataclass(frozen=True)
 class Notes:
-    """What is declared of a flag beside its name, default and help.
+    """What is declared of a flag beside its name, default and help."""
 
-    Attributes:
-        rule: of its value, or of each of its values.
-        only_with: without this flag, or flag and value, it does nothing.
-        on_resume: a run that goes on must have the same value; or may have any (free); or may on another number of
-            processes (share: it is a process's share of a batch).
-    """
-
-    rule: Rule | None = None
-    only_with: str | None = None
+    rule: Rule | None = None  # of its value, or of each of its values
+    only_with: str | None = None  # without this flag, or flag and value, it does nothing
+    # A run that goes on must have the same value; or may have any (free); or may on another number of processes
+    # (share: it is a process's share of a batch).
     on_resume: OnResume = "same"
 
 

@@ -42,22 +42,15 @@ COLUMNS = tuple(f"{name}_{part}" for name in ("chosen", "reject") for part in ("
 
 @dataclass(frozen=True)
 class DialoguePair:
-    """A row of dialogues.
+    """A row of dialogues."""
 
-    Attributes:
-        first, second: H turns each, the same up to the state of turn h.
-        turn: h, whose two replies are compared.
-        last: L, h ≤ L < H: the turn whose end gives the rewards.
-        rewards: of the first and of the second, at the end of each turn; empty where they are not scored yet.
-        origin: where the row stands.
-    """
-
-    first: Dialogue
+    first: Dialogue  # first and second: H turns each, the same up to the state of turn h
     second: Dialogue
-    turn: int
-    last: int
+    turn: int  # h, whose two replies are compared
+    last: int  # L, h ≤ L < H: the turn whose end gives the rewards
+    # Of the first and of the second, at the end of each turn; empty where they are not scored yet.
     rewards: tuple[list[float], list[float]]
-    origin: str
+    origin: str  # where the row stands
 
 
 def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
@@ -170,13 +163,9 @@ def _encoded(
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionExample(PreferenceExample):
-    """Two replies to a state, of which the chosen one has the higher reward, or one as high.
+    """Two replies to a state, of which the chosen one has the higher reward, or one as high."""
 
-    Attributes:
-        chosen_reward, rejected_reward: rewards-to-go.
-    """
-
-    chosen_reward: float
+    chosen_reward: float  # both are rewards-to-go
     rejected_reward: float
 
 

@@ -135,19 +135,12 @@ class DialogueLimits:
 
 @dataclass(frozen=True)
 class DialogueExample:
-    """A dialogue of the data.
+    """A dialogue of the data."""
 
-    Attributes:
-        messages: of user and assistant in turn; the last reply may be missing.
-        length: tokens that it can come to when replies are drawn anew.
-        row: the data row.
-        index: number of the row in the list that the examples were made from.
-    """
-
-    messages: Dialogue
-    length: int
-    row: Row = field(repr=False)
-    index: int
+    messages: Dialogue  # of user and assistant in turn; the last reply may be missing
+    length: int  # tokens that it can come to when replies are drawn anew
+    row: Row = field(repr=False)  # the data row
+    index: int  # number of the row in the list that the examples were made from
 
     @property
     def num_turns(self) -> int:

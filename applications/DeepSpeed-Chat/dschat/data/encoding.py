@@ -204,17 +204,11 @@ def _encode_slow(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """How a chat template ends an assistant's turn.
+    """How a chat template ends an assistant's turn."""
 
-    Attributes:
-        token_id: the token that ends it; where the template writes none, EOS.
-        text: what the template writes behind the reply.
-        written: whether `text` holds that token.
-    """
-
-    token_id: int
-    text: str
-    written: bool
+    token_id: int  # the token that ends it; where the template writes none, EOS
+    text: str  # what the template writes behind the reply
+    written: bool  # whether `text` holds that token
 
     def length(self, ids: list[int]) -> int:
         """Tokens of a turn with the one that ends it, behind which a template may write a line break."""

@@ -36,17 +36,12 @@ E = TypeVar("E")
 
 @dataclass(frozen=True)
 class SFTExample:
-    """A demonstration; neither part is empty.
+    """A demonstration; neither part is empty."""
 
-    Attributes:
-        prompt_ids: ids, BOS included.
-        response_ids: ids, with EOS at the end unless they were cut.
-        targets: which of the response's tokens are trained on, at least one; all where it is None. With several turns
-            of the assistant the prompt ends where the first of them begins.
-    """
-
-    prompt_ids: list[int]
-    response_ids: list[int]
+    prompt_ids: list[int]  # ids, BOS included
+    response_ids: list[int]  # ids, with EOS at the end unless they were cut
+    # Which of the response's tokens are trained on, at least one; all where it is None. With several turns of the
+    # assistant the prompt ends where the first of them begins.
     targets: list[bool] | None = None
 
     @property
@@ -77,19 +72,12 @@ class PairExample:
 
 @dataclass(frozen=True)
 class PromptExample:
-    """A prompt to answer.
+    """A prompt to answer."""
 
-    Attributes:
-        prompt_ids: ids, BOS included.
-        prompt_text: the prompt as text; a conversation as its chat template writes it.
-        row: the data row.
-        index: number of the row in the list that the examples were made from.
-    """
-
-    prompt_ids: list[int]
-    prompt_text: str
-    row: Row = field(repr=False)
-    index: int
+    prompt_ids: list[int]  # ids, BOS included
+    prompt_text: str  # the prompt as text; a conversation as its chat template writes it
+    row: Row = field(repr=False)  # the data row
+    index: int  # number of the row in the list that the examples were made from
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -104,18 +92,13 @@ class PromptExample:
 
 @dataclass(frozen=True)
 class PreferenceExample:
-    """A prompt with a better and a worse response; no part is empty.
+    """A prompt with a better and a worse response; no part is empty."""
 
-    Attributes:
-        prompt_ids: ids, BOS included.
-        chosen_ids, rejected_ids: ids of the responses, with the token that ends them unless they were cut.
-        ref_logprobs: log-probs of the chosen and of the rejected response under the policy before training; None
-            until they are computed.
-    """
-
-    prompt_ids: list[int]
-    chosen_ids: list[int]
+    prompt_ids: list[int]  # ids, BOS included
+    chosen_ids: list[int]  # both: ids of the responses, with the token that ends them unless they were cut
     rejected_ids: list[int]
+    # Log-probs of the chosen and of the rejected response under the policy before training; None until they are
+    # computed.
     ref_logprobs: tuple[float, float] | None = None
 
     def __len__(self) -> int:

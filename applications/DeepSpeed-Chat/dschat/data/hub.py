@@ -32,31 +32,19 @@ DEFAULT_FOLDER = "data"  # in messages, where MA_RLHF_DATA is not set
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A published data set.
+    """A published data set."""
 
-    Attributes:
-        name: short name; local copies are called so.
-        aliases: further short names.
-        hub_id: owner/name on the hub.
-        train_rows: rows of its training split.
-        eval_rows: rows of its evaluation split; None where it has none.
-        load: first argument of `datasets.load_dataset`: the repository, or the builder of its files.
-        load_options: the other arguments.
-        revision: branch that holds the files.
-        include: pattern of the files among those of the branch.
-        compared_as: what results on it, and the rubric by which they are compared, are called; empty where responses
-            are not compared with each other.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    hub_id: str
-    train_rows: int
-    eval_rows: int | None
-    load: str
-    load_options: Mapping[str, Any] = field(default_factory=dict)
-    revision: str = "main"
-    include: str = "*"
+    name: str  # short name; local copies are called so
+    aliases: tuple[str, ...]  # further short names
+    hub_id: str  # owner/name on the hub
+    train_rows: int  # rows of its training split
+    eval_rows: int | None  # rows of its evaluation split; None where it has none
+    load: str  # first argument of `datasets.load_dataset`: the repository, or the builder of its files
+    load_options: Mapping[str, Any] = field(default_factory=dict)  # the other arguments
+    revision: str = "main"  # branch that holds the files
+    include: str = "*"  # pattern of the files among those of the branch
+    # What results on it, and the rubric by which they are compared, are called; empty where responses are not compared
+    # with each other.
     compared_as: str = ""
 
     @property

@@ -43,20 +43,13 @@ Make = partial[tuple[list[E], Counter[str]]]
 
 @dataclass(frozen=True)
 class StepData(Generic[E]):
-    """The examples of a step, and what run.json says of them.
+    """The examples of a step, and what run.json says of them."""
 
-    Attributes:
-        train, eval: examples.
-        sources: see `dschat.data.sources.described`.
-        files: local files, in order.
-        dropped: by split, reason → number of rows that encoding left out.
-    """
-
-    train: Sequence[E] = field(repr=False)
+    train: Sequence[E] = field(repr=False)  # examples, as those of eval
     eval: Sequence[E] = field(repr=False)
-    sources: list[dict[str, Any]]
-    files: tuple[Path, ...]
-    dropped: dict[str, Counter[str]]
+    sources: list[dict[str, Any]]  # see `dschat.data.sources.described`
+    files: tuple[Path, ...]  # local files, in order
+    dropped: dict[str, Counter[str]]  # by split, reason → number of rows that encoding left out
 
 
 class ExampleLoader(Generic[E]):

@@ -48,25 +48,15 @@ Examples = Sequence[SFTExample] | Sequence[PairExample] | Sequence[PromptExample
 
 @dataclass(frozen=True)
 class Settings:
-    """What training would be told.
+    """What training would be told."""
 
-    Attributes:
-        keys: column names.
-        seed: seed of the splits.
-        tokenizer: of the model to train; without one nothing is encoded.
-        max_seq_len: longest prompt and response, in tokens (steps 1 and 2).
-        max_prompt_seq_len: longest prompt, in tokens (step 3).
-        all_turns: step 1 trains on every turn of the assistant (--train_on all).
-        end_of_response: id of the token that ends a response; EOS if None.
-    """
-
-    keys: DataKeys = DataKeys()
-    seed: int = 1234
-    tokenizer: PreTrainedTokenizerBase | None = None
-    max_seq_len: int = 1024
-    max_prompt_seq_len: int = 512
-    end_of_response: int | None = None
-    all_turns: bool = False
+    keys: DataKeys = DataKeys()  # column names
+    seed: int = 1234  # seed of the splits
+    tokenizer: PreTrainedTokenizerBase | None = None  # of the model to train; without one nothing is encoded
+    max_seq_len: int = 1024  # longest prompt and response, in tokens (steps 1 and 2)
+    max_prompt_seq_len: int = 512  # longest prompt, in tokens (step 3)
+    end_of_response: int | None = None  # id of the token that ends a response; EOS if None
+    all_turns: bool = False  # step 1 trains on every turn of the assistant (--train_on all)
 
     @property
     def end_id(self) -> int:
@@ -93,19 +83,12 @@ def examples_of(
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of one row.
+    """A stretch of one row."""
 
-    Attributes:
-        kind: a key of COLOURS.
-        note: what training does with it, for instance "masked".
-        tokens: its number of tokens; 0 where the row is not encoded.
-        text: what it says, special tokens shown; empty for padding.
-    """
-
-    kind: str
-    note: str
-    tokens: int
-    text: str
+    kind: str  # a key of COLOURS
+    note: str  # what training does with it, for instance "masked"
+    tokens: int  # its number of tokens; 0 where the row is not encoded
+    text: str  # what it says, special tokens shown; empty for padding
 
 
 @dataclass(frozen=True)
@@ -259,19 +242,12 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], response: bo
 
 @dataclass(frozen=True)
 class RowTokens:
-    """What the token ids of a row show; a response that the row lacks is empty.
+    """What the token ids of a row show; a response that the row lacks is empty."""
 
-    Attributes:
-        prompt: number of its tokens.
-        response: tokens of the longer response, without the one that ends it.
-        special: names of the special tokens inside the responses, each once a response.
-        twice_bos: the prompt begins with BOS twice.
-    """
-
-    prompt: int
-    response: int
-    special: tuple[str, ...]
-    twice_bos: bool
+    prompt: int  # number of its tokens
+    response: int  # tokens of the longer response, without the one that ends it
+    special: tuple[str, ...]  # names of the special tokens inside the responses, each once a response
+    twice_bos: bool  # the prompt begins with BOS twice
 
 
 def row_tokens(

@@ -22,44 +22,30 @@ class DataKeys:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of data. Exactly one of `prompt` and `messages` is set.
+    """One row of data. Exactly one of `prompt` and `messages` is set."""
 
-    Attributes:
-        prompt: prompt text, used as is.
-        messages: the conversation before the response, each with role and content; for the chat template.
-        chosen: preferred (or only) response text; None if the row has none.
-        rejected: the other response text; None if the row has none.
-        extra: the row as it was read, given to reward functions.
-        origin: where the row stands, for messages: "file.jsonl:12", "file.parquet row 12", "owner/name train row 12".
-        no_response: why `chosen` is None in a row that is in order all the same: step 1 drops and counts it. None
-            where a response is to be expected.
-    """
-
-    prompt: str | None
+    prompt: str | None  # prompt text, used as is
+    # The conversation before the response, each with role and content; for the chat template.
     messages: list[dict[str, Any]] | None
-    chosen: str | None
-    rejected: str | None
-    extra: dict[str, Any] = field(repr=False)
+    chosen: str | None  # preferred (or only) response text; None if the row has none
+    rejected: str | None  # the other response text; None if the row has none
+    extra: dict[str, Any] = field(repr=False)  # the row as it was read, given to reward functions
+    # Where the row stands, for messages: "file.jsonl:12", "file.parquet row 12", "owner/name train row 12".
     origin: str
+    # Why `chosen` is None in a row that is in order all the same: step 1 drops and counts it. None where a response is
+    # to be expected.
     no_response: str | None = None
 
 
 @dataclass(frozen=True)
 class RawSource:
-    """A source whose rows are not parsed yet: pairs of an origin and what stands there.
+    """A source whose rows are not parsed yet: pairs of an origin and what stands there."""
 
-    Attributes:
-        name: name of the folder, of the file without its suffix, or of the data set on the hub.
-        train: training rows.
-        eval: evaluation rows; None where the source has none of its own.
-        files: the local files, in order; none where the rows come from the hub.
-        hub: where rows of the hub come from: id, revision, and per split rows and fingerprint.
-    """
-
-    name: str
-    train: Iterable[tuple[str, Any]]
-    eval: Iterable[tuple[str, Any]] | None
-    files: tuple[Path, ...] = ()
+    name: str  # name of the folder, of the file without its suffix, or of the data set on the hub
+    train: Iterable[tuple[str, Any]]  # training rows
+    eval: Iterable[tuple[str, Any]] | None  # evaluation rows; None where the source has none of its own
+    files: tuple[Path, ...] = ()  # the local files, in order; none where the rows come from the hub
+    # Where rows of the hub come from: id, revision, and per split rows and fingerprint.
     hub: dict[str, Any] | None = None
 
 

@@ -45,15 +45,10 @@ MakePrompt = Callable[[int, Opened], "Prompt"]  # for a side and its model
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is asked.
+    """What a model is asked."""
 
-    Attributes:
-        row: the prompt as training has it; messages where the tokenizer has a chat template.
-        markers: texts that begin somebody else's turn: an answer ends before them.
-    """
-
-    row: Row
-    markers: tuple[str, ...] = ()
+    row: Row  # the prompt as training has it; messages where the tokenizer has a chat template
+    markers: tuple[str, ...] = ()  # texts that begin somebody else's turn: an answer ends before them
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, str]], message: str) -> Prompt:
@@ -139,23 +134,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """A model's answer, as far as it is there.
+    """A model's answer, as far as it is there."""
 
-    Attributes:
-        text: without special tokens.
-        done: why it ended; None before that.
-        tokens: of the whole answer, each with the number of its macro action; empty before it is done.
-        score: the reward model's; None without one, or where there is a note instead.
-        seconds: that drawing took.
-        note: what went wrong, in words.
-    """
-
-    text: str = ""
-    done: str | None = None
+    text: str = ""  # without special tokens
+    done: str | None = None  # why it ended; None before that
+    # Of the whole answer, each with the number of its macro action; empty before it is done.
     tokens: Sequence[MacroToken] = ()
-    score: float | None = None
-    seconds: float = 0.0
-    note: str = ""
+    score: float | None = None  # the reward model's; None without one, or where there is a note instead
+    seconds: float = 0.0  # that drawing took
+    note: str = ""  # what went wrong, in words
 
     @property
     def caption(self) -> str:

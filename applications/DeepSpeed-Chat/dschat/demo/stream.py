@@ -37,34 +37,21 @@ ENDED, MARKER, LENGTH, STOPPED = "ended", "ended: it began the next turn", "cut 
 
 @dataclass(frozen=True)
 class Draft:
-    """An answer, as far as it is there.
+    """An answer, as far as it is there."""
 
-    Attributes:
-        text: without special tokens; never takes back what it said.
-        ids: its tokens, EOS included; empty before it is done.
-        done: why it ended; None before that.
-    """
-
-    text: str
-    ids: tuple[int, ...] = ()
-    done: str | None = None
+    text: str  # without special tokens; never takes back what it said
+    ids: tuple[int, ...] = ()  # its tokens, EOS included; empty before it is done
+    done: str | None = None  # why it ended; None before that
 
 
 @dataclass(frozen=True)
 class Question:
-    """What one model answers.
+    """What one model answers."""
 
-    Attributes:
-        model: which answers; nobody else may use it meanwhile.
-        prompt_ids: P of them, not none.
-        sampling: how to draw.
-        markers: texts before which an answer ends.
-    """
-
-    model: Opened
-    prompt_ids: Sequence[int]
-    sampling: Sampling
-    markers: Sequence[str]
+    model: Opened  # which answers; nobody else may use it meanwhile
+    prompt_ids: Sequence[int]  # P of them, not none
+    sampling: Sampling  # how to draw
+    markers: Sequence[str]  # texts before which an answer ends
 
 
 def stream(questions: Sequence[Question], seed: int, stop: threading.Event) -> Generator[tuple[int, Draft]]:

@@ -84,19 +84,12 @@ def run_generate(options: GenerateOptions) -> str:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How dialogues are drawn.
+    """How dialogues are drawn."""
 
-    Attributes:
-        assistant: the policy.
-        user: asks.
-        turns: H, of every dialogue.
-        seed: of the run.
-    """
-
-    assistant: PolicyAssistant
-    user: User
-    turns: int
-    seed: int
+    assistant: PolicyAssistant  # the policy
+    user: User  # asks
+    turns: int  # H, of every dialogue
+    seed: int  # of the run
 
     def draw(self, numbers: Sequence[int], firsts: Sequence[Message]) -> list[Entry]:
         """Draws each dialogue twice: from its first message, and again from one of its turns on.

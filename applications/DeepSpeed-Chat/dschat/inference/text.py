@@ -73,21 +73,13 @@ Kind = Literal["policy", "reward"]
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to be measured.
+    """A model to be measured."""
 
-    Attributes:
-        kind: what it is.
-        name: in table and rows.
-        path: folder or hub id.
-        flag: that named it.
-        update: optimiser updates it had; None if that is not known.
-    """
-
-    kind: Kind
-    name: str
-    path: str
-    flag: str
-    update: int | None = None
+    kind: Kind  # what it is
+    name: str  # in table and rows
+    path: str  # folder or hub id
+    flag: str  # that named it
+    update: int | None = None  # optimiser updates it had; None if that is not known
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,11 @@ from dschat.models.lora import add_lora
 
 @dataclass(frozen=True)
 class Finetuning:
-    """What of a model is trained.
+    """What of a model is trained."""
 
-    Attributes:
-        last_layer: the output layer alone.
-        rank: of LoRA adapters, which are then trained alone, with a score head; 0 = none.
-        targets, alpha, dropout: of the adapters; see `add_lora`.
-    """
-
-    last_layer: bool = False
-    rank: int = 0
-    targets: tuple[str, ...] | None = None
+    last_layer: bool = False  # the output layer alone
+    rank: int = 0  # of LoRA adapters, which are then trained alone, with a score head; 0 = none
+    targets: tuple[str, ...] | None = None  # of the adapters, as the next two; see `add_lora`
     alpha: int | None = None
     dropout: float = 0.0
 

@@ -100,15 +100,10 @@ class Whole:
 
 @dataclass(frozen=True)
 class Opening:
-    """How a model is opened.
+    """How a model is opened."""
 
-    Attributes:
-        placement: where its weights go.
-        attention: a value of ``--attn_implementation``.
-    """
-
-    placement: Placement = Whole()
-    attention: str = SDPA
+    placement: Placement = Whole()  # where its weights go
+    attention: str = SDPA  # a value of ``--attn_implementation``
 
 
 PLAIN = Opening()

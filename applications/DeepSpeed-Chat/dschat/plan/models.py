@@ -78,23 +78,14 @@ RoleName = Literal["policy", "reward model", "actor", "critic", "reference"]
 
 @dataclass(frozen=True)
 class Model:
-    """What decides a model's passes; equal models share them.
+    """What decides a model's passes; equal models share them."""
 
-    Attributes:
-        config: of the model.
-        key: the config as text.
-        kind: policy or scalar.
-        dtype: of the parameters.
-        attention: --attn_implementation.
-        finetuning: what of it is trained.
-    """
-
-    config: PreTrainedConfig = field(compare=False)
-    key: str
-    kind: Kind
-    dtype: torch.dtype
-    attention: str
-    finetuning: Finetuning = EVERYTHING
+    config: PreTrainedConfig = field(compare=False)  # of the model
+    key: str  # the config as text
+    kind: Kind  # policy or scalar
+    dtype: torch.dtype  # of the parameters
+    attention: str  # --attn_implementation
+    finetuning: Finetuning = EVERYTHING  # what of it is trained
 
     def make(self) -> object:
         """On the meta device."""
@@ -126,21 +117,13 @@ def score_pass(model: Model, rows: int, tokens: int) -> Pass:
 
 @dataclass(frozen=True)
 class Role:
-    """A model of a run.
+    """A model of a run."""
 
-    Attributes:
-        name: in the run.
-        source: what it is loaded from.
-        model: its architecture.
-        weights: what decides its states.
-        checkpointing: gradient checkpointing.
-    """
-
-    name: RoleName
-    source: str
-    model: Model
-    weights: Weights
-    checkpointing: bool = False
+    name: RoleName  # in the run
+    source: str  # what it is loaded from
+    model: Model  # its architecture
+    weights: Weights  # what decides its states
+    checkpointing: bool = False  # gradient checkpointing
 
     @property
     def head(self) -> Head:

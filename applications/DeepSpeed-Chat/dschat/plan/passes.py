@@ -33,29 +33,17 @@ Kind = Literal["policy", "scalar"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model, counted in elements.
+    """Sizes of a model, counted in elements."""
 
-    Attributes:
-        parameters: all of them.
-        trained: those with gradients; fewer with LoRA or of a last layer alone.
-        largest: of the largest tensor.
-        head: of the output head; 0 of a scalar model, whose head is a row.
-        tied: whether the output head is the embedding.
-        vocab: V; 0 of a scalar model.
-        hidden: H.
-        cached: keys and values that a token leaves in the cache, over all layers.
-        capped: whether the model soft-caps its logits.
-    """
-
-    parameters: int
-    trained: int
-    largest: int
-    head: int
-    tied: bool
-    vocab: int
-    hidden: int
-    cached: int
-    capped: bool
+    parameters: int  # all of them
+    trained: int  # those with gradients; fewer with LoRA or of a last layer alone
+    largest: int  # of the largest tensor
+    head: int  # of the output head; 0 of a scalar model, whose head is a row
+    tied: bool  # whether the output head is the embedding
+    vocab: int  # V; 0 of a scalar model
+    hidden: int  # H
+    cached: int  # keys and values that a token leaves in the cache, over all layers
+    capped: bool  # whether the model soft-caps its logits
 
 
 def meta_model(
@@ -131,17 +119,11 @@ ALL_ATTENTION_FUNCTIONS.register(FUSED, _fused_attention)
 
 @dataclass(frozen=True)
 class Pass:
-    """Bytes of one micro-batch through a model without its head, beside parameters.
+    """Bytes of one micro-batch through a model without its head, beside parameters."""
 
-    Attributes:
-        forward: at the peak of the forward pass.
-        held: between forward and backward.
-        backward: at the peak of the backward pass; a parameter's gradient counts until it is handed over.
-    """
-
-    forward: int
-    held: int = 0
-    backward: int = 0
+    forward: int  # at the peak of the forward pass
+    held: int = 0  # between forward and backward
+    backward: int = 0  # at the peak of the backward pass; a parameter's gradient counts until it is handed over
 
 
 class AliveBytes(TorchDispatchMode):
@@ -241,23 +223,14 @@ SAMPLING_BUFFERS = 4  # logits of the model, at a temperature, truncated, and th
 
 @dataclass(frozen=True)
 class Head:
-    """The output head of a policy.
+    """The output head of a policy."""
 
-    Attributes:
-        vocab: V.
-        weight: elements, V × H.
-        tied: whether it is the embedding, too.
-        trained: whether it has a gradient.
-        width: bytes of an element.
-        capped: whether the model soft-caps its logits (Gemma-2).
-    """
-
-    vocab: int
-    weight: int
-    tied: bool
-    trained: bool
-    width: int
-    capped: bool = False
+    vocab: int  # V
+    weight: int  # elements, V × H
+    tied: bool  # whether it is the embedding, too
+    trained: bool  # whether it has a gradient
+    width: int  # bytes of an element
+    capped: bool = False  # whether the model soft-caps its logits (Gemma-2)
 
 
 def training_logits(head: Head, positions: int, device: torch.device) -> Pass:

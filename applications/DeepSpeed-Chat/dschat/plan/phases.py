@@ -26,19 +26,12 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run has, in bytes.
+    """What a run has, in bytes."""
 
-    Attributes:
-        processes: N, each on a GPU of its own, or on the CPU.
-        device_memory: of a GPU; None to plan for a CPU.
-        main_memory: of a node; None where it is not known.
-        gpus_per_node: the most processes of a node.
-    """
-
-    processes: int
-    device_memory: int | None
-    main_memory: int | None = None
-    gpus_per_node: int = 8
+    processes: int  # N, each on a GPU of its own, or on the CPU
+    device_memory: int | None  # of a GPU; None to plan for a CPU
+    main_memory: int | None = None  # of a node; None where it is not known
+    gpus_per_node: int = 8  # the most processes of a node
 
     @property
     def on_a_node(self) -> int:
@@ -56,17 +49,11 @@ NOTHING = Pass(0)
 
 @dataclass(frozen=True)
 class Phase:
-    """Bytes at the worst moment of a phase.
+    """Bytes at the worst moment of a phase."""
 
-    Attributes:
-        name: generate, score, evaluate, train or update.
-        kept: what all models keep between phases.
-        parts: what the phase adds, by name.
-    """
-
-    name: str
-    kept: int
-    parts: Mapping[str, int]
+    name: str  # generate, score, evaluate, train or update
+    kept: int  # what all models keep between phases
+    parts: Mapping[str, int]  # what the phase adds, by name
 
     @property
     def total(self) -> int:
@@ -232,21 +219,13 @@ FILES_AT_A_TIME = 2  # of a model that is saved
 
 @dataclass(frozen=True)
 class Host:
-    """Bytes of main memory.
+    """Bytes of main memory."""
 
-    Attributes:
-        processes: the programs themselves.
-        offload: states and weights that live there.
-        average: that of the actor, where its weights are offloaded.
-        loading: weights on their way to the device.
-        saving: files on the main process.
-    """
-
-    processes: int
-    offload: int
-    average: int
-    loading: int
-    saving: int
+    processes: int  # the programs themselves
+    offload: int  # states and weights that live there
+    average: int  # that of the actor, where its weights are offloaded
+    loading: int  # weights on their way to the device
+    saving: int  # files on the main process
 
     @property
     def total(self) -> int:

@@ -26,21 +26,13 @@ Configs = Callable[[str, str], PreTrainedConfig]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run takes.
+    """What a run takes."""
 
-    Attributes:
-        config: its flags.
-        machine: what it has.
-        roles: its models.
-        phases: in the order of an iteration.
-        host: main memory of a node.
-    """
-
-    config: CommonConfig
-    machine: Machine
-    roles: tuple[Role, ...]
-    phases: tuple[Phase, ...]
-    host: Host
+    config: CommonConfig  # its flags
+    machine: Machine  # what it has
+    roles: tuple[Role, ...]  # its models
+    phases: tuple[Phase, ...]  # in the order of an iteration
+    host: Host  # main memory of a node
 
     @property
     def worst(self) -> Phase:
@@ -213,15 +205,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MinimumMemory:
-    """Bytes that a process holds from the first update on, whatever the batches are.
+    """Bytes that a process holds from the first update on, whatever the batches are."""
 
-    Attributes:
-        main: of main memory: on a CPU all models and optimiser states, else what is offloaded.
-        gpu: of its GPU; 0 without one.
-    """
-
-    main: int
-    gpu: int
+    main: int  # of main memory: on a CPU all models and optimiser states, else what is offloaded
+    gpu: int  # of its GPU; 0 without one
 
 
 def minimum_memory(config: CommonConfig, processes: int, device: torch.device) -> MinimumMemory | None:

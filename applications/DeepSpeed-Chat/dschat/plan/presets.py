@@ -34,16 +34,11 @@ CALLED = re.compile(r'^exec bash "\$\(dirname .*\)/(\w+\.sh)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Preset:
-    """A training script.
+    """A training script."""
 
-    Attributes:
-        script: its path.
-        step: 1, 2, dpo or 3.
-        base: hub id of the published model that its models are made from; None where it is not a published run.
-    """
-
-    script: Path
-    step: Step
+    script: Path  # its path
+    step: Step  # 1, 2, dpo or 3
+    # Hub id of the published model that its models are made from; None where it is not a published run.
     base: str | None
 
 

@@ -26,23 +26,14 @@ from dschat.plan.states import effective_stage, states
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a whole run.
+    """Of a whole run."""
 
-    Attributes:
-        examples: rows to train on.
-        held_out: rows to evaluate on.
-        updates: of the optimiser.
-        trained: examples in these updates; in step 3 each is a prompt with all of its responses.
-        evaluations: that of the start and of the end included.
-        evaluated: examples in all evaluations.
-    """
-
-    examples: int
-    held_out: int
-    updates: int
-    trained: int
-    evaluations: int
-    evaluated: int
+    examples: int  # rows to train on
+    held_out: int  # rows to evaluate on
+    updates: int  # of the optimiser
+    trained: int  # examples in these updates; in step 3 each is a prompt with all of its responses
+    evaluations: int  # that of the start and of the end included
+    evaluated: int  # examples in all evaluations
 
 
 def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) -> Counts:

@@ -19,44 +19,26 @@ LIVE_PARAMETERS = 1_000_000_000
 
 @dataclass(frozen=True)
 class Weights:
-    """What decides the states of one model.
+    """What decides the states of one model."""
 
-    Attributes:
-        parameters: elements in all.
-        trained: elements with gradients; 0 of a frozen model.
-        largest: elements of the largest tensor.
-        width: bytes of an element: 4, 2 in bf16 and fp16.
-        stage: of ZeRO.
-        offload: the optimiser's part in main memory, at stage 3 the weights, too.
-        shared: elements among all that another model of the run holds (--share_base).
-    """
-
-    parameters: int
-    trained: int
-    largest: int
-    width: int
-    stage: int
-    offload: bool = False
-    shared: int = 0
+    parameters: int  # elements in all
+    trained: int  # elements with gradients; 0 of a frozen model
+    largest: int  # elements of the largest tensor
+    width: int  # bytes of an element: 4, 2 in bf16 and fp16
+    stage: int  # of ZeRO
+    offload: bool = False  # the optimiser's part in main memory, at stage 3 the weights, too
+    shared: int = 0  # elements among all that another model of the run holds (--share_base)
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one model on one process.
+    """Bytes of one model on one process."""
 
-    Attributes:
-        parameters: weights.
-        gradients: their sum over micro-batches.
-        optimizer: the float32 copy, where there is one, and Adam's moments.
-        buffers: of DeepSpeed, all the time.
-        host: all of it that lies in main memory.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    buffers: int = 0
-    host: int = 0
+    parameters: int  # weights
+    gradients: int  # their sum over micro-batches
+    optimizer: int  # the float32 copy, where there is one, and Adam's moments
+    buffers: int = 0  # of DeepSpeed, all the time
+    host: int = 0  # all of it that lies in main memory
 
     @property
     def total(self) -> int:

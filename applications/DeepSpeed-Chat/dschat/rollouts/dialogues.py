@@ -30,17 +30,12 @@ class AssistantTurn:
 
 @dataclass(frozen=True)
 class DialogueRollout:
-    """A dialogue as far as it went.
+    """A dialogue as far as it went."""
 
-    Attributes:
-        messages: what both said, ends with a reply; empty where even the first turn got none.
-        replies: those that were drawn, by turn; turns that were there before the rollout are missing.
-        ended: why it has fewer turns than it should, OUTGROWN or SILENT; empty where it has all of them.
-    """
-
-    messages: Dialogue
+    messages: Dialogue  # what both said, ends with a reply; empty where even the first turn got none
+    # Those that were drawn, by turn; turns that were there before the rollout are missing.
     replies: dict[int, AssistantTurn]
-    ended: str = ""
+    ended: str = ""  # why it has fewer turns than it should, OUTGROWN or SILENT; empty where it has all of them
 
 
 class Assistant(Protocol):

@@ -71,20 +71,13 @@ On held-out rows, {after}:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model of a run as it is saved.
+    """A model of a run as it is saved."""
 
-    Attributes:
-        engine: of the model.
-        role: policy, reward model or critic, for the card.
-        base: what it was trained from, for the card.
-        subfolder: of the run's folder; empty for that folder itself.
-        weights: gives other whole weights than the engine's (a moving average), as `Trained.whole_weights` does.
-    """
-
-    engine: Trained
-    role: str
-    base: str
-    subfolder: str = ""
+    engine: Trained  # of the model
+    role: str  # policy, reward model or critic, for the card
+    base: str  # what it was trained from, for the card
+    subfolder: str = ""  # of the run's folder; empty for that folder itself
+    # Gives other whole weights than the engine's (a moving average), as `Trained.whole_weights` does.
     weights: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
 
 

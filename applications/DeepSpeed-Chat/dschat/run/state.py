@@ -15,18 +15,12 @@ Json = dict[str, Any]  # type: ignore[explicit-any]  # an object that JSON can h
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is, beside models and optimisers.
+    """Where a run is, beside models and optimisers."""
 
-    Attributes:
-        update: optimiser updates so far.
-        numbers: counters and coefficients, the same on every rank.
-        random: the global random states of this rank, see `random_states`.
-        tensors: of this rank: a rollout that is in use, and sums over it.
-    """
-
-    update: int
-    numbers: Json
-    random: dict[str, Tensor]
+    update: int  # optimiser updates so far
+    numbers: Json  # counters and coefficients, the same on every rank
+    random: dict[str, Tensor]  # the global random states of this rank, see `random_states`
+    # Of this rank: a rollout that is in use, and sums over it.
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 

@@ -26,18 +26,13 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class State:
-    """What an algorithm must know to go on, beside models and optimisers.
+    """What an algorithm must know to go on, beside models and optimisers."""
 
-    Attributes:
-        numbers: counters and coefficients, the same on every rank.
-        tensors: of this rank: a rollout that is in use, and sums over it.
-        updates: optimiser updates that are finished of an iteration that is under way.
-        random: the random states that such an iteration goes on with, see `dschat.run.random_states`.
-    """
-
-    numbers: Json
+    numbers: Json  # counters and coefficients, the same on every rank
+    # Of this rank: a rollout that is in use, and sums over it.
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    updates: int = 0
+    updates: int = 0  # optimiser updates that are finished of an iteration that is under way
+    # The random states that such an iteration goes on with, see `dschat.run.random_states`.
     random: dict[str, Tensor] | None = None
 
 
@@ -52,18 +47,12 @@ class UpdateProgress:
 
 @dataclass(frozen=True)
 class Iteration(Generic[Batch]):
-    """One iteration from its rollout to its last update.
+    """One iteration from its rollout to its last update."""
 
-    Attributes:
-        batch: this rank's rows.
-        metrics: of the rollout, those that are known.
-        random: the global random states after the rollout.
-        updates: how many updates are done, and what was measured in them.
-    """
-
-    batch: Batch
-    metrics: Metrics
-    random: dict[str, Tensor]
+    batch: Batch  # this rank's rows
+    metrics: Metrics  # of the rollout, those that are known
+    random: dict[str, Tensor]  # the global random states after the rollout
+    # How many updates are done, and what was measured in them.
     updates: UpdateProgress = field(default_factory=UpdateProgress)
 
     @classmethod

@@ -39,23 +39,15 @@ from dschat.trainers.selfcheck import check_gap, check_rollout, check_scalar
 
 @dataclass(frozen=True)
 class Collected:
-    """A rollout, scored, and where its macro actions end.
+    """A rollout, scored, and where its macro actions end."""
 
-    Attributes:
-        rollout: with log-probs and values; a ScoredRollout where the update's own forward passes give those.
-        macro: its macro actions.
-        moments: of all scores so far, these included; None without --normalize_scores.
-        bad_rows: (B,) bool, rows that were sampled from logits that are not finite.
-        outside: what others than the models say of it.
-        rates: the learning rates, as metrics.
-    """
-
+    # With log-probs and values; a ScoredRollout where the update's own forward passes give those.
     rollout: Trajectory | ScoredRollout
-    macro: MacroActions
-    moments: ScoreMoments | None
-    bad_rows: Tensor
-    outside: Outside
-    rates: Metrics
+    macro: MacroActions  # its macro actions
+    moments: ScoreMoments | None  # of all scores so far, these included; None without --normalize_scores
+    bad_rows: Tensor  # (B,) bool, rows that were sampled from logits that are not finite
+    outside: Outside  # what others than the models say of it
+    rates: Metrics  # the learning rates, as metrics
 
 
 class PPO:

@@ -19,17 +19,11 @@ from dschat.trainers.ppo_models import AuxiliaryScores
 
 @dataclass(frozen=True)
 class Outside:
-    """What others than the models say of a rollout of B rows, by the same names on each rank.
+    """What others than the models say of a rollout of B rows, by the same names on each rank."""
 
-    Attributes:
-        auxiliary: numbers (B,); their means are objective/<name>.
-        totals: sums over this rank's rows; the sums of all ranks are metrics.
-        measured: by the source of scores: (total, count), whose means over all ranks are metrics.
-    """
-
-    auxiliary: AuxiliaryScores
-    totals: Mapping[str, float]
-    measured: Measured
+    auxiliary: AuxiliaryScores  # numbers (B,); their means are objective/<name>
+    totals: Mapping[str, float]  # sums over this rank's rows; the sums of all ranks are metrics
+    measured: Measured  # by the source of scores: (total, count), whose means over all ranks are metrics
 
 
 def outside_metrics(outside: Outside) -> dict[str, float]:

@@ -42,24 +42,15 @@ PREPARE = "`python -m dschat.data prepare SOURCE --output FOLDER --tokenizer MOD
 
 @dataclass(frozen=True)
 class PreparedExample:
-    """A row of a prepared folder.
+    """A row of a prepared folder."""
 
-    Attributes:
-        prompt: text as the model reads it; a conversation as its chat template writes it.
-        chosen: the response, or the better one.
-        rejected: the worse response; None in data for fine-tuning.
-        prompt_ids: ids, BOS included.
-        chosen_ids, rejected_ids: ids of the responses, with the token that ends them unless they were cut.
-        row: the data row.
-    """
-
-    prompt: str
-    chosen: str
-    rejected: str | None
-    prompt_ids: list[int]
-    chosen_ids: list[int]
+    prompt: str  # text as the model reads it; a conversation as its chat template writes it
+    chosen: str  # the response, or the better one
+    rejected: str | None  # the worse response; None in data for fine-tuning
+    prompt_ids: list[int]  # ids, BOS included
+    chosen_ids: list[int]  # both: ids of the responses, with the token that ends them unless they were cut
     rejected_ids: list[int] | None
-    row: Row = field(repr=False)
+    row: Row = field(repr=False)  # the data row
 
     def __len__(self) -> int:
         """Tokens of prompt and longer response."""
@@ -68,19 +59,12 @@ class PreparedExample:
 
 @dataclass(frozen=True)
 class PreparedFolder:
-    """A folder and what it says of itself.
+    """A folder and what it says of itself."""
 
-    Attributes:
-        path: of the folder.
-        stage: finetune or preference.
-        files: split → its file.
-        info: what `prepared.json` holds; empty where there is none.
-    """
-
-    path: Path
-    stage: Stage
-    files: dict[str, Path]
-    info: dict[str, Any]
+    path: Path  # of the folder
+    stage: Stage  # finetune or preference
+    files: dict[str, Path]  # split → its file
+    info: dict[str, Any]  # what `prepared.json` holds; empty where there is none
 
     @property
     def format(self) -> str:

@@ -42,30 +42,18 @@ Unit = Literal["tokens", "characters"]
 
 @dataclass(frozen=True)
 class Preparation:
-    """What to make of a source.
+    """What to make of a source."""
 
-    Attributes:
-        stage: finetune reads the first part of `data_split`, preference the second.
-        limits: which rows are kept.
-        data_split: parts of the rows, as in training.
-        shuffle: draw the parts, and what is held out, by `seed`, as training does; else they follow each other in the
-            files.
-        seed: of the shuffle.
-        num_samples: of training and of test rows, the first so many of the part; None = all.
-        validation_percentage: part of the kept training rows, the first, that becomes the validation split.
-        mask_prompt: step 1 is to learn from the responses alone.
-        keys: column names.
-    """
-
-    stage: Stage
-    limits: RowLimits
-    data_split: str
+    stage: Stage  # finetune reads the first part of `data_split`, preference the second
+    limits: RowLimits  # which rows are kept
+    data_split: str  # parts of the rows, as in training
+    # Draw the parts, and what is held out, by `seed`, as training does; else they follow each other in the files.
     shuffle: bool
-    seed: int
-    num_samples: int | None
-    validation_percentage: float
-    mask_prompt: bool
-    keys: DataKeys
+    seed: int  # of the shuffle
+    num_samples: int | None  # of training and of test rows, the first so many of the part; None = all
+    validation_percentage: float  # part of the kept training rows, the first, that becomes the validation split
+    mask_prompt: bool  # step 1 is to learn from the responses alone
+    keys: DataKeys  # column names
 
 
 @dataclass(frozen=True)
@@ -229,23 +217,14 @@ def _example_prompt(
 
 @dataclass(frozen=True)
 class RowLimits:
-    """What a row must be to be kept.
+    """What a row must be to be kept."""
 
-    Attributes:
-        max_length: tokens of prompt and response; the rest is cut.
-        max_prompt_length: of the prompt, in `unit`; BOS counts as a token.
-        minimum_response_length: of every response, in `unit`; the token that ends it does not count.
-        unit: tokens or characters.
-        remove_same_inputs: leave out rows whose prompt and (chosen) response were there before.
-        remove_same_responses: leave out pairs of equal texts.
-    """
-
-    max_length: int
-    max_prompt_length: int
-    minimum_response_length: int
-    unit: Unit
-    remove_same_inputs: bool = True
-    remove_same_responses: bool = True
+    max_length: int  # tokens of prompt and response; the rest is cut
+    max_prompt_length: int  # of the prompt, in `unit`; BOS counts as a token
+    minimum_response_length: int  # of every response, in `unit`; the token that ends it does not count
+    unit: Unit  # tokens or characters
+    remove_same_inputs: bool = True  # leave out rows whose prompt and (chosen) response were there before
+    remove_same_responses: bool = True  # leave out pairs of equal texts
 
 
 class Filter:

@@ -60,27 +60,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Execution:
-    """What came out of it.
+    """What came out of it."""
 
-    Attributes:
-        started: the walls stood; otherwise nothing is known of the program.
-        compiled: None if it ended before that was known.
-        end: how it ended: by itself, of its time, or because its output was too long.
-        status: exit status; 128 + n for signal n.
-        output: what it printed or returned.
-        message: the text of its exception, or why the walls do not stand.
-        seconds: from the start to the end.
-        ran: those of them since the walls stand.
-    """
-
-    started: bool
-    compiled: bool | None
-    end: Literal["exit", "time", "output"]
-    status: int
-    output: bytes
-    message: str
-    seconds: float
-    ran: float
+    started: bool  # the walls stood; otherwise nothing is known of the program
+    compiled: bool | None  # None if it ended before that was known
+    end: Literal["exit", "time", "output"]  # how it ended: by itself, of its time, or because its output was too long
+    status: int  # exit status; 128 + n for signal n
+    output: bytes  # what it printed or returned
+    message: str  # the text of its exception, or why the walls do not stand
+    seconds: float  # from the start to the end
+    ran: float  # those of them since the walls stand
 
 
 def execute(job: Job, limits: SandboxLimits, level: Level) -> Execution:
