@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from dschat.common.atomic import reporting, write_file
 from dschat.conditions.termination import TerminationCondition
 from dschat.config.macro_actions import FLAGS_OF, TerminationFlags, parse_ngram
 from dschat.config.rules import default_of
@@ -116,11 +117,8 @@ def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
 
     items = [{"prompt": item.prompt, "panels": Markup(panels_html(item.panels))} for item in shown]
     page = render_page(TEMPLATE, legend_numbers=False, model=model, items=items)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(page, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"--html {file}: cannot be written: {error}") from error
+    with reporting(f"--html {file}"):
+        write_file(file, page)
 
 
 def _titled_flags(condition: str, args: argparse.Namespace) -> list[tuple[str, TerminationFlags]]:

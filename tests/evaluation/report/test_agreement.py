@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from dschat.common.statistics import Rate, win_rates
+from dschat.common.statistics import MeanInterval, Rate, win_rates
 from dschat.evaluation.report import results
 from dschat.evaluation.report.results import agreement, group_agreement, majority
 
@@ -48,9 +48,9 @@ def test_only_items_with_two_verdicts_that_count_are_common():
         ("AAAA", "AAAA", None),  # chance alone makes them agree always
         ("tttt", "tttt", None),
         ("A", "A", None),
-        ("A", "B", Rate(0.0)),  # 0 of 1, by chance 0
-        ("AABB", "AABB", Rate(1.0)),  # the formula's error is 0: no interval
-        ("AABB", "BBAA", Rate(-1.0)),  # 0 of 4, by chance 0.5
+        ("A", "B", MeanInterval(0.0)),  # 0 of 1, by chance 0
+        ("AABB", "AABB", MeanInterval(1.0)),  # the formula's error is 0: no interval
+        ("AABB", "BBAA", MeanInterval(-1.0)),  # 0 of 4, by chance 0.5
     ],
 )
 def test_edges_of_kappa(first, second, kappa):

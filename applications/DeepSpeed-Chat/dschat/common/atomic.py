@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dschat.errors import UserError
+
 LAST = "config.json"  # what makes a folder a model's comes last
 WRITING = ".writing"  # ends the name of what is being written
 REPLACED = ".replaced-by-a-newer-one"  # ends the name of a folder that makes way, for as long as it takes
@@ -43,9 +45,18 @@ def writing(file: Path, shared: bool = False) -> Iterator[Path]:
 
 
 def write_file(file: Path, content: str | bytes) -> None:
-    """Writes bytes, or text in UTF-8, as `writing` does."""
+    """Writes bytes, or text in UTF-8 with a ? for each half of a character, as `writing` does."""
     with writing(file) as beside:
-        beside.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        beside.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+
+
+@contextmanager
+def reporting(what: str) -> Iterator[None]:
+    """Inside, an OSError is a UserError: `what`, a file or a flag with its value, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: cannot be written: {error}") from error
 
 
 @contextmanager

@@ -64,28 +64,28 @@ def _picture(char: str) -> str:
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns padded to their widest cell, the first to the left and the others to the right."""
-    table = [headers, *rows]
-    widths = [max(text_width(row[column]) for row in table) for column in range(len(headers))]
-    lines = []
-    for row in table:
-        spaces = [" " * (width - text_width(cell)) for cell, width in zip(row, widths, strict=True)]
-        cells = [space + cell for space, cell in zip(spaces[1:], row[1:], strict=True)]
-        lines.append("  ".join([row[0] + spaces[0], *cells]).rstrip())
+    table, _ = _padded([headers, *rows])
+    lines = ["  ".join(row).rstrip() for row in table]
     lines.insert(1, "-" * text_width(lines[0]))
     return "\n".join(lines)
 
 
 def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same as Markdown, which is also readable as plain text; a pipe in a cell is escaped."""
-    table = [[cell.replace("|", "\\|") for cell in row] for row in (headers, *rows)]
-    widths = [max(3, *(text_width(row[column]) for row in table)) for column in range(len(headers))]
-    lines = []
-    for row in table:
-        spaces = [" " * (width - text_width(cell)) for cell, width in zip(row, widths, strict=True)]
-        cells = [space + cell for space, cell in zip(spaces[1:], row[1:], strict=True)]
-        lines.append(f"| {' | '.join([row[0] + spaces[0], *cells])} |")
+    table, widths = _padded([[cell.replace("|", "\\|") for cell in row] for row in (headers, *rows)], least=3)
+    lines = [f"| {' | '.join(row)} |" for row in table]
     lines.insert(1, f"|{'|'.join(['-' * (widths[0] + 2), *('-' * (width + 1) + ':' for width in widths[1:])])}|")
     return "\n".join(lines)
+
+
+def _padded(table: Sequence[Sequence[str]], least: int = 0) -> tuple[list[list[str]], list[int]]:
+    """The rows with blanks behind their first cells and before the others, and the width of each column."""
+    widths = [max(least, *(text_width(row[column]) for row in table)) for column in range(len(table[0]))]
+    padded = []
+    for row in table:
+        spaces = [" " * (width - text_width(cell)) for cell, width in zip(row, widths, strict=True)]
+        padded.append([row[0] + spaces[0], *(space + cell for space, cell in zip(spaces[1:], row[1:], strict=True))])
+    return padded, widths
 
 
 def text_width(text: str) -> int:

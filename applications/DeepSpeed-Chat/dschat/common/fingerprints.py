@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -20,8 +21,16 @@ INNER_SAMPLE = 1 << 12  # bytes at the beginning of every weight of a file that 
 
 
 def content_hash(content: str | bytes) -> str:
-    """SHA-256 of bytes, or of text in UTF-8."""
-    return hashlib.sha256(content.encode("utf-8") if isinstance(content, str) else content).hexdigest()
+    """SHA-256 of bytes, or of text in UTF-8 with a ? for each half of a character."""
+    return contents_hash([content])
+
+
+def contents_hash(contents: Iterable[str | bytes]) -> str:
+    """The same of one text after the other, which need not be in memory together."""
+    whole = hashlib.sha256()
+    for content in contents:
+        whole.update(content.encode("utf-8", "replace") if isinstance(content, str) else content)
+    return whole.hexdigest()
 
 
 def file_hash(file: str | Path) -> str:

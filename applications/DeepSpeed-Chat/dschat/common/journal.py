@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dschat.common.atomic import reporting
 from dschat.common.jsonl import dump_row, write_rows
 from dschat.common.lock import Lock
 from dschat.errors import UserError
@@ -44,16 +45,14 @@ class Journal:
         known: dict[str, Any] = json.loads(json.dumps(dict(settings)))
         self._lock = Lock(path.with_name(f".{path.name}.lock"), str(path))
         try:
-            if path.exists() and not overwrite:
-                raise UserError(f"{path} exists, finished. Remove it or give --overwrite to make it again.")
-            self._file = open(self.partial, "a+b")  # noqa: SIM115
-            self.rows = self._recover_overwriting(known) if overwrite else self._recover(known)
-            if not self.rows:
-                self._file.truncate(0)
-                self.append([{"settings": known} | ({OVERWRITES: True} if overwrite else {})])
-        except OSError as error:
-            self._lock.close()
-            raise UserError(f"{self.partial}: cannot be written: {error}") from error
+            with reporting(str(self.partial)):
+                if path.exists() and not overwrite:
+                    raise UserError(f"{path} exists, finished. Remove it or give --overwrite to make it again.")
+                self._file = open(self.partial, "a+b")  # noqa: SIM115
+                self.rows = self._recover_overwriting(known) if overwrite else self._recover(known)
+                if not self.rows:
+                    self._file.truncate(0)
+                    self.append([{"settings": known} | ({OVERWRITES: True} if overwrite else {})])
         except UserError:
             self._lock.close()
             raise
@@ -63,12 +62,10 @@ class Journal:
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Keeps rows; when this returns they are on the disk. Raises UserError where that is not possible."""
-        try:
+        with reporting(str(self.partial)):
             self._file.write("".join(map(dump_row, rows)).encode("utf-8"))
             self._file.flush()
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise UserError(f"{self.partial}: cannot be written: {error}") from error
 
     def finish(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes the file with these rows, in this order, and removes the journal."""
@@ -117,9 +114,7 @@ class Journal:
 
 def make_writable(folder: Path, what: str) -> None:
     """Makes a folder where it is missing; raises UserError, which begins with `what`, if no file can be put there."""
-    try:
+    with reporting(what):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        raise UserError(f"{what}: cannot be written: {error}") from error

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dschat.common.atomic import writing
+from dschat.common.atomic import reporting, writing
 from dschat.errors import UserError
 
 
@@ -112,8 +112,14 @@ def dump_row(row: Mapping[str, Any]) -> str:
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes a file at once, whoever else writes it at the same time; raises UserError where it cannot be written."""
+    with reporting(str(path)), writing(path, shared=True) as beside, open(beside, "w", encoding="utf-8") as file:
+        file.writelines(map(dump_row, rows))
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object of a file; {} where there is none that can be read."""
     try:
-        with writing(path, shared=True) as beside, open(beside, "w", encoding="utf-8") as file:
-            file.writelines(map(dump_row, rows))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error}") from error
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

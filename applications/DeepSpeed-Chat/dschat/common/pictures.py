@@ -2,34 +2,21 @@
 """What charts share: colours, markers, plain axes and a file's bytes. Drawn without a display or global state."""
 
 import io
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from dschat.common.statistics import MeanInterval
 
 # Okabe-Ito colours dark enough for thin lines; the markers tell lines apart without colour.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#7a6f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 GREY = "#666666"
 LONGEST = 40  # characters of a name
-
-
-class Interval(Protocol):
-    """An estimate with the ends of its interval, which may be unknown."""
-
-    @property
-    def value(self) -> float:
-        """The estimate."""
-
-    @property
-    def low(self) -> float | None:
-        """The lower end."""
-
-    @property
-    def high(self) -> float | None:
-        """The upper end."""
 
 
 def plain_axes(ax: Axes, title: str, x: str, y: str) -> None:
@@ -45,29 +32,24 @@ def plain_axes(ax: Axes, title: str, x: str, y: str) -> None:
 def plain_legend(ax: Axes, below: bool = False) -> None:
     """A legend without a frame of what has a label, whose texts are shown as they are; inside or below the chart."""
     place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13), "ncols": 2} if below else {}
-    for text in ax.legend(frameon=False, fontsize=9, **place).get_texts():
+    show_as_it_is(ax.legend(frameon=False, fontsize=9, **place).get_texts())
+
+
+def show_as_it_is(texts: Iterable[Text]) -> None:
+    """Texts of a chart are no formulas, whatever they hold."""
+    for text in texts:
         text.set_parse_math(False)
 
 
 def interval_line(
-    ax: Axes, places: Sequence[float], estimates: Sequence[Interval], label: str, colour: Any, marker: str
+    ax: Axes, places: Sequence[float], estimates: Sequence[MeanInterval], label: str, colour: Any, marker: str
 ) -> None:
     """A line through estimates, each with a whisker over its interval where it has one."""
     values = [each.value for each in estimates]
     below = [0.0 if each.low is None else each.value - each.low for each in estimates]
     above = [0.0 if each.high is None else each.high - each.value for each in estimates]
-    ends: dict[str, Any] = {"capsize": 2, "elinewidth": 1}
-    ax.errorbar(
-        places,
-        values,
-        yerr=[below, above],
-        label=label,
-        color=colour,
-        marker=marker,
-        markersize=5,
-        linewidth=1.8,
-        **ends,
-    )
+    look: dict[str, Any] = {"label": label, "color": colour, "marker": marker, "markersize": 5, "linewidth": 1.8}
+    ax.errorbar(places, values, yerr=[below, above], capsize=2, elinewidth=1, **look)
 
 
 def short(name: str) -> str:

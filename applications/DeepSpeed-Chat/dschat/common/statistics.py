@@ -31,28 +31,6 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Rate:
-    """A share between 0 and 1 with its interval; the ends are None where there is no interval."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def per_cent(self) -> MeanInterval:
-        """The same in per cent."""
-        low, high = (None if end is None else 100 * end for end in (self.low, self.high))
-        return MeanInterval(100 * self.value, low, high)
-
-    def text(self) -> str:
-        """In per cent: `62.0 [48.2, 74.1]`."""
-        value = f"{self.value:.1%}".rstrip("%")
-        if self.low is None or self.high is None:
-            return value
-        return f"{value} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-
-
-@dataclass(frozen=True)
 class MeanInterval:
     """A mean with its 95 % interval; the ends are None where a single value says nothing of the spread."""
 
@@ -66,6 +44,21 @@ class MeanInterval:
         if self.low is None or self.high is None:
             return value
         return f"{value} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+@dataclass(frozen=True)
+class Rate(MeanInterval):
+    """A share between 0 and 1 with its interval; the ends are None where there is no interval."""
+
+    @property
+    def per_cent(self) -> MeanInterval:
+        """The same in per cent."""
+        low, high = (None if end is None else 100 * end for end in (self.low, self.high))
+        return MeanInterval(100 * self.value, low, high)
+
+    def text(self, digits: int = 1) -> str:
+        """In per cent: `62.0 [48.2, 74.1]`."""
+        return self.per_cent.text(digits)
 
 
 @dataclass(frozen=True)

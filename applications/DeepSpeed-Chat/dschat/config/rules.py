@@ -13,6 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from dschat.common.jsonl import read_object
 from dschat.errors import UserError
 
 T = TypeVar("T")
@@ -250,13 +251,8 @@ def _would_replace(folder: Path, used: Path) -> bool:
 
 def _holds_run(folder: Path) -> bool:
     """Whether a run left more in a folder than its beginning."""
-    try:
-        content = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    finished = isinstance(content, dict) and content.get("finished") is True
-    metrics = folder / "metrics.jsonl"
-    return finished or (metrics.is_file() and metrics.stat().st_size > 0)
+    record, metrics = read_object(folder / "run.json"), folder / "metrics.jsonl"
+    return bool(record) and (record.get("finished") is True or (metrics.is_file() and metrics.stat().st_size > 0))
 
 
 def check_data_split(data_split: str, step: int) -> None:

@@ -7,7 +7,6 @@ same time.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -21,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from dschat.common.atomic import remove, remove_abandoned, writing_folder
+from dschat.common.fingerprints import content_hash, contents_hash
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +40,15 @@ def cache_folder() -> Path:
 
 def code_version() -> Json:
     """What the same rows may come out differently with: this package's code for data, and its libraries."""
-    code = hashlib.sha256()
-    folder = Path(__file__).parent
-    for file in sorted(folder.rglob("*.py")):
-        code.update(file.name.encode() + file.read_bytes())
-    return {"code": code.hexdigest(), **{name: importlib.metadata.version(name) for name in PACKAGES}}
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    code = contents_hash(file.name.encode() + file.read_bytes() for file in files)
+    return {"code": code, **{name: importlib.metadata.version(name) for name in PACKAGES}}
 
 
 def key_of(made_from: Mapping[str, Any]) -> str:
     """The name of an entry: a hash of all that decides what is in it."""
     text = json.dumps({**made_from, "version": code_version()}, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return content_hash(text)[:32]
 
 
 def open_entry(key: str) -> tuple[dict[str, pa.Table], Json] | None:

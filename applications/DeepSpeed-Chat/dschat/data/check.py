@@ -19,7 +19,7 @@ from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.prepared.write import lengths_of_parts
 from dschat.data.preview import RowTokens, Settings, examples_of, row_tokens, special_notes
-from dschat.data.rows import DataKeys, Row
+from dschat.data.rows import DataKeys, Row, in_words
 from dschat.data.sources import STEPS, Source, load_source, split_part
 from dschat.errors import UserError
 
@@ -82,10 +82,10 @@ def _describe_rows(path: str, source: Source, keys: DataKeys) -> list[str]:
         f"read       {read}",
         f"rows       {len(source.train):,} training, {len(source.eval):,} evaluation",
         *([f"published  {known.train_rows:,} training, {known.eval_rows or 0:,} evaluation"] if known else []),
-        f"format     {_counted(Counter(format_of(row.extra, keys) for row in rows))}",
-        f"responses  {_counted(Counter(map(_responses, rows)))}",
+        f"format     {in_words(Counter(format_of(row.extra, keys) for row in rows))}",
+        f"responses  {in_words(Counter(map(_responses, rows)))}",
         *([f"empty      {empty}"] if (empty := empty_responses(rows)) else []),
-        f"skipped    {_counted(source.dropped) or 'none'}",
+        f"skipped    {in_words(source.dropped) or 'none'}",
     ]
 
 
@@ -157,7 +157,7 @@ def _left_out(step: int, shares: Shares, settings: Settings) -> str:
             own = parts[step - 1]
             work, title = partial(_dropped, step, settings), f"step {step}, {name}"
             dropped = sum(encode_rows(work, own, title, workers_for(own), show=True), start=Counter[str]())
-            reasons = f" ({_counted(dropped)})" if dropped else ""
+            reasons = f" ({in_words(dropped)})" if dropped else ""
             texts.append(f"{dropped.total()} of {len(parts[step - 1])} {name} rows{reasons}")
     except UserError as error:
         return f"{_step(step)}: not possible: {error}"
@@ -175,10 +175,6 @@ def _step(step: int) -> str:
 
 def _histogram(lengths: Sequence[int]) -> list[str]:
     return [*text_histogram(lengths), summary(lengths)]
-
-
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {count}" for name, count in counts.items())
 
 
 def describe_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -8,7 +8,6 @@ Ids are long; masks are bool, True = a real token. `pad_id` fills the gaps. Pack
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +16,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:

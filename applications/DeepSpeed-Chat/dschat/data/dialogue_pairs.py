@@ -19,6 +19,7 @@ from dschat.data.dialogues import Dialogue, check_dialogue, encode_replies, enco
 from dschat.data.encoding import TurnEnd
 from dschat.data.examples import PreferenceExample
 from dschat.data.loading import StepData
+from dschat.data.rows import in_words
 from dschat.data.sources import described, open_data
 from dschat.errors import UserError
 
@@ -202,7 +203,7 @@ def load_regression_data(
         sources.append(described(raw.name, own, own_eval, {}, raw.hub))
         files += raw.files
     if not train:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped["train"].items())
+        reasons = in_words(dropped["train"])
         raise UserError(
             f"{FLAG} {' '.join(names)}: no training pair is left of {number} ({reasons or 'none in that range'}). "
             "Give a larger --task.total_length, another range of --start_idx and --end_idx, or other data."

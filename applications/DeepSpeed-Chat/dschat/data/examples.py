@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dschat.data.encoding import MarkedPrompt, encode_prompts, encode_responses, encode_turns, prompt_text
 from dschat.data.formats import PROMPT_MESSAGES
-from dschat.data.rows import Row
+from dschat.data.rows import Row, in_words
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -258,10 +258,9 @@ def kept(rows: Sequence[Row], made: Iterable[E | str], limit: str, held_out: boo
         else:
             examples.append(example)
     if rows and not examples and not held_out:
-        reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.items())
         raise UserError(
-            f"{limit}: none of the {len(rows)} rows is left ({reasons}; the first is {rows[0].origin}). Give a larger "
-            "limit or other data."
+            f"{limit}: none of the {len(rows)} rows is left ({in_words(dropped)}; the first is {rows[0].origin}). Give"
+            " a larger limit or other data."
         )
     return examples, dropped
 

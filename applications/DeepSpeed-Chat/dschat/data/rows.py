@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One row of data, whatever format it came in, and the checks that every format shares."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,11 @@ def check_text(value: Any, what: str, origin: str, remedy: str = "correct the ro
         raise UserError(
             f"{origin}: {what} holds half of a character (a lone surrogate) at position {error.start}; {remedy}."
         ) from error
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """Reasons with their numbers."""
+    return ", ".join(f"{reason}: {count}" for reason, count in counts.items())
 
 
 def kind_of(value: Any) -> str:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which models a run left and how it drew with them; one of them opened: a folder, a hub id, an adapter on a base."""
 
-import json
 import logging
 import time
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from dschat.common.display import visible
+from dschat.common.jsonl import read_object
 from dschat.data.encoding import turn_end
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
@@ -59,7 +59,7 @@ def find_checkpoints(place: str) -> list[Checkpoint]:
         if not HUB_NAME.fullmatch(place) or folder.exists():
             raise UserError(f"{visible(place)}: no such folder. Give a run's output folder, or a model's.")
         return [Checkpoint(place, place)]
-    if is_classifier(read_json(folder / "config.json")):
+    if is_classifier(read_object(folder / "config.json")):
         raise UserError(f"{visible(place)}: {SCORES_ONLY}")
     run = run_of(folder) or folder
     steps = [entry for entry in (run / "models").glob("step-*") if STEP.fullmatch(entry.name)]
@@ -93,7 +93,7 @@ def run_of(folder: Path) -> Path | None:
 
 def start_of(run: Path) -> str | None:
     """What the run started from: a folder that is there, or a hub id."""
-    flags = read_json(run / FLAGS_FILE)
+    flags = read_object(run / FLAGS_FILE)
     start = next((flags[name] for name in START if isinstance(flags.get(name), str)), None)
     if start is None or not (Path(str(start)).is_dir() or HUB_NAME.fullmatch(str(start))):
         return None
@@ -102,7 +102,7 @@ def start_of(run: Path) -> str | None:
 
 def is_policy(folder: Path) -> bool:
     """Whether a folder holds a causal LM, or an adapter of one; neither a reward model nor a critic."""
-    config = read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     if "model_type" in config:
         return any(folder.glob("*.safetensors")) and not is_classifier(config)
     adapter = adapter_of(folder)
@@ -138,26 +138,17 @@ def own_sampling(path: str) -> tuple[dict[str, float], str]:
     """
     folder = Path(path)
     run = run_of(folder) if folder.is_dir() else None
-    flags = read_json(run / FLAGS_FILE) if run else {}
+    flags = read_object(run / FLAGS_FILE) if run else {}
     values = {name: flags.get(name) for name in ("temperature", "top_k", "top_p")}
     values["max_new_tokens"] = flags.get("max_answer_seq_len")
     if run and any(value is not None for value in values.values()):
         return _numbers(values), f"from {run / FLAGS_FILE}"
-    config = read_json(folder / "generation_config.json") if folder.is_dir() else {}
+    config = read_object(folder / "generation_config.json") if folder.is_dir() else {}
     values = {name: config.get(name) for name in ("temperature", "top_k", "top_p", "max_new_tokens")}
     if config.get("do_sample") is False:
         values["temperature"] = 0
     numbers = _numbers(values)
     return numbers, "from generation_config.json" if numbers else "defaults: neither run nor model says how it draws"
-
-
-def read_json(file: Path) -> Json:
-    """A file's JSON object; {} where there is none that can be read."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _numbers(values: Json) -> dict[str, float]:
@@ -220,7 +211,7 @@ def find_model(path: str, flag: str, end_token: str | None) -> Found:
     path = locate_policy(path)
     folder = Path(path)
     weights, adapter = base_of(path, flag)
-    if is_classifier(read_json(folder / "config.json")) or (adapter is not None and has_head(adapter)):
+    if is_classifier(read_object(folder / "config.json")) or (adapter is not None and has_head(adapter)):
         raise UserError(f"{flag} {path}: a reward model or critic, which writes no text. Give a policy's folder.")
     texts = path
     if adapter is not None:

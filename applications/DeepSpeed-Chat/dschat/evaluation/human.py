@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """People as judges: guidelines, sessions, the file of votes, and a terminal that asks."""
 
-import hashlib
 import shutil
 import time
 from collections import Counter
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.display import for_reading, wrapped
+from dschat.common.fingerprints import content_hash
 from dschat.common.journal import make_writable
 from dschat.common.jsonl import read_rows, write_rows
 from dschat.common.lock import Lock
@@ -249,7 +249,7 @@ class HumanSession:
 
 def _draw(seed: int, rater: str, text: str) -> str:
     """A hash to sort by; the same on every machine."""
-    return hashlib.sha256(f"{seed}\0{rater.casefold()}\0{text}".encode("utf-8", "replace")).hexdigest()
+    return content_hash(f"{seed}\0{rater.casefold()}\0{text}")
 
 
 class TerminalRating:

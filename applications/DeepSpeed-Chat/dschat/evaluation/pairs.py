@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Responses of two models to the same prompts: files, pairs, samples of them, and verdicts on them."""
 
-import hashlib
 import math
 import os
 import re
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from dschat.common.fingerprints import content_hash
 from dschat.common.jsonl import read_rows, text_of, write_rows
 from dschat.data.formats import PROMPT_MESSAGES, check_messages, dialogue_text
 from dschat.errors import UserError
@@ -118,7 +118,7 @@ def pair_id(prompt: str, a: str, b: str) -> str:
     """Name of a pair of texts: 16 hexadecimal digits of a SHA-256."""
     parts = [text.encode("utf-8", "replace") for text in (prompt, a, b)]
     framed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-    return hashlib.sha256(framed).hexdigest()[:16]
+    return content_hash(framed)[:16]
 
 
 Side = Literal["A", "B"]  # one of the two models
@@ -237,8 +237,7 @@ def sample_responses(responses: Sequence[Response], dataset: str, number: int, s
         occurred[response.prompt] += 1
 
     def shuffled(keys: Iterable[RowKey], purpose: str) -> list[RowKey]:
-        texts = {key: f"{seed}\n{purpose}\n{key[1]}\n{key[0]}".encode("utf-8", "replace") for key in keys}
-        return sorted(texts, key=lambda key: hashlib.sha256(texts[key]).digest())
+        return sorted(keys, key=lambda key: content_hash(f"{seed}\n{purpose}\n{key[1]}\n{key[0]}"))
 
     if dataset != "summarize":
         return [rows[key] for key in shuffled(rows, "uniform")[:number]]

@@ -18,7 +18,7 @@ from dschat.common.user_function import load_function
 from dschat.data.dialogue_pairs import FIRST, LAST, SECOND, TURN
 from dschat.data.dialogues import Message, check_dialogue, encode_states, state
 from dschat.data.encoding import turn_end
-from dschat.data.rows import check_text
+from dschat.data.rows import check_text, in_words
 from dschat.data.sources import open_data
 from dschat.errors import UserError
 from dschat.inference.policy import choose_device, load_sampler, locate_policy
@@ -30,7 +30,6 @@ from dschat.inference.runner import (
     computed_on,
     enough_memory,
     in_batches,
-    in_words,
     settings_of,
 )
 from dschat.models.limits import position_limit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dschat.common.atomic import writing
+from dschat.common.atomic import reporting, writing
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import make_writable
 from dschat.common.user_function import call_function, load_function
@@ -26,6 +26,7 @@ from dschat.data.dialogue_pairs import (
 )
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import turn_end
+from dschat.data.rows import in_words
 from dschat.data.sources import open_data
 from dschat.errors import UserError
 from dschat.inference.policy import choose_device, locate_policy
@@ -37,7 +38,6 @@ from dschat.inference.runner import (
     computed_on,
     enough_memory,
     in_batches,
-    in_words,
     settings_of,
 )
 from dschat.models.opening import choose_dtype
@@ -237,9 +237,5 @@ def _write_parquet(table: "pyarrow.Table", file: Path) -> None:
     """Writes a file at once; raises UserError where the place cannot be written."""
     from pyarrow import parquet
 
-    try:
-        with writing(file) as beside:
-            parquet.write_table(table, beside)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise UserError(f"{file}: cannot be written: {error}") from error
+    with reporting(str(file)), writing(file) as beside:
+        parquet.write_table(table, beside)

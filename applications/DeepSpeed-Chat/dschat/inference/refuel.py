@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data sets that REFUEL's commands make: the flags, how each was made, and where it is handed over."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dschat.common.atomic import writing
-from dschat.common.fingerprints import content_hash, file_hash
+from dschat.common.fingerprints import content_hash, contents_hash, file_hash
 from dschat.common.journal import Journal
 from dschat.common.jsonl import parse_json, write_rows
 from dschat.common.script import flag
@@ -214,10 +213,7 @@ def make_rows(
 
 def digest(rows: Iterable[object]) -> str:
     """12 hexadecimal digits that follow from the content of rows."""
-    whole = hashlib.sha256()
-    for row in rows:
-        whole.update(json.dumps(row, sort_keys=True).encode("utf-8") + b"\n")
-    return whole.hexdigest()[:12]
+    return contents_hash(f"{json.dumps(row, sort_keys=True)}\n" for row in rows)[:12]
 
 
 def described_function(spec: str) -> str:

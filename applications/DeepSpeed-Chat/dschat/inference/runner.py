@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The batch runner of every command: what a batch becomes is a function, and what it gave an interruption leaves."""
 
-import hashlib
 import json
 import logging
 import sys
@@ -14,12 +13,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dschat.common.fingerprints import folder_stamp
+from dschat.common.fingerprints import content_hash, folder_stamp
 from dschat.common.journal import Journal
 from dschat.common.progress import progress
 from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.hub import find_known
-from dschat.data.rows import Row
+from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.inference.options import UNSHUFFLED, ProgramOptions, ScoredOptions, flag_of
@@ -130,7 +129,7 @@ def prompt_settings(
 def digest_of(rows: Sequence[Row]) -> str:
     """12 hexadecimal digits that follow from the texts of rows."""
     texts = [[row.prompt, row.messages, row.chosen, row.rejected] for row in rows]
-    return hashlib.sha256(json.dumps(texts, default=str).encode("utf-8")).hexdigest()[:12]
+    return content_hash(json.dumps(texts, default=str))[:12]
 
 
 @dataclass(frozen=True)
@@ -198,8 +197,3 @@ def shuffled(count: int) -> list[int]:
     from datasets import Dataset
 
     return Dataset.from_dict({"number": range(count)}).shuffle(seed=PROTOCOL_SEED)[:]["number"]
-
-
-def in_words(counts: Mapping[str, int]) -> str:
-    """Reasons with their numbers."""
-    return ", ".join(f"{reason}: {count}" for reason, count in counts.items())

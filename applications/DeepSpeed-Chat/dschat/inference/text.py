@@ -19,11 +19,12 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.common.fingerprints import folder_stamp
 from dschat.common.journal import Journal
+from dschat.common.jsonl import read_object
 from dschat.data.collate import collate_pairs, collate_sft
 from dschat.data.examples import PairExample, PromptExample, SFTExample, pair_examples, prompt_examples, sft_examples
 from dschat.data.prepared.folder import open_prepared
 from dschat.data.prepared.read import prepared_rows
-from dschat.data.rows import Row
+from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.evaluation.report.build import write_text_report
@@ -46,7 +47,6 @@ from dschat.inference.runner import (
     computed_on,
     digest_of,
     enough_memory,
-    in_words,
     run_batches,
     settings_of,
     shuffled,
@@ -196,10 +196,7 @@ def split_seed(options: TextOptions) -> int:
     folder = options.checkpoints
     if options.seed is not None or folder is None:
         return TRAINING_SEED if options.seed is None else options.seed
-    try:
-        seed = json.loads((folder / FLAGS_FILE).read_text(encoding="utf-8"))["seed"]
-    except (OSError, ValueError, KeyError, TypeError):
-        seed = None
+    seed = read_object(folder / FLAGS_FILE).get("seed")
     if isinstance(seed, int):
         return seed
     logger.warning(

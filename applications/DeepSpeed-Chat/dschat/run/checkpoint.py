@@ -23,7 +23,6 @@ The folder is written beside its place and renamed. DeepSpeed's files are pickle
 hashes were found equal.
 """
 
-import hashlib
 import json
 import logging
 import shutil
@@ -38,7 +37,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dschat.common.atomic import WRITING, flush, recover, remove, write_file
-from dschat.common.fingerprints import file_hash
+from dschat.common.fingerprints import content_hash, file_hash
 from dschat.common.glossary import BEST
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
@@ -318,7 +317,7 @@ def read_manifest(folder: Path) -> Json:
 
 def digest(manifest: Json) -> str:
     """SHA-256 of a manifest without its own."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode("utf-8")).hexdigest()
+    return content_hash(json.dumps(manifest, sort_keys=True))
 
 
 def hash_together(folder: Path) -> dict[str, File]:

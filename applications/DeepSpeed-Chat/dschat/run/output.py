@@ -17,8 +17,9 @@ from typing import Protocol
 
 import torch
 
-from dschat.common.atomic import WRITING, Backup, move_all, remove, write_file, writing_into
+from dschat.common.atomic import WRITING, Backup, move_all, remove, reporting, write_file, writing_into
 from dschat.common.fingerprints import file_hash
+from dschat.common.jsonl import read_object
 from dschat.common.lock import Lock
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
@@ -105,18 +106,10 @@ def commit_of(folder: Path) -> dict[str, object]:
     return {"commit": commit, "changed": any(not line.startswith("#") for line in lines)}
 
 
-def stored_record(folder: Path) -> Json:
-    """What ``folder/run.json`` holds; {} where there is none that can be read."""
-    try:
-        found = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def warn_unless_made_by(step: str, path: str, flag: str) -> None:
     """Warns where a model that should come from an earlier step does not: by run.json in its folder, or above."""
-    if (stored_record(Path(path)) or stored_record(Path(path).parent)).get("step") != step:
+    folder = Path(path)
+    if (read_object(folder / "run.json") or read_object(folder.parent / "run.json")).get("step") != step:
         logger.warning("%s %s was not made by the %s step: results will differ from the method's", flag, path, step)
 
 
@@ -170,13 +163,11 @@ class RunOutput:
         self.record.batches = asdict(plan)
         self._wandb = WandB(self._place, json.loads(to_json(config, plan))) if "wandb" in config.trackers else None
         self.record.wandb_id = None if self._wandb is None else self._wandb.run_id
-        try:
+        with reporting(f"--output_dir {self._place}"):
             if is_main():
                 remove(self._place / UNFINISHED)
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._save_record()
-        except OSError as error:
-            raise UserError(f"--output_dir {self._place}: cannot be written: {error}") from error
         board = [TensorBoard(Path(str(config.tensorboard_path)))] if "tensorboard" in config.trackers else []
         trackers = Trackers([*board, *([self._wandb] if self._wandb else [])])
         self.metrics = MetricsLog(self._folder, trackers, keep=self._held)
@@ -192,11 +183,10 @@ class RunOutput:
         refusal: UserError | None = None
         try:
             if is_main():
-                lock = Lock(self._place / ".lock", f"--output_dir {self._place}")
-                self._backup.restore()
-                check_output_dir(str(self._place), self._config.overwrite_output_dir or self._held, [])
-        except OSError as error:
-            refusal = UserError(f"--output_dir {self._place}: cannot be written: {error}")
+                with reporting(f"--output_dir {self._place}"):
+                    lock = Lock(self._place / ".lock", f"--output_dir {self._place}")
+                    self._backup.restore()
+                    check_output_dir(str(self._place), self._config.overwrite_output_dir or self._held, [])
         except UserError as error:
             refusal = error
         if refusal := broadcast_object(refusal):
@@ -291,7 +281,7 @@ class RunOutput:
         Raises:
             UserError: that run was finished.
         """
-        if broadcast_object(stored_record(self._place).get("finished") is True):
+        if broadcast_object(read_object(self._place / "run.json").get("finished") is True):
             raise UserError(
                 f"--resume_from_checkpoint: {self._place} holds a finished run without a checkpoint to go on from. "
                 "Give another --output_dir, or --overwrite_output_dir alone to replace it."

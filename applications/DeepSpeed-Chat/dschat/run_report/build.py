@@ -18,8 +18,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from dschat.common.atomic import write_file
 from dschat.common.display import markdown_table, text_table
-from dschat.common.pictures import COLOURS, GREY, MARKERS, interval_line, plain_axes, plain_legend, png
+from dschat.common.pictures import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    interval_line,
+    plain_axes,
+    plain_legend,
+    png,
+    show_as_it_is,
+)
 from dschat.common.statistics import mean_interval
 from dschat.errors import UserError
 from dschat.macro_view.html import MacroPanel, panels_html, render_page
@@ -54,9 +64,8 @@ def build_report(
     report = compare_runs(data, labels, title, notes)
     picture = draw_all(data, labels, title)
     page = _page(data, labels, report)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / "report.png").write_bytes(picture)
-    (output_dir / "report.html").write_text(page, encoding="utf-8", errors="replace")
+    write_file(output_dir / "report.png", picture)
+    write_file(output_dir / "report.html", page)
     return report
 
 
@@ -180,8 +189,7 @@ def draw_all(runs: Sequence[RunData], labels: Mapping[str, str], title: str) -> 
     for ax in axes[len(charts) :]:
         ax.set_axis_off()
     legend = axes[-1].legend(handles=_handles(runs), loc="center", frameon=False, fontsize=12)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    show_as_it_is(legend.get_texts())
     return png(figure)
 
 
@@ -288,12 +296,12 @@ def draw_learners(learners: Sequence[Learner], file: Path) -> None:
         interval_line(ax, [0.0, *kl], [start, *gold], label, colour, marker)
     plain_axes(ax, "What the gold score costs in KL", "KL to SFT (nats per response)", "gold score (mean, 95 %)")
     plain_legend(ax)
-    file.write_bytes(png(figure))
+    write_file(file, png(figure))
 
 
 def write_page(folder: Path, title: str, parts: Mapping[str, str]) -> Path:
     """Writes README.md of a folder: a title, and a heading with its text for each part."""
     body = "".join(f"\n## {heading}\n\n{text.rstrip()}\n" for heading, text in parts.items())
     page = folder / "README.md"
-    page.write_text(f"# {title}\n{body}", encoding="utf-8")
+    write_file(page, f"# {title}\n{body}")
     return page

@@ -7,7 +7,6 @@ are computed once, by the engine itself, and kept in a file with what they depen
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dschat.common.atomic import writing
+from dschat.common.fingerprints import contents_hash
 from dschat.common.progress import progress
 from dschat.data.collate import collate_preferences, eval_batches
 from dschat.data.examples import PreferenceExample
@@ -69,11 +69,9 @@ def describe_reference(
     examples: Sequence[PreferenceExample], model: str, dtype: torch.dtype, temperature: float
 ) -> dict[str, str]:
     """What reference log-probs depend on, by name; `model` is the policy's `dschat.common.fingerprints.model_hash`."""
-    ids = hashlib.sha256()
-    for example in examples:
-        ids.update(json.dumps([example.prompt_ids, example.chosen_ids, example.rejected_ids]).encode())
+    ids = (json.dumps([example.prompt_ids, example.chosen_ids, example.rejected_ids]) for example in examples)
     return {
-        "the data": ids.hexdigest(),
+        "the data": contents_hash(ids),
         "the model": model,
         "the number format": str(dtype).removeprefix("torch."),
         "the kind of device": device().type,

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from dschat.common.atomic import write_file
 from dschat.common.launch import Processes, as_arguments, run_command, run_step
 from inputs import COMMON, example_flags, make_folder, run_example, supervised_flags
 
@@ -56,7 +57,7 @@ def programs(folder: Path, seed: int, scale: Scale) -> None:
     models = {"sft": "SFT"} | {place: name for name, (place, _) in RUNS.items()}
     found = pass_rates([answer(folder / place, data, folder, seed) for place in models], (1, 5))
     table = pass_table(found)
-    (folder / "pass-at-k.txt").write_text(table + "\n", encoding="utf-8")
+    write_file(folder / "pass-at-k.txt", table + "\n")
     notes = ["Score: the published reward of programs, from what becomes of them on their tests."]
     for each in found:
         if each.difficulty == ALL:

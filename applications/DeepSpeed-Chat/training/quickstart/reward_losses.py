@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from dschat.common.atomic import write_file
 from dschat.common.launch import Processes, run_step
 from dschat.config.supervised import RewardLoss
 from inputs import COMMON, FULL, SMALL, Scale, example_flags, make_inputs, run_example, supervised_flags
@@ -39,7 +40,7 @@ def reward_losses(folder: Path, seeds: Sequence[int], scale: Scale) -> None:
     start = time.perf_counter()
     figures, pairs = compare(folder, seeds, scale)
     text = table(figures)
-    (folder / "reward-losses.md").write_text(text + "\n", encoding="utf-8")
+    write_file(folder / "reward-losses.md", text + "\n")
     print(f"\n{pairs} held-out pairs, {time.perf_counter() - start:.0f} s in all\n\n{text}")
 
 

@@ -18,7 +18,7 @@ from dschat.data.hub import find_known
 from dschat.data.parallel import Encoder, encode_rows, workers_for
 from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
-from dschat.data.rows import DataKeys, Row
+from dschat.data.rows import DataKeys, Row, in_words
 from dschat.data.sources import open_source, read_share
 from dschat.data.stored import StoredExamples, is_plain, table_of
 from dschat.errors import UserError
@@ -97,7 +97,7 @@ def prepare(
     count = int(len(kept["train"]) * preparation.validation_percentage)
     splits = {"train": kept["train"][count:], "validation": kept["train"][:count], "test": kept["test"]}
     if not splits["train"]:
-        reasons = ", ".join(f"{reason}: {number}" for reason, number in dropped["train"].items()) or "no rows"
+        reasons = in_words(dropped["train"]) or "no rows"
         raise UserError(f"--data_path {path}: no training row is left of {read['train']} ({reasons}); loosen a limit.")
     info = {
         "version": 1,

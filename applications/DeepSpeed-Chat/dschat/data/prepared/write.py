@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dschat.common.atomic import writing_folder
+from dschat.common.atomic import reporting, writing_folder
 from dschat.common.jsonl import write_rows
 from dschat.data.prepared.folder import ARGUMENTS, EXAMPLE_PROMPT, INFO, PLOT, SKIPPED, PreparedExample, split_file
 from dschat.data.stored import table_of, to_batch
-from dschat.errors import UserError
 
 BATCH = 1000  # rows of a part of a file
 IGNORE_INDEX = -1  # the target of a prompt's token in .pt files
@@ -37,20 +36,17 @@ def write_folder(
     Raises:
         UserError: it cannot be written.
     """
-    try:
-        with writing_folder(folder) as beside:
-            for split, examples in splits.items():
-                if examples:
-                    file = split_file(beside, info["stage"], split, info["format"])
-                    (_write_parquet if info["format"] == "parquet" else _write_pt)(file, examples, info)
-            if info["format"] == "pt":
-                _write_pt_extras(beside, info)
-            if skipped is not None:
-                write_rows(beside / SKIPPED, (_told(example, reason) for example, reason in skipped))
-            (beside / PLOT).write_bytes(lengths_picture(splits, info))
-            (beside / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--output {folder}: cannot be written: {error}") from error
+    with reporting(f"--output {folder}"), writing_folder(folder) as beside:
+        for split, examples in splits.items():
+            if examples:
+                file = split_file(beside, info["stage"], split, info["format"])
+                (_write_parquet if info["format"] == "parquet" else _write_pt)(file, examples, info)
+        if info["format"] == "pt":
+            _write_pt_extras(beside, info)
+        if skipped is not None:
+            write_rows(beside / SKIPPED, (_told(example, reason) for example, reason in skipped))
+        (beside / PLOT).write_bytes(lengths_picture(splits, info))
+        (beside / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
 
 
 def _told(example: PreparedExample, reason: str) -> dict[str, object]:

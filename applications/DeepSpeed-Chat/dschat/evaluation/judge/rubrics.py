@@ -4,7 +4,6 @@
 The messages show two responses as mere material.
 """
 
-import hashlib
 import html
 import json
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dschat.common.chat_servers import Endpoint, digest_of
+from dschat.common.fingerprints import content_hash
 from dschat.errors import UserError
 
 PLACES = ("first", "second", "tie")
@@ -165,7 +165,7 @@ def messages_of(rubric: Rubric, prompt: str, first: str, second: str) -> list[di
     texts are escaped, so that none can hold a tag, or a control token of a chat format written with angle brackets.
     """
     framed = "".join(f"{len(text)}:{text}" for text in (prompt, first, second))
-    code = hashlib.sha256(framed.encode("utf-8", "replace")).hexdigest()[:16]
+    code = content_hash(framed)[:16]
     parts = [rubric.task]
     if rubric.criteria:
         parts.append("\n".join(["Criteria:", *(f"- {name}: {text}" for name, text in rubric.criteria.items())]))
@@ -234,7 +234,7 @@ def read_rubric(path: Path, dataset: str) -> Rubric:
     tokens = PER_SENTENCE + PER_VERDICT * len(criteria) * separate
     rubric = Rubric(dataset, prompt, response, task, tokens, criteria, separate)
     said = json.dumps({name: value for name, value in asdict(rubric).items() if name != "dataset"})
-    return replace(rubric, digest=hashlib.sha256(said.encode("utf-8", "replace")).hexdigest()[:12])
+    return replace(rubric, digest=content_hash(said)[:12])
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 An answer is JSON as asked for, JSON inside other text, or one clear line.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dschat.common.chat_servers import Reply, Unanswered
+from dschat.common.fingerprints import content_hash
 from dschat.common.journal import Journal
 from dschat.errors import UserError
 from dschat.evaluation.judge.rubrics import (
@@ -173,7 +173,7 @@ def questions_of(pair: Pair, setup: Setup) -> dict[Side, Question]:
     }
     if setup.single_order:
         framed = "".join(f"{len(text)}:{text}" for text in (str(setup.seed), pair.prompt, *sorted((a, b))))
-        lesser_first = hashlib.sha256(framed.encode("utf-8", "replace")).digest()[0] % 2 == 0
+        lesser_first = int(content_hash(framed)[:2], 16) % 2 == 0
         del questions["B" if lesser_first == (a < b) else "A"]
     return questions
 

@@ -11,9 +11,10 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from dschat.common.atomic import reporting, write_file
 from dschat.common.display import text_table, text_width
 from dschat.common.jsonl import read_rows
-from dschat.common.statistics import RESAMPLES, Rate, WinRates
+from dschat.common.statistics import RESAMPLES, MeanInterval, Rate, WinRates
 from dschat.data.hub import find_known
 from dschat.errors import UserError
 from dschat.evaluation.best_of import Sweep, best_of_n, best_of_tables, published_numbers, read_sweep
@@ -170,14 +171,11 @@ def write_report(
     Raises UserError, which begins with the flag, where that is not possible.
     """
     numbers = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    files = {"json": numbers.encode("utf-8"), "md": text.encode("utf-8"), "png": picture}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, str | bytes] = {"json": numbers, "md": text, "png": picture}
+    with reporting(f"{flag}{folder}"):
         for ending, inside in files.items():
             if inside:
-                (folder / f"{name}.{ending}").write_bytes(inside)
-    except OSError as error:
-        raise UserError(f"{flag}{folder}: cannot be written: {error}") from error
+                write_file(folder / f"{name}.{ending}", inside)
     return text
 
 
@@ -258,7 +256,8 @@ def _agreements(section: SectionResult) -> str:
 def _groups(section: SectionResult) -> str:
     rows = []
     for group in section.group_agreement:
-        same, kappa = (None if number is None else Rate(number) for number in (group.same, group.kappa))
+        same = None if group.same is None else Rate(group.same)
+        kappa = None if group.kappa is None else MeanInterval(group.kappa)
         rows.append([f"{group.name} ({len(group.raters)})", group.items, _rate(same), _kappa(kappa)])
     return _table(["agreement of groups, in %", "common items", "same verdict", "Fleiss' κ"], rows)
 
@@ -286,9 +285,5 @@ def _rate(rate: Rate | None) -> str:
     return NONE if rate is None else rate.text()
 
 
-def _kappa(rate: Rate | None) -> str:
-    if rate is None:
-        return NONE
-    if rate.low is None or rate.high is None:
-        return f"{rate.value:.2f}"
-    return f"{rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
+def _kappa(kappa: MeanInterval | None) -> str:
+    return NONE if kappa is None else kappa.text(2)

@@ -15,15 +15,15 @@ from dschat.common.pictures import (
     COLOURS,
     GREY,
     MARKERS,
-    Interval,
     interval_line,
     legend_label,
     plain_axes,
     plain_legend,
     png,
     short,
+    show_as_it_is,
 )
-from dschat.common.statistics import Rate, Tally
+from dschat.common.statistics import MeanInterval, Rate, Tally
 from dschat.evaluation.best_of import BestOf
 from dschat.evaluation.report.results import RaterResult, SectionResult
 from dschat.evaluation.text import PolicyResult, RewardResult
@@ -61,8 +61,7 @@ def draw_comparisons(sections: Sequence[SectionResult]) -> bytes:
         Line2D([], [], label="no difference", **NO_DIFFERENCE),
     ]
     legend = figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    show_as_it_is(legend.get_texts())
     return png(figure)
 
 
@@ -75,8 +74,7 @@ def _draw(ax: Axes, section: SectionResult) -> None:
     tallies = [(short(rater.rater), rater.rates.tally) for rater in section.raters]
     labels = [f"{name}\nn = {tally.counted}{_aside(tally)}" for name, tally in tallies]
     ax.set_yticks(range(len(labels)), labels, fontsize=10)
-    for label in ax.get_yticklabels():
-        label.set_parse_math(False)
+    show_as_it_is(ax.get_yticklabels())
     ax.tick_params(axis="y", length=0, pad=10)
     ax.set_xticks(range(0, 101, 10))
     ax.set_xlabel("% of the verdicts counted")
@@ -175,7 +173,7 @@ def draw_turns(found: Sequence[TurnRates], published: Published) -> bytes:
 
 def draw_texts(policies: Sequence[PolicyResult], rewards: Sequence[RewardResult]) -> bytes:
     """Perplexity and ROUGE of policies, loss and accuracy of reward models, a chart each, as PNG."""
-    charts: list[tuple[str, str, Sequence[PolicyResult | RewardResult], dict[str, Sequence[Interval]]]] = []
+    charts: list[tuple[str, str, Sequence[PolicyResult | RewardResult], dict[str, Sequence[MeanInterval]]]] = []
     if policies:
         charts.append(("Perplexity", "exp(nats per token)", policies, {"": [each.perplexity for each in policies]}))
     if policies and policies[0].rouge:
@@ -207,7 +205,7 @@ def draw_texts(policies: Sequence[PolicyResult], rewards: Sequence[RewardResult]
 
 
 def _line(
-    ax: Axes, number: int, places: Sequence[float], estimates: Sequence[Interval], label: str, colour: Any = None
+    ax: Axes, number: int, places: Sequence[float], estimates: Sequence[MeanInterval], label: str, colour: Any = None
 ) -> None:
     """A line with the colour, unless one is given, and the marker of its number; they repeat after six."""
     colour = COLOURS[number % len(COLOURS)] if colour is None else colour

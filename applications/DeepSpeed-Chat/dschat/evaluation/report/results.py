@@ -11,6 +11,7 @@ from typing import Any
 from dschat.common.statistics import (
     POINTS,
     Estimate,
+    MeanInterval,
     Rate,
     WinRates,
     bootstrap_ratio,
@@ -36,7 +37,7 @@ class Agreement:
     raters: tuple[str, str]
     items: int  # that they have in common
     same: Rate | None  # share of them with the same verdict, with Wilson's interval
-    kappa: Rate | None  # Cohen's; None where it is not defined: both gave one and the same verdict always
+    kappa: MeanInterval | None  # Cohen's; None where it is not defined: both gave one and the same verdict always
     decided: int  # items on which neither said tie
     same_decided: Rate | None  # share of these on which they chose the same model
 
@@ -126,7 +127,7 @@ def _common(raters: Sequence[Verdicts]) -> list[list[Verdict]]:
     return [row for row in rated if all(verdict in POINTS for verdict in row)]
 
 
-def _cohen(pairs: Sequence[Sequence[Verdict]]) -> Rate | None:
+def _cohen(pairs: Sequence[Sequence[Verdict]]) -> MeanInterval | None:
     import numpy as np
     from statsmodels.stats.inter_rater import cohens_kappa
 
@@ -138,8 +139,8 @@ def _cohen(pairs: Sequence[Sequence[Verdict]]) -> Rate | None:
     low, high = float(result.kappa_low), float(result.kappa_upp)
     # Where nobody ever differs the formula's error is 0, which says nothing about other items.
     if not low < high:
-        return Rate(float(result.kappa))
-    return Rate(float(result.kappa), max(-1.0, low), min(1.0, high))
+        return MeanInterval(float(result.kappa))
+    return MeanInterval(float(result.kappa), max(-1.0, low), min(1.0, high))
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from typing import Literal
 
+from dschat.common.fingerprints import content_hash
 from dschat.scoring.programs.levels import strongest_level, try_out
 from dschat.scoring.programs.problem import Case, Problem, is_right, parse_problem
 from dschat.scoring.programs.sandbox import Execution, Job, Level, SandboxLimits, execute
@@ -199,7 +199,7 @@ class ProgramPool:
 
     def _submit(self, program: str, tests: str, origin: str) -> Future[ProgramOutcome]:
         how = [program, tests, asdict(self.limits), self.level, self._max_tests, self._to_the_end]
-        key = sha256(json.dumps(how).encode()).hexdigest()
+        key = content_hash(json.dumps(how))
         known = self._known.get(key)
         if known is None or (known.done() and _says_little(known)):
             if len(self._known) >= KEPT:
