@@ -15,6 +15,7 @@ from dschat.common.atomic import reporting, write_file
 from dschat.conditions.termination import TerminationCondition
 from dschat.config.macro_actions import FLAGS_OF, TerminationFlags, parse_ngram
 from dschat.config.rules import default_of
+from dschat.data.collate import pad
 from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.rows import Row
 from dschat.errors import UserError
@@ -152,13 +153,10 @@ def _trajectory(
     """The responses, each with its EOS, as a trajectory; log-probs only where a condition reads them."""
     prompts = encode_prompts(tokenizer, [Row(prompt, None, None, None, {}, "--prompt") for prompt, _ in texts])
     responses = [[*ids, tokenizer.eos_token_id] for ids in encode_responses(tokenizer, [text for _, text in texts])]
-    left, right = max(map(len, prompts)), max(map(len, responses))
-    pad = tokenizer.pad_token_id
-    ids = [[pad] * (left - len(p)) + p + r + [pad] * (right - len(r)) for p, r in zip(prompts, responses, strict=True)]
-    mask = torch.arange(right) < torch.tensor([len(response) for response in responses])[:, None]
-    before = torch.arange(left) >= left - torch.tensor([len(prompt) for prompt in prompts])[:, None]
-    attention = torch.cat([before, mask], 1)
-    rollout = Rollout(torch.tensor(ids), attention, mask, torch.arange(len(ids)), torch.ones(len(ids)).bool())
+    left, before = pad(prompts, tokenizer.pad_token_id, "left")
+    right, mask = pad(responses, tokenizer.pad_token_id, "right")
+    ids, attention = torch.cat([left, right], 1), torch.cat([before, mask], 1)
+    rollout = Rollout(ids, attention, mask, torch.arange(len(ids)), torch.ones(len(ids)).bool())
     blank = torch.zeros(mask.shape)
     reads_them = any(":" in condition or condition == "ppl" for condition in args.termination_condition)
     logprobs = _logprobs(args, rollout, tokenizer) if reads_them else blank

@@ -55,7 +55,8 @@ def load_ppo_tokenizer(config: PPOConfig) -> PreTrainedTokenizerBase:
     critic, reward = config.critic_model_name_or_path, config.reward_model_name_or_path
     reward_on_base = is_on_base(config, reward)
     for flag, path in ((CRITIC, critic), (REWARD, reward if reward_on_base else None)):
-        if path and has_own_tokenizer(config, path):
+        # The folder of an adapter alone need not hold a tokenizer.
+        if path and (not config.share_base or find_adapter(path) != Path(path)):
             require_same_tokenizer(tokenizer, load_tokenizer(path, flag, may_add_pad=True), ACTOR, flag)
     if reward and not reward_on_base and own_reward_tokenizer(config, reward, tokenizer) is None:
         tokens = config.max_prompt_seq_len + config.max_answer_seq_len
@@ -170,11 +171,6 @@ def is_on_base(config: PPOConfig, path: str | None) -> bool:
     """Whether a model of --share_base is an adapter over the actor's base, and not a whole model of its own."""
     folder = find_adapter(path) if config.share_base else None
     return folder is not None and _is_base(adapter_settings(folder), config.actor_model_name_or_path)
-
-
-def has_own_tokenizer(config: PPOConfig, path: str) -> bool:
-    """Whether a model's folder must hold a tokenizer: that of an adapter alone need not."""
-    return not config.share_base or find_adapter(path) != Path(path)
 
 
 def check_shared_base(config: PPOConfig) -> None:

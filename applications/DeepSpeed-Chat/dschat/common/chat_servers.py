@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -129,6 +130,24 @@ class FormRefused(Exception):
     def __init__(self, reason: str, complaint: str) -> None:
         super().__init__(reason)
         self.complaint = complaint
+
+
+def open_client(endpoint: Endpoint, http_client: Any) -> openai.OpenAI:
+    """The official client over another that carries its requests; UserError where it does not take the address."""
+    import httpx2
+    import openai
+
+    logging.getLogger("openai").setLevel(logging.INFO)  # it says when it tries again
+    try:
+        return openai.OpenAI(
+            api_key=endpoint.key,
+            base_url=endpoint.base_url,
+            timeout=endpoint.timeout,
+            max_retries=endpoint.tries - 1,
+            http_client=http_client,
+        )
+    except (openai.OpenAIError, httpx2.InvalidURL, ValueError) as error:
+        raise UserError(f"{endpoint.flags.url} {endpoint.base_url}: {endpoint.hide_key(str(error))}") from error
 
 
 def complete(client: openai.OpenAI, endpoint: Endpoint, body: Mapping[str, Any]) -> Reply:

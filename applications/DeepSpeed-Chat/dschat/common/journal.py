@@ -102,14 +102,17 @@ class Journal:
         before: dict[str, Any] = rows[0].get("settings", {})
         if before.get("rollout-engine") == "compacting":  # as earlier versions called it
             before["rollout-engine"] = "continuous"
-        for name in [*settings, *before]:
-            if before.get(name) != settings.get(name):
-                raise UserError(
-                    f"{self.partial} was begun with --{name} {before.get(name)}, now it is {settings.get(name)}: give "
-                    "the same again to go on, or --overwrite to start anew."
-                )
+        if changed := first_change(before, settings):
+            remedy = "give the same again to go on, or --overwrite to start anew."
+            raise UserError(f"{self.partial} was begun with {changed}: {remedy}")
         self._file.truncate(len(whole))
         return rows[1:]
+
+
+def first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first flag that has another value now, in words; empty where none has."""
+    changed = (name for name in [*now, *before] if before.get(name) != now.get(name))
+    return next((f"--{name} {before.get(name)}, now it is {now.get(name)}" for name in changed), "")
 
 
 def make_writable(folder: Path, what: str) -> None:

@@ -180,11 +180,6 @@ class FinetuningFlags:
     lora_dropout: float = flag("part of the adapters' inputs that is dropped in training; not in step 3", 0.0, BELOW_1)
     merge_lora: bool = flag("with LoRA, save the merged model beside the adapter", True)
 
-    def fill_in_rank(self) -> None:
-        """Gives --finetune_mode lora a rank."""
-        if self.finetune_mode == "lora" and self.lora_dim == 0:
-            self.lora_dim = DEFAULT_RANK
-
     def check_finetuning(self, adapters: bool) -> None:
         """Checks these flags against each other, where some trained model has adapters or none. Raises UserError."""
         if self.finetune_mode == "lora" and not adapters:
@@ -293,7 +288,8 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
             self.dtype = "bf16"
         if self.tensorboard_path is None:
             self.tensorboard_path = str(Path(self.output_dir) / "tensorboard")
-        self.fill_in_rank()
+        if self.finetune_mode == "lora" and self.lora_dim == 0:
+            self.lora_dim = DEFAULT_RANK
 
     def validate(self) -> None:
         """Check every flag, alone and against the others.

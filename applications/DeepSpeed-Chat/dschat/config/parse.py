@@ -110,7 +110,8 @@ class _Parser(HfArgumentParser):
             if section in owners.values() and section._argument_group_name not in groups:
                 groups[section._argument_group_name] = self.add_argument_group(section._argument_group_name)
         for field in map(copy.copy, dataclasses.fields(dtype)):
-            field.type = _converter(hints[field.name])
+            hint = hints[field.name]  # of an Annotated one its function turns a word into the value, else the type
+            field.type = hint.__metadata__[0] if get_origin(hint) is Annotated else hint
             field.metadata = MappingProxyType({k: v for k, v in field.metadata.items() if k != "notes"})
             self._parse_dataclass_field(groups[owners[field.name]._argument_group_name], field)
 
@@ -125,11 +126,6 @@ class _Parser(HfArgumentParser):
         near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-
-
-def _converter(hint: Any) -> Any:
-    """What turns a word into a field's value: the field's type, or the function of an Annotated one."""
-    return hint.__metadata__[0] if get_origin(hint) is Annotated else hint
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

@@ -28,8 +28,8 @@ def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool
     if sft_on_prompt:
         responses = [[*prompt[1:], *response] for prompt, response in zip(prompts, responses, strict=True)]
         prompts = [prompt[:1] for prompt in prompts]
-    prompt_ids, prompt_mask = _pad(prompts, pad_id, "left")
-    response_ids, response_mask = _pad(responses, pad_id, "right")
+    prompt_ids, prompt_mask = pad(prompts, pad_id, "left")
+    response_ids, response_mask = pad(responses, pad_id, "right")
     attention_mask = torch.cat([prompt_mask, response_mask], dim=1)
     for row, example in enumerate(examples):
         if example.targets is not None and not sft_on_prompt:
@@ -44,13 +44,13 @@ def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool
 def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> dict[str, Tensor]:
     """B comparisons → input_ids and attention_mask (2B, T), right-padded: B chosen sequences, then B rejected ones."""
     sequences = [example.chosen_ids for example in examples] + [example.rejected_ids for example in examples]
-    input_ids, attention_mask = _pad(sequences, pad_id, "right")
+    input_ids, attention_mask = pad(sequences, pad_id, "right")
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 def collate_prompts(examples: Sequence[PromptExample], pad_id: int) -> dict[str, Tensor]:
     """B prompts → input_ids and attention_mask (B, P), left-padded, and index (B,)."""
-    input_ids, attention_mask = _pad([example.prompt_ids for example in examples], pad_id, "left")
+    input_ids, attention_mask = pad([example.prompt_ids for example in examples], pad_id, "left")
     index = torch.tensor([example.index for example in examples], dtype=torch.long)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "index": index}
 
@@ -118,7 +118,7 @@ def _chunks(rows: list[int], size: int) -> list[list[int]]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _pad(sequences: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
+def pad(sequences: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
     """Ids and mask (B, T) of ragged sequences, padded on one side to the longest."""
     ids = [torch.tensor(sequence, dtype=torch.long) for sequence in sequences]
     mask = [torch.ones_like(sequence, dtype=torch.bool) for sequence in ids]

@@ -61,10 +61,7 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
         UserError: a column is missing, a dialogue is none, or they do not belong together; names row and column.
     """
     columns = [FIRST, SECOND, LAST, TURN, *([FIRST + REWARD, SECOND + REWARD] if scored else [])]
-    missing = [name for name in columns if not isinstance(raw, dict) or raw.get(name) is None]
-    if missing:
-        what = "rank.py makes" if scored else "generate.py makes"
-        raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {what}.")
+    _require(raw, columns, origin, "rank.py" if scored else "generate.py")
     first, second = (check_dialogue(raw[name], f"{origin}: {name}", sampled=True) for name in (FIRST, SECOND))
     turn, last = raw[TURN], raw[LAST]
     turns = len(first) // 2
@@ -78,6 +75,12 @@ def read_dialogue_pair(raw: Any, origin: str, scored: bool) -> DialoguePair:
     if scored and not all(len(numbers) == turns for numbers in rewards):
         raise UserError(f"{origin}: there must be a reward for each of the {turns} turns.")
     return DialoguePair(first, second, turn, last, (rewards[0], rewards[1]), origin)
+
+
+def _require(raw: Any, columns: Sequence[str], origin: str, maker: str) -> None:
+    missing = [name for name in columns if not isinstance(raw, dict) or raw.get(name) is None]
+    if missing:
+        raise UserError(f"{origin}: no column {', '.join(map(repr, missing))}; give a data set that {maker} makes.")
 
 
 def _number(value: Any, origin: str) -> float:
@@ -227,10 +230,7 @@ def _examples(
 
 
 def _example(raw: Any, origin: str, vocabulary: int) -> RegressionExample:
-    missing = [name for name in COLUMNS if not isinstance(raw, dict) or raw.get(name) is None]
-    if missing:
-        names = ", ".join(map(repr, missing))
-        raise UserError(f"{origin}: no column {names}; give a data set that tokenize_masks.py makes.")
+    _require(raw, COLUMNS, origin, "tokenize_masks.py")
     prompt, chosen = _split(raw["chosen_token"], raw["chosen_mask"], origin)
     other, rejected = _split(raw["reject_token"], raw["reject_mask"], origin)
     if prompt != other:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -157,7 +157,8 @@ class ExampleLoader(Generic[E]):
                     name: self._encode(name, rows, entry, show)
                     for name, rows in (("train", share.train), ("eval", share.eval))
                 }
-                self._refuse_none_left(share, dropped["train"])
+                if share.train and dropped["train"].total() == len(share.train):
+                    self._make(share.train)  # raises, and says why none is left
                 files = [str(file) for file in share.files]
                 note = {"sources": share.sources, "files": files, "dropped": dropped, "warnings": warnings}
                 entry.finish(note)
@@ -198,10 +199,6 @@ class ExampleLoader(Generic[E]):
             entry.write(name, batch)
             total += dropped
         return total
-
-    def _refuse_none_left(self, share: Share[Any], dropped: Mapping[str, int]) -> None:
-        if share.train and sum(dropped.values()) == len(share.train):
-            self._make(share.train)  # raises, and says why
 
 
 def _text_size(source: RawSource) -> int:

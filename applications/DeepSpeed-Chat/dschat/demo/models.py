@@ -17,7 +17,7 @@ from dschat.data.encoding import turn_end
 from dschat.data.sources import HUB_NAME
 from dschat.errors import UserError
 from dschat.inference.policy import FLAGS_FILE, STEP, locate_policy
-from dschat.models.limits import position_limit
+from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import load_causal_lm
 from dschat.models.lora import base_of, find_adapter
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
@@ -251,15 +251,9 @@ def open_model(path: str, found: Found, flag: str, device: torch.device, dtype: 
             f"{flag} {path}: does not fit into the memory of {device}. Give --dtype bf16, or --device cpu."
         ) from error
     causal_lm.generation_config = GenerationConfig()  # its fields would fill whatever the panel leaves open
-    limit = position_limit(causal_lm)
+    limit = position_limit(causal_lm) or trained_length(causal_lm.config) or 2**31
     seconds = time.perf_counter() - start
-    return Opened(path, causal_lm, found.tokenizer, found.end_ids, limit or _declared(causal_lm), seconds)
-
-
-def _declared(causal_lm: PreTrainedModel) -> int:
-    """The longest text that a model without a table of positions was made for."""
-    declared = getattr(causal_lm.config.get_text_config(), "max_position_embeddings", None)
-    return declared if isinstance(declared, int) else 2**31
+    return Opened(path, causal_lm, found.tokenizer, found.end_ids, limit, seconds)
 
 
 def _with_adapter(causal_lm: PreTrainedModel, adapter: str, flag: str) -> PreTrainedModel:

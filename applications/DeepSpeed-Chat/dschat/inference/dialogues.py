@@ -32,7 +32,7 @@ from dschat.inference.runner import (
     in_batches,
     settings_of,
 )
-from dschat.models.limits import position_limit
+from dschat.models.limits import position_limit, trained_length
 from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import load_tokenizer
 from dschat.rollouts.dialogues import PolicyAssistant, User, UserFromData, roll_out
@@ -147,8 +147,8 @@ def _open_assistant(
 ) -> PolicyAssistant:
     parts = (tokenizer, options, options.temperature, device, dtype, [turn_end(tokenizer).token_id])
     causal_lm, sampling, draw = load_sampler(path, flag, *parts)
-    trained: int | None = getattr(causal_lm.config.get_text_config(), "max_position_embeddings", None)
-    return PolicyAssistant(draw, tokenizer, sampling, position_limit(causal_lm) or trained, may_end=True)
+    most = position_limit(causal_lm) or trained_length(causal_lm.config)
+    return PolicyAssistant(draw, tokenizer, sampling, most, may_end=True)
 
 
 def _open_user(options: GenerateOptions, endpoint: Endpoint | None, device: torch.device, dtype: torch.dtype) -> User:

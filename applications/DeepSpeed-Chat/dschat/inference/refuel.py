@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dschat.common.atomic import writing
 from dschat.common.fingerprints import content_hash, contents_hash, file_hash
-from dschat.common.journal import Journal
+from dschat.common.journal import Journal, first_change
 from dschat.common.jsonl import parse_json, write_rows
 from dschat.common.script import flag
 from dschat.data.hub import push
@@ -146,14 +146,9 @@ class Place:
         if self.options.overwrite or not record.exists() or not (self.folder / files[0]).exists():
             return None
         made = parse_json(record.read_bytes(), str(record))
-        now = json.loads(json.dumps(dict(settings)))
-        before = made.get("settings", {})
-        for name in [*now, *before]:
-            if before.get(name) != now.get(name):
-                raise UserError(
-                    f"{self.folder} holds a data set that was made with --{name} {before.get(name)}, now it is "
-                    f"{now.get(name)}: give another folder, or --overwrite to make it anew."
-                )
+        if changed := first_change(made.get("settings", {}), json.loads(json.dumps(dict(settings)))):
+            remedy = "give another folder, or --overwrite to make it anew."
+            raise UserError(f"{self.folder} holds a data set that was made with {changed}: {remedy}")
         present = [name for name in files if (self.folder / name).exists()]
         return f"{made['summary']}; finished before: {self.hand_over(present)}"
 

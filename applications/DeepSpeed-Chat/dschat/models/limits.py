@@ -36,6 +36,12 @@ def position_limit(model: Any) -> int | None:
     return None
 
 
+def trained_length(config: PreTrainedConfig) -> int | None:
+    """The longest text that a model was made for, in tokens; None where its config does not tell."""
+    declared: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return declared
+
+
 def open_decoder_config(path: str, flag: str, **options: Any) -> PreTrainedConfig:
     """The config of a model to train or to score with.
 
@@ -69,6 +75,6 @@ def check_length(path: str, flag: str, tokens: int, what: str) -> None:
         limit = position_limit(AutoModel.from_config(config, trust_remote_code=False))
     if limit is not None and tokens > limit:
         raise UserError(f"{flag} {path} reads at most {limit} tokens, but {what} is {tokens}: lower it.")
-    trained = getattr(config.get_text_config(), "max_position_embeddings", None)
+    trained = trained_length(config)
     if limit is None and trained is not None and tokens > trained:
         logger.warning("%s %s was made for at most %d tokens, but %s is %d", flag, path, trained, what, tokens)

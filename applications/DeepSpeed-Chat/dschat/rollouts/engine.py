@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from dschat.data.collate import pad
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.types import Rollout
 from dschat.rollouts.sampling import Sampling
@@ -42,12 +42,8 @@ class RolloutEngine(Protocol):
 
 def pad_prompts(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """B prompts → input_ids (B, P) long and attention_mask (B, P) bool, padded on the left to the longest."""
-    ids = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
-    mask = [torch.ones_like(prompt, dtype=torch.bool) for prompt in ids]
-    return (
-        pad_sequence(ids, True, pad_id, "left").to(device),
-        pad_sequence(mask, True, False, "left").to(device),
-    )
+    ids, mask = pad(prompts, pad_id, "left")
+    return ids.to(device), mask.to(device)
 
 
 def assemble(prompts: tuple[Tensor, Tensor], tokens: Tensor, sampling: Sampling) -> Rollout:

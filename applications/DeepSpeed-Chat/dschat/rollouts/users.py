@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dschat.common.chat_servers import Endpoint, Reply, ReplyCache, Unanswered, digest_of
+from dschat.common.chat_servers import Endpoint, Reply, ReplyCache, Unanswered, digest_of, open_client
 from dschat.common.user_function import call_function
 from dschat.data.dialogues import Dialogue
 from dschat.errors import UserError
@@ -158,18 +158,8 @@ def _client(endpoint: Endpoint) -> openai.OpenAI:
         import openai
     except ImportError as error:
         raise UserError(f"{endpoint.flags.url} needs the openai library: pip install 'ma-rlhf[judge]'.") from error
-    logging.getLogger("openai").setLevel(logging.INFO)  # it says when it tries again
-    carrier = openai.DefaultHttpxClient(trust_env=not endpoint.is_local)  # no proxy on the way to this machine
-    try:
-        return openai.OpenAI(
-            api_key=endpoint.key,
-            base_url=endpoint.base_url,
-            timeout=endpoint.timeout,
-            max_retries=endpoint.tries - 1,
-            http_client=carrier,
-        )
-    except (openai.OpenAIError, ValueError) as error:
-        raise UserError(f"{endpoint.flags.url} {endpoint.base_url}: {endpoint.hide_key(str(error))}") from error
+    # No proxy on the way to this machine.
+    return open_client(endpoint, openai.DefaultHttpxClient(trust_env=not endpoint.is_local))
 
 
 class FunctionUser:

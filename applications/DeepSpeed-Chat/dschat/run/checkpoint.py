@@ -39,6 +39,7 @@ from torch import Tensor
 from dschat.common.atomic import WRITING, flush, recover, remove, write_file
 from dschat.common.fingerprints import content_hash, file_hash
 from dschat.common.glossary import BEST
+from dschat.common.jsonl import read_object
 from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
@@ -308,11 +309,8 @@ def _update_of(folder: Path) -> int:
 
 def read_manifest(folder: Path) -> Json:
     """A checkpoint's manifest; {} where there is none that can be read."""
-    try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and "sha256" in found else {}
+    found = read_object(folder / MANIFEST)
+    return found if "sha256" in found else {}
 
 
 def digest(manifest: Json) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
@@ -90,10 +91,8 @@ class ClassifierReader:
 
     def _padded(self, sequences: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         """input_ids and attention_mask (B, T), padded on the right."""
-        width = max(map(len, sequences))
-        ids = [[*sequence, *[self._pad_id] * (width - len(sequence))] for sequence in sequences]
-        mask = [[1] * len(sequence) + [0] * (width - len(sequence)) for sequence in sequences]
-        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        ids, mask = pad(sequences, self._pad_id, "right")
+        return {"input_ids": ids, "attention_mask": mask.long()}
 
 
 TOO_LONG = "the dialogue is too long for the reward model"

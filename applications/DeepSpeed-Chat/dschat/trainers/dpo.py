@@ -22,11 +22,12 @@ from dschat.trainers.reference import (
     with_logprobs,
 )
 from dschat.trainers.selfcheck import check_policy
+from dschat.trainers.supervised import Task
 
 TEMPERATURE = 1.0
 
 
-class DPOTask:
+class DPOTask(Task[PreferenceExample, TrainedPolicy]):
     """Learns to prefer the chosen response of a pair. The reference is the policy before training."""
 
     name = "dpo"
@@ -62,9 +63,6 @@ class DPOTask:
                 self.eval = self._with_reference(engine, held_out, f"eval-{len(held_out)}")
             raise_if_stopped()
 
-    def count(self, examples: Sequence[PreferenceExample]) -> int:
-        return len(examples)
-
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[PreferenceExample], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -79,9 +77,6 @@ class DPOTask:
         batch = {name: x.to(device()) for name, x in collate_sft(chosen, self._pad_id).items()}
         tokens = (batch["input_ids"], batch["attention_mask"])
         check_policy(engine, tokens, batch["response_mask"].shape[1], TEMPERATURE, self._pad_id)
-
-    def summary(self, means: dict[str, float]) -> dict[str, float]:
-        return means
 
     def collate(self, examples: Sequence[PreferenceExample]) -> dict[str, Tensor]:
         batch = {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from dschat.config.refuel import RefuelOnlineConfig
+from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue, DialogueExample, state
 from dschat.data.encoding import turn_end
 from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
@@ -131,9 +131,9 @@ class DialogueSampler:
     def rollout_of(self, replies: Sequence[AssistantTurn], indices: Sequence[int]) -> Rollout:
         """B replies with their states as tensors; `indices` are the examples'."""
         prompts, mask = pad_prompts([reply.state_ids for reply in replies], self.sampling.pad_id, device())
-        drawn = [torch.tensor(reply.ids) for reply in replies]
-        ids = pad_sequence(drawn, True, self.sampling.pad_id).to(device())
-        drawn_mask = pad_sequence([torch.ones_like(x, dtype=torch.bool) for x in drawn], True, False).to(device())
+        ids, drawn_mask = (
+            x.to(device()) for x in pad([reply.ids for reply in replies], self.sampling.pad_id, "right")
+        )
         return Rollout(
             input_ids=torch.cat([prompts, ids], dim=1),
             attention_mask=torch.cat([mask, drawn_mask], dim=1),

@@ -25,11 +25,12 @@ from dschat.trainers.reference import (
     with_logprobs,
 )
 from dschat.trainers.selfcheck import TOLERANCE, check_modes, check_weights
+from dschat.trainers.supervised import Task
 
 Reference = Callable[[TrainedPolicy, Sequence[RegressionExample]], Tensor]
 
 
-class RefuelTask:
+class RefuelTask(Task[RegressionExample, TrainedPolicy]):
     """Regresses the relative rewards of pairs of replies."""
 
     name = "refuel"
@@ -69,9 +70,6 @@ class RefuelTask:
             if self._self_checks:
                 self.check_start(engine, self.train[:2])
             raise_if_stopped()
-
-    def count(self, examples: Sequence[RegressionExample]) -> int:
-        return len(examples)
 
     def loss(
         self, engine: TrainedPolicy, examples: Sequence[RegressionExample], count: Tensor | float
@@ -123,9 +121,6 @@ class RefuelTask:
                 f"(rounding explains {tolerance:g}). Remove the file of reference log-probs, or report the model. "
                 "--no_self_checks skips this check."
             )
-
-    def summary(self, means: dict[str, float]) -> dict[str, float]:
-        return means
 
     def collate(self, examples: Sequence[RegressionExample]) -> dict[str, Tensor]:
         return {name: x.to(device()) for name, x in collate_preferences(examples, self._pad_id).items()}

@@ -12,9 +12,10 @@ from dschat.models.engines import TrainedScalar
 from dschat.rl.reward_losses import Pairs, RewardLoss, reward_loss
 from dschat.run.distributed import device
 from dschat.trainers.selfcheck import check_scalar
+from dschat.trainers.supervised import Task
 
 
-class RewardTask:
+class RewardTask(Task[PairExample, TrainedScalar]):
     """Learns to rank pairs of responses."""
 
     name = "reward"
@@ -37,13 +38,10 @@ class RewardTask:
         self.train, self.eval, self._pad_id = train, eval, pad_id
         self._loss, self._centering = loss, centering
 
-    def prepare(self, engine: TrainedScalar) -> None:
-        pass
-
     def count(self, examples: Sequence[PairExample]) -> int:
         if self._loss == "per_sample":
             return sum(example.chosen_ids != example.rejected_ids for example in examples)
-        return len(examples)
+        return super().count(examples)
 
     def loss(
         self, engine: TrainedScalar, examples: Sequence[PairExample], count: Tensor | float
@@ -58,9 +56,6 @@ class RewardTask:
     def self_check(self, engine: TrainedScalar, examples: Sequence[PairExample]) -> None:
         tokens = self.collate(examples)
         check_scalar(engine, (tokens["input_ids"], tokens["attention_mask"]), self._pad_id)
-
-    def summary(self, means: dict[str, float]) -> dict[str, float]:
-        return means
 
     def collate(self, examples: Sequence[PairExample]) -> dict[str, Tensor]:
         return {name: x.to(device()) for name, x in collate_pairs(examples, self._pad_id).items()}

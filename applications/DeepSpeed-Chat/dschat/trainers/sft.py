@@ -13,9 +13,10 @@ from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import sft_loss
 from dschat.run.distributed import device
 from dschat.trainers.selfcheck import check_packing, check_policy
+from dschat.trainers.supervised import Task
 
 
-class SFTTask:
+class SFTTask(Task[SFTExample, TrainedPolicy]):
     """Learns to write the demonstrated responses."""
 
     name = "sft"

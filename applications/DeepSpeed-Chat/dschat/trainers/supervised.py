@@ -28,7 +28,7 @@ AnyEngine = TypeVar("AnyEngine", contravariant=True)
 
 
 class Task(Protocol[Example, AnyEngine]):
-    """What is learnt: examples, a loss and an evaluation."""
+    """What is learnt: examples, a loss and an evaluation. Tasks inherit what most of them do."""
 
     name: str  # of the loss in the metrics
     train: Sequence[Example]
@@ -36,9 +36,11 @@ class Task(Protocol[Example, AnyEngine]):
 
     def prepare(self, engine: AnyEngine) -> None:
         """What needs the weights that training starts from: called before a checkpoint takes their place."""
+        return None
 
     def count(self, examples: Sequence[Example]) -> int:
-        """What the loss is a mean over: response tokens, or pairs."""
+        """What the loss is a mean over: examples, or response tokens."""
+        return len(examples)
 
     def loss(
         self, engine: AnyEngine, examples: Sequence[Example], count: Tensor | float
@@ -53,6 +55,7 @@ class Task(Protocol[Example, AnyEngine]):
 
     def summary(self, means: dict[str, float]) -> dict[str, float]:
         """Evaluation metrics from the evaluation's mean loss and statistics."""
+        return means
 
 
 class Supervised(Generic[Example, EngineT]):

@@ -19,6 +19,7 @@ from dschat.common.chat_servers import (
     Unanswered,
     complete,
     no_answer,
+    open_client,
     short,
     text_of,
 )
@@ -63,21 +64,6 @@ class CountingHttpClient(openai.DefaultHttpxClient):
         return response
 
 
-def new_client(endpoint: Endpoint, spending: Spending, stop: threading.Event) -> openai.OpenAI:
-    """The official client over a `CountingHttpClient`; raises UserError where it does not take the address."""
-    logging.getLogger("openai").setLevel(logging.INFO)  # it says when it tries again
-    try:
-        return openai.OpenAI(
-            api_key=endpoint.key,
-            base_url=endpoint.base_url,
-            timeout=endpoint.timeout,
-            max_retries=endpoint.tries - 1,
-            http_client=CountingHttpClient(endpoint, spending, stop),
-        )
-    except (openai.OpenAIError, httpx2.InvalidURL, ValueError) as error:
-        raise UserError(f"--base-url {endpoint.base_url}: {endpoint.hide_key(str(error))}") from error
-
-
 def _tokens_used(response: httpx2.Response, size: int, endpoint: Endpoint) -> tuple[int, int]:
     """Tokens sent and answered as the server counts them, or by estimate.
 
@@ -111,7 +97,7 @@ class JudgeClient:
         self.stop = threading.Event()  # set once nothing more may be sent
         self.cached = 0  # answers that came from the cache
         self._endpoint, self._cache, self._spending, self._control = endpoint, cache, spending, control
-        self._client = new_client(endpoint, spending, self.stop)
+        self._client = open_client(endpoint, CountingHttpClient(endpoint, spending, self.stop))
         self._form: Form | None = None  # in which the server has answered
         self._lock, self._checking = threading.Lock(), threading.Lock()
 
