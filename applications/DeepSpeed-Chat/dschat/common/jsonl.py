@@ -93,11 +93,7 @@ def iterate_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def text_of(row: Mapping[str, Any], column: str, origin: str) -> str:
-    """Text of a column.
-
-    Raises:
-        UserError: it is missing or no text.
-    """
+    """Text of a column. Raises UserError where it is missing or no text."""
     value = row.get(column)
     if not isinstance(value, str):
         found = f"column {column!r} holds {type(value).__name__}" if column in row else f"no column {column!r}"

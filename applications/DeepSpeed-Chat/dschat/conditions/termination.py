@@ -34,11 +34,7 @@ class Ends:
 
 
 class TerminationCondition:
-    """The termination condition of a run: called once per rollout.
-
-    Attributes:
-        parser: name and version of the parser; empty for other conditions.
-    """
+    """The termination condition of a run: called once per rollout."""
 
     def __init__(self, flags: TerminationFlags, tokenizer: PreTrainedTokenizerBase, end_id: int, seed: int) -> None:
         """Loads what the condition needs.
@@ -54,7 +50,7 @@ class TerminationCondition:
         """
         self._flags, self._seed = flags, seed
         self._user = self._parsing = None
-        self.parser: dict[str, str] = {}
+        self.parser: dict[str, str] = {}  # name and version; empty for other conditions than parsing
         if ":" in flags.termination_condition:
             self._user = UserCondition(flags.termination_condition, tokenizer)
         elif flags.termination_condition == "parsing":
@@ -100,11 +96,7 @@ class UserCondition:
     """Calls ``f(trajectory, tokenizer)`` and checks the ends that it returns."""
 
     def __init__(self, spec: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Imports the function.
-
-        Raises:
-            UserError: it cannot be imported.
-        """
+        """Imports the function. Raises UserError where it cannot be imported."""
         self._function, self._spec, self._tokenizer = load_function(spec, FLAG), spec, tokenizer
 
     def __call__(self, trajectory: Trajectory) -> Tensor:

@@ -151,13 +151,10 @@ class OptimisationFlags:
 
 @dataclass(kw_only=True)
 class FinetuningFlags:
-    """Which weights are trained.
-
-    Attributes:
-        compares_logprobs: log-probs of an update are compared with earlier ones, which dropout would make differ.
-    """
+    """Which weights are trained."""
 
     _argument_group_name = "what is trained"
+    # Log-probs of an update are compared with earlier ones, which dropout would make differ.
     compares_logprobs: ClassVar[bool] = False
 
     finetune_mode: Literal["all", "last_layer", "lora"] | None = flag(
@@ -270,16 +267,11 @@ class KLFlags:
 
 @dataclass(kw_only=True)
 class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, FinetuningFlags, EngineFlags, ABC):
-    """The flags of every step.
+    """The flags of every step."""
 
-    Attributes:
-        step: of the pipeline: 1, 2 or 3.
-        own_inert_flags: of the step alone, accepted with a warning that says why they do nothing.
-        too_few_examples: what is said after their number, with the {size} of an iteration.
-    """
-
-    step: ClassVar[int]
-    too_few_examples: ClassVar[str]
+    step: ClassVar[int]  # of the pipeline: 1, 2 or 3
+    too_few_examples: ClassVar[str]  # what is said after their number, with the {size} of an iteration
+    # Of the step alone, accepted with a warning that says why they do nothing.
     own_inert_flags: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:

@@ -23,11 +23,7 @@ PARSERS = ("benepar", "link-grammar", "chunker", "tree-sitter")
 
 
 def parse_ngram(text: str) -> float:
-    """`5` → 5, `inf` → math.inf.
-
-    Raises:
-        UserError: it is neither a whole number nor inf.
-    """
+    """`5` → 5, `inf` → math.inf. Raises UserError where it is neither a whole number nor inf."""
     if text == "inf":
         return math.inf
     try:

@@ -57,14 +57,10 @@ class OneModelConfig(CommonConfig):
 
 @dataclass(kw_only=True)
 class SupervisedConfig(OneModelConfig):
-    """What steps 1 and 2 share: one model trained on whole texts.
-
-    Attributes:
-        sequences_per_example: that the model reads of an example: two of a pair.
-    """
+    """What steps 1 and 2 share: one model trained on whole texts."""
 
     _argument_group_name = "model and batches"
-    sequences_per_example: ClassVar[int] = 1
+    sequences_per_example: ClassVar[int] = 1  # that the model reads of an example: two of a pair
     too_few_examples: ClassVar[str] = (
         "training examples are fewer than one global batch of {size}. Lower --global_batch_size (or"
         " --per_device_train_batch_size and --gradient_accumulation_steps), or give more data; --data_split says which"

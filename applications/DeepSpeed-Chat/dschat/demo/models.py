@@ -20,6 +20,7 @@ from dschat.inference.policy import FLAGS_FILE, STEP, locate_policy
 from dschat.models.limits import position_limit, trained_length
 from dschat.models.load import load_causal_lm
 from dschat.models.lora import base_of, find_adapter
+from dschat.models.opening import DTYPES
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ START = ("actor_model_name_or_path", "model_name_or_path")  # the flags that nam
 POLICIES = ("", "actor", "actor_ema")  # folders of policies below a run's and below those of models/
 DEEPEST = 3  # levels from a run's folder down to a model: models/step-N/actor
 SCORES_ONLY = "a reward model or critic, which gives scores and writes no text. Give a policy's folder."
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Json: TypeAlias = dict[str, object]
 
@@ -182,7 +183,7 @@ class Opened:
         """What is loaded, and where."""
         weights = self.causal_lm.num_parameters()
         size = f"{weights / 1e9:.2f} billion" if weights >= 1e9 else f"{weights / 1e6:.2f} million"
-        where = f"on {self.causal_lm.device}, {DTYPES[self.causal_lm.dtype]}"
+        where = f"on {self.causal_lm.device}, {NAMES[self.causal_lm.dtype]}"
         return f"Loaded {self.path}: {size} parameters, {where}, in {self.seconds:.1f} s"
 
 

@@ -72,7 +72,6 @@ def published_config(hub_id: str) -> PreTrainedConfig:
     return AutoConfig.for_model(family, vocab_size=VOCABULARY, **options)
 
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RoleName = Literal["policy", "reward model", "actor", "critic", "reference"]
 
 

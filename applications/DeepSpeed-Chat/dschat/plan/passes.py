@@ -127,17 +127,12 @@ class Pass:
 
 
 class AliveBytes(TorchDispatchMode):
-    """Inside, follows every tensor that an operation makes, of the backward pass, too, until nothing refers to it.
-
-    Attributes:
-        now: bytes alive.
-        peak: the most that were alive at one time since `start_peak`.
-    """
+    """Inside, follows every tensor that an operation makes, of the backward pass, too, until nothing refers to it."""
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
         """Takes tensors that are there already and do not count, such as a model's parameters."""
         super().__init__()
-        self.now = self.peak = 0
+        self.now = self.peak = 0  # bytes alive, and the most that were at one time since `start_peak`
         self._existing = [tensor.untyped_storage() for tensor in existing]  # held, so that none is used again
         self._known: dict[int, int] = {storage._cdata: 0 for storage in self._existing}  # storage → bytes
 

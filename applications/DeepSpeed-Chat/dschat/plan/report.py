@@ -16,7 +16,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import DPOConfig, SupervisedConfig
 from dschat.data.hub import find_known
 from dschat.data.prepared.read import share_sizes
-from dschat.data.sources import TRAIN_EVAL_SPLIT, load_share, split_bounds
+from dschat.data.sources import TRAIN_EVAL_SPLIT, load_share, parse_fractions, split_bounds
 from dschat.errors import UserError
 from dschat.plan.models import shape
 from dschat.plan.phases import CUDA_BYTES, GB
@@ -75,19 +75,15 @@ def find_rows(config: CommonConfig) -> tuple[int, int] | None:
 
 def _published_rows(train: int, held_out: int | None, config: CommonConfig) -> tuple[int, int]:
     if held_out is None:
-        bounds = split_bounds(train, _fractions(TRAIN_EVAL_SPLIT))
+        bounds = split_bounds(train, parse_fractions(TRAIN_EVAL_SPLIT))
         train, held_out = bounds[1], bounds[2] - bounds[1]
     first, second = (_share(rows, config) for rows in (train, held_out))
     return first, second
 
 
 def _share(rows: int, config: CommonConfig) -> int:
-    bounds = split_bounds(rows, _fractions(config.data_split))
+    bounds = split_bounds(rows, parse_fractions(config.data_split))
     return bounds[config.step] - bounds[config.step - 1]
-
-
-def _fractions(split: str) -> list[float]:
-    return [float(part) for part in split.split(",")]
 
 
 def _evaluations(updates: int, at_a_time: int, interval: int) -> int:

@@ -276,11 +276,7 @@ class RunOutput:
         return {"seconds": self.metrics.seconds(), "record": kept}
 
     def start_over(self) -> None:
-        """Begins in a folder whose earlier run saved no checkpoint.
-
-        Raises:
-            UserError: that run was finished.
-        """
+        """Begins in a folder whose earlier run saved no checkpoint. Raises UserError where that run was finished."""
         if broadcast_object(read_object(self._place / "run.json").get("finished") is True):
             raise UserError(
                 f"--resume_from_checkpoint: {self._place} holds a finished run without a checkpoint to go on from. "

@@ -30,23 +30,14 @@ Work = Sequence[Sequence[int]]  # of one iteration, on this rank: batches of num
 
 
 class Algorithm(Protocol):
-    """What the loop trains.
+    """What the loop trains."""
 
-    Attributes:
-        name: of the progress bar.
-        lengths: of the training examples, in tokens.
-        work_batch: examples of a batch of `Work`.
-        shown: what the progress bar shows: label → metric.
-        checks_trained: whether `self_check` holds of trained weights, too, or of those that training starts from only.
-        nonfinite: what happens to numbers that are not finite.
-    """
-
-    name: str
-    lengths: Sequence[int]
-    work_batch: int
-    shown: Mapping[str, str]
-    checks_trained: bool
-    nonfinite: NonFinite
+    name: str  # of the progress bar
+    lengths: Sequence[int]  # of the training examples, in tokens
+    work_batch: int  # examples of a batch of `Work`
+    shown: Mapping[str, str]  # what the progress bar shows: label → metric
+    checks_trained: bool  # whether `self_check` holds of trained weights, too, or of those that training starts from
+    nonfinite: NonFinite  # what happens to numbers that are not finite
 
     def prepare(self) -> None:
         """What needs the weights that training starts from: called before a checkpoint takes their place."""

@@ -195,11 +195,9 @@ class MovingAverage:
         Args:
             engine: of the actor.
             decay: weight of the past; 1 − decay is that of the present.
-
-        Attributes:
-            parts: this process's parts of the average, by name.
         """
         self._engine, self._decay = engine, decay
+        # This process's parts of the average, by name.
         self.parts = {name: part.float().clone() for name, part in engine.parts().items()}
 
     def update(self) -> None:

@@ -3,11 +3,11 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dschat.common.launch import Processes, as_arguments
+from dschat.common.launch import Processes, as_arguments, run_step
 from dschat.errors import UserError
 
 GOLD = Path(__file__).resolve().parents[2] / "dschat" / "data" / "synthetic.py"
@@ -106,6 +106,22 @@ def supervised_flags(data: Path, split: str, model: Path, output: Path, epochs: 
         "--max_seq_len": 192,
     }
     return as_arguments(flags)
+
+
+def train_sft(data: Path, model: Path, output: Path, scale: Scale, more: Sequence[str], processes: Processes) -> None:
+    """Step 1 on the demonstrations, with more flags."""
+    batch = processes.share(scale.batch)
+    flags = supervised_flags(data / "demonstrations", "1,0,0", model, output, scale.sft_epochs, batch)
+    run_step("step1_supervised_finetuning", [*flags, *more], processes)
+
+
+def train_reward_model(
+    pairs: Path, sft: Path, output: Path, scale: Scale, more: Sequence[str], processes: Processes
+) -> None:
+    """Step 2 on the first share of the comparisons, with more flags."""
+    batch = processes.share(scale.batch)
+    flags = supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
+    run_step("step2_reward_model_finetuning", [*flags, *more], processes)
 
 
 def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:

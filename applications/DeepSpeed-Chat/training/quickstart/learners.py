@@ -20,6 +20,7 @@ from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source, split_part
 from dschat.data.synthetic import gold_score
 from dschat.inference.measure import Answer, best_of, measure
+from dschat.inference.text import run_models
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
@@ -39,6 +40,8 @@ from inputs import (
     ppo_flags,
     run_example,
     supervised_flags,
+    train_reward_model,
+    train_sft,
 )
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 64
@@ -54,13 +57,8 @@ NOTE = (
     "Seconds are those of the learner's own run with its evaluations, without the models that it starts from; best of"
     " 16 draws 16 responses for every answer instead."
 )
-# Name of each learner that trains → its folder, and where the policy lies below it.
-TRAINED = {
-    "DPO": ("dpo", ""),
-    "RLOO, K = 4": ("rloo", "actor"),
-    "PPO, n = 1": ("ppo", "actor"),
-    "MA-PPO, n = 5": ("ma-ppo", "actor"),
-}
+# Name of each learner that trains → its folder.
+TRAINED = {"DPO": "dpo", "RLOO, K = 4": "rloo", "PPO, n = 1": "ppo", "MA-PPO, n = 5": "ma-ppo"}
 
 
 def main() -> int:
@@ -76,11 +74,9 @@ def learners(folder: Path, seed: int, scale: Scale) -> None:
     data, model = make_inputs(folder, seed, scale)
     sft, reward = folder / "sft", folder / "reward"
     common = [*COMMON, "--seed", str(seed)]
-    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, scale.batch)
-    run_step("step1_supervised_finetuning", [*flags, *common], ONE)
-    pairs, split = data / "comparisons", scale.data_split
-    flags = supervised_flags(pairs, split, sft, reward, scale.reward_epochs, scale.batch)
-    run_step("step2_reward_model_finetuning", [*flags, *common], ONE)
+    pairs = data / "comparisons"
+    train_sft(data, model, sft, scale, common, ONE)
+    train_reward_model(pairs, sft, reward, scale, common, ONE)
     run_step("step2_dpo_finetuning", [*dpo_flags(pairs, sft, folder / "dpo", scale), *common], ONE)
     for place, own in step3_runs(sft, scale).items():
         flags = [*ppo_flags(data, sft, reward, folder / place, scale, ONE), *own, *common]
@@ -131,17 +127,10 @@ def measure_all(folder: Path, pairs: Path, seed: int, scale: Scale) -> list[Lear
     measure = Measure(folder / "sft", folder / "reward", pairs, scale.data_split, seed)
     first, best = measure.best_of(BEST_OF)
     found = [Learner("SFT", [first])]
-    for name, (place, below) in TRAINED.items():
-        points = [measure(model) for model in saved_models(folder / place, below)]
+    for name, place in TRAINED.items():
+        points = [measure(Path(model.path)) for model in run_models(folder / place)]
         found.append(Learner(name, points, seconds_of(folder / place)))
     return [*found, Learner(f"best of {max(BEST_OF)} of SFT", best, bound=True)]
-
-
-def saved_models(run: Path, below: str) -> list[Path]:
-    """The models that a run left on its way, and the one of its end."""
-    steps = sorted((run / "models").glob("step-*"), key=lambda step: int(step.name.removeprefix("step-")))
-    last = json.loads((run / "run.json").read_text(encoding="utf-8"))["batches"]["total_updates"]
-    return [*(step / below for step in steps if step.name != f"step-{last}"), run / below]
 
 
 def seconds_of(run: Path) -> float:

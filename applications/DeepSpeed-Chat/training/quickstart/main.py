@@ -20,7 +20,8 @@ from inputs import (
     make_inputs,
     ppo_flags,
     run_example,
-    supervised_flags,
+    train_reward_model,
+    train_sft,
 )
 
 REGIME = (
@@ -50,12 +51,8 @@ def quickstart(folder: Path, seed: int, scale: Scale, processes: Processes) -> N
     data, model = make_inputs(folder, seed, scale)
     sft, reward = folder / "step1-sft", folder / "step2-reward"
     common = [*COMMON, "--seed", str(seed), "--zero_stage", str(processes.zero_stage)]
-    batch = processes.share(scale.batch)
-    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, batch)
-    run_step("step1_supervised_finetuning", [*flags, *common], processes)
-    comparisons, split = data / "comparisons", scale.data_split
-    flags = supervised_flags(comparisons, split, sft, reward, scale.reward_epochs, batch)
-    run_step("step2_reward_model_finetuning", [*flags, *common], processes)
+    train_sft(data, model, sft, scale, common, processes)
+    train_reward_model(data / "comparisons", sft, reward, scale, common, processes)
     for place, own in RUNS.values():
         flags = [*ppo_flags(data, sft, reward, folder / place, scale, processes), *critic_flags(sft), *own]
         run_step("step3_rlhf_finetuning", [*flags, "--termination_condition", "fixed", *common], processes)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import get_args
 
 from dschat.common.atomic import write_file
-from dschat.common.launch import Processes, run_step
+from dschat.common.launch import Processes
 from dschat.config.supervised import RewardLoss
-from inputs import COMMON, FULL, SMALL, Scale, example_flags, make_inputs, run_example, supervised_flags
+from inputs import COMMON, FULL, SMALL, Scale, example_flags, make_inputs, run_example, train_reward_model, train_sft
 
 ONE = Processes()
 END, OWN, MEANS = "eval/end_accuracy", "eval/accuracy", "eval/mean_accuracy"
@@ -48,18 +48,14 @@ def compare(folder: Path, seeds: Sequence[int], scale: Scale) -> tuple[Figures, 
     """Trains a reward model with each loss and seed; their last evaluations, and the pairs of each."""
     data, model = make_inputs(folder, seeds[0], scale)
     sft = folder / "sft"
-    common = [*COMMON, "--seed", str(seeds[0])]
-    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, scale.batch)
-    run_step("step1_supervised_finetuning", [*flags, *common], ONE)
+    train_sft(data, model, sft, scale, [*COMMON, "--seed", str(seeds[0])], ONE)
     figures: Figures = {loss: [] for loss in LOSSES}
     pairs = 0
     for seed in seeds:
         for loss in LOSSES:
             output = folder / f"{loss}-{seed}"
-            pairs_flags = data / "comparisons", scale.data_split, sft, output, scale.reward_epochs, scale.batch
-            flags = supervised_flags(*pairs_flags)
             own = ["--reward_loss", loss, "--seed", str(seed), "--eval_iters", "0"]
-            run_step("step2_reward_model_finetuning", [*flags, *COMMON, *own], ONE)
+            train_reward_model(data / "comparisons", sft, output, scale, [*COMMON, *own], ONE)
             record = json.loads((output / "run.json").read_text(encoding="utf-8"))
             figures[loss].append(record["metrics"])
             pairs = sum(source["eval"] for source in record["data"]["sources"])

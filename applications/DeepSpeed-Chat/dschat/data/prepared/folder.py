@@ -210,11 +210,7 @@ def read_pt(file: Path, tokenizer: PreTrainedTokenizerBase | None) -> list[Prepa
 
 
 def check_example_prompt(folder: PreparedFolder, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a folder whose example prompt has other ids with this tokenizer.
-
-    Raises:
-        UserError: it has.
-    """
+    """Refuses a folder whose example prompt has other ids with this tokenizer. Raises UserError where it has."""
     file = folder.path / EXAMPLE_PROMPT
     if not file.is_file():
         logger.warning(

@@ -132,11 +132,7 @@ def share_sizes(flags: ShareFlags) -> tuple[int, int] | None:
 def read_split(
     folder: PreparedFolder, split: str, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Sequence[PreparedExample]:
-    """The rows of one file.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """The rows of one file. Raises UserError where it cannot be read."""
     file = folder.files[split]
     if folder.format == "pt":
         return read_pt(file, tokenizer)

@@ -71,11 +71,7 @@ class ProgramScores:
 
 
 def tests_of(row: Row) -> str:
-    """A row's column of tests, as JSON text.
-
-    Raises:
-        UserError: it has none.
-    """
+    """A row's column of tests, as JSON text. Raises UserError where it has none."""
     tests = row.extra.get(COLUMN)
     if not isinstance(tests, str):
         raise UserError(f"{row.origin}: there is no text in column {COLUMN!r}: --reward_source programs needs tests.")

@@ -12,11 +12,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NE
 
 
 def call(name: str, *arguments: object) -> int:
-    """A function of libc; None is a null pointer.
-
-    Raises:
-        OSError: it returned -1.
-    """
+    """A function of libc; None is a null pointer. Raises OSError where it returned -1."""
     found: int = getattr(libc, name)(*(_argument(argument) for argument in arguments))
     if found == -1:
         code = ctypes.get_errno()
