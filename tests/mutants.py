@@ -573,7 +573,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "row_seed(*_a, _c)", "test_seeds_of_rows_are_those_of_prompt_and_sample"),
     ("samples are numbered through the rollout", "ActorSampler.__call__", "list(range(_a)) * _b",
      "list(range(_a * _b))", SAMPLES),
-    ("sampling seed ignores the run's", "ActorSampler.__call__", "_a._seed", "0", RUN_SEED),
+    ("sampling seed ignores the run's", "ActorSampler.__call__", "_a.seed", "0", RUN_SEED),
     ("sampling seed ignores its use", "ActorSampler.__call__", "row_seed(_a, _b, _c, _d, *_e)",
      "row_seed(_a, 0, _c, _d, *_e)", DRAWS),
     ("sampling seed the same in every iteration", "ActorSampler.__call__", "row_seed(_a, _b, _c, _d, *_e)",

@@ -117,14 +117,14 @@ def test_samples_of_a_prompt_depend_on_nothing_else(group, tokenizer, tmp_path):
     assert alone.sample_index is None
     assert all(only[n, 0] == rows[n, 0] for n in (0, 5, 9))
     for slots, numbers in ((1, (9, 5)), (5, (0, 5, 9)), (64, (5,))):
-        trainer.algorithm.sample._engine = ContinuousEngine(slots)
+        trainer.algorithm.sample.engine = ContinuousEngine(slots)
         others, _ = drawn_by(trainer, 4, numbers)
         assert all(others[place] == rows[place] for place in others)
 
 
 def test_transformers_generate_draws_several_samples(group, tokenizer, tmp_path):
     trainer = trainer_of(tmp_path, tokenizer)
-    trainer.algorithm.sample._engine = GenerateEngine(5)
+    trainer.algorithm.sample.engine = GenerateEngine(5)
     rows, _ = drawn_by(trainer, 4)
     assert all(len({tuple(rows[n, sample]) for sample in range(4)}) > 1 for n in (0, 5, 9))
 

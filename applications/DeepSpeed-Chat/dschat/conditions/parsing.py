@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import TYPE_CHECKING, Protocol
 
 from dschat.common.user_function import call_function, load_function
@@ -222,7 +222,7 @@ class ParsingCondition:
         from constituent_treelib.parsing import parse_texts  # installed for this condition only
 
         start = time.perf_counter()
-        trailing = [self._num_trailing(row) for row in rows]
+        trailing = [len(list(takewhile(self._ending.__contains__, reversed(row)))) for row in rows]
         read = [self._read(row[: len(row) - count]) for row, count in zip(rows, trailing, strict=True)]
         trees, counts = parse_texts([item.text for item in read], self.backend)
         lengths = [
@@ -241,7 +241,3 @@ class ParsingCondition:
                 "--parser %s: %d of %d %ss fell back to the chunker (%s)",
                 *(self.backend.name, counts.fell_back, counts.sentences, self.backend.unit, reasons),
             )
-
-    def _num_trailing(self, row: Sequence[int]) -> int:
-        """Special tokens at the end of a row."""
-        return next((count for count, token in enumerate(reversed(row)) if token not in self._ending), len(row))

@@ -90,7 +90,7 @@ def make_row(index: int, seed: int, kind: Kind, split: str = "train") -> dict[st
             place if rng.random() < RIGHT else rng.choice([other for other in others if other != place])
             for place, others in zip(places, frame.choices, strict=True)
         ]
-    program = frame.program.format(*map(_code, filled))
+    program = frame.program.format(*({**QUANTITIES, **JOINTS, **FORMS}[place][0] for place in filled))
     if kind == "demonstrations" and rng.random() < SLIP:
         program = program.rstrip()[:-1] + "\n"
     return {
@@ -110,10 +110,6 @@ def write_problems(folder: Path, demonstrations: int, problems: int, held_out: i
     for kind, size in sizes.items():
         write_rows(folder / kind / "train.jsonl", (make_row(i, seed, kind) for i in range(size)))
         write_rows(folder / kind / "test.jsonl", (make_row(i, seed, kind, "test") for i in range(held_out)))
-
-
-def _code(place: str) -> str:
-    return {**QUANTITIES, **JOINTS, **FORMS}[place][0]
 
 
 def _tests(frame: Frame, places: Sequence[str]) -> dict[str, object]:

@@ -114,7 +114,12 @@ def run_inference(options: InferenceOptions) -> str:
     batches = selection.batches(options.batch_size, _lengths(selection, options, given.tokenizer))
     settings = given.settings | {"num-return": options.num_return, "temperature": options.temperature_value}
     with closing(Journal(path, settings, options.overwrite)) as journal:
-        entries = run_batches(journal, batches, prepare, _mean_reward)
+        entries = run_batches(
+            journal,
+            batches,
+            prepare,
+            lambda some: {"reward": f"{fmean(entry['row']['reward'] for entry in some):.3f}"},
+        )
         journal.finish(entry["row"] for entry in entries)
     left_out = f" ({selection.dropped} prompts left out)" if selection.dropped else ""
     return f"mean {_means(entries)}, {len(entries)} rows{left_out}: {path}"
@@ -235,10 +240,6 @@ def _lengths(selection: Selection, options: InferenceOptions, tokenizer: PreTrai
         longer = map(max, *(map(len, encode_responses(tokenizer, some)) for some in texts))
         lengths = [length + more for length, more in zip(lengths, longer, strict=True)]
     return lengths
-
-
-def _mean_reward(entries: list[Entry]) -> dict[str, str]:
-    return {"reward": f"{fmean(entry['row']['reward'] for entry in entries):.3f}"}
 
 
 def _means(entries: list[Entry]) -> str:

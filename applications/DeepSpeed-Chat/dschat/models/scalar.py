@@ -45,9 +45,9 @@ def last_scores(numbers: Tensor, attention_mask: Tensor) -> Tensor:
     return torch.where(last_true(attention_mask), numbers, 0.0).sum(1)
 
 
-def note_reward_loss(model: Any, loss: str, default: str = "end") -> None:
-    """Writes the name of a loss into a classifier's config; nothing where it is the default and always was."""
-    if loss != default or hasattr(model.config, KEY):
+def note_reward_loss(model: Any, loss: str) -> None:
+    """Writes the name of a loss into a classifier's config; nothing where it is `end` and always was."""
+    if loss != "end" or hasattr(model.config, KEY):
         setattr(model.config, KEY, loss)
 
 

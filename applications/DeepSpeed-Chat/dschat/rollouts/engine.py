@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from dschat.data.collate import pad
 from dschat.models.engines import TrainedPolicy
@@ -38,6 +39,17 @@ class RolloutEngine(Protocol):
 
     def session(self, actor: TrainedPolicy) -> AbstractContextManager[Draw]:
         """Makes the actor's weights ready for drawing, once for all draws inside. Every rank must enter it."""
+
+
+@dataclass
+class PolicySampler:
+    """What draws responses with a policy that trains, and how."""
+
+    policy: TrainedPolicy
+    tokenizer: PreTrainedTokenizerBase
+    sampling: Sampling
+    seed: int  # of the run
+    engine: RolloutEngine
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ from dschat.rollouts.dialogues import (
     UserFromData,
     roll_out,
 )
-from dschat.rollouts.engine import Generation, RolloutEngine, pad_prompts
+from dschat.rollouts.engine import Generation, PolicySampler, RolloutEngine, pad_prompts
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.run.distributed import device
 from dschat.run.state import SeedKind
@@ -71,29 +71,8 @@ def dialogue_sampling(config: RefuelOnlineConfig, tokenizer: PreTrainedTokenizer
     )
 
 
-class DialogueSampler:
+class DialogueSampler(PolicySampler):
     """Draws dialogues with the policy. Every rank must call its methods; each may draw another number of them."""
-
-    def __init__(
-        self,
-        policy: TrainedPolicy,
-        tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
-        seed: int,
-        engine: RolloutEngine,
-    ) -> None:
-        """Takes the policy and how to draw.
-
-        Args:
-            policy: its engine.
-            tokenizer: of the policy.
-            sampling: how replies are drawn.
-            seed: of the run.
-            engine: what draws them.
-        """
-        self._policy, self._tokenizer, self._seed, self._engine = policy, tokenizer, seed, engine
-        self._most = position_limit(policy.module.inner)
-        self.sampling = sampling
 
     def pairs(self, examples: Sequence[DialogueExample], iteration: int) -> list[DrawnPair]:
         """Two dialogues of each example: all turns, then those from h on once more.
@@ -103,10 +82,10 @@ class DialogueSampler:
             iteration: number of the round; seeds are made from the run's seed, it and the example's index, so that
                 draws depend neither on the rank nor on the other rows.
         """
-        turns = [drawn_turn(self._seed, iteration, example) for example in examples]
+        turns = [drawn_turn(self.seed, iteration, example) for example in examples]
         user, count = self._user_of(examples)
         seeds = [
-            [row_seed(self._seed, SeedKind.TRAINING, iteration, example.index, part) for example in examples]
+            [row_seed(self.seed, SeedKind.TRAINING, iteration, example.index, part) for example in examples]
             for part in (FIRST, SECOND)
         ]
         with self._assistant(self.sampling) as assistant:
@@ -118,14 +97,14 @@ class DialogueSampler:
     def answers(self, examples: Sequence[DialogueExample], temperature: float) -> list[DialogueRollout]:
         """Whole dialogues for an evaluation, the same draws every time; at temperature 0 with the likeliest tokens."""
         user, count = self._user_of(examples)
-        seeds = [row_seed(self._seed, SeedKind.EVALUATION, example.index) for example in examples]
+        seeds = [row_seed(self.seed, SeedKind.EVALUATION, example.index) for example in examples]
         with self._assistant(replace(self.sampling, temperature=temperature)) as assistant:
             return roll_out([example.messages[:1] for example in examples], count, assistant, user, seeds)
 
     def first_replies(self, states: Sequence[list[int]], seeds: Sequence[int]) -> Generation:
         """Replies to states as ids, as the engine gives them."""
-        self._policy.eval()
-        with stopping_together(), self._engine.session(self._policy) as draw:
+        self.policy.eval()
+        with stopping_together(), self.engine.session(self.policy) as draw:
             return draw(states, self.sampling, seeds)
 
     def rollout_of(self, replies: Sequence[AssistantTurn], indices: Sequence[int]) -> Rollout:
@@ -145,9 +124,9 @@ class DialogueSampler:
     @contextmanager
     def _assistant(self, sampling: Sampling) -> Iterator[Assistant]:
         """The policy as it is now: its weights are gathered once for all turns inside."""
-        self._policy.eval()
-        with stopping_together(), self._engine.session(self._policy) as draw:
-            yield PolicyAssistant(draw, self._tokenizer, sampling, self._most)
+        self.policy.eval()
+        with stopping_together(), self.engine.session(self.policy) as draw:
+            yield PolicyAssistant(draw, self.tokenizer, sampling, position_limit(self.policy.module.inner))
 
     @staticmethod
     def _user_of(examples: Sequence[DialogueExample]) -> tuple[UserFromData, list[int]]:

@@ -40,7 +40,12 @@ def write_folder(
         for split, examples in splits.items():
             if examples:
                 file = split_file(beside, info["stage"], split, info["format"])
-                (_write_parquet if info["format"] == "parquet" else _write_pt)(file, examples, info)
+                if info["format"] == "parquet":
+                    _write_parquet(file, examples)
+                else:
+                    import torch
+
+                    torch.save([_pt_row(example, info["mask_prompt"]) for example in examples], file)
         if info["format"] == "pt":
             _write_pt_extras(beside, info)
         if skipped is not None:
@@ -55,17 +60,11 @@ def _told(example: PreparedExample, reason: str) -> dict[str, object]:
     return {"reason": reason, "origin": row.origin, **{name: text for name, text in texts.items() if text is not None}}
 
 
-def _write_parquet(file: Path, examples: Sequence[PreparedExample], info: Mapping[str, Any]) -> None:
+def _write_parquet(file: Path, examples: Sequence[PreparedExample]) -> None:
     from pyarrow import parquet
 
     parts = [to_batch(PreparedExample, examples[i : i + BATCH]) for i in range(0, len(examples), BATCH)]
     parquet.write_table(table_of(PreparedExample, parts), file, compression="zstd", row_group_size=BATCH)
-
-
-def _write_pt(file: Path, examples: Sequence[PreparedExample], info: Mapping[str, Any]) -> None:
-    import torch
-
-    torch.save([_pt_row(example, info["mask_prompt"]) for example in examples], file)
 
 
 def _pt_row(example: PreparedExample, mask_prompt: bool) -> dict[str, object]:

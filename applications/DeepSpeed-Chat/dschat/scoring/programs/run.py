@@ -130,7 +130,10 @@ def _run_case(
 
 
 def _judge(execution: Execution, case: Case, function: str | None, limits: SandboxLimits) -> tuple[Status, str]:
-    if execution.end == "time" or _used_its_time(execution, limits):
+    killed = (
+        execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
+    )  # for its processor time
+    if execution.end == "time" or killed:
         return "timeout", f"more than {limits.seconds:g} s"
     if not execution.compiled:
         return "compile_error", execution.message
@@ -139,11 +142,6 @@ def _judge(execution: Execution, case: Case, function: str | None, limits: Sandb
     if execution.status != 0:
         return "runtime_error", execution.message or f"exit status {execution.status}"
     return ("passed", "") if is_right(case, execution.output, function is not None) else ("wrong", "")
-
-
-def _used_its_time(execution: Execution, limits: SandboxLimits) -> bool:
-    """Whether the kernel ended it for its processor time."""
-    return execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
 
 
 class ProgramPool:
