@@ -10,13 +10,5 @@ import sys
 
 from dschat.inference.options import BestOfOptions, run_command
 
-
-def run(options: BestOfOptions) -> str:
-    """Draws, scores and draws the curves; returns the table."""
-    from dschat.inference.scored import run_best_of_n
-
-    return run_best_of_n(options)
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(BestOfOptions, run, str(__doc__), print))
+    sys.exit(run_command(BestOfOptions, "dschat.inference.scored:run_best_of_n", str(__doc__), print))

@@ -10,13 +10,5 @@ import sys
 
 from dschat.inference.options import ProgramOptions, run_command
 
-
-def run(options: ProgramOptions) -> str:
-    """Answers and runs; returns the line that sums it up."""
-    from dschat.inference.programs import run_programs
-
-    return run_programs(options)
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(ProgramOptions, run, str(__doc__), print))
+    sys.exit(run_command(ProgramOptions, "dschat.inference.programs:run_programs", str(__doc__), print))

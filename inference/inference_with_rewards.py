@@ -9,13 +9,5 @@ import sys
 
 from dschat.inference.options import InferenceOptions, run_command
 
-
-def run(options: InferenceOptions) -> str:
-    """Answers and scores; returns the line that sums it up."""
-    from dschat.inference.scored import run_inference
-
-    return run_inference(options)
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(InferenceOptions, run, str(__doc__), print))
+    sys.exit(run_command(InferenceOptions, "dschat.inference.scored:run_inference", str(__doc__), print))

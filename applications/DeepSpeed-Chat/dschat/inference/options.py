@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from dschat.common.script import add_flags, flag, run_script
@@ -348,17 +349,13 @@ def parse_flags(options: type[Options], words: Sequence[str], description: str) 
 
 
 def run_command(
-    options: type[Options],
-    run: Callable[[Options], str],
-    description: str,
-    say: Callable[[str], object],
-    goes_on: bool = True,
+    options: type[Any], run: str, description: str, say: Callable[[str], object], goes_on: bool = True
 ) -> int:
     """A whole command: reads its flags, runs, says what that returns; the exit status, see `run_script`.
 
     Args:
         options: class of its flags.
-        run: imports what is slow, and does it.
+        run: "module:function" that does it, given the flags; imported once they are checked, since that is slow.
         description: in --help.
         say: writes a line to stdout: print.
         goes_on: after Ctrl-C the same command goes on where it stood.
@@ -372,7 +369,7 @@ def run_command(
 
         transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
         transformers.utils.logging.set_verbosity_error()
-        return run(given)
+        return str(resolve_name(run)(given))
 
     return run_script(command, say, goes_on)
 

@@ -11,13 +11,5 @@ import sys
 from dschat.inference.options import run_command
 from dschat.inference.refuel import GenerateOptions
 
-
-def run(options: GenerateOptions) -> str:
-    """Draws the dialogues; returns the line that sums it up."""
-    from dschat.inference.dialogues import run_generate
-
-    return run_generate(options)
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(GenerateOptions, run, str(__doc__), print))
+    sys.exit(run_command(GenerateOptions, "dschat.inference.dialogues:run_generate", str(__doc__), print))

@@ -10,13 +10,5 @@ import sys
 from dschat.inference.options import run_command
 from dschat.inference.refuel import RankOptions
 
-
-def run(options: RankOptions) -> str:
-    """Scores the dialogues; returns the line that sums it up."""
-    from dschat.inference.pairs import run_rank
-
-    return run_rank(options)
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(RankOptions, run, str(__doc__), print))
+    sys.exit(run_command(RankOptions, "dschat.inference.pairs:run_rank", str(__doc__), print))

@@ -10,13 +10,5 @@ import sys
 from dschat.inference.options import run_command
 from dschat.inference.refuel import MaskOptions
 
-
-def run(options: MaskOptions) -> str:
-    """Makes the pairs; returns the line that sums it up."""
-    from dschat.inference.pairs import run_masks
-
-    return run_masks(options)
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(MaskOptions, run, str(__doc__), print, goes_on=False))
+    sys.exit(run_command(MaskOptions, "dschat.inference.pairs:run_masks", str(__doc__), print, goes_on=False))

@@ -14,13 +14,5 @@ import sys
 
 from dschat.inference.options import TextOptions, run_command
 
-
-def run(options: TextOptions) -> str:
-    """Computes what is left to compute and writes the report; returns the tables."""
-    from dschat.inference.text import run_text
-
-    return run_text(options)
-
-
 if __name__ == "__main__":
-    sys.exit(run_command(TextOptions, run, str(__doc__), print))
+    sys.exit(run_command(TextOptions, "dschat.inference.text:run_text", str(__doc__), print))
