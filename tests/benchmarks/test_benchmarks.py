@@ -16,9 +16,7 @@ from dschat.models.scalar import ScalarModel
 from factories import make_causal_lm, make_classifier
 from launches import launch
 
-TINY_MEMORY = (
-    "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3 --softcap 30 --device cpu --threads 1"
-)
+TINY_MEMORY = "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import io
 import json
 import multiprocessing
 import os
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 import torch
 
 if TYPE_CHECKING:
-    from transformers import GemmaConfig
+    from matplotlib.figure import Figure
 
     from dschat.config.common import CommonConfig
 
@@ -100,6 +101,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))
 
 
+def svg(size: tuple[float, float], salt: str, draw: Callable[[Figure], None]) -> bytes:
+    """A picture of so many inches, the same bytes each time; the salt makes its ids other than those of the others."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
 def write_section(document: Path, name: str, text: str) -> None:
     """Puts text between the comments <!-- name --> and <!-- /name --> of a document.
 
@@ -123,30 +137,12 @@ def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
 def run_step(step: str, folder: str, config: type[CommonConfig], flags: Sequence[str]) -> None:
     """Runs the main program of a step in this process, as its command line does; a failure ends the process."""
     from dschat.common.launch import TRAINING
-
     from dschat.main import run_main
 
     main = str(TRAINING / folder / "main.py")
     sys.argv = [main, *flags]
     if status := run_main(step, config, runpy.run_path(main)["train"]):
         raise SystemExit(status)
-
-
-def gemma(vocabulary: int, hidden: int, layers: int, labels: int = 2) -> GemmaConfig:
-    """A Gemma with 4 heads and an MLP four times as wide as its layers."""
-    from transformers import GemmaConfig
-
-    config = GemmaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=hidden // 4,
-    )
-    config.num_labels = labels
-    return config
 
 
 class Peak:

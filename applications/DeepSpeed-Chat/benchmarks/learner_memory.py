@@ -24,9 +24,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from dschat.common.launch import as_arguments
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, GemmaForSequenceClassification
 
+from dschat.common.launch import as_arguments
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import DPOConfig, SFTConfig
@@ -60,7 +60,7 @@ ROLES = {
 
 def main() -> None:
     """Measures every way and prints one JSON object."""
-    parser = settings_parser(__doc__, vocabulary=2000, hidden=512, layers=8, threads=1)
+    parser = settings_parser(__doc__, vocabulary=2000, hidden=512, layers=8)
     parser.add_argument("--share_base", action="store_true", help="the ways to hold the models of step 3")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters, with --share_base")
     parser.add_argument("--sequences", type=int, default=8, help=f"of an update, a multiple of {SAMPLES}")
@@ -73,7 +73,7 @@ def main() -> None:
             write_adapter(place, settings.rank)
             found = ways_to_hold(place, settings.sequences, settings.rank)
         figures = {
-            name: in_process(measure, step, {"output_dir": place / name, **flags}, settings.threads)
+            name: in_process(measure, step, {"output_dir": place / name, **flags})
             for name, (step, flags) in found.items()
         }
     report(settings, figures)
@@ -136,12 +136,12 @@ def data(place: Path, rows: int, split: str) -> Flags:
     return {"data_path": place / f"data-{rows}" / "comparisons", "data_split": split, "dtype": "fp32"}
 
 
-def measure(step: str, flags: Flags, threads: int) -> dict[str, object]:
+def measure(step: str, flags: Flags) -> dict[str, object]:
     """Runs a step in this process and looks at it after each step of an optimiser."""
     import dschat.builders.ppo  # noqa: F401  # before the memory is looked at
     from dschat.engine.engine import Engine
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     give_back_at_once()
     folder, config = MAINS[step]
     real, peak = Engine.step, SampledPeak(own_bytes)

@@ -17,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from dschat.common.launch import TRAINING
 from tqdm import tqdm
 
+from dschat.common.launch import TRAINING
 from dschat.run_report.build import read_runs
 from dschat.run_report.data import RunData
 from dschat.run_report.summary import judges_of, levels_of, updates_to
 from harness import machine, origin, settings_parser, table, write_section
-from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of
+from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of, updates_text, usual_updates
 from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
 
 PARTS = ("core", "quickstart", "around", "search")
@@ -154,15 +154,9 @@ def quickstart_row(runs: Sequence[RunData], baselines: Sequence[RunData], judges
         # A run that does not come there is set down as one that needs twice the baseline's updates.
         times = [0.5 if n is None else t / n for t, n in zip(theirs, needed, strict=True) if t is not None]
         ends = over_seeds([run.last.mean(name) for run in runs])
-        updates = over_seeds([float(n) for n in needed if n is not None], median=True)
-        ratio = over_seeds(times, median=True)
-        assert ends is not None and ratio is not None
-        reached = sum(n is not None for n in needed)
-        note = "" if reached == len(runs) else f" ({reached}/{len(runs)})"
-        usual = "–" if updates is None else updates.text(0)
-        cells += [ends.text(3), usual + note, ratio.text(2), f"{sum(time > 1 for time in times)}/{len(runs)}"]
-    kl = over_seeds([run.last.mean("kl") for run in runs])
-    return [*cells, "–" if kl is None else kl.text(1)]
+        cells += [ends.text(3), updates_text(usual_updates(needed), len(runs)), over_seeds(times, median=True).text(2)]
+        cells.append(f"{sum(time > 1 for time in times)}/{len(runs)}")
+    return [*cells, over_seeds([run.last.mean("kl") for run in runs]).text(1)]
 
 
 if __name__ == "__main__":
