@@ -28,8 +28,6 @@ import torch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dschat.config.common import CommonConfig
-
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed says on standard output that it found no GPU
 
@@ -134,15 +132,16 @@ def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
         return pool.submit(work, *args).result()
 
 
-def run_step(step: str, folder: str, config: type[CommonConfig], flags: Sequence[str]) -> None:
+def run_step(folder: str, flags: Sequence[object]) -> None:
     """Runs the main program of a step in this process, as its command line does; a failure ends the process."""
     from dschat.common.launch import TRAINING
-    from dschat.main import run_main
 
-    main = str(TRAINING / folder / "main.py")
-    sys.argv = [main, *flags]
-    if status := run_main(step, config, runpy.run_path(main)["train"]):
-        raise SystemExit(status)
+    sys.argv = [str(TRAINING / folder / "main.py"), *map(str, flags)]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 class Peak:

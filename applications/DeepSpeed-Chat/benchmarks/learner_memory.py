@@ -27,9 +27,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, GemmaForSequenceClassification
 
 from dschat.common.launch import as_arguments
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import DPOConfig, SFTConfig
 from dschat.data.synthetic import make_rows, row_texts, write_corpus
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora
@@ -43,12 +40,7 @@ from harness import MB, SampledPeak, give_back_at_once, in_process, own_bytes, r
 Flags = dict[str, object]
 FLAG = "--model_name_or_path"
 SAMPLES = 4  # responses to a prompt, where they are compared
-# step → folder of its main program and its configuration
-MAINS: dict[str, tuple[str, type[CommonConfig]]] = {
-    "sft": ("step1_supervised_finetuning", SFTConfig),
-    "dpo": ("step2_dpo_finetuning", DPOConfig),
-    "ppo": ("step3_rlhf_finetuning", PPOConfig),
-}
+SFT, DPO, PPO = "step1_supervised_finetuning", "step2_dpo_finetuning", "step3_rlhf_finetuning"
 # by class, and whether it is trained
 ROLES = {
     (PolicyModel, True): "policy",
@@ -109,10 +101,10 @@ def ways(place: Path, sequences: int) -> dict[str, tuple[str, Flags]]:
     rloo = ppo | data(place, prompts, "0,0,1") | {"per_device_generation_batch_size": prompts}
     rloo |= {"advantage_estimator": "rloo", "samples_per_prompt": SAMPLES}
     return {
-        "sft": ("sft", data(place, sequences, "1,0,0") | supervised | {"per_device_train_batch_size": sequences}),
-        "dpo": ("dpo", data(place, pairs, "0,1,0") | supervised | {"per_device_train_batch_size": pairs}),
-        "ppo, gae": ("ppo", ppo | {"critic_model_name_or_path": place / "reward"}),
-        "ppo, rloo": ("ppo", rloo | {"reward_model_name_or_path": place / "reward"}),
+        "sft": (SFT, data(place, sequences, "1,0,0") | supervised | {"per_device_train_batch_size": sequences}),
+        "dpo": (DPO, data(place, pairs, "0,1,0") | supervised | {"per_device_train_batch_size": pairs}),
+        "ppo, gae": (PPO, ppo | {"critic_model_name_or_path": place / "reward"}),
+        "ppo, rloo": (PPO, rloo | {"reward_model_name_or_path": place / "reward"}),
     }
 
 
@@ -121,7 +113,7 @@ def ways_to_hold(place: Path, sequences: int, rank: int) -> dict[str, tuple[str,
     whole = ppo_flags(place, sequences) | {"critic_model_name_or_path": place / "adapted"}
     lora = whole | {"lora_dim": rank}
     shared = lora | {"share_base": True}
-    return {"whole models": ("ppo", whole), "LoRA": ("ppo", lora), "LoRA, --share_base": ("ppo", shared)}
+    return {"whole models": (PPO, whole), "LoRA": (PPO, lora), "LoRA, --share_base": (PPO, shared)}
 
 
 def ppo_flags(place: Path, sequences: int) -> Flags:
@@ -143,7 +135,6 @@ def measure(step: str, flags: Flags) -> dict[str, object]:
 
     torch.set_num_threads(1)
     give_back_at_once()
-    folder, config = MAINS[step]
     real, peak = Engine.step, SampledPeak(own_bytes)
     found: dict[str, object] = {}
 
@@ -153,7 +144,7 @@ def measure(step: str, flags: Flags) -> dict[str, object]:
         found.update(census(), peak_mb=round(highest / MB, 1))
 
     setattr(Engine, "step", step_and_look)  # noqa: B010  # a method for mypy
-    run_step(step, folder, config, as_arguments({f"--{name}": value for name, value in flags.items()}))
+    run_step(step, as_arguments({f"--{name}": value for name, value in flags.items()}))
     return found
 
 

@@ -49,7 +49,7 @@ def main() -> int:
     if not settings.no_runs:
         run_all(runs_of(groups, 1 if settings.quick else None), results, settings.jobs)
         if "quickstart" in parts:
-            run_quickstarts(settings.output_dir, SEEDS[:1] if settings.quick else SEEDS, settings.jobs)
+            run_quickstarts(settings.output_dir / "quickstart", SEEDS[:1] if settings.quick else SEEDS, settings.jobs)
     rows = {group.name: found for group in groups if (found := rows_of(group, results))}
     seconds = [result.seconds for result in map(results.read, runs_of(groups)) if result is not None]
     spent = f"{len(seconds)} finished runs, {sum(seconds) / 3600:.1f} hours of one core"
@@ -78,7 +78,7 @@ def publish(
     """Tables, pictures and figures into the output folder, and into the document if there is one."""
     folder = results.folder
     texts = {name: f"{learning_table(found)}\n\n{kl_table(found)}" for name, found in rows.items()}
-    if (quickstarts := quickstart_table(folder)) is not None:
+    if (quickstarts := quickstart_table(folder / "quickstart")) is not None:
         texts["quickstart"] = quickstarts
     sections = "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items())
     (folder / "tables.md").write_text(sections + "\n", "utf-8")
@@ -104,7 +104,7 @@ def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
     """
 
     def run(seed: int) -> None:
-        place = quickstart_place(folder, seed)
+        place = folder / f"seed-{seed}"
         place.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, str(QUICKSTART / "main.py"), "--output_dir", str(place), "--seed", str(seed)]
         with open(place / "log.txt", "w", encoding="utf-8") as log:
@@ -112,29 +112,25 @@ def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
         if done.returncode:
             raise RuntimeError(f"the quickstart ended with status {done.returncode}: see {place / 'log.txt'}")
 
-    left = [seed for seed in seeds if not is_finished(folder, seed)]
+    left = [seed for seed in seeds if seed not in finished_quickstarts(folder)]
     with ThreadPoolExecutor(jobs) as pool:
         for _ in tqdm(pool.map(run, left), "quickstarts", len(left)):
             pass
 
 
-def quickstart_place(folder: Path, seed: int) -> Path:
-    """Output folder of a seed."""
-    return folder / "quickstart" / f"seed-{seed}"
-
-
-def is_finished(folder: Path, seed: int) -> bool:
-    """Whether the quickstart has come to its end."""
-    return (quickstart_place(folder, seed) / "report.html").exists()
+def finished_quickstarts(folder: Path) -> dict[int, Path]:
+    """Output folders of those that have come to their end, by seed."""
+    places = {seed: folder / f"seed-{seed}" for seed in SEEDS}
+    return {seed: place for seed, place in places.items() if (place / "report.html").exists()}
 
 
 def quickstart_table(folder: Path) -> str | None:
     """Every run beside the first, over the finished seeds; None if there is none."""
     runs = runpy.run_path(str(QUICKSTART / "inputs.py"))["RUNS"]
-    finished = [quickstart_place(folder, seed) for seed in SEEDS if is_finished(folder, seed)]
-    if not finished:
+    places = finished_quickstarts(folder).values()
+    found = [read_runs({name: place / own for name, (own, _) in runs.items()}) for place in places]
+    if not found:
         return None
-    found = [read_runs({name: place / own for name, (own, _) in runs.items()}) for place in finished]
     judges, by_seed = judges_of(found[0][1]), [of_seed for of_seed, _ in found]
     head = ["", "seeds"]
     for label in judges.values():

@@ -106,10 +106,12 @@ def measure_at(place: Path, tokenizer: PreTrainedTokenizerBase, whole: int, file
         found[name] = [round(number / whole, 3) for number in gather_objects(peak.stop())]
         return result
 
-    def opened(stage: int) -> PreTrainedModel:
+    def opened(stage: int, lora: bool = False) -> PreTrainedModel:
         opening = Opening(placement_of(settings_at(stage)))
         model: PreTrainedModel
         model = load_causal_lm(str(place / "model"), "--model", torch.float32, tokenizer, opening=opening)
+        if lora:
+            add_lora(model, 8, None, "model")
         return model
 
     note("opened at ZeRO 2", lambda: opened(2))
@@ -120,16 +122,10 @@ def measure_at(place: Path, tokenizer: PreTrainedTokenizerBase, whole: int, file
     found["saved at ZeRO 3, in files"] = [round(part * whole / file_size, 2) for part in found["saved at ZeRO 3"]]
     frozen = note("reference at ZeRO 3", lambda: frozen_engine(PolicyModel(opened(3)), settings_at(3)))
     del actor, frozen
-    adapted = note("opened at ZeRO 3, with LoRA", lambda: with_lora(opened(3)))
+    adapted = note("opened at ZeRO 3, with LoRA", lambda: opened(3, lora=True))
     actor = note("engine at ZeRO 3, with LoRA", lambda: trained(adapted, 3))
     note("reference at ZeRO 3, with LoRA", lambda: AdaptersOff(actor))
     return found
-
-
-def with_lora(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with adapters of rank 8."""
-    add_lora(model, 8, None, "model")
-    return model
 
 
 def save(engine: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, place: Path, file_size: int) -> None:

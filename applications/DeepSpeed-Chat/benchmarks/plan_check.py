@@ -115,7 +115,7 @@ def measure(argv: list[str]) -> dict[str, int]:
         return run
 
     setattr(Clock, "lap", followed(Clock.lap))  # noqa: B010  # a method for mypy
-    run_step("ppo", ours.STEP, PPOConfig, argv)
+    run_step(ours.STEP, argv)
     profiler.stop()
     return peaks
 

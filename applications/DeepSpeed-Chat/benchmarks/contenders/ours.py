@@ -26,7 +26,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from contenders.process import Job, Meter, read_job
 from dschat.common.launch import as_arguments
 from dschat.conditions.termination import TerminationCondition
-from dschat.config.ppo import PPOConfig
 from dschat.rl.estimators import ESTIMATORS
 from dschat.trainers.iteration import Clock
 from dschat.trainers.ppo import PPO
@@ -54,7 +53,7 @@ def main() -> None:
         (Clock, "lap", booking(Clock.lap, meter)),
     ):
         setattr(owner, name, method)
-    run_step("ppo", STEP, PPOConfig, flags(job))
+    run_step(STEP, flags(job))
 
 
 def flags(job: Job) -> list[str]:

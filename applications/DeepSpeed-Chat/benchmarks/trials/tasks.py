@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from contenders.work import word_tokenizer
 from dschat.data import synthetic
 from dschat.data.formats import tldr_row
 from dschat.data.rows import Row
@@ -69,7 +69,8 @@ class Task:
         """That of the task's models."""
         if self.kind == "reviews":
             return train_tokenizer(synthetic.row_texts(synthetic.make_rows(1000, 0, "demonstrations")))
-        return word_tokenizer()
+        names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIALS, strict=True))
+        return word_tokenizer([*SPECIALS, MARK, *COMPLAINTS, *PRAISES, *NEUTRALS], ".", **names)
 
     def rows(self, count: int, seed: int, split: str) -> list[Row]:
         """Prompts with mediocre responses; another seed or split gives others."""
@@ -147,12 +148,3 @@ def _neutral(before: str, chance: random.Random) -> str:
 def _followers(word: str) -> list[str]:
     """The few words that like to follow a word."""
     return random.Random(f"after {word}").sample(NEUTRALS, FOLLOWERS)
-
-
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each word."""
-    words = [*SPECIALS, MARK, *COMPLAINTS, *PRAISES, *NEUTRALS]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="."))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIALS, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
