@@ -26,8 +26,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, GemmaForSequenceClassification
 
+import dschat.builders.ppo  # noqa: F401  # before the memory is looked at
 from dschat.common.launch import as_arguments
 from dschat.data.synthetic import make_rows, row_texts, write_corpus
+from dschat.engine.engine import Engine
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
@@ -130,15 +132,12 @@ def data(place: Path, rows: int, split: str) -> Flags:
 
 def measure(step: str, flags: Flags) -> dict[str, object]:
     """Runs a step in this process and looks at it after each step of an optimiser."""
-    import dschat.builders.ppo  # noqa: F401  # before the memory is looked at
-    from dschat.engine.engine import Engine
-
     torch.set_num_threads(1)
     give_back_at_once()
     real, peak = Engine.step, SampledPeak(own_bytes)
     found: dict[str, object] = {}
 
-    def step_and_look(self: "Engine[PolicyModel]") -> None:
+    def step_and_look(self: Engine[PolicyModel]) -> None:
         real(self)
         highest = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak.bytes()
         found.update(census(), peak_mb=round(highest / MB, 1))

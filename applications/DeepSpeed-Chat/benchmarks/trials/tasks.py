@@ -77,10 +77,9 @@ class Task:
         if self.kind == "reviews":
             return tldr_rows(count, seed, "demonstrations", split)
         chance = random.Random(f"{self.name}/{seed}/{split}")
-        write = style_words if self.kind == "style" else opener_words
         rows = []
         for i in range(count):
-            response = write(self.length, chance)
+            response = demonstration(self.kind, self.length, chance)
             prompt = [*chance.choices(NEUTRALS, k=PROMPT_WORDS - 1), MARK]
             rows.append(Row(" ".join(prompt), None, " ".join(response), None, {}, f"{split} {i}"))
         return rows
@@ -121,27 +120,16 @@ def gold_scores(task: Task, responses: Sequence[str]) -> Tensor:
     return torch.as_tensor(scores, dtype=torch.float32)
 
 
-def style_words(length: int, chance: random.Random) -> list[str]:
-    """A demonstration of `style`: complaints and praises anywhere."""
-    words: list[str] = []
-    for _ in range(length):
-        if chance.random() < 2 * CLASS_RATE:
+def demonstration(kind: str, length: int, chance: random.Random) -> list[str]:
+    """Of `style`: complaints and praises anywhere. Of `opener`: any opener, then anything neutral."""
+    words = [chance.choice(OPENERS)] if kind == "opener" else []
+    while len(words) < length:
+        if kind == "style" and chance.random() < 2 * CLASS_RATE:
             words.append(chance.choice(COMPLAINTS + PRAISES))
         else:
-            words.append(_neutral(words[-1] if words else "", chance))
+            followers = _followers(words[-1] if words else "")
+            words.append(chance.choice(followers if chance.random() < FOLLOW_RATE else NEUTRALS))
     return words
-
-
-def opener_words(length: int, chance: random.Random) -> list[str]:
-    """A demonstration of `opener`: any opener, then anything neutral."""
-    words = [chance.choice(OPENERS)]
-    while len(words) < length:
-        words.append(_neutral(words[-1], chance))
-    return words
-
-
-def _neutral(before: str, chance: random.Random) -> str:
-    return chance.choice(_followers(before) if chance.random() < FOLLOW_RATE else NEUTRALS)
 
 
 @cache
