@@ -48,15 +48,13 @@ Point = dict[str, float]
 def main() -> None:
     """Measures, prints one JSON object, and draws and writes what is asked for."""
     parser = settings_parser(__doc__, "sections growth … are")
-    parser.add_argument("--quantities", nargs="+", choices=list(QUANTITIES), default=list(QUANTITIES))
     parser.add_argument("--repeats", type=int, default=2, help="iterations that count")
     parser.add_argument("--pictures", type=Path, help="folder for growth-….svg")
     parser.add_argument("--tiny", action="store_true", help="two small points of each, for tests")
     settings = parser.parse_args()
     base = replace(BASE, size=SIZES["tiny"], response=4) if settings.tiny else BASE
     figures = {}
-    for name in settings.quantities:
-        each = QUANTITIES[name]
+    for name, each in QUANTITIES.items():
         points = [run(name, value, base, settings.repeats) for value in (each.tiny if settings.tiny else each.values)]
         figures[name] = {"points": points, "exponent": exponents(points)}
         if settings.pictures is not None:

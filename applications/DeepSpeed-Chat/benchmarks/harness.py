@@ -35,7 +35,7 @@ MB, GB = 1e6, 1e9  # bytes
 EVERY = 0.002  # seconds between two looks at the memory
 C = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
-WHERE_FIGURES_GO = ("output", "markdown", "pictures", "local_rank")  # settings that do not decide them
+WHERE_FIGURES_GO = ("markdown", "pictures", "local_rank")  # settings that do not decide them
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -63,7 +63,7 @@ def settings_parser(doc: str | None, document: str = "", **numbers: float) -> ar
 
     Args:
         doc: the script's.
-        document: the sections that --markdown writes, for scripts with --output and --markdown.
+        document: the sections that --markdown writes, for scripts that have it.
         numbers: flags that are numbers of the type of their default.
     """
     defaults = argparse.ArgumentDefaultsHelpFormatter
@@ -71,19 +71,15 @@ def settings_parser(doc: str | None, document: str = "", **numbers: float) -> ar
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help="a number")
     if document:
-        parser.add_argument("--output", type=Path, help="file for the JSON object")
         parser.add_argument("--markdown", type=Path, help=f"document whose {document} written anew")
     return parser
 
 
 def report(settings: argparse.Namespace, figures: object, **more: object) -> None:
-    """Prints one JSON object, and writes it to --output if there is one; `more` joins the settings."""
+    """Prints one JSON object; `more` joins the settings."""
     used = {name: value for name, value in vars(settings).items() if name not in WHERE_FIGURES_GO}
     found = {"machine": machine(), "settings": used | more, "figures": figures}
-    text = json.dumps(found, indent=2, default=str)
-    print(text, flush=True)
-    if (output := getattr(settings, "output", None)) is not None:
-        output.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(found, indent=2, default=str), flush=True)
 
 
 def origin() -> str:

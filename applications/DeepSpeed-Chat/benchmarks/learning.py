@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does PPO learn faster with macro actions? Small runs of step 3's trainer, with the controls that tell why.
 
-What is run is a file, trials/matrix.toml; the part quickstart is the quickstart itself with one seed after another: do
-its runs agree on what its report says? Finished runs stay: the same command goes on where it was stopped.
+What is run is a file, trials/matrix.toml; with --all also the quickstart itself with one seed after another: do its
+runs agree on what its report says? Finished runs stay: the same command goes on where it was stopped.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from harness import machine, origin, settings_parser, table, write_section
 from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of, updates_text, usual_updates
 from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
 
-PARTS = ("core", "quickstart", "around", "search")
 # Picture → the groups side by side in it.
 PICTURES = {
     "learning-critics": ("fresh critic", "faster critic", "regressed critic"),
@@ -42,14 +41,12 @@ SEEDS = range(10)  # of the quickstart
 def main() -> int:
     """Runs what the flags ask for; tables and pictures of all that is finished."""
     settings = parse()
-    parts = PARTS if settings.all else settings.parts or PARTS[:1]
-    groups = [group for group in read_matrix(settings.matrix) if group.part in parts]
+    groups = [group for group in read_matrix(settings.matrix) if settings.all or group.part == "core"]
     results = Results(settings.output_dir)
     begun = time.perf_counter()
-    if not settings.no_runs:
-        run_all(runs_of(groups, 1 if settings.quick else None), results, settings.jobs)
-        if "quickstart" in parts:
-            run_quickstarts(settings.output_dir / "quickstart", SEEDS[:1] if settings.quick else SEEDS, settings.jobs)
+    run_all(runs_of(groups, 1 if settings.quick else None), results, settings.jobs)
+    if settings.all:
+        run_quickstarts(settings.output_dir / "quickstart", SEEDS[:1] if settings.quick else SEEDS, settings.jobs)
     rows = {group.name: found for group in groups if (found := rows_of(group, results))}
     seconds = [result.seconds for result in map(results.read, runs_of(groups)) if result is not None]
     spent = f"{len(seconds)} finished runs, {sum(seconds) / 3600:.1f} hours of one core"
@@ -64,9 +61,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/learning"), help="folder of all that is made")
     parser.add_argument("--matrix", type=Path, default=MATRIX)
     parser.add_argument("--quick", action="store_true", help="one seed of everything that is asked for")
-    parser.add_argument("--all", action="store_true", help="every part of the matrix, not its core alone")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="some parts of the matrix")
-    parser.add_argument("--no_runs", action="store_true", help="tables and pictures of what is finished")
+    parser.add_argument("--all", action="store_true", help="the whole matrix, not its core alone, and the quickstart")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
     parser.add_argument("--markdown", type=Path, help="document whose sections are written anew, as docs/results.md")
     return parser.parse_args()
