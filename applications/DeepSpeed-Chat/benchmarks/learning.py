@@ -5,7 +5,6 @@ What is run is a file, trials/matrix.toml; with --all also the quickstart itself
 runs agree on what its report says? Finished runs stay: the same command goes on where it was stopped.
 """
 
-import argparse
 import json
 import os
 import runpy
@@ -38,9 +37,16 @@ QUICKSTART = TRAINING / "quickstart"
 SEEDS = range(10)  # of the quickstart
 
 
-def main() -> int:
+def main() -> None:
     """Runs what the flags ask for; tables and pictures of all that is finished."""
-    settings = parse()
+    parser = settings_parser(__doc__)
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/learning"), help="folder of all that is made")
+    parser.add_argument("--matrix", type=Path, default=MATRIX)
+    parser.add_argument("--quick", action="store_true", help="one seed of everything that is asked for")
+    parser.add_argument("--all", action="store_true", help="the whole matrix, not its core alone, and the quickstart")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
+    parser.add_argument("--markdown", type=Path, help="document whose sections are written anew, as docs/results.md")
+    settings = parser.parse_args()
     groups = [group for group in read_matrix(settings.matrix) if settings.all or group.part == "core"]
     results = Results(settings.output_dir)
     begun = time.perf_counter()
@@ -52,19 +58,6 @@ def main() -> int:
     spent = f"{len(seconds)} finished runs, {sum(seconds) / 3600:.1f} hours of one core"
     publish([group for group in groups if group.name in rows], rows, results, settings.markdown, spent)
     print(f"{time.perf_counter() - begun:.0f} s now; {spent}")
-    return 0
-
-
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = settings_parser(__doc__)
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/learning"), help="folder of all that is made")
-    parser.add_argument("--matrix", type=Path, default=MATRIX)
-    parser.add_argument("--quick", action="store_true", help="one seed of everything that is asked for")
-    parser.add_argument("--all", action="store_true", help="the whole matrix, not its core alone, and the quickstart")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
-    parser.add_argument("--markdown", type=Path, help="document whose sections are written anew, as docs/results.md")
-    return parser.parse_args()
 
 
 def publish(
@@ -151,4 +144,4 @@ def quickstart_row(runs: Sequence[RunData], baselines: Sequence[RunData], judges
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

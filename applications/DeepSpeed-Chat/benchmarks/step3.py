@@ -73,7 +73,15 @@ class Row(Iteration):
 
 def main() -> None:
     """Measures, prints one JSON object, and writes what is asked for."""
-    settings = parse()
+    parser = settings_parser(__doc__, "sections step3 … are")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["S", "M"])
+    parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
+    names = "default: all; with ragged lengths lower_bound, ours, trl"
+    parser.add_argument("--contenders", nargs="+", choices=list(ENTRIES), help=names)
+    parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
+    parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")
+    parser.add_argument("--profile", type=Path, help="folder for a trace of ours and a table of where its time went")
+    settings = parser.parse_args()
     figures: dict[str, dict[str, object]] = {}
     for size, lengths in product(settings.sizes, settings.lengths):
         title, (rows, profile) = f"{size}, {lengths}", measure(size, lengths, settings)
@@ -83,23 +91,6 @@ def main() -> None:
         if settings.markdown is not None:
             write_section(settings.markdown, f"step3 {title}", f"{origin()}\n\n{step3_table(rows, profile)}")
     report(settings, figures)
-
-
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = settings_parser(__doc__, "sections step3 … are")
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["S", "M"])
-    parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        choices=list(ENTRIES),
-        help="default: all; with ragged lengths lower_bound, ours, trl",
-    )
-    parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
-    parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")
-    parser.add_argument("--profile", type=Path, help="folder for a trace of ours and a table of where its time went")
-    return parser.parse_args()
 
 
 Rows = dict[str, Row | None]  # by name; None where there is no --trl_python
