@@ -11,28 +11,17 @@ import pytest
 
 from dschat.config.parse import INERT_FLAGS, parse, to_json
 from dschat.config.ppo import PPOConfig
-from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
-from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
+from flag_cases import FAMILIES
 
 
-@pytest.mark.parametrize(
-    ("config_class", "module"),
-    [
-        (SFTConfig, "supervised"),
-        (RewardConfig, "supervised"),
-        (DPOConfig, "supervised"),
-        (PPOConfig, "ppo"),
-        (RefuelConfig, "refuel"),
-        (RefuelOnlineConfig, "refuel"),
-    ],
-)
-def test_help_is_complete_and_loads_neither_torch_nor_deepspeed(config_class, module):
+@pytest.mark.parametrize("config_class", FAMILIES.values())
+def test_help_is_complete_and_loads_neither_torch_nor_deepspeed(config_class):
     code = (
         "import atexit, sys\n"
         "heavy = ('torch', 'deepspeed', 'datasets')\n"
         "atexit.register(lambda: print('LOADED', [name for name in heavy if name in sys.modules]))\n"
         "from dschat.config.parse import parse\n"
-        f"from dschat.config.{module} import {config_class.__name__}\n"
+        f"from {config_class.__module__} import {config_class.__name__}\n"
         f"parse({config_class.__name__}, ['--help'])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
