@@ -2,7 +2,6 @@
 """REFUEL with users from data as its users start it: files, records, messages, and its training script."""
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -30,7 +29,7 @@ from dschat.config.parse import parse
 from dschat.config.refuel import RefuelOnlineConfig
 from factories import make_classifier
 from real_size import as_large_as
-from script_runs import RECORDER
+from script_runs import recorded
 
 MAIN = TRAINING / "refuel" / "online.py"
 PRESET = TRAINING / "refuel" / "training_scripts" / "hh_llama3_8b_online.sh"
@@ -150,16 +149,10 @@ def test_a_reward_model_without_a_template_ends_in_one_message(flags, talks, tmp
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 def test_the_training_script_has_the_published_settings(gpus, tmp_path, monkeypatch):
     """Llama-3-8B-it on HH: 32 pairs a round whatever the number of GPUs."""
-    launcher = tmp_path / "deepspeed"
-    launcher.write_text(RECORDER)
-    launcher.chmod(0o755)
-    path = os.pathsep.join([str(tmp_path), os.path.dirname(sys.executable), os.environ["PATH"]])
-    variables = {"PROJ_PATH": str(tmp_path), "NUM_GPUS": str(gpus), "RECORD": str(tmp_path / "record")}
-    run_command(["bash", PRESET, "--seed", "7"], cwd=tmp_path, PATH=path, **variables).expect(0)
-    words = (tmp_path / "record").read_text().split("\0")[:-1]
-    place = words.index(str(MAIN))
+    launched = recorded(PRESET, tmp_path, "--seed", "7", NUM_GPUS=str(gpus))
+    assert launched.program == MAIN
     monkeypatch.setenv("WORLD_SIZE", str(gpus))
-    config = parse(RefuelOnlineConfig, words[place + 1 :])
+    config = parse(RefuelOnlineConfig, launched.flags)
     expected = {
         "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct",
         "reward_model_name_or_path": "sfairXC/FsfairX-LLaMA3-RM-v0.1",

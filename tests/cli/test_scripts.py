@@ -141,13 +141,6 @@ def test_one_rank_that_fails_ends_the_others_at_once(inputs, sft, tmp_path):
     assert "[rank 1]" in last and "the judge is gone" in last and str(function) in last
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=script_id)
-def test_presets_save_along_the_way(script, tmp_path):
-    nodes = {"NODE_RANK": "0", "MASTER_ADDR": "here"} if script == TWO_NODES else {}
-    flags = recorded(script, tmp_path, **nodes).flags
-    assert int(flags[flags.index("--save_steps") + 1]) > 0
-
-
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 def test_run_gemma_is_the_preset_of_the_smallest_model(step, gpus, tmp_path, monkeypatch):
@@ -164,12 +157,15 @@ def test_run_gemma_is_the_preset_of_the_smallest_model(step, gpus, tmp_path, mon
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=script_id)
 def test_what_every_script_does(script, tmp_path):
-    """Passes its words on last, repeats the launcher's status, leaves nothing behind, looks at local copies first."""
+    """Passes its words on last, saves along the way, repeats the launcher's status, leaves nothing behind, looks at
+    local copies first.
+    """
     (tmp_path / "scratch").mkdir()
     nodes = {"NODE_RANK": "0", "MASTER_ADDR": "here"} if script == TWO_NODES else {}
     words = ["--output_dir", "two words", "--data_path", "a", "b*"]
     launch = recorded(script, tmp_path, *words, TMPDIR=str(tmp_path / "scratch"), **nodes)
     assert launch.flags[-5:] == words and launch.flags[0] == "--deepspeed"
+    assert int(launch.flags[launch.flags.index("--save_steps") + 1]) > 0
     assert launch.environment["MA_RLHF_DATA"] == f"{tmp_path}/data"
     assert Path(launch.environment["MA_RLHF_ERROR_FILE"]).parent.parent == tmp_path / "scratch"
     assert not list((tmp_path / "scratch").iterdir())
