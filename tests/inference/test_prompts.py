@@ -117,12 +117,3 @@ def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, fo
 def test_none_left(options, folder, bytes_tokenizer):
     with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max-prompt-len"):
         select_prompts(options(data_path=str(folder), max_prompt_len=2), bytes_tokenizer)
-
-
-def test_conversations_need_a_chat_template(options, folder, bytes_tokenizer):
-    turns = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello!"}]
-    write_jsonl(folder / "test.jsonl", [{"messages": turns}])
-    with pytest.raises(
-        UserError, match=r"test.jsonl:1: the row holds messages, but the tokenizer has no chat template"
-    ):
-        select_prompts(options(data_path=str(folder)), bytes_tokenizer)
