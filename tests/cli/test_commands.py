@@ -133,17 +133,6 @@ def test_inference(project, sft, reward, tmp_path):
     assert str(file) in result.stdout and "±" in result.stdout.splitlines()[-1]
 
 
-def test_inference_on_references(project, reward):
-    command = f"{INFERENCE.strip()} --ref-scores".replace(" --model ${actor_model_path} ", " ")
-    bash(command, ROOT, PROJ_PATH=str(project), reward_model_path=str(reward)).expect(0)
-    (file,) = [
-        path
-        for path in (project / "results" / "summarize").rglob("*.jsonl")
-        if "rejected_reward" in path.read_text(encoding="utf-8")
-    ]
-    assert {"prompt", "response", "reward", "rejected_response", "rejected_reward"} <= set(read_jsonl(file)[0])
-
-
 def always_first(messages: list[dict[str, str]]) -> str:
     """An answer in the form of either rubric: what is shown first is better."""
     one = {"comparison": "because", "verdict": "first"}

@@ -3,6 +3,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -79,8 +80,6 @@ def test_no_self_checks_and_inert_flags(step, request, run):
 
 
 def test_a_model_without_pad_goes_through_all_steps(run, inputs, sft_flags, reward_flags, prompt_flags, tmp_path):
-    import shutil
-
     base = tmp_path / "base"
     shutil.copytree(inputs / "model", base)
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -99,8 +98,6 @@ def test_a_model_without_pad_goes_through_all_steps(run, inputs, sft_flags, rewa
 
 
 def test_an_added_pad_token_grows_the_model_and_survives(run, inputs, sft_flags, reward_flags, tmp_path):
-    from transformers import AutoModelForCausalLM as Model
-
     from factories import make_causal_lm, make_tokenizer, save_folder
 
     rows = read_jsonl(inputs / "data" / "demonstrations" / "train.jsonl")
@@ -119,14 +116,15 @@ def test_an_added_pad_token_grows_the_model_and_survives(run, inputs, sft_flags,
     assert "added <pad>" in screen
     made = AutoTokenizer.from_pretrained(tmp_path / "sft")
     assert made.pad_token == "<pad>" and made.pad_token_id == len(tokenizer)
-    assert Model.from_pretrained(tmp_path / "sft").get_input_embeddings().num_embeddings == len(tokenizer) + 1
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "sft").get_input_embeddings().num_embeddings
+        == len(tokenizer) + 1
+    )
     flags = reward_flags | {"model_name_or_path": tmp_path / "sft", "max_seq_len": 400}
     run("reward", flags).expect(0)
 
 
 def test_an_own_end_token(run, sft_flags, inputs, tmp_path):
-    import shutil
-
     base = tmp_path / "base"
     shutil.copytree(inputs / "model", base)
     run("sft", sft_flags | {"model_name_or_path": base, "end_of_conversation_token": "|"}).expect(0)

@@ -282,13 +282,3 @@ def test_the_parser_is_chosen_by_variables(tmp_path):
     assert words.endswith("/ppo-parsing --termination_condition parsing --parsing_cutoff 5 --parser benepar")
     words = " ".join(recorded(script, tmp_path, PARSER="chunker", PARSER_MODEL="a b").flags)
     assert words.endswith("--parser chunker --parser_model a b")
-
-
-def test_a_local_copy_of_the_data_set_comes_first(inputs, tmp_path, monkeypatch):
-    """Without DATA, the data set's name finds $PROJ_PATH/data/hh."""
-    script = STEPS["sft"] / "training_scripts" / "hh_gemma_2b.sh"
-    write_data(tmp_path / "data" / "hh", "hh")
-    changed = {"global_batch_size": 4, "num_train_epochs": 1}
-    launch = recorded(script, tmp_path, *arguments(changed), MODEL=str(inputs / "model"))
-    monkeypatch.setenv("MA_RLHF_DATA", launch.environment["MA_RLHF_DATA"])
-    check_two_updates(launch, script, changed, tmp_path)

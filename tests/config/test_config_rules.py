@@ -134,7 +134,6 @@ REFUSALS = [
     ),
     (OF_STEPS_1_AND_2, "--deepspeed_config list.json", "--deepspeed_config list.json", "JSON object"),
     (OF_STEPS_1_AND_2, "--output_dir file", "--output_dir file", "give a folder"),
-    (OF_STEPS_1_AND_2, "--global_batch_size 40", "--global_batch_size 40", "make it 32 or 48"),
     (OF_STEPS_1_AND_2, "--offload", "--offload needs ZeRO", "--zero_stage 1, 2 or 3"),
     ("sft", "--data_split 0,4,4", "--data_split 0,4,4", "no rows for step 1: make number 1 larger than 0"),
     (
@@ -261,14 +260,12 @@ REFUSALS = [
     ("ppo", "--macro_reward mean --value_function first", "--macro_reward mean", "add --isolate_last_token"),
     ("ppo", "--adaptive_kl_horizon 500", "--adaptive_kl_horizon 500", "add --adaptive_kl_target"),
     ("ppo", "--adaptive_kl_target 6 --kl_coef 0", "--adaptive_kl_target", "--kl_coef above 0"),
-    ("ppo", "--per_device_training_batch_size 5", "--per_device_training_batch_size 5", "1, 2, 4, 8 or 16"),
     (
         "ppo",
         "--gradient_accumulation_steps 2",
         "--gradient_accumulation_steps 2",
         "make --gradient_accumulation_steps",
     ),
-    ("ppo", "--global_batch_size 20", "--global_batch_size 20", "make it 16"),
     ("reward dpo", "--data_split 2,0,8", "no rows for step 2: make number 2 larger than 0"),
     ("ppo", "--data_split 2,8,0", "no rows for step 3: make number 3 larger than 0"),
     (

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which prompts are used: those of the protocol, in its order."""
 
-import copy
-
 import numpy as np
 import pytest
 from datasets import load_dataset
@@ -86,13 +84,6 @@ def test_renamed_columns(options, tmp_path, bytes_tokenizer):
     keys = {"prompt_key": "q", "chosen_key": "good", "rejected_key": "bad"}
     (row,) = select_prompts(options(data_path=str(file), **keys), bytes_tokenizer).rows
     assert row.prompt.startswith("Question") and (row.chosen, row.rejected) == (" yes", " no")
-    talk = [{"talk": [{"role": "user", "content": "Hello?"}], "answer": " Hello!"}] * 20
-    file = write_jsonl(tmp_path / "talk.jsonl", talk)
-    bytes_tokenizer = copy.deepcopy(bytes_tokenizer)
-    bytes_tokenizer.chat_template = "<bos>{{ messages[0].content }}\n"
-    keys = {"messages_key": "talk", "response_key": "answer"}
-    (row,) = select_prompts(options(data_path=str(file), **keys), bytes_tokenizer).rows
-    assert row.messages == talk[0]["talk"] and row.chosen == " Hello!"
 
 
 def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, folder, bytes_tokenizer, caplog):
