@@ -15,8 +15,8 @@ from closeness import UPDATE, near
 # -- flags of steps 1 and 2
 
 
-def test_sft_on_prompt(run, sft, sft_flags, tmp_path):
-    run("sft", sft_flags | {"sft_on_prompt": True}).expect(0)
+def test_sft_on_prompt_with_an_own_end_token(run, sft, sft_flags, tmp_path):
+    run("sft", sft_flags | {"sft_on_prompt": True, "end_of_conversation_token": "|"}).expect(0)
     first, plain = evaluation_rows(tmp_path / "out")[0], evaluation_rows(sft)[0]
     assert first["eval/loss"] != pytest.approx(plain["eval/loss"], abs=1e-7)  # other tokens count
     assert training_rows(tmp_path / "out")[-1]["loss/sft"] < training_rows(tmp_path / "out")[0]["loss/sft"]
@@ -122,10 +122,3 @@ def test_an_added_pad_token_grows_the_model_and_survives(run, inputs, sft_flags,
     )
     flags = reward_flags | {"model_name_or_path": tmp_path / "sft", "max_seq_len": 400}
     run("reward", flags).expect(0)
-
-
-def test_an_own_end_token(run, sft_flags, inputs, tmp_path):
-    base = tmp_path / "base"
-    shutil.copytree(inputs / "model", base)
-    run("sft", sft_flags | {"model_name_or_path": base, "end_of_conversation_token": "|"}).expect(0)
-    assert training_rows(tmp_path / "out")

@@ -9,11 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from cli_runs import (
-    GOLD,
-    STEPS,
-    read_jsonl,
-)
+from cli_runs import GOLD, STEPS, read_jsonl
 
 # -- saved models in plain transformers
 

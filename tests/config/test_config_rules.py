@@ -92,6 +92,7 @@ def test_values_out_of_range(step, flag, said):
     assert flag.rstrip("=") in message and said in message, message
 
 
+FUNCTIONS = ("reward_function", "metric_function", "termination_condition")
 # Steps, flags that are refused, and what the message holds: the flag and the remedy.
 REFUSALS = [
     (OF_STEPS_1_AND_2, "--lora_dim 4 --lora_module_name=", "--lora_module_name is empty"),
@@ -237,24 +238,22 @@ REFUSALS = [
     ("ppo", "--program_reward ratio", "--program_reward ratio", "add --reward_source programs"),
     ("ppo", "--drop_unsolvable", "--drop_unsolvable True", "add --reward_source programs"),
     ("ppo", "--reward_source programs --max_tests 0", "--max_tests 0", "at least 1"),
-    ("ppo", "--reward_function none.py:f", "--reward_function", "no file none.py"),
     ("ppo", "--reward_function score.py", "--reward_function score.py", "module.py:function"),
     ("ppo", "--reward_function score.txt:f", "--reward_function score.txt:f", "module.py:function"),
     ("ppo", "--reward_function score.py:not-a-name", "--reward_function", "module.py:function"),
     ("ppo", "--reward_function score.py:inner", "--reward_function", "does not define inner", "Scorer", "score"),
     ("ppo", "--reward_function broken.py:f", "--reward_function", "cannot read broken.py", "correct the file"),
-    ("ppo", "--reward_function later.py:f", "--reward_function later.py:f", "f is an async function", "plain one"),
-    ("ppo", "--metric_function later.py:f", "--metric_function later.py:f", "f is an async function"),
-    ("ppo", "--termination_condition later.py:f", "--termination_condition later.py:f", "f is an async function"),
-    ("ppo", "--metric_function none.py:f", "--metric_function", "no file none.py"),
+    *(("ppo", f"--{flag} none.py:f", f"--{flag}", "no file none.py") for flag in (*FUNCTIONS, "parser")),
+    *(
+        ("ppo", f"--{flag} later.py:f", f"--{flag} later.py:f", "f is an async function", "plain")
+        for flag in FUNCTIONS
+    ),
     ("ppo", "--metric_function score.py:other_name", "--metric_function", "does not define other_name"),
     ("ppo", "--metric_function metric.py:kl", "--metric_function", "rename the function"),
-    ("ppo", "--termination_condition none.py:f", "--termination_condition", "no file none.py"),
     ("ppo", "--termination_condition score.py:inner", "--termination_condition", "does not define inner"),
     ("ppo", "--termination_condition words", "--termination_condition words", "fixed, randomized, parsing, ppl or"),
     ("ppo", "--parser stanford", "--parser stanford is unknown", "chunker, tree-sitter or module.py:function"),
     ("ppo", "--parser_device gpu", "--parser_device gpu", "cpu, cuda or cuda:0"),
-    ("ppo", "--parser none.py:f", "--parser", "no file none.py"),
     # combinations
     ("ppo", "--eval_prompts 8 --eval_iters 2", "--eval_prompts", "--eval_iters", "drop one"),
     ("ppo", "--macro_reward mean --value_function first", "--macro_reward mean", "add --isolate_last_token"),

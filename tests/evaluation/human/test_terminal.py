@@ -183,9 +183,3 @@ def test_mistakes_are_named(tmp_path):
     second.unlink()
     message_of(run_command(command(tmp_path)), "--model_name_b", str(second), "no such file")
     assert not (tmp_path / "votes.jsonl").exists()
-
-
-def test_help_is_quick_to_read(tmp_path):
-    text = run_command([*command(tmp_path)[:2], "--help"]).expect(0).stdout
-    for flag in ("--model_name_a", "--output", "--dataset", "--rater", "--seed", "--web", "--port"):
-        assert flag in text
