@@ -20,8 +20,7 @@ from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import gather_objects, rank, world_size
 from dschat.run.model_folders import ModelFolders, SavedModel
-from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo_models import MovingAverage, PPOModels
+from dschat.trainers.ppo_models import MovingAverage
 from factories import (
     BOS,
     PAD,
@@ -31,7 +30,7 @@ from factories import (
     make_tokenizer,
     pad_rows,
     ppo_config,
-    ppo_trainer_of,
+    ppo_loop,
     ragged_rows,
     random_ids,
     run_of,
@@ -204,16 +203,12 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
 def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> Any:
     config: PPOConfig = ppo_config(folder, per_device_eval_batch_size=2, eval_prompts=0)
     folder.mkdir(exist_ok=True)
-    reward = FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")
-    models = PPOModels(
-        engine_for(make_causal_lm(), case, folder),
-        engine_for(make_causal_lm(seed=1), case, folder),
-        engine_for(make_classifier(seed=2), case, folder),
-        reward,
-        ContinuousEngine(2),
-    )
-    tokenizer = make_tokenizer()
-    return ppo_trainer_of(models, held_out, held_out, tokenizer, config)
+    models = {
+        "actor": engine_for(make_causal_lm(), case, folder),
+        "reference": engine_for(make_causal_lm(seed=1), case, folder),
+        "critic": engine_for(make_classifier(seed=2), case, folder),
+    }
+    return ppo_loop(config, lambda p, responses, r: [float(len(x)) for x in responses], held_out, held_out, **models)
 
 
 def lora(folder: Path, keep: Callable[..., None]) -> None:
