@@ -30,7 +30,6 @@ from rl_cases import (
     VALUE_FUNCTIONS,
     credit_of,
     ends_of,
-    mask_of,
     tensors_of,
     trajectory_of,
     width_of,
@@ -198,20 +197,6 @@ def test_padding_on_either_side_changes_nothing(condition, lengths, padding, see
 # Options
 
 
-def test_the_penalty_for_a_missing_eos_comes_before_clipping() -> None:
-    """Scores 1 and 1, the second response cut: 1 - 3 = -2, clamped to ±1.5."""
-    base = trajectory_of([2, 2], 2, 0)
-    zero = torch.zeros(2, 2)
-    trajectory = Trajectory(
-        rollout=base.rollout, logprobs=zero, ref_logprobs=zero, values=zero, scores=torch.tensor([1.0, 1.0])
-    )
-    assert base.rollout.finished.tolist() == [True, False]
-    ends = fixed_ngram_ends(base.response_mask, 2)
-    batch = credit_of(trajectory, ends, **PAPER, missing_eos_penalty=3.0, clip_reward_value=1.5)
-    assert_near(batch.rewards, [[0.0, 1.0], [0.0, -1.5]], FORMULA)
-    assert trajectory.scores.tolist() == [1.0, 1.0]
-
-
 def test_an_isolated_last_token_keeps_the_score_whole_under_mean() -> None:
     """Four tokens, no KL, score 2: `mean` alone quarters the score; isolated it stays 2."""
     base = trajectory_of([4], 4, 0)
@@ -247,14 +232,3 @@ def test_nothing_is_modified_in_place() -> None:
     credit_of(trajectory, ends, **PAPER, clip_reward_value=0.1, missing_eos_penalty=1.0, macro_reward="mean")
     for tensor, copy in zip((*tensors_of(trajectory), ends), before, strict=True):
         assert torch.equal(tensor, copy)
-
-
-@pytest.mark.parametrize("width", [1, 5])
-def test_a_batch_of_empty_responses_is_all_zero(width) -> None:
-    trajectory = trajectory_of([0, 0, 0], width, 0, off_mask=math.nan)
-    batch = credit_of(trajectory, torch.zeros(3, width, dtype=torch.bool), **PAPER)
-    for name in PER_TOKEN:
-        assert getattr(batch, name).shape == (3, width)
-        assert not getattr(batch, name).any()
-    assert not batch.macro.mask.any()
-    assert mask_of([0, 0, 0], width).equal(batch.trajectory.response_mask)

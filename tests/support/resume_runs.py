@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small runs of the three steps, stopped wherever they can be stopped, and taken up again."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from unittest import mock
 
 import torch
 
+from cli_runs import read_jsonl
 from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.engine.engine import AdaptersOff
@@ -107,15 +107,6 @@ class Setup:
         return engine_of(model, GLOBAL // world_size(), 2, **options)
 
 
-@dataclass
-class Made:
-    """A trainer and its engines by name."""
-
-    trainer: Any
-    engines: dict[str, Any]
-
-
-Make = Callable[..., Made]
 Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], dict[str, str]]
 
 
@@ -124,19 +115,19 @@ def length(prompts: list[str], responses: list[str], rows: list[Any]) -> list[fl
     return [len(response) + float(torch.rand(1)) for response in responses]
 
 
-def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
-    """Steps 1 (sft) and 2 (reward or dpo), or REFUEL on pairs: 2 epochs of 2 updates."""
+def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) -> Any:
+    """The loop of step 1 (sft), step 2 (reward or dpo) or REFUEL on pairs: 2 epochs of 2 updates."""
     engine = setup.engine(make_classifier() if step == "reward" else make_causal_lm(), learning_rate=1e-2)
     flags = SUPERVISED | {"per_device_train_batch_size": GLOBAL // world_size()} | flags
     flags |= {"total_episodes": 0} if step == "refuel" else {}
     examples = EXAMPLES[step]
-    return Made(supervised_loop(step, folder, examples, examples[:3], engine=engine, **flags), {"model": engine})
+    return supervised_loop(step, folder, examples, examples[:3], engine=engine, **flags)
 
 
 def ppo(
     folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = None, reward: Any = length, **flags: Any
-) -> Made:
-    """Step 3: 4 rollouts of 4 updates, drawn by `rollouts`."""
+) -> Any:
+    """The loop of step 3: 4 rollouts of 4 updates, drawn by `rollouts`."""
     sizes = {
         "per_device_generation_batch_size": 4 // world_size(),
         "per_device_training_batch_size": GLOBAL // world_size(),
@@ -147,33 +138,32 @@ def ppo(
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
     prompts = make_prompts(18)
     engine = rollouts or ContinuousEngine(4)
-    trainer = ppo_loop(config, reward, prompts, prompts[:5], actor, reference, critic, engine)
-    return Made(trainer, trainer.algorithm.models.trained)
+    return ppo_loop(config, reward, prompts, prompts[:5], actor, reference, critic, engine)
 
 
-def refuel_online(folder: Path, **flags: Any) -> Made:
-    """REFUEL with users from data: 2 epochs of 2 rounds of 8 pairs in 2 micro-batches, 3 updates each."""
-    trainer = refuel_trainer_of(folder, **({"reward": dialogue_length} | REFUEL | flags))
-    return Made(trainer, {"policy": trainer.algorithm.models.policy})
+def refuel_online(folder: Path, **flags: Any) -> Any:
+    """The loop of REFUEL with users from data: 2 epochs of 2 rounds of 8 pairs in 2 micro-batches, 3 updates each."""
+    return refuel_trainer_of(folder, **({"reward": dialogue_length} | REFUEL | flags))
 
 
-def result_of(made: Made, folder: Path) -> Result:
+def result_of(loop: Any, folder: Path) -> Result:
     """Weights, metrics and samples of a run to its end; on the main process."""
     torch.manual_seed(5)
-    made.trainer.fit()
-    made.trainer.run.finish()
-    states = {name: whole_state(engine) for name, engine in made.engines.items()}
-    if getattr(made.trainer.algorithm, "average", None) is not None:
-        states["average"] = whole_state(made.trainer.algorithm.average)
+    loop.fit()
+    loop.run.finish()
+    states = {name: whole_state(engine) for name, engine in loop.checkpoints._engines.items()}
+    average = getattr(loop.algorithm, "average", None)
+    if average is not None:
+        states["average"] = whole_state(average)
     weights = {f"{name}.{key}": x.float().clone() for name, state in states.items() for key, x in state.items()}
     if not is_main():
         return {}, [], {}
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(folder / "metrics.jsonl")
     rows = [{name: x for name, x in row.items() if "seconds" not in name and "time/" not in name} for row in rows]
     return weights, rows, {file.name: file.read_text() for file in sorted(folder.glob("samples/*"))}
 
 
-def check_every_stop(make: Make, folder: Path, every: int, first: int = 0) -> int:
+def check_every_stop(make: Callable[..., Any], folder: Path, every: int, first: int = 0) -> int:
     """Stops a run at every nth point at which it can be stopped, and compares what becomes of it.
 
     Returns:
@@ -183,7 +173,7 @@ def check_every_stop(make: Make, folder: Path, every: int, first: int = 0) -> in
     for number in range(first, points, every):
         place = folder / f"stopped-{number}"
         torch.manual_seed(5)
-        stopped, _ = _stopped_at(number, make(place).trainer.fit)
+        stopped, _ = _stopped_at(number, make(place).fit)
         assert stopped is None, f"the run did not stop at point {number}"
         resumed = make(place, resume_from_checkpoint="latest")
         found, _ = _stopped_at(None, partial(result_of, resumed, place))

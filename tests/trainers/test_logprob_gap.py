@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine's log-probs beside the actor's."""
 
-import json
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cli_runs import read_jsonl
 from closeness import FORMULA, near
 from dschat.errors import UserError
 from dschat.rl.types import Trajectory
@@ -90,7 +90,7 @@ def test_a_run_logs_the_gap_of_every_rollout(epochs, group, tmp_path):
     """With one update per rollout, that of a few rows; with several, that of all."""
     engine = OffEngine(2e-4)
     trainer_with(engine, tmp_path, ppo_epochs=epochs).fit()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert len(rows) == 2
     for row in rows:
         assert row["rollout/logprob_gap"] == pytest.approx(2e-4, abs=2e-6)

@@ -37,7 +37,7 @@ everywhere = pytest.mark.parametrize("name", ALGORITHMS)
 
 
 def loop_of(name, folder, **flags):
-    return ALGORITHMS[name][0](folder, **flags).trainer
+    return ALGORITHMS[name][0](folder, **flags)
 
 
 @everywhere
@@ -45,8 +45,8 @@ def test_a_run_keeps_its_appointments(name, tmp_path, monkeypatch):
     """Evaluations and saves every two iterations, saves first: an evaluation may fail."""
     make, updates, samples = ALGORITHMS[name]
     due = dict.fromkeys(("eval_interval", "save_models", "save_steps"), 2 * updates)
-    made = make(tmp_path, **due)
-    loop, saves, evaluate = made.trainer, made.trainer.folders.saves, made.trainer.evaluate
+    loop = make(tmp_path, **due)
+    saves, evaluate = loop.folders.saves, loop.evaluate
     monkeypatch.setattr(loop, "evaluate", lambda: (saves.append("evaluated"), evaluate())[1])
     result = loop.fit()
     order = ["evaluated", 2 * updates, "evaluated", 4 * updates, "final", "evaluated", "described"]
@@ -57,7 +57,7 @@ def test_a_run_keeps_its_appointments(name, tmp_path, monkeypatch):
     assert train == [(updates * number, samples * number) for number in (1, 2, 3, 4)]
     assert [row["update"] for row in evaluations] == [0, 2 * updates, 4 * updates]
     assert result and result.items() <= rows[-1].items() and loop.run.record.metrics == result
-    assert {engine._engine.global_steps for engine in made.engines.values()} == {4 * updates}
+    assert {engine._engine.global_steps for engine in loop.checkpoints._engines.values()} == {4 * updates}
     steps = {folder.name for folder in (tmp_path / "checkpoints").iterdir()}
     assert steps == {f"step-{2 * updates}", f"step-{4 * updates}"}
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cli_runs import read_jsonl
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
 from dschat.trainers.ppo_update import UpdateProgress, UpdateSettings, ppo_update
@@ -78,7 +79,7 @@ def test_what_is_left_out_changes_nothing(stage, group, tmp_path, caplog):
     rollouts = sum(" of the " not in place for place in PLACES)
     assert len(lines) == rollouts + UPDATES * (len(PLACES) - rollouts)
     assert sum("the batch is in" in line for line in lines) == 10
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row.get("skipped/nonfinite") for row in rows] == [2.0] * len(PLACES) + [None]
     assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 10
 
