@@ -137,7 +137,7 @@ GRADIENTS = "test_values_and_gradients_are_those_of_the_full_logits"
 IMPORTANCE = "test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip"
 KL = "test_the_kl_coefficient_of_each_iteration"
 LARGE_MODEL = "test_the_identity_of_a_large_model_sees_every_weight"
-LATE = "test_weights_and_metrics_are_those_with_scoring_passes[0-flags4]"
+LATE = "test_weights_and_metrics_are_those_with_scoring_passes[0-flags5]"
 LOGPROBS = "test_logprobs::test_by_hand"
 METRICS = "test_rollout_metrics_by_hand"
 MOMENTS = "test_moments_of_two_batches_by_hand"
@@ -155,14 +155,11 @@ REASONS = "test_reasons_in_their_order"
 REFERENCE = "test_a_rollout_is_scored_by_the_reference_at_the_sampling_temperature"
 REFUEL_FIT = "test_refuel_online::test_fit_writes_what_it_should"
 REFUEL_LOSS = "test_the_loss_is_the_regression_on_the_replies_alone"
-REFUEL_SCHEDULE = "test_refuel_online::test_the_updates_that_a_schedule_is_over"
 REFUEL_START = "test_at_the_start_the_log_ratios_are_0_and_the_loss_is_that_of_the_rewards"
 REFUEL_TURNS = "test_the_turn_is_drawn_evenly_and_follows_from_seed_round_and_row_alone"
 RESUME = (
-    "test_step_3_stops_anywhere[43-fixed] "
-    "test_step_3_stops_anywhere[43-randomized] "
-    "test_step_3_stops_anywhere[43-parsing] "
-    "test_step_3_stops_anywhere[43-ppl]"
+    "test_a_run_stops_anywhere[fixed] test_a_run_stops_anywhere[randomized] test_a_run_stops_anywhere[parsing] "
+    "test_a_run_stops_anywhere[ppl]"
 )
 REWARD_CLIP = "test_clipping_clamps_the_score_and_not_the_penalty"
 RLOO = "test_ragged_responses_by_hand[4-advantages2-0]"
@@ -182,7 +179,7 @@ STATES = "test_states_by_zero_stage"
 SUPERVISED = "test_supervised_epochs_take_every_example_in_another_order"
 SUPERVISED_OPTIMISERS = "test_optimisers::test_steps_1_and_2"
 TIE = "test_a_tie_is_wrong_and_a_margin_is_what_a_pair_must_win_by"
-TOTAL = "test_update::test_the_updates_that_a_schedule_is_over"
+TOTAL = "test_the_updates_that_a_schedule_is_over"
 TURNS = "test_every_turn_of_the_assistant_is_trained_on_up_to_its_end"
 TURNS_LOSS = "test_the_loss_is_the_cross_entropy_over_these_tokens"
 TWO_RANKS = "test_two_processes_make_the_updates_of_one"
@@ -588,7 +585,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("every rank takes the first one's prompts", "Loop.work", "rank()", "0", EPOCHS),
     ("evaluation draws with training's seeds", "PPO.evaluate", "SeedKind.EVALUATION", "SeedKind.TRAINING", DRAWS),
     ("evaluations draw otherwise each time", "PPO.evaluate", "draw=0", "draw=int(torch.randint(2 ** 31, ()))",
-     "test_every_evaluation_draws_alike"),
+     "test_every_evaluation_says_the_same[ppo]"),
     ("the self-check draws with training's seeds", "PPO.self_check", "SeedKind.SELF_CHECK", "SeedKind.TRAINING",
      DRAWS),
     ("every prompt has one response", "PPO.collect", "_a.sample(*_b, _c)", "_a.sample(*_b, 1)",
@@ -606,7 +603,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("KL samples of one rank", "PPO.iterate", "_a.plan.global_responses", "_a.plan.rollout_per_rank", KL),
     ("KL samples are prompts", "PPO.iterate", "_a.plan.global_responses", "_a.plan.global_rollout",
      "test_the_kl_coefficient_is_steered_by_responses"),
-    ("updates of a rollout count as one", "Loop.update", "_a * _b", "_a", "test_ppo::test_fit_writes_what_it_should"),
+    ("updates of a rollout count as one", "Loop.update", "_a * _b", "_a",
+     "test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss"),
     ("shuffle seed the same in every iteration", "PPO.update", "derive_seed(_a, _b, _c)", "derive_seed(_a, _b, 0)",
      SHUFFLES),
     ("shuffle seed of each rank", "PPO.update", "derive_seed(_a, *_b)",
@@ -642,7 +640,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("evaluation: ranks weigh alike", "evaluate_responses", "_a[:_b].sum()", "1.0", EVALUATION),
     ("evaluation: means of a rank", "evaluate_responses", "_a[_b[_c]].sum", "_a[_b[_c]].mean", EVALUATION),
     ("an epoch of steps 1 and 2 begins anew", "Loop.train_epoch", "_a[_b:_c]", "_a[:_c]",
-     "test_steps_1_and_2_stop_anywhere[sft-1]"),
+     "test_a_run_stops_anywhere[sft]"),
     ("REFUEL: the last pass is whole", "Loop.train_epoch", "_a[_b:_c]", "_a[_b:]",
      "test_it_goes_through_the_pairs_until_so_many_were_seen"),
     ("steps 1 and 2: the same order in every epoch", "Loop.work", "update_batches(_a, _b, _c, _d, _e, **_f)",
@@ -714,8 +712,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_the_updates_of_a_round_take_the_same_pairs_and_lower_the_loss"),
     ("refuel: the KL coefficient is not steered", "Refuel.iterate", "_a.kl = _b", "_a.kl = _a.kl or _b",
      "test_the_kl_coefficient_is_steered"),
-    ("refuel: rounds of an epoch are rounded up", "total_updates", "_a // _b", "1 + _a // _b", REFUEL_SCHEDULE),
-    ("refuel: a schedule over rounds", "total_updates", "_a * (_b or 1)", "_a", REFUEL_SCHEDULE),
+    ("refuel: rounds of an epoch are rounded up", "total_updates", "_a // _b", "1 + _a // _b", TOTAL),
+    ("refuel: a schedule over rounds", "total_updates", "_a * (_b or 1)", "_a", TOTAL),
     ("refuel: a score by turn is that of the whole", "_scores_by_turn", "_a[:_b]", "_a", REFUEL_FIT),
     ("refuel: scores are those of the first turn", "evaluate_dialogues", "-1", "0", REFUEL_FIT),
     ("the regression without temperature", "RefuelTask.loss", "pair_logprobs(_a, _b, _c, _d)",

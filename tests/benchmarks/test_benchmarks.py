@@ -16,14 +16,11 @@ from dschat.models.scalar import ScalarModel
 from factories import make_causal_lm, make_classifier
 from launches import launch
 
-TINY_MEMORY = (
-    "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3 --softcap 30 --device cpu --threads 1"
-)
-
 
 @pytest.mark.slow
 def test_logprob_memory() -> None:
-    figures = run_benchmark("logprob_memory.py", TINY_MEMORY)
+    shape = "--vocabulary 64 --hidden 8 --prompt 4 --response 4 --batch_sizes 2 3"
+    figures = run_benchmark("logprob_memory.py", shape)
     cases = [(row["method"], row["phase"], row["batch_size"]) for row in figures]
     chunks = [("chunks", phase, size) for phase in ("training", "scoring") for size in (2, 3)]
     assert cases == [*chunks, ("full_logits", "training", 2), ("full_logits", "scoring", 2)]

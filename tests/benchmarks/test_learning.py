@@ -200,7 +200,8 @@ def test_intervals_over_seeds() -> None:
     assert (median.value, median.low, median.high, median.seeds) == (2.0, 1.0, 9.0, 3)
     one = figures.over_seeds([4.0])
     assert (one.value, one.low, one.text(1)) == (4.0, None, "4.0")
-    assert figures.over_seeds([]) is None
+    assert figures.usual_updates([None]) is None and figures.updates_text(None, 2) == "– (0/2)"
+    assert figures.updates_text(figures.usual_updates([4, None]), 2) == "4 (1/2)"
     many = figures.over_seeds([0.0, 1.0] * 50)
     # Of 100 values with standard deviation 1/2 the mean has a standard error of 0.05.
     assert many.low == pytest.approx(0.5 - 1.96 * 0.05, abs=0.02) and many.high == pytest.approx(0.598, abs=0.02)

@@ -16,7 +16,7 @@ import growth
 import harness
 import step3
 from benchmark_runs import run_benchmark
-from contenders import work
+from contenders import process, work
 from contenders.ours import profiled
 from contenders.process import PHASES, Iteration
 from dschat.rollouts.generate import ContinuousEngine
@@ -34,7 +34,7 @@ from factories import (
 )
 
 SIZES = {"per_device_generation_batch_size": 4, "per_device_training_batch_size": 4, "max_answer_seq_len": 6}
-TINY = "--sizes tiny --batch 8 --response 6 --repeats 1"
+TINY = "--sizes tiny --repeats 1"
 
 
 def test_equal_lengths(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_gpu_with_canned_iterations(
     words = [*GPU_FLAGS.split(), "--factors", "2", "--flags=--seed 7", "--markdown", str(document)]
     monkeypatch.setattr(sys, "argv", ["gpu.py", *words])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(gpu, "Contender", Canned)
+    monkeypatch.setattr(process, "Contender", Canned)
     gpu.main()
     report = json.loads(capsys.readouterr().out)
     (row,) = report["figures"]["batches"]

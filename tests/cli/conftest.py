@@ -62,8 +62,7 @@ def sft_flags(inputs: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def sft(shared: Path, sft_flags: dict[str, Any]) -> Path:
     """Output of step 1, run as its own process."""
-    extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True}
-    return _chain(shared, "sft", sft_flags | extra)
+    return _chain(shared, "sft", sft_flags)
 
 
 @pytest.fixture(scope="session")
@@ -82,8 +81,7 @@ def reward_flags(inputs: Path, sft: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def reward(shared: Path, reward_flags: dict[str, Any]) -> Path:
     """Output of step 2, run as its own process."""
-    extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True}
-    return _chain(shared, "reward", reward_flags | extra)
+    return _chain(shared, "reward", reward_flags)
 
 
 @pytest.fixture(scope="session")
@@ -95,8 +93,7 @@ def dpo_flags(reward_flags: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def dpo(shared: Path, dpo_flags: dict[str, Any]) -> Path:
     """Output of DPO, run as its own process."""
-    extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True}
-    return _chain(shared, "dpo", dpo_flags | extra)
+    return _chain(shared, "dpo", dpo_flags)
 
 
 @pytest.fixture(scope="session")
@@ -123,18 +120,15 @@ def ppo_flags(prompt_flags: dict[str, Any], sft: Path, reward: Path) -> dict[str
 @pytest.fixture(scope="session")
 def ppo(shared: Path, ppo_flags: dict[str, Any]) -> Path:
     """Output of step 3, run as its own process."""
-    extra = {
-        "metric_function": f"{GOLD}:gold_scores",
-        "save_models": 2,
-        "eval_interval": 2,
-        "enable_tensorboard": True,
-    }
-    return _chain(shared, "ppo", ppo_flags | extra)
+    return _chain(shared, "ppo", ppo_flags | {"metric_function": f"{GOLD}:gold_scores"})
 
 
 def _chain(shared: Path, step: str, flags: dict[str, Any]) -> Path:
+    """A step's output with evaluations and models on the way."""
+
     def build(folder: Path) -> None:
-        result = run_process(step, flags | {"output_dir": folder}).expect(0)
+        extra = {"save_models": 2, "eval_interval": 2, "enable_tensorboard": True, "output_dir": folder}
+        result = run_process(step, flags | extra).expect(0)
         (shared / f"{step}.stderr").write_text(result.stderr, encoding="utf-8")
 
     return built_once(shared, step, build)

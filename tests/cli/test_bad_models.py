@@ -6,7 +6,7 @@ import shutil
 import pytest
 from transformers import AutoTokenizer
 
-from cli_runs import STEPS, copy_model, message_of, read_jsonl
+from cli_runs import STEPS, copy_model, message_of
 from factories import make_config
 
 HUB_NAME = "nobody-at-all/no-such-model"
@@ -98,22 +98,10 @@ def test_a_tokenizer_without_eos(step, flag, request, run, tmp_path):
     message_of(run(step, flags | {flag: folder}), f"--{flag} {folder}", "no eos token")
 
 
-@pytest.mark.parametrize("pad", ["<eos>", None], ids=["pad is eos", "no pad"])
-def test_pad_and_eos(pad, run, reward_flags, sft, tmp_path):
+def test_no_pad(run, reward_flags, sft, tmp_path):
     """Steps 1 and 3 choose a token to pad with."""
-    folder = copy_model(sft, tmp_path / "model", pad_token=pad)
+    folder = copy_model(sft, tmp_path / "model", pad_token=None)
     message_of(run("reward", reward_flags | {"model_name_or_path": folder}), f"--model_name_or_path {folder}", "pad")
-
-
-def test_other_tokenizers(run, ppo_flags, reward, inputs, tmp_path):
-    """A reward model may have one: see test_rewards.py."""
-    from dschat.models.tiny import train_tokenizer
-
-    shutil.copytree(reward, tmp_path / "other")
-    rows = read_jsonl(inputs / "data" / "comparisons" / "train.jsonl")
-    train_tokenizer([row["summaries"][0]["text"] for row in rows], 400).save_pretrained(tmp_path / "other")
-    result = run("ppo", ppo_flags | {"critic_model_name_or_path": tmp_path / "other"})
-    message_of(result, "--actor_model_name_or_path", "--critic_model_name_or_path", "different tokenizers")
 
 
 def test_a_model_without_a_score_head(run, reward_flags, sft, tmp_path):
@@ -133,10 +121,9 @@ def test_a_reward_model_that_was_never_trained(flag, run, ppo_flags, sft):
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("text", ["end of turn", ""], ids=["several", "empty"])
-def test_the_end_token_is_one_token(step, text, request, run):
+def test_the_end_token_is_one_token(step, request, run):
     flags = request.getfixturevalue(f"{step}_flags")
-    message_of(run(step, flags | {"end_of_conversation_token": text}), "--end_of_conversation_token")
+    message_of(run(step, flags | {"end_of_conversation_token": "end of turn"}), "--end_of_conversation_token")
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -147,17 +134,13 @@ def test_fp16_without_a_gpu(step, request, run):
 # -- functions
 
 
+# tests/scoring and tests/conditions have every kind of fault; these come through the mains.
 FAULTS = {
     "two dimensions": ("import torch\ndef f(p, r, rows):\n    return torch.zeros(len(r), 1)\n", [", 1)"]),
-    "one number": ("def f(p, r, rows):\n    return 1.0\n", ["one number per response"]),
-    "too few": ("def f(p, r, rows):\n    return [0.0] * (len(r) - 1)\n", ["one number per response"]),
     "not finite": ("def f(p, r, rows):\n    return [float('nan')] * len(r)\n", ["finite"]),
-    "nothing": ("def f(p, r, rows):\n    return None\n", []),
-    "words": ("def f(p, r, rows):\n    return ['good'] * len(r)\n", []),
     "fails on import": ("import absent_module\ndef f(p, r, rows):\n    return [0.0]\n", ["absent_module"]),
     "exits on import": ("import sys\nsys.exit(0)\ndef f(p, r, rows):\n    return [0.0]\n", []),
     "takes other arguments": ("def f(responses):\n    return [0.0] * len(responses)\n", []),
-    "is no function": ("f = 3\n", ["f"]),
 }
 
 
@@ -171,16 +154,7 @@ def test_functions(name, flag, run, ppo_flags, tmp_path):
     message_of(run("ppo", ppo_flags | critic | {flag: f"{file}:f"}), f"--{flag}", *words)
 
 
-CONDITIONS = {
-    "other shape": "def f(trajectory, tokenizer):\n    return trajectory.response_mask[:, :1]\n",
-    "other type": "def f(trajectory, tokenizer):\n    return trajectory.response_mask.long()\n",
-    "a list": "def f(trajectory, tokenizer):\n    return [[True]]\n",
-    "fails on import": "import absent_module\ndef f(trajectory, tokenizer):\n    return 1\n",
-}
-
-
-@pytest.mark.parametrize("name", CONDITIONS)
-def test_conditions(name, run, ppo_flags, tmp_path):
+def test_a_condition_of_another_shape(run, ppo_flags, tmp_path):
     file = tmp_path / "own.py"
-    file.write_text(CONDITIONS[name])
+    file.write_text("def f(trajectory, tokenizer):\n    return trajectory.response_mask[:, :1]\n")
     message_of(run("ppo", ppo_flags | {"termination_condition": f"{file}:f"}), "--termination_condition")

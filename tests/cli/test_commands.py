@@ -4,14 +4,12 @@
 Models are small and data is made by code; both come in through environment variables, as they would on a cluster.
 """
 
-import http.server
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 import venv
 from pathlib import Path
 
@@ -19,6 +17,8 @@ import pytest
 
 from cli_runs import ROOT, TIMEOUT, Result, built_once, environment, read_jsonl, training_rows, write_jsonl
 from data_fixtures import make_rows, write_all
+from dschat.evaluation.judge.rubrics import RUBRICS
+from judges import judge_server
 from launches import free_port
 
 TRAINING = "cd applications/DeepSpeed-Chat/training/{} && bash training_scripts/run_gemma.sh"
@@ -133,66 +133,14 @@ def test_inference(project, sft, reward, tmp_path):
     assert str(file) in result.stdout and "±" in result.stdout.splitlines()[-1]
 
 
-def test_inference_on_references(project, reward):
-    command = f"{INFERENCE.strip()} --ref-scores".replace(" --model ${actor_model_path} ", " ")
-    bash(command, ROOT, PROJ_PATH=str(project), reward_model_path=str(reward)).expect(0)
-    (file,) = [
-        path
-        for path in (project / "results" / "summarize").rglob("*.jsonl")
-        if "rejected_reward" in path.read_text(encoding="utf-8")
-    ]
-    assert {"prompt", "response", "reward", "rejected_response", "rejected_reward"} <= set(read_jsonl(file)[0])
+def always_first(messages: list[dict[str, str]]) -> str:
+    """An answer in the form of either rubric: what is shown first is better."""
+    one = {"comparison": "because", "verdict": "first"}
+    criteria = RUBRICS["webgpt"].criteria if "factual_accuracy" in messages[0]["content"] else ()
+    return json.dumps(dict.fromkeys(criteria, one) | {"verdict": "first"} if criteria else one)
 
 
-class Judge(http.server.BaseHTTPRequestHandler):
-    """An OpenAI-compatible server that always prefers what it is shown first, in every form that is asked for."""
-
-    def do_POST(self) -> None:
-        length = int(self.headers["Content-Length"])
-        asked = json.loads(self.rfile.read(length))
-        self.server.requests.append((self.headers["Authorization"], asked))  # type: ignore[attr-defined]
-        schema = asked["response_format"]["json_schema"]["schema"]
-        answer = {name: example(part) for name, part in schema["properties"].items()}
-        content = {"role": "assistant", "content": json.dumps(answer)}
-        body = {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": asked["model"],
-            "choices": [{"index": 0, "finish_reason": "stop", "message": content}],
-            "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12},
-        }
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: object) -> None:
-        """Nothing on the screen."""
-
-
-def example(schema: dict) -> object:
-    """The first allowed value of a part of a schema."""
-    if "enum" in schema:
-        return schema["enum"][0]
-    if schema.get("type") == "object":
-        return {name: example(part) for name, part in schema["properties"].items()}
-    return "because"
-
-
-@pytest.fixture
-def judge():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-    server.requests = []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def test_evaluation(judge, tmp_path):
+def test_evaluation(tmp_path):
     """Sampling, both judges and the votes of a person, one after the other, in a folder with A.jsonl and B.jsonl."""
     (tmp_path / "evaluation").symlink_to(ROOT / "evaluation")
     rows = make_rows("tldr", 60)
@@ -209,15 +157,17 @@ def test_evaluation(judge, tmp_path):
     key = "sk-this-must-stay-secret"
     variables = {
         "OPENAI_SK": key,
-        "OPENAI_BASE_URL": f"http://127.0.0.1:{judge.server_address[1]}/v1",
         "HOME": str(tmp_path / "home"),
         "XDG_CACHE_HOME": str(tmp_path / "home" / "cache"),
     }
     output = ""
-    for command in EVALUATION:
-        stdin = "1\n2\n3\n4\n" + "1\n" * 46 if "human" in command else ""
-        result = bash(command, tmp_path, stdin, **variables).expect(0)
-        output += result.stdout + result.stderr
+    with judge_server() as judge:
+        judge.answer = always_first
+        variables["OPENAI_BASE_URL"] = judge.url
+        for command in EVALUATION:
+            stdin = "1\n2\n3\n4\n" + "1\n" * 46 if "human" in command else ""
+            result = bash(command, tmp_path, stdin, **variables).expect(0)
+            output += result.stdout + result.stderr
     sampled = {name: read_jsonl(tmp_path / f"{name}-sampled.jsonl") for name in ("A", "B")}
     assert [row["prompt"] for row in sampled["A"]] == [row["prompt"] for row in sampled["B"]]
     count = len(sampled["A"])
@@ -227,8 +177,8 @@ def test_evaluation(judge, tmp_path):
         assert [row["prompt"] for row in verdicts] == [row["prompt"] for row in sampled["A"]]
         assert {row["verdict"] for row in verdicts} == {"tie"}, "first place wins in both orders"
         assert {row["dataset"] for row in verdicts} == {"webgpt" if name.startswith("gpt4") else "summarize"}
-    assert len(judge.requests) == 4 * count, "two rubrics, two orders"
-    assert {header for header, _ in judge.requests} == {f"Bearer {key}"}
+    assert len(judge.bodies) == 4 * count, "two rubrics, two orders"
+    assert set(judge.keys) == {f"Bearer {key}"}
     votes = read_jsonl(tmp_path / "human-A-v.s.-B.jsonl")
     assert len(votes) == count and [row["verdict"] for row in votes].count("skip") == 1
     assert key not in output

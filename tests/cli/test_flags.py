@@ -3,6 +3,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from closeness import UPDATE, near
 # -- flags of steps 1 and 2
 
 
-def test_sft_on_prompt(run, sft, sft_flags, tmp_path):
-    run("sft", sft_flags | {"sft_on_prompt": True}).expect(0)
+def test_sft_on_prompt_with_an_own_end_token(run, sft, sft_flags, tmp_path):
+    run("sft", sft_flags | {"sft_on_prompt": True, "end_of_conversation_token": "|"}).expect(0)
     first, plain = evaluation_rows(tmp_path / "out")[0], evaluation_rows(sft)[0]
     assert first["eval/loss"] != pytest.approx(plain["eval/loss"], abs=1e-7)  # other tokens count
     assert training_rows(tmp_path / "out")[-1]["loss/sft"] < training_rows(tmp_path / "out")[0]["loss/sft"]
@@ -24,7 +25,7 @@ def test_sft_on_prompt(run, sft, sft_flags, tmp_path):
 @pytest.mark.parametrize("step", ["sft", "reward", "dpo"])
 def test_accumulation_and_checkpointing_change_nothing(step, request, run, tmp_path):
     plain = training_rows(request.getfixturevalue(step))
-    changed = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "gradient_checkpointing": True}
+    changed = {"per_device_train_batch_size": 2, "global_batch_size": 8, "gradient_checkpointing": True}
     run(step, request.getfixturevalue(f"{step}_flags") | changed).expect(0)
     rows = training_rows(tmp_path / "out")
     assert len(rows) == len(plain) == 4
@@ -34,12 +35,6 @@ def test_accumulation_and_checkpointing_change_nothing(step, request, run, tmp_p
             assert row[key] == near(other[key], 16 * UPDATE, scale=0), key
     batches = json.loads((tmp_path / "out" / "run.json").read_text())["batches"]
     assert (batches["micro_batch"], batches["accumulation"], batches["global_batch"]) == (2, 4, 8)
-
-
-def test_the_global_batch_sets_the_accumulation(run, sft_flags, tmp_path):
-    run("sft", sft_flags | {"per_device_train_batch_size": 2, "global_batch_size": 16}).expect(0)
-    batches = json.loads((tmp_path / "out" / "run.json").read_text())["batches"]
-    assert (batches["accumulation"], batches["global_batch"], batches["total_updates"]) == (8, 16, 2)
 
 
 @pytest.mark.parametrize("step", ["sft", "reward"])
@@ -64,17 +59,15 @@ def test_clipping_schedule_and_evaluation(step, request, run, tmp_path):
     assert [row["update"] for row in evaluation_rows(tmp_path / "out")] == [0, 3, 6, 8]
 
 
-@pytest.mark.parametrize("spelling", [{"bf16": True}, {"dtype": "bf16"}], ids=["--bf16", "--dtype"])
 @pytest.mark.parametrize("step", ["sft", *(pytest.param(s, marks=pytest.mark.slow) for s in ("reward", "dpo")), "ppo"])
-def test_bf16_on_a_cpu(step, spelling, request, run, tmp_path):
+def test_bf16_on_a_cpu(step, request, run, tmp_path):
     flags = request.getfixturevalue(f"{step}_flags")
-    run(step, flags | spelling).expect(0)
+    run(step, flags | {"bf16": True}).expect(0)
     assert all(math.isfinite(v) for row in read_jsonl(tmp_path / "out" / "metrics.jsonl") for v in row.values())
     folder = tmp_path / "out" / ("actor" if step == "ppo" else "")
     auto_class = AutoModelForSequenceClassification if step == "reward" else AutoModelForCausalLM
     assert auto_class.from_pretrained(folder).dtype == torch.bfloat16
-    name = "train_config.json"
-    assert json.loads((tmp_path / "out" / name).read_text())["dtype"] == "bf16"
+    assert json.loads((tmp_path / "out" / "train_config.json").read_text())["dtype"] == "bf16"
 
 
 @pytest.mark.parametrize("step", ["sft", "reward", "ppo"])
@@ -87,8 +80,6 @@ def test_no_self_checks_and_inert_flags(step, request, run):
 
 
 def test_a_model_without_pad_goes_through_all_steps(run, inputs, sft_flags, reward_flags, prompt_flags, tmp_path):
-    import shutil
-
     base = tmp_path / "base"
     shutil.copytree(inputs / "model", base)
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -107,8 +98,6 @@ def test_a_model_without_pad_goes_through_all_steps(run, inputs, sft_flags, rewa
 
 
 def test_an_added_pad_token_grows_the_model_and_survives(run, inputs, sft_flags, reward_flags, tmp_path):
-    from transformers import AutoModelForCausalLM as Model
-
     from factories import make_causal_lm, make_tokenizer, save_folder
 
     rows = read_jsonl(inputs / "data" / "demonstrations" / "train.jsonl")
@@ -127,15 +116,9 @@ def test_an_added_pad_token_grows_the_model_and_survives(run, inputs, sft_flags,
     assert "added <pad>" in screen
     made = AutoTokenizer.from_pretrained(tmp_path / "sft")
     assert made.pad_token == "<pad>" and made.pad_token_id == len(tokenizer)
-    assert Model.from_pretrained(tmp_path / "sft").get_input_embeddings().num_embeddings == len(tokenizer) + 1
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "sft").get_input_embeddings().num_embeddings
+        == len(tokenizer) + 1
+    )
     flags = reward_flags | {"model_name_or_path": tmp_path / "sft", "max_seq_len": 400}
     run("reward", flags).expect(0)
-
-
-def test_an_own_end_token(run, sft_flags, inputs, tmp_path):
-    import shutil
-
-    base = tmp_path / "base"
-    shutil.copytree(inputs / "model", base)
-    run("sft", sft_flags | {"model_name_or_path": base, "end_of_conversation_token": "|"}).expect(0)
-    assert training_rows(tmp_path / "out")

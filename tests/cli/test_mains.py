@@ -43,61 +43,44 @@ def checkpoints(steps, names):
 # -- files
 
 
-def test_files_of_step_1(sft):
-    own = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
-    assert files_under(sft) == CAUSAL_LM | own | checkpoints((2, 4), CAUSAL_LM)
+OWN = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
+REFERENCE = under("reference", {"train.safetensors", f"eval-{HELD_OUT // 2}.safetensors"})
 
 
-def test_files_of_step_2(reward):
-    own = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
-    assert files_under(reward) == CLASSIFIER | own | checkpoints((2, 4), CLASSIFIER)
-
-
-def test_files_of_dpo(dpo):
-    own = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
-    reference = under("reference", {"train.safetensors", f"eval-{HELD_OUT // 2}.safetensors"})
-    assert files_under(dpo) == CAUSAL_LM | own | reference | checkpoints((2, 4), CAUSAL_LM)
+@pytest.mark.parametrize(
+    ("step", "model", "more"),
+    [("sft", CAUSAL_LM, set()), ("reward", CLASSIFIER, set()), ("dpo", CAUSAL_LM, REFERENCE)],
+)
+def test_files_of_steps_1_and_2(step, model, more, request):
+    assert files_under(request.getfixturevalue(step)) == model | OWN | more | checkpoints((2, 4), model)
 
 
 def test_files_of_step_3(ppo):
     models = under("actor", CAUSAL_LM | {"run.json"}) | under("critic", CLASSIFIER | {"run.json"})
     saved = {f"models/step-{step}/{name}" for step in (2, 4) for name in models}
-    own = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
     samples = {f"samples/update-{update:06d}.jsonl" for update in (0, 2, 4)}
-    assert files_under(ppo) == models | own | samples | saved
+    assert files_under(ppo) == models | OWN | samples | saved
 
 
 # -- metrics
 
 
-def test_metrics_of_step_1(sft):
-    trained, evaluated = training_rows(sft), evaluation_rows(sft)
+@pytest.mark.parametrize("step", ["sft", "reward", "dpo"])
+def test_metrics_of_steps_1_and_2(step, request):
+    folder = request.getfixturevalue(step)
+    trained, evaluated = training_rows(folder), evaluation_rows(folder)
     assert [(row["update"], row["samples"]) for row in trained] == [(1, 8), (2, 16), (3, 24), (4, 32)]
     assert [row["update"] for row in evaluated] == [0, 2, 4]
-    check_names(sft)
-    assert evaluated[-1]["eval/loss"] < evaluated[0]["eval/loss"]
-
-
-def test_metrics_of_step_2(reward):
-    trained, evaluated = training_rows(reward), evaluation_rows(reward)
-    assert [(row["update"], row["samples"]) for row in trained] == [(1, 8), (2, 16), (3, 24), (4, 32)]
-    assert [row["update"] for row in evaluated] == [0, 2, 4]
-    check_names(reward)
-    for row in evaluated:
-        assert row["eval/margin"] == near(row["eval/chosen"] - row["eval/rejected"], FORMULA)
-    assert evaluated[0]["eval/loss"] == near(math.log(2), FORMULA)  # a head of zeros
-
-
-def test_metrics_of_dpo(dpo):
-    trained, evaluated = training_rows(dpo), evaluation_rows(dpo)
-    assert [(row["update"], row["samples"]) for row in trained] == [(1, 8), (2, 16), (3, 24), (4, 32)]
-    assert [row["update"] for row in evaluated] == [0, 2, 4]
-    check_names(dpo)
-    for row in evaluated:
-        assert row["eval/margin"] == near(0.1 * (row["eval/chosen"] - row["eval/rejected"]))
-    assert evaluated[0]["eval/loss"] == near(math.log(2), FORMULA)  # the policy is the reference
-    assert evaluated[0]["eval/chosen"] == near(0, UPDATE)
-    assert evaluated[-1]["eval/loss"] < evaluated[0]["eval/loss"]
+    check_names(folder)
+    if step != "sft":
+        scale = {"reward": 1, "dpo": 0.1}[step]
+        for row in evaluated:
+            assert row["eval/margin"] == near(scale * (row["eval/chosen"] - row["eval/rejected"]))
+        assert evaluated[0]["eval/loss"] == near(math.log(2), FORMULA)  # a head of zeros; the policy is the reference
+    if step == "dpo":
+        assert evaluated[0]["eval/chosen"] == near(0, UPDATE)
+    if step != "reward":
+        assert evaluated[-1]["eval/loss"] < evaluated[0]["eval/loss"]
 
 
 def test_metrics_of_step_3(ppo):
@@ -182,7 +165,7 @@ def test_the_same_draws_before_and_after(ppo):
     [("sft", DEMONSTRATIONS, HELD_OUT), ("reward", COMPARISONS // 2, HELD_OUT // 2)]
     + [("dpo", COMPARISONS // 2, HELD_OUT // 2), ("ppo", COMPARISONS // 2, HELD_OUT // 2)],
 )
-def test_run_json(step, train, held_out, request, inputs):
+def test_run_json_and_the_flags_that_are_kept(step, train, held_out, request, inputs):
     folder = request.getfixturevalue(step)
     record = json.loads((folder / "run.json").read_text())
     name = "demonstrations" if step == "sft" else "comparisons"
@@ -197,11 +180,6 @@ def test_run_json(step, train, held_out, request, inputs):
     assert record["batches"]["global_batch"] == 8 and record["batches"]["total_updates"] == 4
     last = {key: value for key, value in evaluation_rows(folder)[-1].items() if key not in HEAD}
     assert record["metrics"] == pytest.approx(last)
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_the_parsed_flags_are_kept(step, request):
-    folder = request.getfixturevalue(step)
     flags = json.loads((folder / "train_config.json").read_text())
     assert flags["output_dir"] == str(folder) and flags["save_models"] == 2 and flags["seed"] == 1234
     assert flags["batch_plan"]["global_batch"] == 8
@@ -226,12 +204,5 @@ def test_the_model_card(step, model, base, request, shared):
     value = evaluation_rows(folder)[-1][metric]
     assert f"{metric}: {value:.4g}" in card
     assert "transformers 5" in card
-
-
-@pytest.mark.parametrize(
-    ("step", "model"), [("sft", "."), ("reward", "."), ("dpo", "."), ("ppo", "actor"), ("ppo", "critic")], ids=str
-)
-def test_the_card_of_a_checkpoint_states_metrics(step, model, request):
-    folder = request.getfixturevalue(step)
-    card = (folder / "models" / "step-2" / model / "README.md").read_text()
-    assert "eval/" in card.partition("## Metrics")[2], "the section is empty"
+    early = (folder / "models" / "step-2" / model / "README.md").read_text()
+    assert "eval/" in early.partition("## Metrics")[2], "the section is empty"

@@ -24,23 +24,22 @@ def run_cached(step, flags, tmp_path):
     return run_forked(step, flags, tmp_path / "printed", cache_from_the_first_byte).expect(0).stderr
 
 
-def test_step_1(run, sft_flags, inputs, tmp_path):
+def test_step_1(run, sft, sft_flags, tmp_path):
     """As from the source."""
     source, model = sft_flags["data_path"], sft_flags["model_name_or_path"]
-    run("sft", sft_flags | {"output_dir": tmp_path / "plain"}).expect(0)
     folder = prepare(source, model, tmp_path / "prepared", "--data_split", "1,0,0")
     result = run("sft", sft_flags | {"data_path": folder, "output_dir": tmp_path / "from_folder"}).expect(0)
     assert "prepared and holds its own splits: --data_split does not cut it" in result.stderr
-    losses = [[row["loss/sft"] for row in training_rows(tmp_path / name)] for name in ("plain", "from_folder")]
+    losses = [[row["loss/sft"] for row in training_rows(folder)] for folder in (sft, tmp_path / "from_folder")]
     assert losses[0] == losses[1] and len(losses[0]) == 4
 
 
-def test_a_second_run_reads_the_cache(run, sft_flags, tmp_path, monkeypatch):
+def test_a_second_run_reads_the_cache(sft, sft_flags, tmp_path, monkeypatch):
     monkeypatch.setenv("MA_RLHF_CACHE", str(tmp_path / "cache"))
-    run("sft", sft_flags | {"output_dir": tmp_path / "plain"}).expect(0)
     for name, told in (("first", "are kept for the next run"), ("second", "of an earlier run are used")):
         assert told in run_cached("sft", sft_flags | {"output_dir": tmp_path / name}, tmp_path)
-    losses = [[row["loss/sft"] for row in training_rows(tmp_path / name)] for name in ("plain", "first", "second")]
+    folders = [sft, tmp_path / "first", tmp_path / "second"]
+    losses = [[row["loss/sft"] for row in training_rows(folder)] for folder in folders]
     assert losses[0] == losses[1] == losses[2]
 
 

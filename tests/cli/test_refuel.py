@@ -11,7 +11,7 @@ import pytest
 from cli_runs import check_names, evaluation_rows, message_of, read_jsonl, training_rows, write_jsonl
 from closeness import UPDATE, near
 from dialogue_cases import chat_tokenizer
-from factories import make_causal_lm, make_tokenizer, save_folder
+from factories import make_causal_lm, save_folder
 from kills import kill_when, rows_kept
 from launches import launch
 from real_size import as_large_as
@@ -145,10 +145,3 @@ def test_kept_log_probs_of_another_policy_are_refused(place):
     save_folder(place / "policy", make_causal_lm("llama", 8, len(chat_tokenizer())), chat_tokenizer("llama-3"))
     result = forked("refuel", flags | {"output_dir": "out2"}, place)
     message_of(result, "pairs_box.safetensors", "the model differ", "Remove")
-
-
-def test_a_policy_without_a_chat_template(place):
-    make_prompts(place, 2)
-    save_folder(place / "bare", make_causal_lm("gemma"), make_tokenizer())
-    for name, flags in (("generate", GENERATE | {"model": "bare"}), ("tokenize_masks", MASKS | {"model": "bare"})):
-        message_of(forked(name, flags, place), "no chat template")

@@ -4,11 +4,9 @@
 import pytest
 
 from cli_runs import TRAINING, arguments, run_forked, training_rows, write_jsonl
-from dschat.config.parse import parse
-from dschat.config.refuel import RefuelConfig
 from real_size import as_large_as
 from refuel_cases import REFUEL, make_models, small_pairs
-from script_runs import recorded, run_recorded
+from script_runs import parsed, recorded, run_recorded
 
 SCRIPT = TRAINING / "refuel" / "training_scripts" / "llama_3_8b_it.sh"
 PUBLISHED = {
@@ -24,17 +22,16 @@ PUBLISHED = {
 def test_the_published_settings(gpus, tmp_path, monkeypatch):
     launched = recorded(SCRIPT, tmp_path, NUM_GPUS=str(gpus))
     assert launched.program == REFUEL / "refuel.py"
-    monkeypatch.setenv("WORLD_SIZE", str(gpus))
-    config = parse(RefuelConfig, launched.flags)
+    config = parsed(launched, "refuel", gpus, monkeypatch)
     assert {name: getattr(config, name) for name in PUBLISHED} == PUBLISHED
     assert config.plan_batches(gpus).global_batch == 128
     assert config.total_iterations(500, 128) == 500 and config.cluster is None
     assert config.data_path == [str(tmp_path / "data" / "refuel" / "llama-3-8b-it" / "pairs")]
 
 
-def test_variables_and_flags_win(tmp_path):
-    flags = recorded(SCRIPT, tmp_path, "--lr", "1e-6", MODEL="mine", DATA="pairs", CLUSTER="h100").flags
-    config = parse(RefuelConfig, flags)
+def test_variables_and_flags_win(tmp_path, monkeypatch):
+    launched = recorded(SCRIPT, tmp_path, "--lr", "1e-6", MODEL="mine", DATA="pairs", CLUSTER="h100")
+    config = parsed(launched, "refuel", 1, monkeypatch)
     assert (config.model_name_or_path, config.data_path, config.cluster) == ("mine", ["pairs"], "h100")
     assert config.learning_rate == 1e-6
     message = run_recorded(SCRIPT, tmp_path, NUM_GPUS="3").expect(2).stderr

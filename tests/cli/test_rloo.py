@@ -4,7 +4,7 @@
 import json
 from html import unescape
 
-from cli_runs import check_names, evaluation_rows, files_under, message_of, read_jsonl, training_rows
+from cli_runs import check_names, evaluation_rows, files_under, read_jsonl, training_rows
 from dschat.run_report.build import build_report
 
 
@@ -32,8 +32,3 @@ def test_a_run_without_a_critic(run, prompt_flags, sft, reward, ppo, tmp_path):
     assert "Critic's explained variance" in unescape((tmp_path / "both" / "report.html").read_text())
     (row,) = (line.split() for line in alone.splitlines() if line.startswith("RLOO ") and " 64 " in line)
     assert row[1:3] == ["8", "64"] and row[-2:] == ["–", "–"] and "PPO" in both
-
-
-def test_what_a_run_without_a_critic_refuses(run, ppo_flags):
-    result = run("ppo", ppo_flags | {"advantage_estimator": "rloo"})
-    message_of(result, "--advantage_estimator rloo", "--samples_per_prompt of at least 2")

@@ -1,87 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags that need another one beside them: the message names it."""
+"""Combinations of flags that are unwise or without effect warn once and name the flag; sound ones are silent."""
 
 import pytest
 
-from dschat.config.parse import parse
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import RewardConfig, SFTConfig
-from dschat.errors import UserError
+from flag_cases import RLOO, SCORED, config_of
 
-COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]
-SFT = [*COMMON, "--model_name_or_path", "m"]
-PPO = [*COMMON, "--actor_model_name_or_path", "a", "--critic_model_name_or_path", "c"]
+SOUND = {
+    "ppo": [
+        "--dtype fp16",
+        "--macro_reward mean --isolate_last_token",
+        "--macro_reward mean --isolate_last_token --value_function first",
+        "--macro_reward mean --ngram 1",
+        "--num_warmup_steps 0 --warmup_ratio 0.1",
+        "--lr_scheduler_type constant --warmup_ratio 0",
+        "--kl_coef 0",
+        "--ngram_lengths 1",
+        "--top_k 0 --top_p 1",
+        "--termination_condition parsing --parser chunker",
+        "--termination_condition parsing --parser_device cuda:1",
+        "--no_merge_lora --actor_lora_dim 4",
+        "--offload --actor_zero_stage 3 --critic_zero_stage 1",
+    ],
+    "sft": [
+        "--lora_alpha 4 --finetune_mode lora",
+        "--lora_dropout 0.1 --finetune_mode lora",
+        "--offload --zero_stage 1",
+    ],
+    "reward": ["--reward_loss per_sample", "--reward_loss end", "--offload --zero_stage 1"],
+    "online": ["--offload --zero_stage 0", "--offload --zero_stage 2", "--offload --zero_stage 3"],
+}
+OF_A_CRITIC = [
+    "--critic_learning_rate 1",
+    "--critic_weight_decay 1",
+    "--critic_zero_stage 1",
+    "--critic_lora_dim 2",
+    "--critic_gradient_checkpointing",
+    "--lam 1",
+    "--value_function first",
+    "--cliprange_value 1",
+    "--vf_coef 2",
+]
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    """Each test runs in a folder of its own, as a single process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
-def _refusal(config_class, arguments):
-    with pytest.raises(UserError) as refusal:
-        parse(config_class, arguments)
-    return str(refusal.value)
+@pytest.mark.parametrize(("step", "flags"), [(step, flags) for step, given in SOUND.items() for flags in given])
+def test_sound_combinations_are_silent(step, flags, caplog):
+    config_of(step, flags)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("step", "flags", "message"),
     [
-        ("--parser chunker", "--parser: of no effect without --termination_condition parsing"),
-        ("--parser_cutoff 4 --parser_device cuda", "--parsing_cutoff, --parser_device: of no effect without"),
-        ("--termination_condition parsing --parser chunker --parser_device cuda:1", "only benepar uses it"),
-        ("--termination_condition parsing --parser chunker", None),
-        ("--termination_condition parsing --parser_device cuda:1", None),
+        ("ppo", "--macro_reward mean", "--isolate_last_token"),
+        ("ppo", "--macro_reward mean --termination_condition ppl --ngram 1", "--isolate_last_token"),
+        ("ppo", "--top_k 50", "--top_k 50 and --top_p 1 truncate"),
+        ("ppo", "--top_p 0.9", "--top_k 0 and --top_p 0.9 truncate"),
+        ("ppo", "--top_k 5 --top_p 0.9", "--top_k 5 and --top_p 0.9 truncate"),
+        ("ppo", "--parser chunker", "--parser: of no effect without --termination_condition parsing"),
+        ("ppo", "--parser_cutoff 4 --parser_device cuda", "--parsing_cutoff, --parser_device: of no effect without"),
+        (
+            "ppo",
+            "--termination_condition parsing --parser chunker --parser_device cuda:1",
+            "only benepar uses it",
+        ),
+        ("ppo", "--no_merge_lora", "--no_merge_lora does nothing without --lora_dim"),
+        ("sft", "--lora_module_name q_proj", "--lora_module_name does nothing without --lora_dim"),
+        ("sft", "--lora_alpha 4", "--lora_alpha does nothing without --lora_dim"),
+        ("sft", "--lora_dropout 0.1", "--lora_dropout does nothing without --lora_dim"),
+        # losses that leave the score of step 3 untrained
+        ("reward", "--reward_loss last_token", "--reward_loss last_token does not train the number"),
+        ("reward", "--reward_loss average", "--reward_loss average does not train the number"),
     ],
 )
-def test_flags_of_a_parser_that_does_nothing_with_them_warn(flags, message, caplog):
-    parse(PPOConfig, [*PPO, *flags.split()])
-    assert [message in record.getMessage() for record in caplog.records] == ([True] if message else [])
+def test_unwise_combinations_warn_once(step, flags, message, caplog):
+    config_of(step, flags)
+    assert [message in said for said in caplog.messages] == [True]
 
 
-@pytest.mark.parametrize("config_class", [SFTConfig, RewardConfig])
-def test_offload_needs_zero(config_class):
-    assert "--offload needs ZeRO" in _refusal(config_class, [*SFT, "--offload"])
-    assert parse(config_class, [*SFT, "--offload", "--zero_stage", "1"]).offload
+@pytest.mark.parametrize("flag", OF_A_CRITIC)
+def test_flags_of_a_critic_are_warned_of_once(flag, caplog):
+    config_of("ppo", flag)
+    assert not caplog.messages
+    config_of("ppo", flag, SCORED)
+    assert caplog.messages == [f"{flag.split()[0]}: of no effect with --advantage_estimator rloo."]
 
 
-def test_offload_needs_zero_for_actor_and_critic():
-    flags = [*PPO, "--offload", "--zero_stage", "2", "--critic_zero_stage", "0"]
-    assert "both actor and critic" in _refusal(PPOConfig, flags)
-    assert parse(PPOConfig, [*PPO, "--offload", "--actor_zero_stage", "3", "--critic_zero_stage", "1"]).offload
+@pytest.mark.parametrize(
+    "flags",
+    ["", "--zero_stage 2", "--lora_dim 4", "--policy_ratio macro", "--whiten_advantages", "--adaptive_kl_target 6"]
+    + ["--offload --actor_zero_stage 2", "--termination_condition ppl --policy_ratio macro", "--isolate_last_token"]
+    + ["--gradient_checkpointing", "--termination_condition randomized --policy_ratio macro"],
+)
+def test_sound_combinations_without_a_critic(flags, caplog):
+    config = config_of("ppo", flags, SCORED)
+    assert not caplog.messages and len(config.zero_stages) == len(config.lora_ranks) == 1
+    assert config.model_paths == ["a", "r"]
 
 
-def test_layer_names_without_adapters_warn(caplog):
-    parse(SFTConfig, [*SFT, "--lora_module_name", "q_proj"])
-    assert len(caplog.records) == 1
-    assert "--lora_module_name does nothing without --lora_dim" in caplog.records[0].getMessage()
+@pytest.mark.parametrize("source", ["--reward_function score.py:f", "--reward_source programs"])
+def test_other_sources_of_the_score_without_a_critic(source):
+    config = config_of("ppo", source, RLOO)
+    assert not config.needs.critic and config.model_paths == ["a"]
 
 
-@pytest.mark.parametrize("flag", ["--lora_alpha 4", "--lora_dropout 0.1"])
-def test_other_flags_of_adapters_without_adapters_warn(flag, caplog):
-    parse(SFTConfig, [*SFT, *flag.split()])
-    assert f"{flag.split()[0]} does nothing without --lora_dim" in caplog.records[0].getMessage()
-    caplog.clear()
-    parse(SFTConfig, [*SFT, *flag.split(), "--finetune_mode", "lora"])
-    assert not caplog.records
+def test_a_critic_that_is_named_is_the_reward_model(caplog):
+    config = config_of("ppo", "--critic_model_name_or_path c", RLOO)
+    assert (config.critic_model_name_or_path, config.reward_model_name_or_path) == (None, "c")
+    assert "--critic_model_name_or_path: --advantage_estimator rloo has no critic" in caplog.text
+    config = config_of("ppo", "--critic_model_name_or_path c", SCORED)
+    assert (config.critic_model_name_or_path, config.reward_model_name_or_path) == (None, "r")
 
 
-def test_adapter_only_without_adapters_warns(caplog):
-    parse(PPOConfig, [*PPO, "--no_merge_lora"])
-    assert "--no_merge_lora does nothing without --lora_dim" in caplog.records[0].getMessage()
-    caplog.clear()
-    parse(PPOConfig, [*PPO, "--no_merge_lora", "--actor_lora_dim", "4"])
-    assert not caplog.records
+def test_macro_actions_that_change_nothing_are_said(caplog):
+    config_of("ppo", "--termination_condition randomized", SCORED)
+    assert "--policy_ratio macro or macro_mean alone" in caplog.text
 
 
-@pytest.mark.parametrize("loss", ["last_token", "average", "per_sample", "end"])
-def test_losses_that_leave_the_score_of_step_3_untrained_warn(loss, caplog):
-    parse(RewardConfig, [*SFT, "--reward_loss", loss])
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == (loss in ("last_token", "average"))
-    assert all(f"--reward_loss {loss} does not train the number" in message for message in messages)
+def test_flags_without_a_meaning_in_refuel_warn_once_and_say_why(caplog):
+    given = "--task.cluster a100 --wandb_project_name p --track --wandb_project_name q"
+    assert config_of("online", given) == config_of("online")
+    assert len(caplog.messages) == 3
+    assert all(" does nothing here: " in message for message in caplog.messages)
+    assert caplog.messages[0].startswith("--task.cluster") and "not kept" in caplog.messages[0]
 
 
 def test_the_parsers_are_those_of_the_package():

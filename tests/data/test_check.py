@@ -359,6 +359,7 @@ def test_command_with_bad_input(tmp_path, capsys, caplog, offline):
         (["check", bad, "--tokenizer", str(tmp_path / "none")], ["--tokenizer", "no such folder"]),
         (["check", bad, "--tokenizer", "nobody/nothing-at-all"], ["--tokenizer nobody/nothing-at-all", "hf download"]),
         (["preview", bad, "-n", "0"], ["--rows 0", "at least 1"]),
+        (["check", bad, "--run_solutions", "-1"], ["--run_solutions -1", "at least 0"]),
         (["check", bad, "--seed", "-1"], ["--seed -1", "from 0 to 4294967295"]),
         (["preview", "tldr"], ["openai/summarize_from_feedback is not here", "hf download"]),
         (["check", str(write_set(tmp_path / "hh", "hh", 4)), "--data_split", "x"], ["--data_split x"]),

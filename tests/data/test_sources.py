@@ -182,6 +182,7 @@ def test_bad_layouts(tmp_path):
         (b"[" * 100000, "not readable"),
         (b'"text"', "text instead of an object"),
         (b"3", "type int instead of an object"),
+        (b'["a", "b"]', "a list instead of an object"),
         (b'{"question": "a", "answer": "b"}', "'question', 'answer'; name the prompt's column with --prompt_key"),
         (b"{}", "among none"),
         (b'{"prompt": 3}', "column 'prompt' must be text, not a value of type int; .* --prompt_key"),

@@ -69,7 +69,7 @@ def test_two_processes_make_the_same_updates_as_one(case, alone, two_processes):
     assert first == pytest.approx(second)  # metrics are reduced: every rank knows them
 
 
-@pytest.mark.parametrize("case", [Case(3, 4)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [Case(0, 8), Case(3, 4)], ids=lambda case: case.name)
 def test_one_process_makes_the_same_updates(case, alone, tmp_path):
     assert_same(run_case(case, tmp_path), alone)
 

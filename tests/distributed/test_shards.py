@@ -4,7 +4,6 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,8 +41,3 @@ def test_ranks_share_an_evaluation_without_loss(world, batch_size, rows):
 def test_a_rank_without_rows_has_an_empty_batch():
     assert eval_batches([5], 2, 0, 3) == [[0]]
     assert eval_batches([5], 2, 1, 3) == eval_batches([5], 2, 2, 3) == [[]]
-
-
-def test_an_update_that_ranks_cannot_share_is_a_mistake():
-    with pytest.raises(ValueError, match="update_size 8 is not a multiple of world_size 3"):
-        update_batches([1] * 20, 8, 2, 0, 0, 0, 3)

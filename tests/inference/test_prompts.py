@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which prompts are used: those of the protocol, in its order."""
 
-import copy
-
 import numpy as np
 import pytest
 from datasets import load_dataset
@@ -86,13 +84,6 @@ def test_renamed_columns(options, tmp_path, bytes_tokenizer):
     keys = {"prompt_key": "q", "chosen_key": "good", "rejected_key": "bad"}
     (row,) = select_prompts(options(data_path=str(file), **keys), bytes_tokenizer).rows
     assert row.prompt.startswith("Question") and (row.chosen, row.rejected) == (" yes", " no")
-    talk = [{"talk": [{"role": "user", "content": "Hello?"}], "answer": " Hello!"}] * 20
-    file = write_jsonl(tmp_path / "talk.jsonl", talk)
-    bytes_tokenizer = copy.deepcopy(bytes_tokenizer)
-    bytes_tokenizer.chat_template = "<bos>{{ messages[0].content }}\n"
-    keys = {"messages_key": "talk", "response_key": "answer"}
-    (row,) = select_prompts(options(data_path=str(file), **keys), bytes_tokenizer).rows
-    assert row.messages == talk[0]["talk"] and row.chosen == " Hello!"
 
 
 def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, folder, bytes_tokenizer, caplog):
@@ -117,12 +108,3 @@ def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, fo
 def test_none_left(options, folder, bytes_tokenizer):
     with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max-prompt-len"):
         select_prompts(options(data_path=str(folder), max_prompt_len=2), bytes_tokenizer)
-
-
-def test_conversations_need_a_chat_template(options, folder, bytes_tokenizer):
-    turns = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello!"}]
-    write_jsonl(folder / "test.jsonl", [{"messages": turns}])
-    with pytest.raises(
-        UserError, match=r"test.jsonl:1: the row holds messages, but the tokenizer has no chat template"
-    ):
-        select_prompts(options(data_path=str(folder)), bytes_tokenizer)

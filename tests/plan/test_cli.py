@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from transformers import GemmaConfig
 
-from cli_runs import STEPS
+from cli_runs import STEPS, TRAINING
 from dschat.plan.__main__ import main
 from dschat.plan.presets import find_presets, flags_of
 from script_runs import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
+ONLINE = TRAINING / "refuel" / "training_scripts" / "hh_llama3_8b_online.sh"
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +204,7 @@ def test_models_that_are_there_are_read(model, capsys, monkeypatch):
     ("words", "message"),
     [
         (["no_such_preset"], "no_such_preset: there is no such training script. Give its path, or one of "),
+        ([str(ONLINE)], "plans are made for the training scripts of steps 1, 2 and 3 alone"),
         (["apps_codegemma_2b", "--step", "2"], "there is no such training script of step 2"),
         ([], "give a training script, or --step 1, 2, dpo or 3"),
         (["tldr_gemma_7b", "--step", "dpo"], "there is no such training script of step dpo"),

@@ -20,15 +20,15 @@ from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, credit_of, mask_of, 
 @pytest.mark.parametrize("name", sorted({*ESTIMATORS, *NEEDS}))
 def test_an_estimator_needs_what_it_declares(name) -> None:
     """Returns for a critic alone; advantages of macro actions or of responses; of a row or of all to its prompt."""
-    needs, options = NEEDS[name], {"kl_coef": 0.1, "samples": 2 if NEEDS[name].group else 1}
-    trajectory = trajectory_of([6, 5, 4, 3], 6, 0)
+    needs, options = NEEDS[name], {"kl_coef": 0.1, "samples": 3 if NEEDS[name].group else 1}
+    trajectory = trajectory_of([6, 5, 4], 6, 0)
     trajectory = trajectory if needs.critic else replace(trajectory, values=None)
     ends, mask = fixed_ngram_ends(trajectory.response_mask, 2), trajectory.response_mask
     batch = credit_of(trajectory, ends, name, **options)
     assert (batch.returns is not None) is needs.critic
     alike = torch.where(mask, batch.advantages == batch.advantages[:, :1], True)
     assert bool(alike.all()) is not needs.macro_actions
-    other = replace(trajectory, scores=trajectory.scores + torch.tensor([0.0, 9.0, 0.0, 0.0]))
+    other = replace(trajectory, scores=trajectory.scores + torch.tensor([0.0, 9.0, 0.0]))
     first = credit_of(other, ends, name, **options).advantages[0]
     assert torch.equal(first, batch.advantages[0]) is not needs.group
 

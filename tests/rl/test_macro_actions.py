@@ -12,14 +12,9 @@ import rl_references as ref
 from closeness import FORMULA, assert_near
 from dschat.rl.macro_actions import macro_logprobs, pool_rewards, pool_values, segment, to_tokens, token_weights
 from dschat.rl.termination import fixed_ngram_ends
-from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, VALUE_FUNCTIONS, mask_of, masked_case, normal
+from rl_cases import PADDING, PROPERTY, SEEDS, SEGMENTS, VALUE_FUNCTIONS, draw, mask_of, masked_case, normal
 
 EMPTY = [[], []]
-
-
-def values_like(mask: torch.Tensor, seed: int, off_mask: float = math.nan) -> torch.Tensor:
-    """Random numbers (B,R) with a trap off the mask."""
-    return normal(tuple(mask.shape), seed).masked_fill(~mask, off_mask)
 
 
 def on_actions(pooled: torch.Tensor, mask: torch.Tensor) -> list[list[float]]:
@@ -122,7 +117,7 @@ def test_sigma_sums_to_one(value_function, segments, padding) -> None:
 @example(segments=EMPTY, padding=1, seed=0, off_mask=math.nan)
 def test_pool_values_is_the_scalar_rule(value_function, segments, padding, seed, off_mask) -> None:
     ends, mask = masked_case(segments, padding)
-    values = values_like(mask, seed, off_mask)
+    values = draw(mask, seed, off_mask=off_mask)
     macro = segment(ends, mask)
     pooled = pool_values(values, macro, value_function)
     assert pooled.shape == macro.mask.shape and pooled.dtype == torch.float32
@@ -136,8 +131,8 @@ def test_pool_values_is_the_scalar_rule(value_function, segments, padding, seed,
 def test_one_token_per_action_pools_to_the_same_bits(value_function, reduction) -> None:
     mask = mask_of([9, 0, 4], 9)
     macro = segment(fixed_ngram_ends(mask, 1), mask)
-    values = values_like(mask, 11)
-    rewards = values_like(mask, 12)
+    values = draw(mask, 11)
+    rewards = draw(mask, 12)
     assert torch.equal(pool_values(values, macro, value_function)[macro.mask], values[mask])
     assert torch.equal(pool_rewards(rewards, macro, reduction, value_function)[macro.mask], rewards[mask])
     assert torch.equal(to_tokens(pool_values(values, macro, value_function), macro)[mask], values[mask])
@@ -151,7 +146,7 @@ def test_one_token_per_action_pools_to_the_same_bits(value_function, reduction) 
 @example(segments=EMPTY, padding=1, seed=0)
 def test_pool_rewards_sums(segments, padding, seed) -> None:
     ends, mask = masked_case(segments, padding)
-    rewards = values_like(mask, seed)
+    rewards = draw(mask, seed)
     macro = segment(ends, mask)
     expected = [[sum(c) for c in ref.chunks(rewards[i].tolist(), row)] for i, row in enumerate(segments)]
     assert_rows(pool_rewards(rewards, macro), macro.mask, expected)
@@ -163,7 +158,7 @@ def test_pool_rewards_sums(segments, padding, seed) -> None:
 @given(segments=SEGMENTS, padding=PADDING, seed=SEEDS)
 def test_pool_rewards_mean_is_weighted_by_sigma(value_function, segments, padding, seed) -> None:
     ends, mask = masked_case(segments, padding)
-    rewards = values_like(mask, seed)
+    rewards = draw(mask, seed)
     macro = segment(ends, mask)
     expected = [ref.pool(rewards[i].tolist(), row, value_function) for i, row in enumerate(segments)]
     assert_rows(pool_rewards(rewards, macro, "mean", value_function), macro.mask, expected)
@@ -210,7 +205,7 @@ def test_token_weights_are_one_over_length(segments, padding) -> None:
 @example(segments=EMPTY, padding=1, seed=0)
 def test_macro_logprobs_give_every_token_its_actions_sum_or_mean(mean, segments, padding, seed) -> None:
     ends, mask = masked_case(segments, padding)
-    logprobs = values_like(mask, seed, -math.inf)
+    logprobs = draw(mask, seed, off_mask=-math.inf)
     found = macro_logprobs(logprobs, segment(ends, mask), mean)
     expected = []
     for i, row in enumerate(segments):

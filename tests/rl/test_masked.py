@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from closeness import FORMULA, assert_near
 from dschat.rl.masked import last_true, masked_moments, masked_sum, whiten, whiten_rows
-from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, mask_of, normal, width_of
+from rl_cases import PADDING, PROPERTY, ROW_LENGTHS, SEEDS, draw, mask_of, normal, width_of
 
 
 def case(lengths: list[int], padding: int, seed: int, off_mask: float = math.nan) -> tuple[torch.Tensor, torch.Tensor]:
     """Random numbers (B,R) with a trap off the mask, and the mask."""
     mask = mask_of(lengths, width_of(lengths, padding))
-    return normal(tuple(mask.shape), seed).masked_fill(~mask, off_mask), mask
+    return draw(mask, seed, off_mask=off_mask), mask
 
 
 @PROPERTY

@@ -11,12 +11,7 @@ import rl_references as ref
 from closeness import FORMULA, assert_near
 from dschat.rl.losses import policy_loss
 from dschat.rl.macro_actions import macro_logprobs, segment, token_weights
-from rl_cases import PROPERTY, SEEDS, masked_case, normal
-
-
-def draw(mask: torch.Tensor, seed: int, scale: float = 1.0) -> torch.Tensor:
-    """Random numbers (B,R), nan off the mask."""
-    return normal(tuple(mask.shape), seed, scale).masked_fill(~mask, math.nan)
+from rl_cases import PROPERTY, SEEDS, draw, masked_case, normal
 
 
 @PROPERTY

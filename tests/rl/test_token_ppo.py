@@ -6,9 +6,6 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import rl_references as ref
-from closeness import FORMULA, assert_near
-from dschat.rl.losses import policy_loss, value_loss
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import Trajectory
 from rl_cases import (
@@ -18,12 +15,9 @@ from rl_cases import (
     SEEDS,
     VALUE_FUNCTIONS,
     credit_of,
-    normal,
     trajectory_of,
     width_of,
 )
-
-PAPER = {"kl_coef": 0.05, "gamma": 1.0, "lam": 0.95}
 
 
 def token_ppo(trajectory: Trajectory, kl_coef: float, gamma: float, lam: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,26 +69,3 @@ def test_one_token_per_action_is_token_ppo_to_the_bit(
     advantages, returns = token_ppo(trajectory, 0.05, gamma, lam)
     assert torch.equal(batch.advantages[mask], advantages[mask])
     assert torch.equal(batch.returns[mask], returns[mask])
-
-
-def token_losses(new: torch.Tensor, new_values: torch.Tensor, t: Trajectory, adv: torch.Tensor, ret: torch.Tensor):
-    """The two losses of token-level PPO as masked means over one flat list of tokens."""
-    keep = t.response_mask.nonzero().tolist()
-    policy, value = 0.0, 0.0
-    for i, j in keep:
-        policy += ref.policy_term(new[i, j].item(), t.logprobs[i, j].item(), adv[i, j].item(), 0.2)
-        value += ref.value_term(new_values[i, j].item(), t.values[i, j].item(), ret[i, j].item(), 0.2)
-    return policy / max(1, len(keep)), value / max(1, len(keep))
-
-
-@PROPERTY
-@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
-def test_one_token_per_action_has_the_losses_of_token_ppo(lengths, padding, seed) -> None:
-    trajectory = trajectory_of(lengths, width_of(lengths, padding), seed)
-    mask = trajectory.response_mask
-    batch = credit_of(trajectory, fixed_ngram_ends(mask, 1), **PAPER)
-    new = trajectory.logprobs + normal(tuple(mask.shape), seed + 5, 0.3)
-    new_values = trajectory.values + normal(tuple(mask.shape), seed + 6, 0.3)
-    policy, value = token_losses(new, new_values, trajectory, *token_ppo(trajectory, **PAPER))
-    assert_near(policy_loss(new, trajectory.logprobs, batch.advantages, mask, 0.2)[0], policy, FORMULA)
-    assert_near(value_loss(new_values, trajectory.values, batch.returns, mask, 0.2)[0], value, FORMULA)

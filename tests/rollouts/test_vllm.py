@@ -18,22 +18,19 @@ from dschat.models.lora import add_lora
 from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.vllm import VllmEngine
 from dschat.run.state import random_states
-from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo_models import PPOModels
 from dschat.trainers.selfcheck import TOLERANCE
 from factories import (
     BOS,
     EOS,
     PAD,
     engine_of,
-    frozen_engine_of,
     hf_logprobs,
     make_causal_lm,
     make_classifier,
-    make_prompt,
+    make_prompts,
     make_tokenizer,
     ppo_config,
-    ppo_trainer_of,
+    ppo_loop,
     random_ids,
     sampling_of,
     save_folder,
@@ -268,13 +265,11 @@ def test_ten_ppo_iterations(name, clip, rows, group, tokenizer, tmp_path):
         actor_learning_rate=1e-2,
         num_train_epochs=5,
     )
-    actor = engine_of(causal_lm_of(name, **options), rows, learning_rate=config.actor_learning_rate)
-    reference = frozen_engine_of(causal_lm_of(name, **options))
-    critic = engine_of(make_classifier(initializer_range=0.05), rows)
     engine = VllmEngine(folder, config.max_prompt_seq_len + config.max_answer_seq_len, config.vllm_gpu_memory)
-    models = PPOModels(actor, reference, critic, FunctionScores(share_of_a, "--reward_function"), engine)
-    prompts = [make_prompt([BOS, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(16)]
-    ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config).fit()
+    models = {"actor": causal_lm_of(name, **options), "reference": causal_lm_of(name, **options)}
+    models |= {"critic": make_classifier(initializer_range=0.05)}
+    prompts = make_prompts(16)
+    ppo_loop(config, share_of_a, prompts, prompts[:3], **models, rollouts=engine).fit()
     found = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     found = [line for line in found if "objective/kl" in line]
     assert len(found) == 10

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from cli_runs import read_jsonl
 from dschat.errors import UserError
 from dschat.run.metrics import Means, MetricsLog, rows_problem
 
@@ -67,7 +68,7 @@ def test_rows_are_cut_back_to_those_of_a_checkpoint(tmp_path):
         log.cut(kept, 100.0, 1)
         log.log(2, 16, {"loss": 1.0})
         log.close()
-        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        rows = read_jsonl(tmp_path / "metrics.jsonl")
         assert [(row["update"], row["loss"]) for row in rows] == [(1, 2.0), (2, 1.0)]
         assert rows[1]["seconds"] >= 100.0
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from cli_runs import read_jsonl
 from dschat.common.lock import Lock, close_all
 from dschat.errors import UserError
 from dschat.main import _report
@@ -49,7 +50,7 @@ def test_nothing_goes_before_the_first_save(place, group, tokenizer):
     assert not any(name.startswith(("actor/", "critic/", "samples/", ".")) for name in left)
     run.metrics.log(2, 16, {"loss": 0.5})
     run.finish()
-    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(place / "metrics.jsonl")
     assert [row["update"] for row in rows] == [1, 2], "the file goes on where it was begun"
     assert json.loads((place / "run.json").read_text())["finished"] is True
 

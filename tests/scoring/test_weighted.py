@@ -114,7 +114,7 @@ def test_after_three_times_more_the_run_stops(waits):
         FunctionScores(Flaky([ValueError("down")] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
     assert waits == [1, 2, 4]
     scores = FunctionScores(Flaky([[1.0, NAN, 2.0]] * 9), "--reward_function", "retry")(make_rollout(ROWS), TEXTS)
-    assert not torch.isfinite(scores[1])  # the trainer stops at it, see trainers/checks.py
+    assert not torch.isfinite(scores[1])  # the trainer stops at it, see trainers/nonfinite.py
 
 
 def test_a_signal_ends_the_wait(monkeypatch):

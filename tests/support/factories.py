@@ -325,6 +325,109 @@ def supervised_loop_of(engine: Any, task: Any, config: Any, run: Any) -> Any:
     return loop_of(Supervised(engine, task, config, run), config, run, {"model": engine})
 
 
+def supervised_config(step: str, folder: Path, **overrides: Any) -> Any:
+    """The flags of a task (sft, reward, dpo or refuel) whose loop gets its engine handed in; paths lead nowhere."""
+    from dschat.config.refuel import RefuelConfig
+    from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
+
+    configs = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "refuel": RefuelConfig}
+    flags: dict[str, Any] = {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
+    return configs[step](**(flags | overrides))
+
+
+def supervised_loop(
+    step: str, folder: Path, train: Any, held_out: Any = (), model: Any = None, engine: Any = None, **overrides: Any
+) -> Any:
+    """The loop of a task on examples.
+
+    Args:
+        step: sft, reward, dpo or refuel.
+        folder: of the run.
+        train, held_out: examples of the task.
+        model: Hugging Face model; a small one by default.
+        engine: of a model, in the place of one with the learning rate and batch sizes of the flags.
+        overrides: flags.
+    """
+    config = supervised_config(step, folder, **overrides)
+    run = run_of(step, config)
+    if engine is None:
+        model = model or (make_classifier() if step == "reward" else make_causal_lm())
+        options = {"learning_rate": config.learning_rate, "zero_stage": config.zero_stage}
+        options["gradient_checkpointing"] = config.gradient_checkpointing
+        engine = engine_of(model, run.plan.micro_batch, run.plan.accumulation, **options)
+    return supervised_loop_of(engine, _task_of(step, train, held_out, config, run), config, run)
+
+
+def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any:
+    from dschat.trainers.dpo import DPOTask
+    from dschat.trainers.refuel_pairs import Kept, RefuelTask
+    from dschat.trainers.reward import RewardTask
+    from dschat.trainers.sft import SFTTask
+
+    if step == "sft":
+        width = config.max_seq_len if config.packing else None
+        return SFTTask(train, held_out, PAD, config.sft_on_prompt, config.label_smoothing, width)
+    if step == "reward":
+        return RewardTask(train, held_out, PAD, config.reward_loss, config.center_rewards_coefficient)
+    if step == "dpo":
+        return DPOTask(train, held_out, PAD, config, run, "the model")
+    return RefuelTask(train, held_out, PAD, config.eta, config.temperature, Kept(config, PAD, "the model", run))
+
+
+def make_prompts(count: int, **extra: Any) -> list[Any]:
+    """Prompts p0, p1, … of two to five tokens after BOS; column n of a row is its number, others are `extra`."""
+    return [make_prompt([BOS, *random_ids(2 + i % 4, i)], f"p{i}", i, {"n": i} | extra) for i in range(count)]
+
+
+def ppo_loop(
+    config: Any,
+    reward: Any,
+    prompts: Any,
+    held_out: Any = (),
+    actor: Any = None,
+    reference: Any = None,
+    critic: Any = None,
+    rollouts: Any = None,
+    estimator: Any = None,
+    **options: Any,
+) -> Any:
+    """The loop of PPO on small models.
+
+    Args:
+        config: the flags.
+        reward: a function of prompts, responses and rows, or a source of scores.
+        prompts, held_out: examples.
+        actor, critic: Hugging Face models to train, small ones by default, or engines of them.
+        reference: frozen; the default actor's weights if not given.
+        rollouts: what draws; by default a generation batch at once.
+        estimator: in the place of the flags'.
+        options: of `engine_of`; the learning rates are those of the flags by default.
+    """
+    from dschat.rollouts.generate import ContinuousEngine
+    from dschat.run.distributed import world_size
+    from dschat.scoring.function import FunctionScores
+    from dschat.trainers.ppo_models import MovingAverage, PPOModels
+
+    plan = config.plan_batches(world_size())
+    given = {"actor": actor or make_causal_lm(), "reference": reference or make_causal_lm()}
+    if config.needs.critic:
+        given["critic"] = critic or make_classifier()
+    engines: dict[str, Any] = {"critic": None}
+    for name, model in given.items():
+        if hasattr(model, "module"):
+            engines[name] = model
+        elif name == "reference":
+            engines[name] = frozen_engine_of(model)
+        else:
+            own = {"learning_rate": getattr(config, f"{name}_learning_rate")} | options
+            engines[name] = engine_of(model, plan.micro_batch, plan.accumulation, **own)
+    source = reward if hasattr(reward, "model") else FunctionScores(reward, "--reward_function")
+    rollouts = rollouts or ContinuousEngine(config.per_device_generation_batch_size * config.samples_per_prompt)
+    models = PPOModels(**engines, reward=source, rollouts=rollouts)
+    average = MovingAverage(models.actor) if config.enable_ema else None
+    return ppo_trainer_of(models, prompts, held_out, make_tokenizer(), config, estimator, average)
+
+
 def ppo_trainer_of(
     models: Any,
     prompts: Any,

@@ -11,23 +11,17 @@ from typing import Any
 import torch
 
 from dschat.errors import UserError
-from dschat.rollouts.generate import ContinuousEngine
 from dschat.run.distributed import rank, world_size
-from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo_models import PPOModels
 from dschat.trainers.selfcheck import check_policy
 from factories import (
     PAD,
-    engine_of,
-    frozen_engine_of,
     largest_difference,
     make_causal_lm,
     make_classifier,
     make_prompt,
-    make_tokenizer,
     pad_rows,
     ppo_config,
-    ppo_trainer_of,
+    ppo_loop,
     ragged_rows,
     random_ids,
     whole_state,
@@ -52,21 +46,13 @@ def trainer_for(folder: Path, zero_stage: int = 0, prompt_lengths: tuple[int, ..
     """A PPO trainer with rollouts of 8 prompts, two micro-batches an update and two PPO epochs."""
     share = ROLLOUT // world_size()
     flags = {"eval_iters": 0, "max_answer_seq_len": 6, "ppo_epochs": UPDATES} | flags
-    config = ppo_config(
-        folder,
-        per_device_generation_batch_size=share,
-        per_device_training_batch_size=share // 2,
-        gradient_accumulation_steps=2,
-        **flags,
-    )
-    options = {"zero_stage": zero_stage, "learning_rate": 1e-3, "schedule": "linear", "total_updates": 20}
-    actor = engine_of(make_causal_lm(), share // 2, 2, **options)
-    critic = engine_of(make_classifier(seed=2), share // 2, 2, **options)
-    reward = FunctionScores(Reward(), "--reward_function")
-    models = PPOModels(actor, frozen_engine_of(make_causal_lm(seed=1)), critic, reward, ContinuousEngine(share))
+    sizes = {"per_device_generation_batch_size": share, "per_device_training_batch_size": share // 2}
+    config = ppo_config(folder, gradient_accumulation_steps=2, **sizes, **flags)
+    models = {"reference": make_causal_lm(seed=1), "critic": make_classifier(seed=2)}
+    options = {"zero_stage": zero_stage, "schedule": "linear", "total_updates": 20}
     lengths = [prompt_lengths[i % len(prompt_lengths)] for i in range(4 * ROLLOUT)]
     prompts = [make_prompt([1, *random_ids(n - 1, i)], f"p{i}", i) for i, n in enumerate(lengths)]
-    return ppo_trainer_of(models, prompts, prompts[:3], make_tokenizer(), config)
+    return ppo_loop(config, Reward(), prompts, prompts[:3], **models, **options)
 
 
 def batches(number: int) -> list[list[int]]:

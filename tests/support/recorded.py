@@ -2,13 +2,12 @@
 """Recorded inputs of the three steps at a global batch of 8, and their updates on any number of processes."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.data.collate import update_batches
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.policy import PolicyModel
@@ -17,21 +16,16 @@ from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, select_rows
 from dschat.run.distributed import rank, world_size
 from dschat.trainers.credit import whiten_advantages
-from dschat.trainers.dpo import DPOTask
 from dschat.trainers.loop import Loop
 from dschat.trainers.ppo_update import UpdateSettings, ppo_update
-from dschat.trainers.reward import RewardTask
-from dschat.trainers.sft import SFTTask
 from factories import (
-    PAD,
     engine_of,
     make_causal_lm,
     make_classifier,
     make_rollout,
     ragged_rows,
-    run_of,
     score,
-    supervised_loop_of,
+    supervised_loop,
     whole_state,
 )
 from rl_cases import credit_of
@@ -41,6 +35,7 @@ UPDATES = 2
 LEARNING_RATE = 1e-4  # Adam's first step is this large however small a gradient is, also where it is only rounding
 PROMPTS = [2, 5, 9, 1, 3, 4, 6, 2]
 RESPONSES = [7, 1, 4, 3, 9, 2, 5, 8]
+ROWS = ragged_rows(PROMPTS, RESPONSES)
 DEMONSTRATIONS = [SFTExample(p, r) for p, r in ragged_rows(PROMPTS * 2, [*RESPONSES, *RESPONSES[::-1]], seed=1)]
 PAIRS = [
     PairExample(chosen, rejected)
@@ -104,24 +99,16 @@ _number = itertools.count()  # of a run's folder, the same on every process: no 
 
 def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_out: Any = ()) -> Any:
     """Steps 1 (sft) and 2 (reward or dpo) on the recorded examples."""
-    config = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig}[step](
-        data_path=["unused"],
-        output_dir=str(folder / f"{step}-{next(_number)}"),
-        model_name_or_path="unused",
-        per_device_train_batch_size=GLOBAL_BATCH // (case.accumulation * world_size()),
-        gradient_accumulation_steps=case.accumulation,
-        per_device_eval_batch_size=2,
-    )
-    run = run_of(step, config)
-    task: Any
-    if step == "sft":
-        task = SFTTask(DEMONSTRATIONS, held_out, PAD)
-    elif step == "reward":
-        task = RewardTask(PAIRS, held_out, PAD)
-    else:
-        task = DPOTask(PREFERENCES, held_out, PAD, config, run, "the model")
-    task.prepare(engine)
-    return supervised_loop_of(engine, task, config, run)
+    examples: dict[str, Any] = {"sft": DEMONSTRATIONS, "reward": PAIRS, "dpo": PREFERENCES}
+    flags: dict[str, Any] = {
+        "per_device_train_batch_size": GLOBAL_BATCH // (case.accumulation * world_size()),
+        "gradient_accumulation_steps": case.accumulation,
+        "per_device_eval_batch_size": 2,
+    }
+    place = folder / f"{step}-{next(_number)}"
+    loop = supervised_loop(step, place, examples[step], held_out, engine=engine, **flags)
+    loop.algorithm.prepare()
+    return loop
 
 
 def supervised_update(trainer: Loop, number: int) -> dict[str, float]:
@@ -139,17 +126,23 @@ def supervised_update(trainer: Loop, number: int) -> dict[str, float]:
     return trainer.iterate(updates[number])
 
 
-def recorded_batch() -> PPOBatch:
-    """This process's rows of one rollout, with advantages whitened over all rows; stored log-probs are a bit off."""
-    rollout = make_rollout(ragged_rows(PROMPTS, RESPONSES), left=1, right=2)
+def scored_batch(drift: float = 0.3, estimator: str = "gae") -> PPOBatch:
+    """A rollout of eight rows, by rloo of four prompts and without values; stored log-probs are off by `drift`."""
+    rollout = make_rollout(ROWS, left=1, right=2)
     actor, reference = PolicyModel(make_causal_lm()), PolicyModel(make_causal_lm(seed=1))
     critic = ScalarModel(make_classifier(seed=2))
     generator = torch.Generator().manual_seed(0)
     trajectory = score(rollout, torch.randn(8, generator=generator), actor, reference, critic, 1.0, 8)
-    trajectory.logprobs.add_(0.3 * torch.randn(trajectory.logprobs.shape, generator=generator))
+    trajectory.logprobs.add_(drift * torch.randn(trajectory.logprobs.shape, generator=generator))
     ends = fixed_ngram_ends(trajectory.response_mask, 3)
-    batch = credit_of(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
-    return whiten_advantages(select_rows(batch, torch.arange(GLOBAL_BATCH)[rank() :: world_size()]))
+    if estimator == "rloo":
+        return credit_of(replace(trajectory, values=None), ends, "rloo", samples=2, kl_coef=0.05)
+    return credit_of(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
+
+
+def recorded_batch() -> PPOBatch:
+    """This process's rows of `scored_batch`, with advantages whitened over all rows."""
+    return whiten_advantages(select_rows(scored_batch(), torch.arange(GLOBAL_BATCH)[rank() :: world_size()]))
 
 
 def ppo_updates(actor: Any, critic: Any, batch: PPOBatch, accumulation: int, number: int) -> dict[str, float]:

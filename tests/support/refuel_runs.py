@@ -13,7 +13,6 @@ from dschat.data.dialogues import DialogueExample
 from dschat.data.encoding import turn_end
 from dschat.data.rows import Row
 from dschat.engine.engine import AdaptersOff
-from dschat.models.finetuning import train_top_layers
 from dschat.models.lora import add_lora
 from dschat.rl.refuel import PairBatch
 from dschat.rollouts.generate import ContinuousEngine
@@ -93,7 +92,6 @@ def config_of(folder: Path, **overrides: Any) -> RefuelOnlineConfig:
 def trainer_of(
     folder: Path,
     reward: Any = share_of_early,
-    kind: str = "gemma",
     count: int = 16,
     lora_dim: int = 0,
     engine: dict[str, Any] | None = None,
@@ -104,18 +102,14 @@ def trainer_of(
     config, tokenizer = config_of(folder, lora_dim=lora_dim, **flags), chat_tokenizer()
     plan = config.plan_batches(world_size())
 
-    trained = talker(kind, initializer_range=initializer_range)
+    trained = talker(initializer_range=initializer_range)
     if lora_dim:
         with torch.random.fork_rng():
             torch.manual_seed(0)
             add_lora(trained, lora_dim, None, "base")
-    elif config.trained_layers:
-        train_top_layers(trained, config.trained_layers, "--trained_layers")
     options = {"learning_rate": config.learning_rate} | (engine or {})
     policy = engine_of(trained, plan.micro_batch, plan.accumulation, **options)
-    reference: Any = (
-        AdaptersOff(policy) if lora_dim else frozen_engine_of(talker(kind, initializer_range=initializer_range))
-    )
+    reference: Any = AdaptersOff(policy) if lora_dim else frozen_engine_of(talker(initializer_range=initializer_range))
     scores = FunctionDialogueScores(reward, "--reward_function")
     models = RefuelModels(policy, reference if config.kl_coef else None, scores, ContinuousEngine(4))
     run = run_of("refuel_online", config)

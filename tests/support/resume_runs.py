@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small runs of the three steps, stopped wherever they can be stopped, and taken up again."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,8 @@ from unittest import mock
 
 import torch
 
-from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
+from cli_runs import read_jsonl
+from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
@@ -20,39 +20,38 @@ from dschat.rollouts.generate import ContinuousEngine
 from dschat.run import stop
 from dschat.run.distributed import broadcast_object, is_main, world_size
 from dschat.run.stop import Stopped
-from dschat.scoring.function import FunctionScores
-from dschat.trainers.dpo import DPOTask
-from dschat.trainers.ppo_models import MovingAverage, PPOModels
-from dschat.trainers.reward import RewardTask
-from dschat.trainers.sft import SFTTask
 from factories import (
-    PAD,
     engine_of,
     frozen_engine_of,
     make_causal_lm,
     make_classifier,
-    make_prompt,
-    make_tokenizer,
+    make_prompts,
     ppo_config,
-    ppo_trainer_of,
+    ppo_loop,
     ragged_rows,
-    random_ids,
-    run_of,
-    supervised_loop_of,
+    supervised_loop,
     whole_state,
 )
 from real_size import as_large_as
+from refuel_runs import length as dialogue_length
+from refuel_runs import trainer_of as refuel_trainer_of
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2, 3], [7, 1, 4, 3, 9, 2, 5, 8, 4], seed=1)
 GLOBAL = 2  # rows of a micro-batch on all processes
 SUPERVISED = {
-    "data_path": ["unused"],
-    "model_name_or_path": "unused",
     "gradient_accumulation_steps": 2,
     "per_device_eval_batch_size": 2,
     "learning_rate": 1e-2,
     "num_train_epochs": 2,
     "eval_interval": 3,
+}
+EXAMPLES: dict[str, Any] = {
+    "sft": [SFTExample(p, r) for p, r in ROWS],
+    "reward": [PairExample(p + r, p + r[:1]) for p, r in ROWS],
+    "dpo": [PreferenceExample(p, [*r, 7], r) for p, r in ROWS],
+    "refuel": [
+        RegressionExample(p, [*r, 7], r, chosen_reward=n / 4, rejected_reward=0.5) for n, (p, r) in enumerate(ROWS)
+    ],
 }
 # 2 epochs of 2 rollouts of 8 prompts in 2 generation batches; 2 PPO epochs of 2 updates of 2 micro-batches.
 PPO = {
@@ -66,6 +65,24 @@ PPO = {
     "lr_scheduler_type": "cosine",
     "adaptive_kl_target": 2.0,
     "enable_ema": True,
+}
+# Rollouts of half as many prompts, so that updates are as many; one epoch of 4 rollouts.
+RLOO = {
+    "advantage_estimator": "rloo",
+    "samples_per_prompt": 2,
+    "per_device_generation_batch_size": 2,
+    "num_train_epochs": 1,
+}
+REFUEL = {
+    "noptepochs": 3,
+    "num_train_epochs": 2,
+    "eval_interval": 6,
+    "max_answer_seq_len": 4,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "adaptive_kl_target": 2.0,
+    "kl_coef": 0.1,
+    "eval_temperature": 1.0,
 }
 
 
@@ -90,15 +107,6 @@ class Setup:
         return engine_of(model, GLOBAL // world_size(), 2, **options)
 
 
-@dataclass
-class Made:
-    """A trainer and its engines by name."""
-
-    trainer: Any
-    engines: dict[str, Any]
-
-
-Make = Callable[..., Made]
 Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], dict[str, str]]
 
 
@@ -107,61 +115,55 @@ def length(prompts: list[str], responses: list[str], rows: list[Any]) -> list[fl
     return [len(response) + float(torch.rand(1)) for response in responses]
 
 
-def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) -> Made:
-    """Steps 1 (sft) and 2 (reward or dpo): 2 epochs of 2 updates."""
-    size = {"per_device_train_batch_size": GLOBAL // world_size(), "output_dir": str(folder)}
-    config: Any = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig}[step](**(SUPERVISED | size | flags))
-    run, held_out = run_of(step, config), ROWS[:3]
-    task: Any
-    if step == "sft":
-        engine = setup.engine(make_causal_lm(), learning_rate=1e-2)
-        task = SFTTask([SFTExample(p, r) for p, r in ROWS], [SFTExample(p, r) for p, r in held_out], PAD, False)
-    elif step == "dpo":
-        engine = setup.engine(make_causal_lm(), learning_rate=1e-2)
-        preferences, others = ([PreferenceExample(p, [*r, 7], r) for p, r in rows] for rows in (ROWS, held_out))
-        task = DPOTask(preferences, others, PAD, config, run, "the model")
-    else:
-        engine = setup.engine(make_classifier(), learning_rate=1e-2)
-        pairs, unseen = ([PairExample(p + r, p + r[:1]) for p, r in rows] for rows in (ROWS, held_out))
-        task = RewardTask(pairs, unseen, PAD)
-    engines = {"model": engine}
-    return Made(supervised_loop_of(engine, task, config, run), engines)
+def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) -> Any:
+    """The loop of step 1 (sft), step 2 (reward or dpo) or REFUEL on pairs: 2 epochs of 2 updates."""
+    engine = setup.engine(make_classifier() if step == "reward" else make_causal_lm(), learning_rate=1e-2)
+    flags = SUPERVISED | {"per_device_train_batch_size": GLOBAL // world_size()} | flags
+    flags |= {"total_episodes": 0} if step == "refuel" else {}
+    examples = EXAMPLES[step]
+    return supervised_loop(step, folder, examples, examples[:3], engine=engine, **flags)
 
 
-def ppo(folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = None, **flags: Any) -> Made:
-    """Step 3: 4 rollouts of 4 updates, drawn by `rollouts`."""
+def ppo(
+    folder: Path, setup: Setup = Setup(), rollouts: RolloutEngine | None = None, reward: Any = length, **flags: Any
+) -> Any:
+    """The loop of step 3: 4 rollouts of 4 updates, drawn by `rollouts`."""
     sizes = {
         "per_device_generation_batch_size": 4 // world_size(),
         "per_device_training_batch_size": GLOBAL // world_size(),
     }
-    config, tokenizer = ppo_config(folder, **(PPO | sizes | flags)), make_tokenizer()
+    config = ppo_config(folder, **(PPO | sizes | flags))
     actor = setup.engine(make_causal_lm())
     critic = setup.engine(make_classifier()) if config.needs.critic else None
     reference = AdaptersOff(actor) if setup.lora_dim else frozen_engine_of(make_causal_lm(), setup.dtype)
+    prompts = make_prompts(18)
     engine = rollouts or ContinuousEngine(4)
-    models = PPOModels(actor, reference, critic, FunctionScores(length, "--reward_function"), engine)
-    prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(18)]
-    average = MovingAverage(actor) if config.enable_ema else None
-    return Made(ppo_trainer_of(models, prompts, prompts[:5], tokenizer, config, average=average), models.trained)
+    return ppo_loop(config, reward, prompts, prompts[:5], actor, reference, critic, engine)
 
 
-def result_of(made: Made, folder: Path) -> Result:
+def refuel_online(folder: Path, **flags: Any) -> Any:
+    """The loop of REFUEL with users from data: 2 epochs of 2 rounds of 8 pairs in 2 micro-batches, 3 updates each."""
+    return refuel_trainer_of(folder, **({"reward": dialogue_length} | REFUEL | flags))
+
+
+def result_of(loop: Any, folder: Path) -> Result:
     """Weights, metrics and samples of a run to its end; on the main process."""
     torch.manual_seed(5)
-    made.trainer.fit()
-    made.trainer.run.finish()
-    states = {name: whole_state(engine) for name, engine in made.engines.items()}
-    if getattr(made.trainer.algorithm, "average", None) is not None:
-        states["average"] = whole_state(made.trainer.algorithm.average)
+    loop.fit()
+    loop.run.finish()
+    states = {name: whole_state(engine) for name, engine in loop.checkpoints._engines.items()}
+    average = getattr(loop.algorithm, "average", None)
+    if average is not None:
+        states["average"] = whole_state(average)
     weights = {f"{name}.{key}": x.float().clone() for name, state in states.items() for key, x in state.items()}
     if not is_main():
         return {}, [], {}
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(folder / "metrics.jsonl")
     rows = [{name: x for name, x in row.items() if "seconds" not in name and "time/" not in name} for row in rows]
     return weights, rows, {file.name: file.read_text() for file in sorted(folder.glob("samples/*"))}
 
 
-def check_every_stop(make: Make, folder: Path, every: int, first: int = 0) -> int:
+def check_every_stop(make: Callable[..., Any], folder: Path, every: int, first: int = 0) -> int:
     """Stops a run at every nth point at which it can be stopped, and compares what becomes of it.
 
     Returns:
@@ -171,7 +173,7 @@ def check_every_stop(make: Make, folder: Path, every: int, first: int = 0) -> in
     for number in range(first, points, every):
         place = folder / f"stopped-{number}"
         torch.manual_seed(5)
-        stopped, _ = _stopped_at(number, make(place).trainer.fit)
+        stopped, _ = _stopped_at(number, make(place).fit)
         assert stopped is None, f"the run did not stop at point {number}"
         resumed = make(place, resume_from_checkpoint="latest")
         found, _ = _stopped_at(None, partial(result_of, resumed, place))

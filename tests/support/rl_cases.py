@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ragged batches for the tests of dschat.rl: Hypothesis strategies, masks and random trajectories."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -53,6 +54,11 @@ def normal(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> torch.Tenso
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
+def draw(mask: torch.Tensor, seed: int, scale: float = 1.0, off_mask: float = math.nan) -> torch.Tensor:
+    """Random numbers (B,R) with a trap off the mask."""
+    return normal(tuple(mask.shape), seed, scale).masked_fill(~mask, off_mask)
+
+
 def trajectory_of(
     lengths: Sequence[int], width: int, seed: int, *, prompt_width: int = 3, off_mask: float = 0.0
 ) -> Trajectory:
@@ -85,16 +91,6 @@ def trajectory_of(
         values=torch.where(mask, noise[:, 2], fill),
         scores=normal((rows,), seed + 1),
     )
-
-
-def select_rows(trajectory: Trajectory, rows: Sequence[int]) -> Trajectory:
-    """The trajectory of some of its rows, in the order given."""
-    index = torch.tensor(list(rows))
-    whole: dict[str, Any] = {f.name: getattr(trajectory.rollout, f.name) for f in fields(Rollout)}
-    parts: dict[str, Any] = {name: None if x is None else x[index] for name, x in whole.items()}
-    rollout = Rollout(**parts)
-    rest = {f.name: getattr(trajectory, f.name)[index] for f in fields(Trajectory) if f.name != "rollout"}
-    return Trajectory(rollout=rollout, **rest)
 
 
 def tensors_of(value: object) -> Iterator[torch.Tensor]:

@@ -140,9 +140,8 @@ def ppo_row(
     macro_reward: str = "sum",
     kl_estimator: str = "k1",
     clip_reward_value: float | None = None,
-    penalty: float = 0.0,
 ) -> dict[str, list[float]]:
-    """One row from log-probs to advantages, by the rules; `penalty` is what a cut response loses.
+    """One row from log-probs to advantages, by the rules.
 
     Returns:
         kl, rewards, advantages and returns, each as wide as `logprobs`, 0 on the padding.
@@ -150,7 +149,6 @@ def ppo_row(
     width, count = len(logprobs), sum(lengths)
     kl = [kl_estimate(logprobs[j], ref_logprobs[j], kl_estimator) for j in range(count)]
     rewards = [-kl_coef * x for x in kl]
-    score -= penalty
     if clip_reward_value is not None:
         score = max(-clip_reward_value, min(clip_reward_value, score))
     if count:

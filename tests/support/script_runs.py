@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cli_runs import STEPS, Result, run_command
+from flag_cases import config_of
 
 SCRIPTS = sorted(path for step in STEPS.values() for path in (step / "training_scripts").glob("*.sh"))
 GEMMA = {step: folder / "training_scripts" / "run_gemma.sh" for step, folder in STEPS.items()}
@@ -79,10 +80,5 @@ def run_recorded(script: Path, tmp_path: Path, *flags: Any, **variables: str | N
 
 def parsed(launch: Launch, step: str, gpus: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The configuration that each of the step's processes would make of it."""
-    from dschat.config.parse import parse
-    from dschat.config.ppo import PPOConfig
-    from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
-
     monkeypatch.setenv("WORLD_SIZE", str(gpus))
-    configs: dict[str, Any] = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "ppo": PPOConfig}
-    return parse(configs[step], launch.flags)
+    return config_of(step, launch.flags, [])

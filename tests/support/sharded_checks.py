@@ -9,19 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dschat.config.batches import plan_batches
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
-from dschat.engine.engine import AdaptersOff, EngineSettings, frozen_engine
+from dschat.engine.engine import AdaptersOff, frozen_engine
 from dschat.engine.zero3 import parameter_offload
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
 from dschat.rollouts.generate import ContinuousEngine, GenerateEngine
 from dschat.rollouts.sampling import Sampling
-from dschat.run.distributed import gather_objects, rank, world_size
+from dschat.run.distributed import gather_objects, rank
 from dschat.run.model_folders import ModelFolders, SavedModel
-from dschat.scoring.function import FunctionScores
-from dschat.trainers.ppo_models import MovingAverage, PPOModels
+from dschat.trainers.ppo_models import MovingAverage
 from factories import (
     BOS,
     PAD,
@@ -31,14 +29,14 @@ from factories import (
     make_tokenizer,
     pad_rows,
     ppo_config,
-    ppo_trainer_of,
+    ppo_loop,
     ragged_rows,
     random_ids,
     run_of,
     save_engines,
     whole_state,
 )
-from real_size import as_large_as
+from loading_checks import settings_of
 from recorded import (
     Case,
     engine_for,
@@ -112,19 +110,10 @@ def generation(folder: Path, keep: Callable[..., None]) -> None:
                 keep(folder, f"generation-zero{case.zero_stage}", notes, trained[True])
             else:
                 keep(folder, f"training-zero{case.zero_stage}", notes, trained[False])
-    frozen = frozen_engine(PolicyModel(make_causal_lm()), _frozen_settings(folder))
+    frozen = frozen_engine(PolicyModel(make_causal_lm()), settings_of(folder))
     keep(folder, "generation-frozen", {"held": held_elements(frozen), "first": greedy(frozen)})
-    offloaded = frozen_engine(PolicyModel(make_causal_lm()), replace(_frozen_settings(folder), offload=True))
+    offloaded = frozen_engine(PolicyModel(make_causal_lm()), replace(settings_of(folder), offload=True))
     keep(folder, "offloaded", {"first": greedy(offloaded)}, {"logprobs": logprobs_of(offloaded)})
-
-
-def _frozen_settings(folder: Path) -> EngineSettings:
-    return EngineSettings(
-        torch.float32,
-        plan_batches("", 1, 1, None, world_size()),
-        zero_stage=3,
-        config_file=as_large_as(7e9, make_causal_lm()),
-    )
 
 
 def _raises_inside(engine: Any) -> bool:
@@ -204,16 +193,12 @@ def evaluate_all(folder: Path, case: Case) -> dict[str, float]:
 def _ppo_trainer(folder: Path, case: Case, held_out: list[PromptExample]) -> Any:
     config: PPOConfig = ppo_config(folder, per_device_eval_batch_size=2, eval_prompts=0)
     folder.mkdir(exist_ok=True)
-    reward = FunctionScores(lambda p, responses, r: [float(len(x)) for x in responses], "--reward_function")
-    models = PPOModels(
-        engine_for(make_causal_lm(), case, folder),
-        engine_for(make_causal_lm(seed=1), case, folder),
-        engine_for(make_classifier(seed=2), case, folder),
-        reward,
-        ContinuousEngine(2),
-    )
-    tokenizer = make_tokenizer()
-    return ppo_trainer_of(models, held_out, held_out, tokenizer, config)
+    models = {
+        "actor": engine_for(make_causal_lm(), case, folder),
+        "reference": engine_for(make_causal_lm(seed=1), case, folder),
+        "critic": engine_for(make_classifier(seed=2), case, folder),
+    }
+    return ppo_loop(config, lambda p, responses, r: [float(len(x)) for x in responses], held_out, held_out, **models)
 
 
 def lora(folder: Path, keep: Callable[..., None]) -> None:

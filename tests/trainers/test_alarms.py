@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Alarms of step 3: when they sound, how often, and what a stop leaves."""
 
-import json
 import logging
 
 import pytest
 
+from cli_runs import read_jsonl
 from dschat.errors import UserError
 from dschat.trainers.alarms import Alarms, critic_alarm, eos_alarm, kl_alarm, length_alarm, repetition_alarm
 from nonfinite_cases import trainer_for
@@ -112,7 +112,7 @@ def test_a_stop_loses_nothing(save_steps, group, tmp_path):
         trainer.fit()
     assert trainer.folders.saves == [2]
     assert (tmp_path / "checkpoints" / "step-2" / "manifest.json").exists()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert rows[-1]["update"] == 2 and rows[-1]["objective/kl"] > 1e-3
     trainer.run.metrics.close()
     resumed = trainer_for(tmp_path, **flags, resume_from_checkpoint="latest")

@@ -46,7 +46,7 @@ def test_a_rollout_of_empty_responses(flags, value_function, group, tmp_path):
     """Nothing to learn: with gradients of 0 and no weight decay, Adam's first step is 0."""
     trainer = trainer_for(tmp_path, value_function=value_function, whiten_advantages=True, **flags)
     empty_responses(trainer, 0)
-    engines = {"actor": trainer.algorithm.models.actor, "critic": trainer.algorithm.models.critic}
+    engines = trainer.algorithm.models.trained
     before = weights_of_all(**engines)
     metrics = trainer.iterate(batches(0))
     assert finite(metrics)

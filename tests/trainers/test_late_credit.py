@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One update per rollout, whose own forward passes give log-probs and values, against scoring passes before it."""
 
-import json
 import math
 
 import pytest
 import torch
 
+from cli_runs import read_jsonl
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.errors import UserError
 from dschat.trainers.ppo_update import PendingBatch
@@ -18,6 +18,7 @@ CASES = [
     {"ngram": 1},
     {"termination_condition": "randomized", "value_function": "position"},
     {"termination_condition": "ppl", "policy_ratio": "macro"},
+    {"normalize_advantages": "row"},
     {"missing_eos_penalty": 1.0, "kl_estimator": "k3", "policy_ratio": "macro_mean", "temperature": 0.7},
 ]
 
@@ -28,8 +29,7 @@ def one_update(folder, zero_stage=0, **flags):
 
 def two_iterations(trainer):
     metrics = [trainer.iterate(batches(number)) for number in (0, 1)]
-    engines = {"actor": trainer.algorithm.models.actor, "critic": trainer.algorithm.models.critic}
-    return weights_of_all(**engines), [
+    return weights_of_all(**trainer.algorithm.models.trained), [
         {name: x for name, x in row.items() if not name.startswith("time/")} for row in metrics
     ]
 
@@ -98,7 +98,7 @@ def test_what_is_not_finite_is_named_and_left_out(place, group, tmp_path):
         assert largest_difference(weights_of_all(critic=trainer.algorithm.models.critic), before) == 0
     after = trainer.iterate(batches(1))
     assert all(map(math.isfinite, after.values())) and trainer.update == 2
-    rows = [json.loads(line) for line in (tmp_path / "skip" / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "skip" / "metrics.jsonl")
     assert [row.get("skipped/nonfinite") for row in rows] == [1.0, None]
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine's log-probs beside the actor's."""
 
-import json
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,24 +8,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from cli_runs import read_jsonl
 from closeness import FORMULA, near
 from dschat.errors import UserError
 from dschat.rl.types import Trajectory
 from dschat.rollouts.engine import Generation
-from dschat.scoring.function import FunctionScores
 from dschat.trainers.iteration import Iteration
-from dschat.trainers.ppo_models import PPOModels
 from dschat.trainers.selfcheck import check_gap
 from factories import (
     collected,
-    engine_of,
-    frozen_engine_of,
-    make_causal_lm,
-    make_classifier,
-    make_prompt,
+    make_prompts,
     make_rollout,
     ppo_config,
-    ppo_trainer_of,
+    ppo_loop,
     random_ids,
     taken_up,
     to_device,
@@ -86,21 +80,17 @@ class OffEngine:
         yield draw
 
 
-def trainer_with(engine, tokenizer, folder, **flags):
+def trainer_with(engine, folder, **flags):
     config = ppo_config(folder, temperature=0.8, **flags)
-    actor, critic = engine_of(make_causal_lm(), 8), engine_of(make_classifier(), 8)
-    scores = FunctionScores(lambda prompts, responses, rows: torch.ones(len(rows)), "--reward_function")
-    models = PPOModels(actor, frozen_engine_of(make_causal_lm()), critic, scores, engine)
-    prompts = [make_prompt(random_ids(3 + i % 2, i), f"p{i}", 100 + i) for i in range(16)]
-    return ppo_trainer_of(models, prompts, [], tokenizer, config)
+    return ppo_loop(config, lambda p, r, rows: [1.0] * len(r), make_prompts(16), rollouts=engine)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_a_run_logs_the_gap_of_every_rollout(epochs, group, tokenizer, tmp_path):
+def test_a_run_logs_the_gap_of_every_rollout(epochs, group, tmp_path):
     """With one update per rollout, that of a few rows; with several, that of all."""
     engine = OffEngine(2e-4)
-    trainer_with(engine, tokenizer, tmp_path, ppo_epochs=epochs).fit()
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    trainer_with(engine, tmp_path, ppo_epochs=epochs).fit()
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert len(rows) == 2
     for row in rows:
         assert row["rollout/logprob_gap"] == pytest.approx(2e-4, abs=2e-6)
@@ -108,8 +98,8 @@ def test_a_run_logs_the_gap_of_every_rollout(epochs, group, tokenizer, tmp_path)
     assert len(seeds) == 16 and len(set(seeds)) == 16
 
 
-def test_a_run_whose_engine_has_other_weights_stops_before_it_trains(group, tokenizer, tmp_path):
-    trainer = trainer_with(OffEngine(0.01), tokenizer, tmp_path)
+def test_a_run_whose_engine_has_other_weights_stops_before_it_trains(group, tmp_path):
+    trainer = trainer_with(OffEngine(0.01), tmp_path)
     before = weights_of(trainer.algorithm.models.actor)
     with pytest.raises(UserError, match="differ from the actor's by 0.01 on average"):
         trainer.fit()
@@ -117,8 +107,8 @@ def test_a_run_whose_engine_has_other_weights_stops_before_it_trains(group, toke
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tokenizer, tmp_path):
-    trainer = trainer_with(OffEngine(2e-4), tokenizer, tmp_path)
+def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tmp_path):
+    trainer = trainer_with(OffEngine(2e-4), tmp_path)
     iteration = collected(trainer, [list(range(8))])
     drawn = iteration.batch.rollout.drawn_logprobs
     assert drawn is not None and drawn.any()

@@ -10,22 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dschat.config.supervised import RewardConfig, SFTConfig
+from cli_runs import read_jsonl
 from dschat.data.examples import PairExample, SFTExample
 from dschat.errors import UserError
 from dschat.trainers.ppo_update import UpdateProgress, UpdateSettings, ppo_update
-from dschat.trainers.reward import RewardTask
-from dschat.trainers.sft import SFTTask
 from factories import (
-    PAD,
     collected,
     engine_of,
     largest_difference,
     make_causal_lm,
     make_classifier,
     ragged_rows,
-    run_of,
-    supervised_loop_of,
+    supervised_loop,
     weights_of,
     weights_of_all,
 )
@@ -83,7 +79,7 @@ def test_what_is_left_out_changes_nothing(stage, group, tmp_path, caplog):
     rollouts = sum(" of the " not in place for place in PLACES)
     assert len(lines) == rollouts + UPDATES * (len(PLACES) - rollouts)
     assert sum("the batch is in" in line for line in lines) == 10
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row.get("skipped/nonfinite") for row in rows] == [2.0] * len(PLACES) + [None]
     assert len(list((tmp_path / "nonfinite").glob("*.json"))) == 10
 
@@ -188,18 +184,12 @@ def test_an_evaluation_names_its_mean(action, group, tmp_path, caplog):
 ROWS = ragged_rows([2, 5, 3, 1], [7, 1, 4, 3], seed=3)
 
 
+EXAMPLES = {"sft": [SFTExample(p, r) for p, r in ROWS], "reward": [PairExample(p + r, p) for p, r in ROWS]}
+
+
 def supervised(step, folder, **flags):
-    flags = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2} | flags
-    flags |= {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
-    config = {"sft": SFTConfig, "reward": RewardConfig}[step](**flags)
-    if step == "sft":
-        engine = engine_of(make_causal_lm(), 2, 2, zero_stage=config.zero_stage)
-        task = SFTTask([SFTExample(p, r) for p, r in ROWS], [], PAD)
-    else:
-        engine = engine_of(make_classifier(), 2, 2, zero_stage=config.zero_stage)
-        task = RewardTask([PairExample(p + r, p) for p, r in ROWS], [], PAD)
-    run = run_of(step, config)
-    return supervised_loop_of(engine, task, config, run)
+    flags = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-3} | flags
+    return supervised_loop(step, folder, EXAMPLES[step], **flags)
 
 
 def spoil(trainer, part):

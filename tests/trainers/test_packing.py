@@ -6,7 +6,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from closeness import WEIGHT_GAP, near
-from dschat.config.supervised import SFTConfig
 from dschat.data.examples import SFTExample
 from dschat.errors import UserError
 from dschat.models.lora import add_lora
@@ -14,12 +13,10 @@ from dschat.models.policy import PolicyModel
 from dschat.trainers.sft import SFTTask
 from factories import (
     PAD,
-    engine_of,
     largest_difference,
     make_causal_lm,
     ragged_rows,
-    run_of,
-    supervised_loop_of,
+    supervised_loop,
     weights_of,
 )
 from model_families import MODEL_FAMILIES
@@ -116,26 +113,14 @@ def test_examples_that_see_each_other_are_refused(tmp_path, monkeypatch):
 def test_a_run_with_packing_is_the_run_without(group, tmp_path):
     """The same updates of the same examples: metrics, evaluations and weights."""
     ends, tables = [], []
+    flags = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 3, "gradient_accumulation_steps": 2}
+    flags |= {"num_train_epochs": 2, "max_seq_len": WIDTH, "learning_rate": 1e-3}
     for packing in (False, True):
-        config = SFTConfig(
-            data_path=["unused"],
-            output_dir=str(tmp_path / str(packing)),
-            model_name_or_path="unused",
-            per_device_train_batch_size=2,
-            per_device_eval_batch_size=3,
-            gradient_accumulation_steps=2,
-            gradient_checkpointing=packing,
-            num_train_epochs=2,
-            max_seq_len=WIDTH,
-            learning_rate=1e-3,
-            packing=packing,
-        )
-        run = run_of("sft", config)
-        engine = engine_of(make_causal_lm("llama"), 2, 2, gradient_checkpointing=packing)
-        task = SFTTask(EXAMPLES, EXAMPLES[:5], PAD, packed_width=WIDTH if packing else None)
-        trainer = supervised_loop_of(engine, task, config, run)
+        flags |= {"packing": packing, "gradient_checkpointing": packing}
+        model, place = make_causal_lm("llama"), tmp_path / str(packing)
+        trainer = supervised_loop("sft", place, EXAMPLES, EXAMPLES[:5], model, **flags)
         tables.append([trainer.evaluate(), trainer.fit()])
-        ends.append(weights_of(engine))
+        ends.append(weights_of(trainer.algorithm.engine))
     assert largest_difference(*ends) < WEIGHT_GAP
     for before, after in zip(*tables, strict=True):
         assert after == near(before)

@@ -8,40 +8,20 @@ import pytest
 import torch
 
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
-from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import select_rows
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.ppo_update import UpdateSettings, ppo_update
 from factories import (
     engine_of,
-    frozen_engine_of,
     largest_difference,
     make_causal_lm,
     make_classifier,
-    make_rollout,
-    ragged_rows,
-    score,
     to_device,
     weights_of_all,
 )
-from rl_cases import credit_of
+from recorded import ROWS, scored_batch
 
-ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])
 TOKENS = 39
-
-
-def make_batch(ngram=3, drift=0.0):
-    """A PPOBatch of ROWS under the models that `engines` trains; `drift` moves the stored log-probs off."""
-    rollout = to_device(make_rollout(ROWS, left=1, right=2))
-    actor, reference = frozen_engine_of(make_causal_lm()), frozen_engine_of(make_causal_lm(seed=1))
-    critic = frozen_engine_of(make_classifier(seed=2))
-    scores = to_device(torch.randn(8, generator=torch.Generator().manual_seed(0)))
-    trajectory = score(rollout, scores, actor, reference, critic, 1.0, 4)
-    if drift:
-        noise = torch.randn(trajectory.logprobs.shape, generator=torch.Generator().manual_seed(1))
-        trajectory = replace(trajectory, logprobs=trajectory.logprobs + drift * to_device(noise))
-    ends = fixed_ngram_ends(trajectory.response_mask, ngram)
-    return credit_of(trajectory, ends, kl_coef=0.05, gamma=1.0, lam=0.95)
 
 
 def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5, **options):
@@ -50,30 +30,29 @@ def updated(batch, micro=8, update_size=8, epochs=1, seed=0, learning_rate=5e-5,
     Adam's first step is the sign of the gradient times the learning rate, whatever the gradient's size: where it is 0
     but for rounding, a step of 1e-3 would show as much. The gradient norms in the statistics see the size.
     """
-    flags = {"learning_rate": learning_rate}
-    actor = engine_of(make_causal_lm(), micro, update_size // micro, **flags)
-    critic = engine_of(make_classifier(seed=2), micro, update_size // micro, **flags)
+    sizes = micro, update_size // micro
+    engines = {"actor": engine_of(make_causal_lm(), *sizes, learning_rate=learning_rate)}
+    if batch.returns is not None:
+        engines["critic"] = engine_of(make_classifier(seed=2), *sizes, learning_rate=learning_rate)
     settings = {"cliprange": 0.2, "cliprange_value": 0.2, "temperature": 1.0} | options
-    stats = ppo_update(actor, critic, batch, UpdateSettings(update_size, micro, epochs, **settings), seed)
-    return weights_of_all(actor=actor, critic=critic), stats
-
-
-@pytest.fixture(scope="module")
-def recorded():
-    """Filled by the first test that needs it, once the process group is open."""
-    return {}
+    settings = UpdateSettings(update_size, micro, epochs, **settings)
+    stats = ppo_update(engines["actor"], engines.get("critic"), batch, settings, seed)
+    return weights_of_all(**engines), stats
 
 
 @pytest.fixture
-def batch(group, recorded):
-    if "batch" not in recorded:
-        recorded["batch"] = make_batch(drift=0.3)
-    return recorded["batch"]
+def batch(group):
+    return to_device(scored_batch())
 
 
+@pytest.mark.parametrize("estimator", ["gae", "rloo"])
 @pytest.mark.parametrize("policy_ratio", ["token", "macro", "macro_mean"])
-def test_one_update_does_not_depend_on_the_micro_batch(policy_ratio, batch):
+def test_one_update_does_not_depend_on_the_micro_batch(policy_ratio, estimator, group):
+    """The responses to a prompt may be in different ones: their advantages are known before."""
+    batch = to_device(whiten_advantages(scored_batch(estimator=estimator)))
     weights, stats = updated(batch, 8, policy_ratio=policy_ratio)
+    of_a_critic = [name for name in stats if "value" in name or "critic" in name or name == "val/clipfrac"]
+    assert bool(of_a_critic) is (estimator == "gae")
     assert largest_difference(weights, updated(batch, 8, learning_rate=0.0)[0]) > 4e-5
     for micro in (1, 2, 4):
         others, other_stats = updated(batch, micro, policy_ratio=policy_ratio)
@@ -135,7 +114,7 @@ def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
 
 
 def test_the_first_update_has_ratio_1_and_later_ones_clip(group):
-    fresh = make_batch()
+    fresh = to_device(scored_batch(drift=0.0))
     _, first = updated(fresh, 4)
     assert first["val/ratio"] == near(1)
     assert first["policy/clipfrac"] == 0 and first["policy/approxkl"] == pytest.approx(0, abs=1e-8)
@@ -149,7 +128,7 @@ def test_every_epoch_trains_on_every_row(group):
     rows_seen = []
     actor, critic = engine_of(make_causal_lm(), 1, 2), engine_of(make_classifier(seed=2), 1, 2)
     actor.module.register_forward_pre_hook(lambda _, args: rows_seen.append(args[0].shape[1]))
-    ppo_update(actor, critic, make_batch(), UpdateSettings(2, 1, 2, 0.2, 0.2, 1.0), seed=3)
+    ppo_update(actor, critic, to_device(scored_batch()), UpdateSettings(2, 1, 2, 0.2, 0.2, 1.0), seed=3)
     assert actor._engine.global_steps == critic._engine.global_steps == 8
     lengths = sorted(len(prompt) + len(response) for prompt, response in ROWS)
     assert sorted(rows_seen[:8]) == sorted(rows_seen[8:]) == lengths

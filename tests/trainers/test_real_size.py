@@ -19,8 +19,7 @@ from dschat.rollouts.generate import ContinuousEngine
 from dschat.rollouts.vllm import plain_weights
 from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows, whole_state
 from real_size import as_large_as, check_words, number_of_weights
-from refuel_runs import trainer_of
-from resume_runs import Made, Setup, ppo, result_of, supervised
+from resume_runs import Setup, ppo, refuel_online, result_of, supervised
 
 FLOAT32, BF16, LORA = Setup(), Setup(dtype=torch.bfloat16, gradient_clipping=0.0), Setup(lora_dim=2)
 ROWS = ragged_rows([2, 5], [7, 3])
@@ -45,9 +44,8 @@ def pushed(folder, setup, **flags):
 
 
 def refuel(folder, setup):
-    flags = {"noptepochs": 2, "eval_interval": 2, "kl_coef": 0.1, "engine": {"zero_stage": setup.zero_stage}}
-    trainer = trainer_of(folder, lora_dim=setup.lora_dim, **flags)
-    return Made(trainer, {"policy": trainer.algorithm.models.policy})
+    flags = {"noptepochs": 2, "eval_interval": 2, "engine": {"zero_stage": setup.zero_stage}}
+    return refuel_online(folder, lora_dim=setup.lora_dim, **flags)
 
 
 RUNS = {

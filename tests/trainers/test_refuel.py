@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REFUEL's task: the regression by hand, its start, what is kept of the policy before, and how long it goes."""
+"""REFUEL's task: the regression by hand, its start, and how long it goes."""
 
 from dataclasses import replace
 
@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from closeness import UPDATE, assert_near, near
-from dschat.config.refuel import RefuelConfig
 from dschat.data.dialogue_pairs import RegressionExample
 from dschat.errors import UserError
 from dschat.run.metrics import with_variances
-from dschat.trainers.reference import describe_reference, reference_logprobs, with_logprobs
+from dschat.trainers.reference import reference_logprobs, with_logprobs
 from dschat.trainers.refuel_pairs import RefuelTask
-from factories import PAD, engine_of, hf_logprobs, make_causal_lm, random_ids, run_of, supervised_loop_of
-from resume_runs import Made, check_every_stop
+from factories import PAD, engine_of, hf_logprobs, make_causal_lm, random_ids, supervised_loop
 
 ETA, TEMPERATURE = 3.0, 0.8
 pytestmark = pytest.mark.usefixtures("group")
@@ -71,30 +69,17 @@ def test_large_rewards_that_lie_close_together_keep_their_difference():
     assert loss.item() == near((ETA / 64) ** 2, UPDATE)
 
 
-def test_swapping_the_sides_and_splitting_the_batch_change_nothing():
+def test_the_parts_of_an_update_add_up():
     engine, examples = engine_of(make_causal_lm()), with_logprobs(pairs(), torch.arange(6.0).view(3, 2) - 20)
     task = task_of(examples)
-    whole = task.loss(engine, examples, 3)[0]
-    swapped = [
-        RegressionExample(
-            e.prompt_ids, e.rejected_ids, e.chosen_ids, e.ref_logprobs[::-1],
-            chosen_reward=e.rejected_reward, rejected_reward=e.chosen_reward,
-        )
-        for e in examples
-    ]  # fmt: skip
-    torch.testing.assert_close(task.loss(engine, swapped, 3)[0], whole)
     parts = [task.loss(engine, [example], 3)[0] for example in examples]
-    assert_near(sum(parts), whole, UPDATE)
-
-
-def reference(engine, examples, file, **changes):
-    described = describe_reference(examples, "hash", torch.float32, TEMPERATURE) | changes
-    return reference_logprobs(engine, examples, PAD, 2, TEMPERATURE, file, described)
+    assert_near(sum(parts), task.loss(engine, examples, 3)[0], UPDATE)
 
 
 def test_at_the_start_the_loss_is_that_of_the_rewards_alone(tmp_path):
     engine = engine_of(make_causal_lm())
-    examples = with_logprobs(pairs(), reference(engine, pairs(), tmp_path / "r.safetensors"))
+    kept = reference_logprobs(engine, pairs(), PAD, 2, TEMPERATURE, tmp_path / "r.safetensors", {})
+    examples = with_logprobs(pairs(), kept)
     task = task_of(examples)
     task.check_start(engine, examples)
     loss, stats = task.loss(engine, examples, 3)
@@ -108,40 +93,15 @@ def test_at_the_start_the_loss_is_that_of_the_rewards_alone(tmp_path):
         task.check_start(engine, wrong)
 
 
-@pytest.mark.parametrize(
-    "name", ["the data", "the model", "the number format", "the kind of device", "the temperature"]
-)
-def test_kept_log_probs_of_other_circumstances_are_refused(name, tmp_path):
-    engine, file = engine_of(make_causal_lm()), tmp_path / "kept" / "box.safetensors"
-    first = reference(engine, pairs(), file)
-    other = engine_of(make_causal_lm(seed=9))  # what is kept is used, nothing is computed again
-    torch.testing.assert_close(reference(other, pairs(), file), first, rtol=0, atol=0)
-    with pytest.raises(UserError, match=f"are not of this run: {name} differ. Remove .*box.safetensors"):
-        reference(engine, pairs(), file, **{name: "changed"})
-
-
-def test_what_the_kept_log_probs_depend_on():
-    one = describe_reference(pairs(), "hash", torch.float32, TEMPERATURE)
-    assert describe_reference(pairs(), "other", torch.float32, TEMPERATURE) != one
-    assert one["the kind of device"] == "cpu" or torch.cuda.is_available()
-    assert describe_reference(pairs(), "hash", torch.bfloat16, TEMPERATURE) != one
-    assert describe_reference(pairs(), "hash", torch.float32, 1.0) != one
-    assert describe_reference(pairs(2), "hash", torch.float32, TEMPERATURE)["the data"] != one["the data"]
-
-
-def refuel(folder, rate=1e-2, **flags):
+def trainer_of(folder, **flags):
     """A run on 5 pairs, two to an update."""
-    flags = {"data_path": ["unused"], "model_name_or_path": "unused", "learning_rate": 1e-2} | flags
-    flags = {"output_dir": str(folder), "gradient_accumulation_steps": 2, "eval_interval": 2} | flags
-    config = RefuelConfig(**({"total_episodes": 10} | flags))
-    run, engine = run_of("refuel", config), engine_of(make_causal_lm(), 1, 2, learning_rate=rate)
-    examples = with_logprobs(pairs(5), own_sums(make_causal_lm(), pairs(5)))
-    task = task_of(examples, examples[:2], eta=1.0)
-    return Made(supervised_loop_of(engine, task, config, run), {"model": engine})
+    flags = {"learning_rate": 1e-2, "gradient_accumulation_steps": 2, "eval_interval": 2, "eta": 1.0} | flags
+    flags = {"total_episodes": 10, "temperature": TEMPERATURE} | flags
+    return supervised_loop("refuel", folder, pairs(5), pairs(5)[:2], **flags)
 
 
 def test_it_goes_through_the_pairs_until_so_many_were_seen(tmp_path, monkeypatch):
-    trainer, seen = refuel(tmp_path).trainer, []
+    trainer, seen = trainer_of(tmp_path), []
     real = trainer.iterate
     monkeypatch.setattr(trainer, "iterate", lambda batches: seen.append(batches) or real(batches))
     result = trainer.fit()
@@ -153,11 +113,7 @@ def test_it_goes_through_the_pairs_until_so_many_were_seen(tmp_path, monkeypatch
 
 def test_it_learns_the_difference_of_the_rewards(tmp_path):
     """With enough updates D is η ΔR, whatever it began with."""
-    trainer = refuel(tmp_path, 5e-4, total_episodes=50, eval_interval=0, self_checks=False).trainer
+    trainer = trainer_of(tmp_path, learning_rate=5e-4, total_episodes=50, eval_interval=0, self_checks=False)
+    trainer.algorithm.prepare()
     before = trainer.evaluate()["eval/loss"]
     assert trainer.fit()["eval/loss"] < before / 2
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_anywhere_goes_on_to_the_same_end(tmp_path):
-    assert check_every_stop(refuel, tmp_path, every=3) > 10

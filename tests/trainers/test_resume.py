@@ -2,22 +2,57 @@
 """A run that is stopped anywhere and taken up again is, to the last bit, the run that was never stopped."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
 
 from dschat.trainers import reference as pairs
-from refuel_runs import length, trainer_of
-from resume_runs import Made, Setup, check_every_stop, ppo, result_of, supervised
+from resume_runs import RLOO, Setup, check_every_stop, ppo, refuel_online, result_of, supervised
+
+CONDITIONS = {
+    "fixed": {"ngram": 3},
+    "randomized": {},
+    "parsing": {"parser": "chunker"},
+    "ppl": {},
+}
+NORMALISED = {"normalize_scores": True, "normalize_advantages": "row", "clip_reward_value": 1.5}
+SETUPS = {"ZeRO 2": Setup(zero_stage=2), "ZeRO 3": Setup(zero_stage=3), "adapters": Setup(lora_dim=2)}
+STEPS = ("sft", "reward", "dpo", "refuel")
+RUNS = {
+    **{step: partial(supervised, step) for step in STEPS},
+    **{f"{step}, adapters": partial(supervised, step, setup=Setup(lora_dim=2)) for step in STEPS[:3]},
+    **{name: partial(ppo, termination_condition=name, **flags) for name, flags in CONDITIONS.items()},
+    "normalised scores": partial(ppo, **NORMALISED),  # the running moments go on where they were
+    "rloo": partial(ppo, termination_condition="randomized", **RLOO),
+    **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
+    "refuel online": refuel_online,
+    "refuel online, adapters": partial(refuel_online, lora_dim=2),
+}
+# Of the points at which a run can be stopped, every nth, beginning with which.
+SOME = {
+    **{"sft": (1, 0), "reward": (1, 0), "dpo": (3, 0), "refuel": (5, 0)},
+    **{f"{step}, adapters": (5, 0) for step in STEPS[:3]},
+    **{"fixed": (43, 0), "randomized": (43, 9), "parsing": (43, 18), "ppl": (43, 27)},
+    **{"normalised scores": (61, 0), "rloo": (19, 12)},
+    **{f"ppo, {name}": (47, 40) for name in SETUPS},
+    **{"refuel online": (29, 0), "refuel online, adapters": (29, 11)},
+}
+MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations
+POINTS = {"sft": MICRO_BATCHES, "reward": MICRO_BATCHES, "dpo": MICRO_BATCHES + 5 + 2 + 1}  # DPO's of the reference
 
 
-@pytest.mark.parametrize(
-    ("step", "every"), [("sft", 1), ("reward", 1), ("dpo", 3), pytest.param("dpo", 1, marks=pytest.mark.slow)]
-)
-def test_steps_1_and_2_stop_anywhere(step, every, group, tmp_path):
-    points = check_every_stop(lambda folder, **flags: supervised(step, folder, **flags), tmp_path, every)
-    reference = 5 + 2 + 1 if step == "dpo" else 0  # batches of 9 and 3 pairs, and the end
-    assert points == reference + 4 * 2 + 3 * 2, "micro-batches of 4 updates, and batches of 3 evaluations"
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_stops_anywhere(name, group, tmp_path):
+    """In an evaluation, in sampling, in scoring, inside an accumulation window, inside a rollout, between epochs."""
+    points = check_every_stop(RUNS[name], tmp_path, *SOME[name])
+    assert points == POINTS.get(name, points)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RUNS if SOME[name][0] > 1])
+def test_a_run_stops_everywhere(name, group, tmp_path):
+    check_every_stop(RUNS[name], tmp_path, every=3 if "ppo" in name else 1)
 
 
 def test_the_reference_is_used_again(group, tmp_path, monkeypatch):
@@ -40,76 +75,3 @@ def test_a_lost_reference_is_computed_before_the_checkpoint_is_loaded(group, tmp
     shutil.rmtree(place / "reference")
     again = result_of(supervised("dpo", place, resume_from_checkpoint=f"{place}/checkpoints/step-2"), place)
     assert again[1] == whole[1] and all(torch.equal(again[0][name], x) for name, x in whole[0].items())
-
-
-CONDITIONS = [
-    {"termination_condition": "fixed", "ngram": 3},
-    {"termination_condition": "randomized"},
-    {"termination_condition": "parsing", "parser": "chunker"},
-    {"termination_condition": "ppl"},
-]
-# Prompts are half as many as responses, so that updates are as many as above.
-RLOO = {"advantage_estimator": "rloo", "samples_per_prompt": 2, "per_device_generation_batch_size": 2}
-
-
-@pytest.mark.parametrize("flags", CONDITIONS, ids=lambda flags: flags["termination_condition"])
-@pytest.mark.parametrize("every", [43, pytest.param(1, marks=pytest.mark.slow)])
-def test_step_3_stops_anywhere(flags, every, group, tmp_path):
-    """In an evaluation, in sampling, in scoring, inside an accumulation window, inside a rollout, between epochs."""
-    first = 9 * CONDITIONS.index(flags) if every > 1 else 0
-    check_every_stop(lambda folder, **more: ppo(folder, **flags, **more), tmp_path, every, first)
-
-
-@pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.slow)])
-def test_step_3_with_normalised_scores_stops_anywhere(every, group, tmp_path):
-    """The running moments go on where they were, also after a stop between scores and updates."""
-    flags = {"normalize_scores": True, "normalize_advantages": "row", "clip_reward_value": 1.5}
-    check_every_stop(lambda folder, **more: ppo(folder, **(flags | more)), tmp_path, every)
-
-
-@pytest.mark.parametrize("every", [19, pytest.param(1, marks=pytest.mark.slow)])
-def test_step_3_without_a_critic_stops_anywhere(every, group, tmp_path):
-    flags = RLOO | {"termination_condition": "randomized", "num_train_epochs": 1}
-    check_every_stop(
-        lambda folder, **more: ppo(folder, **(flags | more)), tmp_path, every, first=12 if every > 1 else 0
-    )
-
-
-@pytest.mark.parametrize("setup", [Setup(zero_stage=2), Setup(zero_stage=3), Setup(lora_dim=2)], ids=str)
-@pytest.mark.parametrize("every", [47, pytest.param(3, marks=pytest.mark.slow)])
-def test_step_3_stops_anywhere_with_sharding_and_lora(setup, every, group, tmp_path):
-    check_every_stop(
-        lambda folder, **flags: ppo(folder, setup, **flags), tmp_path, every, first=40 if every > 3 else 0
-    )
-
-
-@pytest.mark.parametrize("step", ["sft", "reward", "dpo"])
-def test_adapters_stop_anywhere(step, group, tmp_path):
-    setup = Setup(lora_dim=2)
-    check_every_stop(lambda folder, **flags: supervised(step, folder, setup, **flags), tmp_path, every=5)
-
-
-# Two epochs of 2 rounds of 8 pairs in 2 micro-batches, 3 updates each; a reward that draws from the global state.
-REFUEL = {
-    "noptepochs": 3,
-    "num_train_epochs": 2,
-    "eval_interval": 6,
-    "max_answer_seq_len": 4,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "adaptive_kl_target": 2.0,
-    "kl_coef": 0.1,
-    "eval_temperature": 1.0,
-}
-
-
-@pytest.mark.parametrize("lora_dim", [0, 2])
-@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
-def test_refuel_stops_anywhere(every, lora_dim, group, tmp_path):
-    """In an evaluation, in sampling, in scoring, inside an accumulation window, between the updates of a round."""
-
-    def make(folder, **flags):
-        trainer = trainer_of(folder, reward=length, lora_dim=lora_dim, **REFUEL, **flags)
-        return Made(trainer, {"policy": trainer.algorithm.models.policy})
-
-    check_every_stop(make, tmp_path, every, first=11 * bool(lora_dim) if every > 1 else 0)

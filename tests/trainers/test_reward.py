@@ -7,21 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from closeness import UPDATE, WEIGHT_GAP, near
-from dschat.config.supervised import RewardConfig
+from closeness import UPDATE, near
 from dschat.data.examples import PairExample
-from dschat.trainers.reward import RewardTask
-from factories import (
-    PAD,
-    engine_of,
-    hf_score,
-    largest_difference,
-    make_classifier,
-    random_ids,
-    run_of,
-    supervised_loop_of,
-    weights_of,
-)
+from factories import hf_score, largest_difference, make_classifier, random_ids, supervised_loop, weights_of
 
 
 def pairs(count, seed):
@@ -40,14 +28,7 @@ TRAIN, HELD_OUT = pairs(16, 1), pairs(5, 2)
 
 def make_trainer(folder, micro=4, train=TRAIN, model=None, **overrides):
     flags = {"per_device_train_batch_size": micro, "per_device_eval_batch_size": 2, "learning_rate": 3e-3}
-    flags |= {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
-    config = RewardConfig(**(flags | overrides))
-    run = run_of("reward", config)
-    plan = run.plan
-    model = make_classifier() if model is None else model
-    engine = engine_of(model, plan.micro_batch, plan.accumulation, learning_rate=config.learning_rate)
-    task = RewardTask(train, HELD_OUT, PAD, config.reward_loss, config.center_rewards_coefficient)
-    return supervised_loop_of(engine, task, config, run)
+    return supervised_loop("reward", folder, train, HELD_OUT, model, **(flags | overrides))
 
 
 def expected_of(examples):
@@ -77,17 +58,6 @@ def test_a_step_reports_the_mean_over_the_pairs_of_the_whole_update(group, tmp_p
         assert metrics[f"train/{name}"] == near(value, UPDATE)
 
 
-def test_one_update_does_not_depend_on_the_accumulation(group, tmp_path):
-    weights = []
-    for micro in (1, 2, 8):
-        trainer = make_trainer(
-            tmp_path / str(micro), micro=micro, gradient_accumulation_steps=8 // micro, learning_rate=1e-4
-        )
-        trainer.iterate([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
-        weights.append(weights_of(trainer.algorithm.engine))
-    assert all(largest_difference(other, weights[0]) < WEIGHT_GAP for other in weights[1:])
-
-
 @pytest.mark.parametrize("loss", ["end", "last_token", "per_sample", "average"])
 def test_an_update_of_each_loss_does_not_depend_on_the_accumulation(loss, group, tmp_path):
     """Nor on where the pair of equal sequences is, which only per_sample leaves out."""
@@ -95,19 +65,19 @@ def test_an_update_of_each_loss_does_not_depend_on_the_accumulation(loss, group,
     train, results = [*TRAIN[:3], equal, *TRAIN[4:]], []
     for micro in (1, 2, 8):
         trainer = make_trainer(
-            tmp_path / str(micro), micro, train, None, gradient_accumulation_steps=8 // micro, reward_loss=loss
+            tmp_path / str(micro), micro, train, gradient_accumulation_steps=8 // micro, reward_loss=loss
         )
         metrics = trainer.iterate([list(range(8))[i : i + micro] for i in range(0, 8, micro)])
         results.append({name: metrics[name] for name in ("loss/reward", "train/accuracy", "grad_norm")})
     assert results[1] == near(results[0], UPDATE) and results[2] == near(results[0], UPDATE)
-    without = make_trainer(tmp_path / "7", 7, train, None, reward_loss=loss).iterate([[0, 1, 2, 4, 5, 6, 7]])
+    without = make_trainer(tmp_path / "7", 7, train, reward_loss=loss).iterate([[0, 1, 2, 4, 5, 6, 7]])
     rest = results[0]["loss/reward"] * (7 if loss == "per_sample" else 8) - (loss != "per_sample") * math.log(2)
     assert without["loss/reward"] == near(rest / 7, UPDATE)
 
 
 def test_an_update_without_a_pair_that_counts_changes_nothing(group, tmp_path):
     equal = PairExample(TRAIN[0].chosen_ids, TRAIN[0].chosen_ids)
-    trainer = make_trainer(tmp_path, 2, [equal, equal], None, reward_loss="per_sample")
+    trainer = make_trainer(tmp_path, 2, [equal, equal], reward_loss="per_sample")
     before = weights_of(trainer.algorithm.engine)
     metrics = trainer.iterate([[0, 1]])
     assert metrics["loss/reward"] == 0 and metrics["grad_norm"] == 0

@@ -8,22 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dschat.config.supervised import DPOConfig
 from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.errors import UserError
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora
 from dschat.rl.types import Trajectory
-from dschat.rollouts.generate import ContinuousEngine, generate
+from dschat.rollouts.generate import generate
 from dschat.rollouts.sampling import Sampling
 from dschat.run.state import random_states
-from dschat.scoring.function import FunctionScores
-from dschat.trainers.dpo import DPOTask
 from dschat.trainers.refuel_pairs import RefuelTask
-from dschat.trainers.reward import RewardTask
 from dschat.trainers.selfcheck import check_modes, check_packing, check_policy, check_rollout, check_scalar
-from dschat.trainers.sft import SFTTask
 from factories import (
     BOS,
     EOS,
@@ -33,13 +28,16 @@ from factories import (
     frozen_engine_of,
     make_causal_lm,
     make_classifier,
-    make_prompt,
+    make_prompts,
     make_rollout,
     pad_rows,
+    ppo_config,
+    ppo_loop,
     ragged_rows,
     random_ids,
     save_folder,
     score,
+    supervised_loop,
     to_device,
 )
 from refuel_runs import trainer_of as refuel_trainer_of
@@ -74,7 +72,7 @@ def test_large_scores_in_bf16_are_no_alarm(size, group):
         engine = frozen_engine_of(model, torch.bfloat16)
         check_scalar(engine, tokens_of()[0], PAD)
         engine.module.inner.config.pad_token_id = ROWS[0][1][-1]  # of the classifier's own choice of the last token
-        with pytest.raises(UserError, match="self-check: scores"):
+        with pytest.raises(UserError, match="self-check: scores differ from those of the classifier's own forward"):
             check_scalar(engine, tokens_of()[0], PAD)
 
 
@@ -91,21 +89,6 @@ def test_positions_that_count_padding_are_found(group, monkeypatch):
     monkeypatch.setattr("dschat.trainers.selfcheck.position_ids", lambda *_: {})
     with pytest.raises(UserError, match="log-probs with padding differ from those without"):
         check(engine)
-
-
-def test_numbers_that_are_not_finite_are_found(group):
-    engine = frozen_engine_of(make_causal_lm())
-    with torch.no_grad():
-        engine.module.inner.get_input_embeddings().weight.fill_(float("nan"))
-    with pytest.raises(UserError, match="self-check"):
-        check(engine)
-
-
-def test_a_scalar_model_that_reads_another_position_is_found(group):
-    engine = frozen_engine_of(make_classifier())
-    engine.module.inner.config.pad_token_id = ROWS[0][1][-1]  # plain transformers then looks one token earlier
-    with pytest.raises(UserError, match="scores differ from those of the classifier's own forward"):
-        check_scalar(engine, tokens_of()[0], PAD)
 
 
 def test_a_scalar_model_whose_positions_count_padding_is_found(group, monkeypatch):
@@ -191,44 +174,6 @@ def test_a_response_with_a_hole_is_found(models):
     broken = Trajectory(replace(rollout, response_mask=mask), *zeroed, trajectory.scores)
     with pytest.raises(UserError, match="a response is not a prefix of its row"):
         check_rollout(models[0], broken, SAMPLING)
-
-
-def test_the_tasks_of_steps_1_and_2_check_their_models(group):
-    sft = SFTTask([SFTExample(*row) for row in ROWS], [], PAD)
-    pairs = RewardTask([PairExample(p + r, p + r[:1]) for p, r in ROWS], [], PAD)
-    engine, scalar = frozen_engine_of(make_causal_lm("gemma2")), frozen_engine_of(make_classifier())
-    sft.self_check(engine, sft.train[:2])
-    pairs.self_check(scalar, pairs.train[:2])
-    engine.module.to_logits = engine.module.inner.lm_head
-    with pytest.raises(UserError, match="self-check"):
-        sft.self_check(engine, sft.train[:2])
-    scalar.module.inner.config.pad_token_id = ROWS[0][1][-1]
-    with pytest.raises(UserError, match="self-check"):
-        pairs.self_check(scalar, pairs.train[:2])
-
-
-def test_the_trainer_checks_before_anything_else_and_on_request(group, tokenizer, tmp_path):
-    """A reference of other weights stops the run, unless --no_self_checks."""
-    from dschat.trainers.ppo_models import PPOModels
-    from factories import ppo_config, ppo_trainer_of
-
-    def trainer_of(name, self_checks):
-        config = ppo_config(tmp_path / name, self_checks=self_checks)
-        prompts = [make_prompt(random_ids(3, i), "", i) for i in range(8)]
-        models = PPOModels(
-            engine_of(make_causal_lm(), 8),
-            frozen_engine_of(make_causal_lm(seed=3)),
-            engine_of(make_classifier(), 8),
-            FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
-            ContinuousEngine(8),
-        )
-        return ppo_trainer_of(models, prompts, [], tokenizer, config)
-
-    with pytest.raises(UserError, match="differ from the reference's"):
-        trainer_of("on", True).fit()
-    assert (tmp_path / "on" / "metrics.jsonl").read_text() == "", "nothing was measured"
-    trainer = trainer_of("off", False)
-    assert trainer.fit() == {} and trainer.update == 1
 
 
 def test_a_wrong_eos_record_is_found(models):
@@ -317,39 +262,22 @@ def test_dropout_of_adapters_that_was_asked_for_is_no_alarm(group):
 
 
 @pytest.mark.parametrize("step", ["sft", "dpo", "reward", "refuel", "refuel online", "actor", "critic"])
-def test_every_step_compares_both_modes(step, group, tokenizer, tmp_path):
+def test_every_step_compares_both_modes(step, group, tmp_path):
     engine = randomised(engine_of(make_classifier() if step in ("reward", "critic") else make_causal_lm(), 8))
     engine.eval()
-    flags = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
     preferences = [PreferenceExample(p, r, r[::-1][:2]) for p, r in ROWS]
     regressions = [RegressionExample(p, r, r[::-1][:2], chosen_reward=1.0, rejected_reward=0.0) for p, r in ROWS]
-    tasks = {
-        "sft": lambda: SFTTask(EXAMPLES, [], PAD),
-        "dpo": lambda: DPOTask(preferences, [], PAD, DPOConfig(**flags), None, ""),
-        "reward": lambda: RewardTask([PairExample(p + r, p + r[:1]) for p, r in ROWS], [], PAD),
-        "refuel": lambda: RefuelTask(regressions, [], PAD, 1.0, 0.8),
-    }
+    rewards = [PairExample(p + r, p + r[:1]) for p, r in ROWS]
+    examples = {"sft": EXAMPLES, "dpo": preferences, "reward": rewards, "refuel": regressions}
+    if step in examples:
+        trainer = supervised_loop(step, tmp_path, examples[step], engine=engine)
+    elif step == "refuel online":
+        trainer = refuel_trainer_of(tmp_path)
+        randomised(trainer.algorithm.models.policy)
+    else:
+        trainer = ppo_loop(ppo_config(tmp_path), lambda p, r, rows: [0.0] * len(r), make_prompts(8), **{step: engine})
     with pytest.raises(UserError, match=DIFFER):
-        if step in tasks:
-            task = tasks[step]()
-            task.self_check(engine, task.train[:2])
-        elif step == "refuel online":
-            trainer = refuel_trainer_of(tmp_path)
-            randomised(trainer.algorithm.models.policy)
-            trainer.self_check()
-        else:
-            from dschat.trainers.ppo_models import PPOModels
-            from factories import ppo_config, ppo_trainer_of
-
-            models = PPOModels(
-                engine if step == "actor" else engine_of(make_causal_lm(), 8),
-                frozen_engine_of(make_causal_lm()),
-                engine if step == "critic" else engine_of(make_classifier(), 8),
-                FunctionScores(lambda p, responses, r: [0.0] * len(responses), "--reward_function"),
-                ContinuousEngine(8),
-            )
-            prompts = [make_prompt(random_ids(3, i), "", i) for i in range(8)]
-            ppo_trainer_of(models, prompts, [], tokenizer, ppo_config(tmp_path)).self_check()
+        trainer.self_check()
 
 
 # -- weights that are not finite

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from closeness import FORMULA, UPDATE, near
-from dschat.config.supervised import SFTConfig
 from dschat.rl.macro_actions import segment
 from dschat.rl.termination import fixed_ngram_ends
 from dschat.rl.types import PPOBatch, Trajectory
@@ -20,7 +19,6 @@ from dschat.rollouts.engine import Generation
 from dschat.rollouts.sampling import row_seed
 from dschat.run.state import SeedKind
 from dschat.scoring.function import FunctionScores
-from dschat.trainers.loop import total_updates
 from dschat.trainers.ppo_models import MovingAverage, PPOModels
 from dschat.trainers.ppo_update import UpdateSettings, ppo_update
 from factories import (
@@ -30,6 +28,7 @@ from factories import (
     ppo_config,
     ppo_trainer_of,
     run_of,
+    supervised_config,
     supervised_loop_of,
     to_device,
 )
@@ -215,14 +214,6 @@ def test_another_seed_of_the_run_draws_and_shuffles_otherwise(trainer_of: Any) -
     assert not set(runs[0][0]) & set(runs[1][0]) and not set(runs[0][1]) & set(runs[1][1])
 
 
-def test_every_evaluation_draws_alike(trainer_of: Any) -> None:
-    trainer, notes = trainer_of(held_out=6)
-    trainer.evaluate()
-    trainer.iteration += 1
-    trainer.evaluate()
-    assert notes.draws[:6] == notes.draws[6:]
-
-
 def test_every_iteration_is_shuffled_otherwise_and_alike_on_every_rank(trainer_of: Any) -> None:
     shuffles = []
     for rank in (0, 1):
@@ -301,12 +292,10 @@ class Letters:
 
 def supervised_run(folder: Any, seed: int) -> tuple[list[int], list[float]]:
     """Two epochs of 16 examples in updates of 2 x 4: the examples by their lengths, and the losses."""
-    names = {"data_path": ["unused"], "output_dir": str(folder), "model_name_or_path": "unused"}
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_train_epochs": 2}
-    config = SFTConfig(seed=seed, self_checks=False, **(names | sizes))
+    config = supervised_config("sft", folder, seed=seed, self_checks=False, **sizes)
     task, engine = Letters(), StandIn(0.0)
-    run = run_of("sft", config)
-    supervised_loop_of(engine, task, config, run).fit()
+    supervised_loop_of(engine, task, config, run_of("sft", config)).fit()
     return task.seen, engine.losses
 
 
@@ -316,13 +305,3 @@ def test_supervised_epochs_take_every_example_in_another_order(tmp_path: Any) ->
     assert sorted(first) == sorted(second) == list(range(1, 17))
     assert set(first[:8]) != set(second[:8]) and set(first[:8]) != set(others[:8])
     assert [sum(losses[i : i + 2]) for i in range(0, 8, 2)] == pytest.approx([1.0] * 4)
-
-
-def test_the_updates_that_a_schedule_is_over(tmp_path: Any) -> None:
-    """35 examples, three epochs. Rollouts of 8 on each of 2 ranks: 2 an epoch, of 2 updates by 2 PPO epochs each."""
-    sizes = {"per_device_generation_batch_size": 8, "per_device_training_batch_size": 4}
-    ppo = ppo_config(tmp_path, num_train_epochs=3, ppo_epochs=2, **sizes)
-    assert total_updates(35, ppo, ppo.plan_batches(2)) == 3 * 2 * 2 * 2
-    names = {"data_path": ["unused"], "output_dir": str(tmp_path), "model_name_or_path": "unused"}
-    sft = SFTConfig(per_device_train_batch_size=4, num_train_epochs=3, **names)
-    assert total_updates(35, sft, sft.plan_batches(2)) == 3 * 4

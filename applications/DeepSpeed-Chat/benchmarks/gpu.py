@@ -15,16 +15,13 @@ how fast the GPU copies a large tensor (bytes read and written), and how fast it
 
 import argparse
 import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
-from contenders.process import PHASES, Contender, Job, usual
-from contenders.work import SIZES, Size, Work, make_files
+from contenders.process import PHASES, ours_alone
+from contenders.work import SIZES, Size, Work
 from harness import origin, report, settings_parser, table, write_section
 
 Figures = dict[str, float]
@@ -76,23 +73,12 @@ def fastest(work: Callable[[], object], device: str, runs: int = 10) -> float:
 
 
 def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figures:
-    """One line of the table; each iteration is told on stderr."""
+    """One line of the table."""
     batch = settings.batch * factor
     lengths = (settings.shortest_prompt, settings.longest_prompt, settings.response)
     dtype = "bf16" if settings.device == "cuda" else "fp32"
     work = Work(SIZES[settings.size], batch, min(settings.micro_batch, batch), *lengths, dtype=dtype)
-    runs = []
-    with tempfile.TemporaryDirectory() as place:
-        make_files(work, Path(place) / "files")
-        if settings.device == "cuda":
-            torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
-        job = Job(work, f"{place}/files", place, flags=settings.flags.split())
-        with Contender(sys.executable, "ours", job) as contender:
-            for number in range(settings.repeats + 1):
-                runs += contender.iterate()
-                phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1].wall_seconds.items())
-                print(f"batch {batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
-    run = usual(runs[1:])
+    (run,) = ours_alone(work, settings.repeats, flags=settings.flags.split())
     shares = {f"{phase}_share": run.wall_seconds.get(phase, 0.0) / run.wall_seconds["total"] for phase in PHASES}
     return shares | {
         "batch": batch,

@@ -10,21 +10,17 @@ less is cheaper than that. A picture per quantity is drawn on request.
     python growth.py --pictures ../../../docs
 """
 
-import io
 import math
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from contenders.process import PHASES, Contender, Job, usual
-from contenders.work import SIZES, Size, Work, make_files
+from contenders.process import PHASES, ours_alone
+from contenders.work import SIZES, Size, Work
 from dschat.common.pictures import COLOURS, plain_axes
-from harness import origin, report, settings_parser, table, write_section
+from harness import origin, report, settings_parser, svg, table, write_section
 
 BASE = Work(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)
 SHOWN = PHASES[:3]  # of the phases
@@ -52,15 +48,13 @@ Point = dict[str, float]
 def main() -> None:
     """Measures, prints one JSON object, and draws and writes what is asked for."""
     parser = settings_parser(__doc__, "sections growth … are")
-    parser.add_argument("--quantities", nargs="+", choices=list(QUANTITIES), default=list(QUANTITIES))
     parser.add_argument("--repeats", type=int, default=2, help="iterations that count")
     parser.add_argument("--pictures", type=Path, help="folder for growth-….svg")
     parser.add_argument("--tiny", action="store_true", help="two small points of each, for tests")
     settings = parser.parse_args()
     base = replace(BASE, size=SIZES["tiny"], response=4) if settings.tiny else BASE
     figures = {}
-    for name in settings.quantities:
-        each = QUANTITIES[name]
+    for name, each in QUANTITIES.items():
         points = [run(name, value, base, settings.repeats) for value in (each.tiny if settings.tiny else each.values)]
         figures[name] = {"points": points, "exponent": exponents(points)}
         if settings.pictures is not None:
@@ -79,12 +73,7 @@ def run(name: str, value: int, base: Work, repeats: int) -> Point:
             base = replace(base, batch=value)
         case "vocabulary":
             base = replace(base, size=replace(base.size, vocabulary=value))
-    with tempfile.TemporaryDirectory() as place:
-        make_files(base, Path(place) / "files")
-        job = Job(base, f"{place}/files", place, processes=value if name == "processes" else 1)
-        with Contender(sys.executable, "ours", job) as contender:
-            runs = [contender.iterate() for _ in range(repeats + 1)][1:]
-    ranks = [usual(of_rank) for of_rank in zip(*runs, strict=True)]
+    ranks = ours_alone(base, repeats, value if name == "processes" else 1)
     seconds = {phase: max(rank.cpu_seconds[phase] for rank in ranks) for phase in SHOWN}
     whole = {
         "cpu_seconds": max(rank.cpu_seconds["total"] for rank in ranks),
@@ -103,21 +92,21 @@ def exponents(points: Sequence[Point]) -> dict[str, float]:
 
 def growth_table(points: Sequence[Point], unit: str) -> str:
     """Time and memory by the quantity that grows."""
-    head = [unit, "CPU s", *(f"{phase}, s" for phase in SHOWN), "wall s", "peak, MB"]
-    rows = []
-    for point in points:
-        seconds = [f"{point[name]:.2f}" for name in ("cpu_seconds", *SHOWN, "wall_seconds")]
-        rows.append([f"{point['value']:,.0f}", *seconds, f"{point['peak_mb']:.0f}"])
+    shown = {"CPU s": "cpu_seconds"} | {f"{phase}, s": phase for phase in SHOWN} | {"wall s": "wall_seconds"}
+    rows = [
+        [f"{point['value']:,.0f}", *(f"{point[name]:.2f}" for name in shown.values()), f"{point['peak_mb']:.0f}"]
+        for point in points
+    ]
     power = exponents(points)
     end = f"At the end: CPU time grows with the power {power['cpu_seconds']}, memory with {power['peak_mb']}."
-    return f"{table(head, rows)}\n\n{end}"
+    return f"{table([unit, *shown, 'peak, MB'], rows)}\n\n{end}"
 
 
 def draw(points: Sequence[Point], unit: str) -> bytes:
     """CPU time by phase and peak memory, as SVG; a dashed line shows linear growth from the first point."""
     values = [point["value"] for point in points]
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": unit, "font.size": 9}):
-        figure = Figure(figsize=(8, 3), layout="constrained")
+
+    def plot(figure: Figure) -> None:
         time, memory = figure.subplots(1, 2)
         for phase, colour in zip(SHOWN, COLOURS, strict=False):
             time.plot(values, [point[phase] for point in points], "o-", color=colour, label=phase)
@@ -135,9 +124,8 @@ def draw(points: Sequence[Point], unit: str) -> bytes:
             ax.minorticks_off()
             plain_axes(ax, "", unit, label)
             ax.legend(frameon=False)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+
+    return svg((8, 3), unit, plot)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import io
 import json
 import multiprocessing
 import os
@@ -25,9 +26,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 import torch
 
 if TYPE_CHECKING:
-    from transformers import GemmaConfig
-
-    from dschat.config.common import CommonConfig
+    from matplotlib.figure import Figure
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or DeepSpeed says on standard output that it found no GPU
@@ -36,7 +35,7 @@ MB, GB = 1e6, 1e9  # bytes
 EVERY = 0.002  # seconds between two looks at the memory
 C = ctypes.CDLL(None)
 MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
-WHERE_FIGURES_GO = ("output", "markdown", "pictures", "local_rank")  # settings that do not decide them
+WHERE_FIGURES_GO = ("markdown", "pictures", "local_rank")  # settings that do not decide them
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -64,7 +63,7 @@ def settings_parser(doc: str | None, document: str = "", **numbers: float) -> ar
 
     Args:
         doc: the script's.
-        document: the sections that --markdown writes, for scripts with --output and --markdown.
+        document: the sections that --markdown writes, for scripts that have it.
         numbers: flags that are numbers of the type of their default.
     """
     defaults = argparse.ArgumentDefaultsHelpFormatter
@@ -72,19 +71,15 @@ def settings_parser(doc: str | None, document: str = "", **numbers: float) -> ar
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help="a number")
     if document:
-        parser.add_argument("--output", type=Path, help="file for the JSON object")
         parser.add_argument("--markdown", type=Path, help=f"document whose {document} written anew")
     return parser
 
 
 def report(settings: argparse.Namespace, figures: object, **more: object) -> None:
-    """Prints one JSON object, and writes it to --output if there is one; `more` joins the settings."""
+    """Prints one JSON object; `more` joins the settings."""
     used = {name: value for name, value in vars(settings).items() if name not in WHERE_FIGURES_GO}
     found = {"machine": machine(), "settings": used | more, "figures": figures}
-    text = json.dumps(found, indent=2, default=str)
-    print(text, flush=True)
-    if (output := getattr(settings, "output", None)) is not None:
-        output.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(found, indent=2, default=str), flush=True)
 
 
 def origin() -> str:
@@ -98,6 +93,19 @@ def origin() -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))
+
+
+def svg(size: tuple[float, float], salt: str, draw: Callable[[Figure], None]) -> bytes:
+    """A picture of so many inches, the same bytes each time; the salt makes its ids other than those of the others."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
 
 
 def write_section(document: Path, name: str, text: str) -> None:
@@ -120,33 +128,16 @@ def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
         return pool.submit(work, *args).result()
 
 
-def run_step(step: str, folder: str, config: type[CommonConfig], flags: Sequence[str]) -> None:
+def run_step(folder: str, flags: Sequence[object]) -> None:
     """Runs the main program of a step in this process, as its command line does; a failure ends the process."""
     from dschat.common.launch import TRAINING
 
-    from dschat.main import run_main
-
-    main = str(TRAINING / folder / "main.py")
-    sys.argv = [main, *flags]
-    if status := run_main(step, config, runpy.run_path(main)["train"]):
-        raise SystemExit(status)
-
-
-def gemma(vocabulary: int, hidden: int, layers: int, labels: int = 2) -> GemmaConfig:
-    """A Gemma with 4 heads and an MLP four times as wide as its layers."""
-    from transformers import GemmaConfig
-
-    config = GemmaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=hidden // 4,
-    )
-    config.num_labels = labels
-    return config
+    sys.argv = [str(TRAINING / folder / "main.py"), *map(str, flags)]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 class Peak:

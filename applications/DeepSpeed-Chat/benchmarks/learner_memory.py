@@ -24,13 +24,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from dschat.common.launch import as_arguments
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, GemmaForSequenceClassification
 
-from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import DPOConfig, SFTConfig
+import dschat.builders.ppo  # noqa: F401  # before the memory is looked at
+from dschat.common.launch import as_arguments
 from dschat.data.synthetic import make_rows, row_texts, write_corpus
+from dschat.engine.engine import Engine
 from dschat.models.load import load_scalar
 from dschat.models.lora import add_lora
 from dschat.models.policy import PolicyModel
@@ -43,12 +42,7 @@ from harness import MB, SampledPeak, give_back_at_once, in_process, own_bytes, r
 Flags = dict[str, object]
 FLAG = "--model_name_or_path"
 SAMPLES = 4  # responses to a prompt, where they are compared
-# step → folder of its main program and its configuration
-MAINS: dict[str, tuple[str, type[CommonConfig]]] = {
-    "sft": ("step1_supervised_finetuning", SFTConfig),
-    "dpo": ("step2_dpo_finetuning", DPOConfig),
-    "ppo": ("step3_rlhf_finetuning", PPOConfig),
-}
+SFT, DPO, PPO = "step1_supervised_finetuning", "step2_dpo_finetuning", "step3_rlhf_finetuning"
 # by class, and whether it is trained
 ROLES = {
     (PolicyModel, True): "policy",
@@ -60,7 +54,7 @@ ROLES = {
 
 def main() -> None:
     """Measures every way and prints one JSON object."""
-    parser = settings_parser(__doc__, vocabulary=2000, hidden=512, layers=8, threads=1)
+    parser = settings_parser(__doc__, vocabulary=2000, hidden=512, layers=8)
     parser.add_argument("--share_base", action="store_true", help="the ways to hold the models of step 3")
     parser.add_argument("--rank", type=int, default=16, help="of the adapters, with --share_base")
     parser.add_argument("--sequences", type=int, default=8, help=f"of an update, a multiple of {SAMPLES}")
@@ -73,7 +67,7 @@ def main() -> None:
             write_adapter(place, settings.rank)
             found = ways_to_hold(place, settings.sequences, settings.rank)
         figures = {
-            name: in_process(measure, step, {"output_dir": place / name, **flags}, settings.threads)
+            name: in_process(measure, step, {"output_dir": place / name, **flags})
             for name, (step, flags) in found.items()
         }
     report(settings, figures)
@@ -109,10 +103,10 @@ def ways(place: Path, sequences: int) -> dict[str, tuple[str, Flags]]:
     rloo = ppo | data(place, prompts, "0,0,1") | {"per_device_generation_batch_size": prompts}
     rloo |= {"advantage_estimator": "rloo", "samples_per_prompt": SAMPLES}
     return {
-        "sft": ("sft", data(place, sequences, "1,0,0") | supervised | {"per_device_train_batch_size": sequences}),
-        "dpo": ("dpo", data(place, pairs, "0,1,0") | supervised | {"per_device_train_batch_size": pairs}),
-        "ppo, gae": ("ppo", ppo | {"critic_model_name_or_path": place / "reward"}),
-        "ppo, rloo": ("ppo", rloo | {"reward_model_name_or_path": place / "reward"}),
+        "sft": (SFT, data(place, sequences, "1,0,0") | supervised | {"per_device_train_batch_size": sequences}),
+        "dpo": (DPO, data(place, pairs, "0,1,0") | supervised | {"per_device_train_batch_size": pairs}),
+        "ppo, gae": (PPO, ppo | {"critic_model_name_or_path": place / "reward"}),
+        "ppo, rloo": (PPO, rloo | {"reward_model_name_or_path": place / "reward"}),
     }
 
 
@@ -121,7 +115,7 @@ def ways_to_hold(place: Path, sequences: int, rank: int) -> dict[str, tuple[str,
     whole = ppo_flags(place, sequences) | {"critic_model_name_or_path": place / "adapted"}
     lora = whole | {"lora_dim": rank}
     shared = lora | {"share_base": True}
-    return {"whole models": ("ppo", whole), "LoRA": ("ppo", lora), "LoRA, --share_base": ("ppo", shared)}
+    return {"whole models": (PPO, whole), "LoRA": (PPO, lora), "LoRA, --share_base": (PPO, shared)}
 
 
 def ppo_flags(place: Path, sequences: int) -> Flags:
@@ -136,24 +130,20 @@ def data(place: Path, rows: int, split: str) -> Flags:
     return {"data_path": place / f"data-{rows}" / "comparisons", "data_split": split, "dtype": "fp32"}
 
 
-def measure(step: str, flags: Flags, threads: int) -> dict[str, object]:
+def measure(step: str, flags: Flags) -> dict[str, object]:
     """Runs a step in this process and looks at it after each step of an optimiser."""
-    import dschat.builders.ppo  # noqa: F401  # before the memory is looked at
-    from dschat.engine.engine import Engine
-
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     give_back_at_once()
-    folder, config = MAINS[step]
     real, peak = Engine.step, SampledPeak(own_bytes)
     found: dict[str, object] = {}
 
-    def step_and_look(self: "Engine[PolicyModel]") -> None:
+    def step_and_look(self: Engine[PolicyModel]) -> None:
         real(self)
         highest = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak.bytes()
         found.update(census(), peak_mb=round(highest / MB, 1))
 
     setattr(Engine, "step", step_and_look)  # noqa: B010  # a method for mypy
-    run_step(step, folder, config, as_arguments({f"--{name}": value for name, value in flags.items()}))
+    run_step(step, as_arguments({f"--{name}": value for name, value in flags.items()}))
     return found
 
 

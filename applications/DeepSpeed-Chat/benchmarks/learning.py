@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does PPO learn faster with macro actions? Small runs of step 3's trainer, with the controls that tell why.
 
-What is run is a file, trials/matrix.toml; the part quickstart is the quickstart itself with one seed after another: do
-its runs agree on what its report says? Finished runs stay: the same command goes on where it was stopped.
+What is run is a file, trials/matrix.toml; with --all also the quickstart itself with one seed after another: do its
+runs agree on what its report says? Finished runs stay: the same command goes on where it was stopped.
 """
 
-import argparse
 import json
 import os
 import runpy
@@ -17,17 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from dschat.common.launch import TRAINING
 from tqdm import tqdm
 
+from dschat.common.launch import TRAINING
 from dschat.run_report.build import read_runs
 from dschat.run_report.data import RunData
 from dschat.run_report.summary import judges_of, levels_of, updates_to
 from harness import machine, origin, settings_parser, table, write_section
-from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of
+from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of, updates_text, usual_updates
 from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of
 
-PARTS = ("core", "quickstart", "around", "search")
 # Picture → the groups side by side in it.
 PICTURES = {
     "learning-critics": ("fresh critic", "faster critic", "regressed critic"),
@@ -39,37 +37,27 @@ QUICKSTART = TRAINING / "quickstart"
 SEEDS = range(10)  # of the quickstart
 
 
-def main() -> int:
+def main() -> None:
     """Runs what the flags ask for; tables and pictures of all that is finished."""
-    settings = parse()
-    parts = PARTS if settings.all else settings.parts or PARTS[:1]
-    groups = [group for group in read_matrix(settings.matrix) if group.part in parts]
+    parser = settings_parser(__doc__)
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/learning"), help="folder of all that is made")
+    parser.add_argument("--matrix", type=Path, default=MATRIX)
+    parser.add_argument("--quick", action="store_true", help="one seed of everything that is asked for")
+    parser.add_argument("--all", action="store_true", help="the whole matrix, not its core alone, and the quickstart")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
+    parser.add_argument("--markdown", type=Path, help="document whose sections are written anew, as docs/results.md")
+    settings = parser.parse_args()
+    groups = [group for group in read_matrix(settings.matrix) if settings.all or group.part == "core"]
     results = Results(settings.output_dir)
     begun = time.perf_counter()
-    if not settings.no_runs:
-        run_all(runs_of(groups, 1 if settings.quick else None), results, settings.jobs)
-        if "quickstart" in parts:
-            run_quickstarts(settings.output_dir, SEEDS[:1] if settings.quick else SEEDS, settings.jobs)
+    run_all(runs_of(groups, 1 if settings.quick else None), results, settings.jobs)
+    if settings.all:
+        run_quickstarts(settings.output_dir / "quickstart", SEEDS[:1] if settings.quick else SEEDS, settings.jobs)
     rows = {group.name: found for group in groups if (found := rows_of(group, results))}
     seconds = [result.seconds for result in map(results.read, runs_of(groups)) if result is not None]
     spent = f"{len(seconds)} finished runs, {sum(seconds) / 3600:.1f} hours of one core"
     publish([group for group in groups if group.name in rows], rows, results, settings.markdown, spent)
     print(f"{time.perf_counter() - begun:.0f} s now; {spent}")
-    return 0
-
-
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = settings_parser(__doc__)
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/learning"), help="folder of all that is made")
-    parser.add_argument("--matrix", type=Path, default=MATRIX)
-    parser.add_argument("--quick", action="store_true", help="one seed of everything that is asked for")
-    parser.add_argument("--all", action="store_true", help="every part of the matrix, not its core alone")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="some parts of the matrix")
-    parser.add_argument("--no_runs", action="store_true", help="tables and pictures of what is finished")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on one core")
-    parser.add_argument("--markdown", type=Path, help="document whose sections are written anew, as docs/results.md")
-    return parser.parse_args()
 
 
 def publish(
@@ -78,7 +66,7 @@ def publish(
     """Tables, pictures and figures into the output folder, and into the document if there is one."""
     folder = results.folder
     texts = {name: f"{learning_table(found)}\n\n{kl_table(found)}" for name, found in rows.items()}
-    if (quickstarts := quickstart_table(folder)) is not None:
+    if (quickstarts := quickstart_table(folder / "quickstart")) is not None:
         texts["quickstart"] = quickstarts
     sections = "\n\n".join(f"## {name}\n\n{text}" for name, text in texts.items())
     (folder / "tables.md").write_text(sections + "\n", "utf-8")
@@ -104,7 +92,7 @@ def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
     """
 
     def run(seed: int) -> None:
-        place = quickstart_place(folder, seed)
+        place = folder / f"seed-{seed}"
         place.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, str(QUICKSTART / "main.py"), "--output_dir", str(place), "--seed", str(seed)]
         with open(place / "log.txt", "w", encoding="utf-8") as log:
@@ -112,29 +100,25 @@ def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
         if done.returncode:
             raise RuntimeError(f"the quickstart ended with status {done.returncode}: see {place / 'log.txt'}")
 
-    left = [seed for seed in seeds if not is_finished(folder, seed)]
+    left = [seed for seed in seeds if seed not in finished_quickstarts(folder)]
     with ThreadPoolExecutor(jobs) as pool:
         for _ in tqdm(pool.map(run, left), "quickstarts", len(left)):
             pass
 
 
-def quickstart_place(folder: Path, seed: int) -> Path:
-    """Output folder of a seed."""
-    return folder / "quickstart" / f"seed-{seed}"
-
-
-def is_finished(folder: Path, seed: int) -> bool:
-    """Whether the quickstart has come to its end."""
-    return (quickstart_place(folder, seed) / "report.html").exists()
+def finished_quickstarts(folder: Path) -> dict[int, Path]:
+    """Output folders of those that have come to their end, by seed."""
+    places = {seed: folder / f"seed-{seed}" for seed in SEEDS}
+    return {seed: place for seed, place in places.items() if (place / "report.html").exists()}
 
 
 def quickstart_table(folder: Path) -> str | None:
     """Every run beside the first, over the finished seeds; None if there is none."""
     runs = runpy.run_path(str(QUICKSTART / "inputs.py"))["RUNS"]
-    finished = [quickstart_place(folder, seed) for seed in SEEDS if is_finished(folder, seed)]
-    if not finished:
+    places = finished_quickstarts(folder).values()
+    found = [read_runs({name: place / own for name, (own, _) in runs.items()}) for place in places]
+    if not found:
         return None
-    found = [read_runs({name: place / own for name, (own, _) in runs.items()}) for place in finished]
     judges, by_seed = judges_of(found[0][1]), [of_seed for of_seed, _ in found]
     head = ["", "seeds"]
     for label in judges.values():
@@ -154,16 +138,10 @@ def quickstart_row(runs: Sequence[RunData], baselines: Sequence[RunData], judges
         # A run that does not come there is set down as one that needs twice the baseline's updates.
         times = [0.5 if n is None else t / n for t, n in zip(theirs, needed, strict=True) if t is not None]
         ends = over_seeds([run.last.mean(name) for run in runs])
-        updates = over_seeds([float(n) for n in needed if n is not None], median=True)
-        ratio = over_seeds(times, median=True)
-        assert ends is not None and ratio is not None
-        reached = sum(n is not None for n in needed)
-        note = "" if reached == len(runs) else f" ({reached}/{len(runs)})"
-        usual = "–" if updates is None else updates.text(0)
-        cells += [ends.text(3), usual + note, ratio.text(2), f"{sum(time > 1 for time in times)}/{len(runs)}"]
-    kl = over_seeds([run.last.mean("kl") for run in runs])
-    return [*cells, "–" if kl is None else kl.text(1)]
+        cells += [ends.text(3), updates_text(usual_updates(needed), len(runs)), over_seeds(times, median=True).text(2)]
+        cells.append(f"{sum(time > 1 for time in times)}/{len(runs)}")
+    return [*cells, over_seeds([run.last.mean("kl") for run in runs]).text(1)]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

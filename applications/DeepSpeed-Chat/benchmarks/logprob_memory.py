@@ -13,9 +13,10 @@ made (random numbers touch every page), free heap goes back to the system, and t
     python logprob_memory.py
 """
 
-import argparse
 import time
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from torch.nn import functional as F
 
 from dschat.rl.logprobs import Head, token_logprobs
 from harness import GB, Peak, in_process, report, settings_parser
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)
@@ -36,38 +39,26 @@ class Case:
     response: int
     vocabulary: int
     hidden: int
-    softcap: float  # 0 = none
-    device: str
-    threads: int
 
 
 def main() -> None:
     """Measures every case and prints one JSON object."""
     parser = settings_parser(__doc__, vocabulary=256_000, hidden=256, prompt=512, response=512)
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--softcap", type=float, default=0.0, help="of the logits, as Gemma-2's 30; 0 = none")
-    parser.add_argument("--full_logits", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     settings = parser.parse_args()
-    shape = {name: value for name, value in vars(settings).items() if name not in ("batch_sizes", "full_logits")}
-    sizes = {"chunks": settings.batch_sizes, "full_logits": settings.batch_sizes[: settings.full_logits]}
-    cases = [
-        Case(method, phase, size, **shape)
-        for method in sizes
-        for phase in ("training", "scoring")
-        for size in sizes[method]
-    ]
+    shape = (settings.prompt, settings.response, settings.vocabulary, settings.hidden)
+    sizes = {"chunks": settings.batch_sizes, "full_logits": settings.batch_sizes[:1]}
+    kinds = product(sizes, ("training", "scoring"))
+    cases = [Case(method, phase, size, *shape) for method, phase in kinds for size in sizes[method]]
     report(settings, [in_process(measure, case) for case in cases], dtype="float32")
 
 
 def measure(case: Case) -> dict[str, object]:
     """The peak of one case above its inputs, in GB, and its seconds."""
-    torch.set_num_threads(case.threads)
     tiny = replace(case, batch_size=1, prompt=2, response=4, vocabulary=64)
     run(*inputs(tiny), tiny)
     tensors = inputs(case)
-    peak = Peak(case.device.startswith("cuda"))
+    peak = Peak(DEVICE == "cuda")
     start = time.perf_counter()
     run(*tensors, case)
     return {
@@ -84,26 +75,21 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states (B, P+R, H), head weight (V, H), targets (B, R); with gradients where the case trains."""
     torch.manual_seed(0)
     training = case.phase == "training"
-    hidden = torch.randn(case.batch_size, case.prompt + case.response, case.hidden, device=case.device)
-    weight = torch.randn(case.vocabulary, case.hidden, device=case.device).mul_(case.hidden**-0.5)
-    targets = torch.randint(case.vocabulary, (case.batch_size, case.response), device=case.device)
+    hidden = torch.randn(case.batch_size, case.prompt + case.response, case.hidden, device=DEVICE)
+    weight = torch.randn(case.vocabulary, case.hidden, device=DEVICE).mul_(case.hidden**-0.5)
+    targets = torch.randint(case.vocabulary, (case.batch_size, case.response), device=DEVICE)
     return hidden.requires_grad_(training), weight.requires_grad_(training), targets
 
 
 def run(hidden: Tensor, weight: Tensor, targets: Tensor, case: Case) -> None:
     """Log-probs of the response, and in training the gradients of hidden states and head."""
-
-    def to_logits(states: Tensor) -> Tensor:
-        logits = F.linear(states, weight)
-        return torch.tanh(logits / case.softcap) * case.softcap if case.softcap else logits
-
     with torch.set_grad_enabled(case.phase == "training"):
         if case.method == "chunks":
             states = hidden[:, -case.response - 1 : -1]
-            head = Head(to_logits, (weight,), weight.shape[0])
+            head = Head(partial(F.linear, weight=weight), (weight,), weight.shape[0])
             logprobs, _ = token_logprobs(states.flatten(0, 1), targets.flatten(), head, with_entropy=False)
         else:
-            everything = torch.log_softmax(to_logits(hidden), dim=-1)[:, -case.response - 1 : -1]
+            everything = torch.log_softmax(F.linear(hidden, weight), dim=-1)[:, -case.response - 1 : -1]
             logprobs = everything.gather(-1, targets[..., None]).squeeze(-1)
         if case.phase == "training":
             logprobs.sum().backward()

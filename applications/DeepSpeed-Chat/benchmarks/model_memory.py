@@ -26,6 +26,7 @@ from typing import TypeVar
 import torch
 from transformers import GemmaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from contenders.work import make_tokenizer
 from dschat.config.batches import plan_batches
 from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import AdaptersOff, Engine, OptimizerSettings, frozen_engine, train_engine
@@ -36,24 +37,24 @@ from dschat.models.lora import add_lora
 from dschat.models.opening import Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.save import save_model
-from dschat.models.tiny import train_tokenizer
+from dschat.models.tiny import make_gemma
 from dschat.run.distributed import barrier, broadcast_object, gather_objects, is_main, world_size
 from dschat.trainers.ppo_models import MovingAverage
-from harness import GB, SampledPeak, gemma, give_back_at_once, own_bytes, report, settings_parser
+from harness import GB, SampledPeak, give_back_at_once, own_bytes, report, settings_parser
 
 R = TypeVar("R")
 
 
 def main() -> None:
     """Measures every case and prints one JSON object."""
-    parser = settings_parser(__doc__, vocabulary=32_000, hidden=1024, layers=13, threads=1, local_rank=0)
+    parser = settings_parser(__doc__, vocabulary=32_000, hidden=1024, layers=13, local_rank=0)
     parser.add_argument("--file_size", type=int, default=200_000_000, help="bytes")
     run_on_every_process(parser.parse_args(), measure)
 
 
 def run_on_every_process(settings: argparse.Namespace, measure: Callable[[argparse.Namespace], object]) -> None:
     """Measures on all processes; the first prints one JSON object."""
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(1)
     with process_group():
         figures = measure(settings)
         if is_main():
@@ -62,9 +63,9 @@ def run_on_every_process(settings: argparse.Namespace, measure: Callable[[argpar
 
 
 def random_model(settings: argparse.Namespace) -> GemmaForCausalLM:
-    """The same on every process, in float32."""
-    torch.manual_seed(0)
-    return GemmaForCausalLM(gemma(settings.vocabulary, settings.hidden, settings.layers))
+    """The same on every process, in float32; its MLP is four times as wide as its layers."""
+    tokenizer = make_tokenizer(settings.vocabulary)
+    return make_gemma(tokenizer, 0, settings.hidden, settings.layers, 4 * settings.hidden)
 
 
 def trained(model: PreTrainedModel, stage: int) -> Engine[PolicyModel]:
@@ -82,7 +83,7 @@ def measure(settings: argparse.Namespace) -> dict[str, object]:
     """Every case, one after another in the same processes."""
     give_back_at_once()
     with tempfile.TemporaryDirectory() as own:
-        place, tokenizer = Path(broadcast_object(own)), train_tokenizer(["a few words"])
+        place, tokenizer = Path(broadcast_object(own)), make_tokenizer(settings.vocabulary)
         model = random_model(settings).bfloat16()
         whole = 4 * sum(weight.numel() for weight in model.parameters())
         if is_main():
@@ -105,10 +106,12 @@ def measure_at(place: Path, tokenizer: PreTrainedTokenizerBase, whole: int, file
         found[name] = [round(number / whole, 3) for number in gather_objects(peak.stop())]
         return result
 
-    def opened(stage: int) -> PreTrainedModel:
+    def opened(stage: int, lora: bool = False) -> PreTrainedModel:
         opening = Opening(placement_of(settings_at(stage)))
         model: PreTrainedModel
         model = load_causal_lm(str(place / "model"), "--model", torch.float32, tokenizer, opening=opening)
+        if lora:
+            add_lora(model, 8, None, "model")
         return model
 
     note("opened at ZeRO 2", lambda: opened(2))
@@ -119,16 +122,10 @@ def measure_at(place: Path, tokenizer: PreTrainedTokenizerBase, whole: int, file
     found["saved at ZeRO 3, in files"] = [round(part * whole / file_size, 2) for part in found["saved at ZeRO 3"]]
     frozen = note("reference at ZeRO 3", lambda: frozen_engine(PolicyModel(opened(3)), settings_at(3)))
     del actor, frozen
-    adapted = note("opened at ZeRO 3, with LoRA", lambda: with_lora(opened(3)))
+    adapted = note("opened at ZeRO 3, with LoRA", lambda: opened(3, lora=True))
     actor = note("engine at ZeRO 3, with LoRA", lambda: trained(adapted, 3))
     note("reference at ZeRO 3, with LoRA", lambda: AdaptersOff(actor))
     return found
-
-
-def with_lora(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with adapters of rank 8."""
-    add_lora(model, 8, None, "model")
-    return model
 
 
 def save(engine: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, place: Path, file_size: int) -> None:

@@ -23,15 +23,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from contenders import ours
 from contenders.process import Job
-from contenders.work import Size, Work, make_files
+from contenders.work import SIZES, Size, Work, make_files
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import open_config
 from dschat.plan.phases import Machine
 from dschat.plan.plan import make_plan
+from dschat.trainers.iteration import Clock
 from harness import MB, in_process, report, run_step, settings_parser
 
-SHAPES = {"S": (2048, 128, 4), "M": (32_000, 256, 6)}  # vocabulary, width, layers
 KINDS = (("fp32", False, 1), ("fp32", True, 1), ("fp32", False, 2), ("bf16", False, 1))  # see Case
 PHASES = {"generation": "generate", "scoring": "score", "training": "train"}  # of the trainer's clock → of the plan
 
@@ -40,9 +40,7 @@ PHASES = {"generation": "generate", "scoring": "score", "training": "train"}  # 
 class Case:
     """One measurement."""
 
-    vocabulary: int
-    hidden: int
-    layers: int
+    size: Size
     dtype: str
     checkpointing: bool  # activations computed again
     updates: int  # per rollout, of two micro-batches
@@ -52,9 +50,8 @@ class Case:
 
     def work(self) -> Work:
         """Of one iteration."""
-        size = Size(self.vocabulary, self.hidden, self.layers, 4, 4, self.hidden // 4, 4 * self.hidden)
         lengths, batch = (self.prompt, self.prompt, self.response), 2 * self.rows * self.updates
-        return Work(size, batch, self.rows, *lengths, updates=self.updates, dtype=self.dtype)
+        return Work(self.size, batch, self.rows, *lengths, updates=self.updates, dtype=self.dtype)
 
     def flags(self) -> list[str]:
         """Of step 3, beside those of the work."""
@@ -67,13 +64,13 @@ class Case:
 def main() -> None:
     """Measures every case and prints one JSON object."""
     parser = settings_parser(__doc__, prompt=64, response=64)
-    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["S", "M"])
+    parser.add_argument("--shapes", nargs="+", choices=list(SIZES), default=["S", "M"])
     parser.add_argument("--rows", type=int, default=8, help="of a micro-batch")
     parser.add_argument("--short", action="store_true", help="float32 and one update per rollout only")
     settings = parser.parse_args()
     sizes = (settings.rows, settings.prompt, settings.response)
     kinds = KINDS[:1] if settings.short else KINDS
-    cases = [Case(*SHAPES[shape], *kind, *sizes) for shape in settings.shapes for kind in kinds]
+    cases = [Case(SIZES[shape], *kind, *sizes) for shape in settings.shapes for kind in kinds]
     report(settings, [in_process(compare, case) for case in cases])
 
 
@@ -95,8 +92,6 @@ def compare(case: Case) -> dict[str, object]:
 
 def measure(argv: list[str]) -> dict[str, int]:
     """Peak bytes of each phase, the last time that it runs."""
-    from dschat.trainers.iteration import Clock
-
     torch.set_num_threads(1)
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     peaks: dict[str, int] = {}
@@ -120,7 +115,7 @@ def measure(argv: list[str]) -> dict[str, int]:
         return run
 
     setattr(Clock, "lap", followed(Clock.lap))  # noqa: B010  # a method for mypy
-    run_step("ppo", ours.STEP, PPOConfig, argv)
+    run_step(ours.STEP, argv)
     profiler.stop()
     return peaks
 

@@ -73,7 +73,15 @@ class Row(Iteration):
 
 def main() -> None:
     """Measures, prints one JSON object, and writes what is asked for."""
-    settings = parse()
+    parser = settings_parser(__doc__, "sections step3 … are")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["S", "M"])
+    parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
+    names = "default: all; with ragged lengths lower_bound, ours, trl"
+    parser.add_argument("--contenders", nargs="+", choices=list(ENTRIES), help=names)
+    parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
+    parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")
+    parser.add_argument("--profile", type=Path, help="folder for a trace of ours and a table of where its time went")
+    settings = parser.parse_args()
     figures: dict[str, dict[str, object]] = {}
     for size, lengths in product(settings.sizes, settings.lengths):
         title, (rows, profile) = f"{size}, {lengths}", measure(size, lengths, settings)
@@ -85,34 +93,15 @@ def main() -> None:
     report(settings, figures)
 
 
-def parse() -> argparse.Namespace:
-    """The settings."""
-    parser = settings_parser(__doc__, "sections step3 … are")
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["S", "M"])
-    parser.add_argument("--lengths", nargs="+", choices=list(WORKS), default=list(WORKS))
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        choices=list(ENTRIES),
-        help="default: all; with ragged lengths lower_bound, ours, trl",
-    )
-    parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
-    parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")
-    parser.add_argument("--flags", default="", help="more flags of step 3 for ours, in one word")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--profile", type=Path, help="folder for a trace of ours and a table of where its time went")
-    parser.add_argument("--batch", type=int, help="prompts of a rollout, instead of those of the table")
-    parser.add_argument("--response", type=int, help="longest response, instead of that of the table")
-    return parser.parse_args()
-
-
 Rows = dict[str, Row | None]  # by name; None where there is no --trl_python
 Profile = dict[str, dict[str, float]]  # see contenders/ours.py
 
 
 def measure(size: str, lengths: str, settings: argparse.Namespace) -> tuple[Rows, Profile | None]:
     """Figures of every contender on one kind of work, and where the time of ours went if that is asked for."""
-    work = adapt(WORKS[lengths], size, settings)
+    work = replace(WORKS[lengths], size=SIZES[size], dtype="bf16" if torch.cuda.is_available() else "fp32")
+    if size == "tiny":  # for tests
+        work = replace(work, batch=8, micro_batch=2, response=6, mean_response=work.mean_response and 2.0)
     names = settings.contenders or EVERY[lengths]
     rows: Rows = {}
     profile = None
@@ -145,23 +134,11 @@ def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argpars
     return rows
 
 
-def adapt(work: Work, size: str, settings: argparse.Namespace) -> Work:
-    """The work at a size; small ones are for tests."""
-    work = replace(work, size=SIZES[size], dtype="bf16" if torch.cuda.is_available() else "fp32")
-    if settings.batch is not None:
-        work = replace(work, batch=settings.batch, micro_batch=min(work.micro_batch, settings.batch // 4))
-    if settings.response is not None:
-        mean = None if work.mean_response is None else settings.response / 3
-        work = replace(work, response=settings.response, mean_response=mean)
-    return work
-
-
 def start(name: str, work: Work, folder: Path, settings: argparse.Namespace, profile: str | None = None) -> Contender:
     """A contender's process."""
     entry, own = ENTRIES[name], tempfile.mkdtemp(dir=folder)
-    flags = [*entry.flags, *(settings.flags.split() if entry.module == "ours" else [])]
     work = replace(work, updates=entry.updates)
-    job = Job(work, str(folder / "files"), own, entry.scoring, flags, profile, settings.threads)
+    job = Job(work, str(folder / "files"), own, entry.scoring, list(entry.flags), profile)
     return Contender(settings.trl_python if name == "trl" else sys.executable, entry.module, job)
 
 

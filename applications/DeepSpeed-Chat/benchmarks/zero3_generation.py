@@ -29,7 +29,7 @@ STAGES = (0, 3)
 def main() -> None:
     """Measures both stages and prints one JSON object."""
     parser = settings_parser(
-        __doc__, vocabulary=32_000, hidden=256, layers=6, prompt=64, response=64, repeats=7, threads=1, local_rank=0
+        __doc__, vocabulary=32_000, hidden=256, layers=6, prompt=64, response=64, repeats=7, local_rank=0
     )
     parser.add_argument("--batch_size", type=int, default=8, help="prompts of each process")
     run_on_every_process(parser.parse_args(), measure)

@@ -30,12 +30,13 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
     """Parses the command line, joins the process group and runs a step.
 
     Args:
-        step: sft, reward, dpo or ppo.
+        step: as run.json names it: sft, reward, dpo, ppo, refuel or refuel_online.
         config_class: the step's configuration.
         train: the step; gets the configuration and the run's output folder.
 
     Returns:
-        The exit status: 0; 2 after a UserError, whose message goes to stderr; 130 after Ctrl-C; 1 after anything else.
+        The exit status: 0; 2 after a UserError, whose message goes to stderr; 143 after SIGTERM, 130
+        after Ctrl-C; 1 after anything else.
     """
     logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
     saved: list[str] = []

@@ -145,6 +145,7 @@ def test_a_new_session_goes_on_and_case_does_not_make_another_rater(tmp_path):
 
 
 def test_raters_do_not_meet(tmp_path):
+    """Undo reaches back before a session's start, to the rater's own vote."""
     study = make_study(tmp_path, 3)
     anna, ben = study.session("anna"), study.session("ben")
     vote_all(anna, "11")
@@ -153,6 +154,8 @@ def test_raters_do_not_meet(tmp_path):
     assert ben.undo(votes(tmp_path)[2]["id"]).rater == "ben"
     assert [row["rater"] for row in votes(tmp_path)] == ["anna", "anna"]
     assert study.raters() == ["anna"]
+    later = make_study(tmp_path, 3).session("anna")
+    assert later.undo(later.view().last).prompt == "prompt 1"
 
 
 def test_votes_that_are_given_at_the_same_time_are_all_kept(tmp_path):

@@ -89,19 +89,6 @@ def test_the_end_of_input_keeps_everything_and_the_next_start_goes_on(tmp_path):
     assert shown(output) == [] and "4 of 4 voted (" in output and len(votes(tmp_path)) == 4
 
 
-def test_a_second_rater_starts_at_the_first_item_and_keeps_the_other_rows(tmp_path):
-    """Undo of the first one reaches back before the start."""
-    write_responses(tmp_path, 3)
-    rate(tmp_path, "1\n1\n", "--rater", "anna")
-    before = votes(tmp_path)
-    output = rate(tmp_path, "2\n", "--rater", "ben")
-    assert shown(output)[0][0] == "prompt 0" and "Item 1 of 3" in output
-    assert votes(tmp_path)[:2] == before and [row["rater"] for row in votes(tmp_path)] == ["anna", "anna", "ben"]
-    output = rate(tmp_path, "u\n4\n", "--rater", "anna")
-    assert [item[0] for item in shown(output)] == ["prompt 2", "prompt 1", "prompt 2"]
-    assert [row["verdict"] for row in votes(tmp_path) if row["rater"] == "anna"][1:] == ["skip"]
-
-
 def test_undo_comment_guidelines_and_wrong_keys(tmp_path):
     write_responses(tmp_path, 3)
     typed = ["u", "c", "first thought", "1", "c a remark", "3", "u", "u", "", "12", "1 2", "?", "2", "c", "", "4"]
@@ -196,18 +183,3 @@ def test_mistakes_are_named(tmp_path):
     second.unlink()
     message_of(run_command(command(tmp_path)), "--model_name_b", str(second), "no such file")
     assert not (tmp_path / "votes.jsonl").exists()
-
-
-def test_votes_on_other_files_are_named_and_kept(tmp_path):
-    write_responses(tmp_path, 2)
-    rate(tmp_path, "1\n1\n", "--rater", "anna")
-    before = (tmp_path / "votes.jsonl").read_bytes()
-    write_responses(tmp_path, 2, good1="another answer")
-    message_of(run_command(command(tmp_path)), f"{tmp_path / 'votes.jsonl'}:2", "another --output")
-    assert (tmp_path / "votes.jsonl").read_bytes() == before
-
-
-def test_help_is_quick_to_read(tmp_path):
-    text = run_command([*command(tmp_path)[:2], "--help"]).expect(0).stdout
-    for flag in ("--model_name_a", "--output", "--dataset", "--rater", "--seed", "--web", "--port"):
-        assert flag in text

@@ -110,7 +110,6 @@ MISTAKES = {
     "empty": ({"prompt": " "}, "the first message is empty"),
     "number": ({"prompt": 3}, "the first message must be text"),
     "assistant first": ({"trajectory": [{"from": "gpt", "value": "a"}]}, "begins with 'gpt', not with a user"),
-    "roles": ({"messages": [*dialogue("a"), *dialogue("b")]}, "roles must alternate"),
     "empty turn": ({"messages": dialogue("a", "")}, r"message 2 \(assistant\) is empty"),
 }
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 import torch
 from torch import nn
@@ -24,11 +24,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from contenders.process import Job, Meter, read_job
+from dschat.common.launch import as_arguments
+from dschat.conditions.termination import TerminationCondition
+from dschat.rl.estimators import ESTIMATORS
+from dschat.trainers.iteration import Clock
+from dschat.trainers.ppo import PPO
 from harness import run_step
-
-if TYPE_CHECKING:
-    from dschat.trainers.iteration import Clock
-    from dschat.trainers.ppo import PPO
 
 STEP = "step3_rlhf_finetuning"
 MACRO_ACTIONS = "macro actions"  # termination condition, segments, pooling, GAE, back to tokens
@@ -39,17 +40,12 @@ FORWARD, BACKWARD, SAMPLING, OPTIMISER, ELSE = GROUPS
 PARTS = ("collect", "score", "credit", "update")  # methods of the trainer
 SMALLEST = 0.1  # percent: smaller items are not listed
 P = ParamSpec("P")
+Iterate = Callable[Concatenate[PPO, P], dict[str, float]]
 
 
 def main() -> None:
     """Runs step 3; the meter ends the process."""
     job, meter = read_job()
-    from dschat.conditions.termination import TerminationCondition
-    from dschat.config.ppo import PPOConfig
-    from dschat.rl.estimators import ESTIMATORS
-    from dschat.trainers.iteration import Clock
-    from dschat.trainers.ppo import PPO
-
     ESTIMATORS["gae"] = meter.inside(MACRO_ACTIONS, ESTIMATORS["gae"])
     for owner, name, method in (
         (PPO, "iterate", measured(PPO.iterate, job, meter)),
@@ -57,7 +53,7 @@ def main() -> None:
         (Clock, "lap", booking(Clock.lap, meter)),
     ):
         setattr(owner, name, method)
-    run_step("ppo", STEP, PPOConfig, flags(job))
+    run_step(STEP, flags(job))
 
 
 def flags(job: Job) -> list[str]:
@@ -80,17 +76,14 @@ def flags(job: Job) -> list[str]:
         "critic_learning_rate": 1e-6,
         "dtype": work.dtype,
     }
-    pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [*pairs, "--no_self_checks", *job.flags]
+    return [*as_arguments({f"--{name}": value for name, value in options.items()}), "--no_self_checks", *job.flags]
 
 
-def measured(
-    iterate: "Callable[Concatenate[PPO, P], dict[str, float]]", job: Job, meter: Meter
-) -> "Callable[Concatenate[PPO, P], dict[str, float]]":
+def measured(iterate: Iterate[P], job: Job, meter: Meter) -> Iterate[P]:
     """The trainer's `iterate`, measured."""
     number = 0
 
-    def run(trainer: "PPO", *args: P.args, **kwargs: P.kwargs) -> dict[str, float]:
+    def run(trainer: PPO, *args: P.args, **kwargs: P.kwargs) -> dict[str, float]:
         nonlocal number
         if number == 0:
             count_positions(trainer.models.reference.module.inner, "scoring", meter, training=False)
@@ -118,10 +111,10 @@ def count_positions(causal_lm: nn.Module, name: str, meter: Meter, training: boo
     base.register_forward_pre_hook(count, with_kwargs=True)
 
 
-def booking(lap: "Callable[[Clock, str], None]", meter: Meter) -> "Callable[[Clock, str], None]":
+def booking(lap: Callable[[Clock, str], None], meter: Meter) -> Callable[[Clock, str], None]:
     """The trainer's `Clock.lap`, which tells the meter, too."""
 
-    def run(clock: "Clock", name: str) -> None:
+    def run(clock: Clock, name: str) -> None:
         lap(clock, name)
         meter.lap(name)
 
@@ -129,7 +122,7 @@ def booking(lap: "Callable[[Clock, str], None]", meter: Meter) -> "Callable[[Clo
 
 
 @contextmanager
-def profiled(trainer: "PPO", folder: Path) -> Iterator[None]:
+def profiled(trainer: PPO, folder: Path) -> Iterator[None]:
     """Traces an iteration; afterwards the folder holds trace.json (for chrome://tracing) and profile.json."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with ExitStack() as stack:

@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """A contender's processes from both ends: asked for iterations by a `Contender`, measured by a `Meter` inside.
 
-A job is one JSON file, named on the command line of the process. Each iteration begins with a line on its standard
-input, and its figures are a line of JSON on its standard output, which nothing else reaches; the end of the input ends
-the process. CPU time is ``time.process_time``: seconds of all threads of the process, blind to what else the machine
-does. Memory is counted from where it stood when everything was set up, before the first iteration, so that optimiser
-states count; see `harness.Peak`.
+They share a pipe, whose end is named on the command line of the process: a job goes in, and then None for each
+iteration, whose figures come back; the end of the pipe ends the process. CPU time is ``time.process_time``: seconds of
+all threads of the process, blind to what else the machine does. Memory is counted from where it stood when everything
+was set up, before the first iteration, so that optimiser states count; see `harness.Peak`.
 """
 
-import json
+from __future__ import annotations
+
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, ParamSpec, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 import torch
 
-from contenders.work import Size, Work
+from contenders.work import Work, make_files
 from harness import MB, Peak
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -41,13 +44,12 @@ class Job:
     scoring: bool = False  # lower bound: score with actor and critic before training, too
     flags: list[str] = field(default_factory=list)  # ours: more of step 3's
     profile: str | None = None  # ours: folder for a trace of the second iteration
-    threads: int = 1
     processes: int = 1  # ours: that share the work
 
     def environment(self, rank: int, port: str) -> dict[str, str]:
         """What a process needs: this package, dschat of the same clone before what is installed, and its group."""
         folders = [str(BENCHMARKS), str(BENCHMARKS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        own = {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": os.pathsep.join(folders)}
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(folders)}
         if self.processes > 1:
             own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(self.processes)}
             own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -94,62 +96,76 @@ class Contender:
         from dschat.common.launch import free_port
 
         folder, port = Path(job.folder), free_port()
-        (folder / "job.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
-        self._processes: list[tuple[subprocess.Popen[str], Path]] = []
+        self._processes: list[tuple[subprocess.Popen[bytes], Connection[Job | None, Iteration], Path]] = []
         for rank in range(job.processes):
-            log = folder / f"log-{rank}.txt"
-            with open(log, "w", encoding="utf-8") as said:
+            (ours, theirs), log = Pipe(), folder / f"log-{rank}.txt"
+            with open(log, "wb") as said, theirs:
                 process = subprocess.Popen(
-                    [python, "-m", f"contenders.{module}", str(folder / "job.json")],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
+                    [python, "-m", f"contenders.{module}", str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
                     stderr=said,
-                    text=True,
                     env=job.environment(rank, port),
                     cwd=folder,
+                    pass_fds=[theirs.fileno()],
                 )
-            self._processes.append((process, log))
+            self._processes.append((process, ours, log))
+            ours.send(job)
         self._answers()
 
     def iterate(self) -> list[Iteration]:
         """One iteration; the figures of each process."""
-        for process, _ in self._processes:
-            stdin = _stream(process.stdin)
-            stdin.write("go\n")
-            stdin.flush()
-        return [Iteration(**json.loads(answer)) for answer in self._answers()]
+        for _, pipe, _ in self._processes:
+            pipe.send(None)
+        return self._answers()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for process, _ in self._processes:
-            _stream(process.stdin).close()
-        for process, _ in self._processes:
+        for _, pipe, _ in self._processes:
+            pipe.close()
+        for process, _, _ in self._processes:
             process.wait()
 
-    def _answers(self) -> list[str]:
-        lines = [_stream(process.stdout).readline() for process, _ in self._processes]
-        if all(lines):
-            return lines
-        for process, _ in self._processes:
-            process.kill()
-        log = self._processes[lines.index("")][1]
-        said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-        raise RuntimeError("\n".join(["a contender ended early:", *said]))
+    def _answers(self) -> list[Iteration]:
+        """The next word of each process."""
+        answers = []
+        for _, pipe, log in self._processes:
+            try:
+                answers.append(pipe.recv())
+            except (EOFError, ConnectionError) as error:
+                for process, _, _ in self._processes:
+                    process.kill()
+                said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+                raise RuntimeError("\n".join(["a contender ended early:", *said])) from error
+        return answers
 
 
-def _stream(pipe: IO[str] | None) -> IO[str]:
-    assert pipe is not None
-    return pipe
+def ours_alone(work: Work, repeats: int, processes: int = 1, flags: Sequence[str] = ()) -> list[Iteration]:
+    """Step 3 without other contenders, on files of its own; each iteration is told on standard error.
+
+    Returns:
+        The usual iteration of each process; the first one does not count.
+    """
+    runs = []
+    with tempfile.TemporaryDirectory() as place:
+        make_files(work, Path(place) / "files")
+        torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
+        job = Job(work, f"{place}/files", place, flags=list(flags), processes=processes)
+        with Contender(sys.executable, "ours", job) as contender:
+            for number in range(repeats + 1):
+                runs.append(contender.iterate())
+                phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1][0].wall_seconds.items())
+                print(f"batch {work.batch}, iteration {number}: {phases}", file=sys.stderr, flush=True)
+    return [usual(of_rank) for of_rank in zip(*runs[1:], strict=True)]
 
 
 class Meter:
-    """Measures the iterations of this process, each when it is asked for; takes standard output for itself."""
+    """Measures the iterations of this process, each when it is asked for."""
 
-    def __init__(self) -> None:
-        self._replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)
+    def __init__(self, pipe: Connection[Iteration, Job | None]) -> None:
+        self._pipe = pipe
         self._peak: Peak | None = None
         self._now = Iteration({}, {}, {}, {}, 0.0, 0.0)
         self._start = self._last = (0.0, 0.0)
@@ -158,8 +174,10 @@ class Meter:
         """Waits until an iteration is asked for; the first call says that everything is set up."""
         if self._peak is None:
             self._peak = Peak(torch.cuda.is_available())
-            self._reply("ready")
-        if not sys.stdin.readline():
+            self._pipe.send(self._now)
+        try:
+            self._pipe.recv()
+        except EOFError:
             os._exit(0)  # without the contender's own farewell: it was not measured, and may write whole models
         self._now = Iteration({}, {}, {}, {}, 0.0, 0.0)
         self._start = self._last = _seconds()
@@ -201,20 +219,15 @@ class Meter:
         self._now.cpu_seconds["total"], self._now.wall_seconds["total"] = (
             last - start for last, start in zip(self._last, self._start, strict=True)
         )
-        self._reply(asdict(self._now) | {"peak_mb": self._peak.bytes() / MB, "tokens": tokens})
-
-    def _reply(self, content: object) -> None:
-        self._replies.write(json.dumps(content) + "\n")
-        self._replies.flush()
+        self._pipe.send(replace(self._now, peak_mb=self._peak.bytes() / MB, tokens=tokens))
 
 
 def read_job() -> tuple[Job, Meter]:
-    """The job of this process, and its meter. The first thing that a contender does."""
-    content = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    work = content["work"]
-    job = Job(**(content | {"work": Work(**(work | {"size": Size(**work["size"])}))}))
-    torch.set_num_threads(job.threads)
-    return job, Meter()
+    """The job of this process, and its meter."""
+    torch.set_num_threads(1)
+    pipe = Connection(int(sys.argv[1]))
+    job: Job = pipe.recv()
+    return job, Meter(pipe)
 
 
 def _seconds() -> tuple[float, float]:

@@ -9,7 +9,7 @@ everywhere: zero for equal lengths, or what gives the mean length that is asked 
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,12 +101,15 @@ def make_files(work: Work, folder: Path) -> None:
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """Words w2, w3, … are the ids 2, 3, …; 0 pads, 1 ends."""
-    words = {"<pad>": PAD, "<eos>": EOS} | {f"w{i}": i for i in range(FIRST_WORD, vocabulary)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token=f"w{FIRST_WORD}"))
+    words = ["<pad>", "<eos>", *(f"w{i}" for i in range(FIRST_WORD, vocabulary))]
+    return word_tokenizer(words, f"w{FIRST_WORD}", pad_token="<pad>", eos_token="<eos>", padding_side="left")
+
+
+def word_tokenizer(words: Sequence[str], unknown: str, **settings: str) -> PreTrainedTokenizerFast:
+    """One token for each word between spaces, whose id is its place; others are the unknown one."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
 
 
 def make_prompts(work: Work) -> list[str]:

@@ -1,31 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of a group's settings, over the seeds that are finished; their tables and pictures.
 
-Curves are (N,) arrays, one number per PPO iteration, smoothed as in the product's reports: `dschat.run_report.speed`.
+Curves are one number per PPO iteration, smoothed as in the product's reports: `dschat.run_report.speed`.
 """
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dschat.common.pictures import COLOURS, plain_axes
 from dschat.common.statistics import RESAMPLES, SEED, MeanInterval
-from dschat.run_report.summary import final, first_at, trailing_mean, window_of
-from harness import table
-from trials.matrix import Group, Options, Results
+from dschat.run_report.summary import Numbers, final, first_at, trailing_mean, window_of
+from harness import svg, table
+from trials.matrix import Group, Options, Result, Results
 
-Curve = npt.NDArray[np.float64]
-Runs = Mapping[int, Mapping[str, Curve]]  # seed → name of a curve → numbers
+Curve = Sequence[float] | Numbers
+Runs = Mapping[int, Result]  # by seed
 
 KL_LEVELS = (5.0, 10.0, 14.0, 20.0)  # nats per response
 DASHES = ("--", "-.", ":")  # of what is not token PPO
@@ -58,33 +55,22 @@ class Row:
     seconds: float  # of a run: median
 
 
-def read_group(group: Group, results: Results) -> tuple[dict[str, Runs], dict[str, float]]:
-    """Setting → finished runs, and the median of their seconds."""
-    curves: dict[str, Runs] = {}
-    seconds = {}
-    for setting in group.settings:
-        runs = {seed: results.read(group.spec(setting, seed)) for seed in range(group.seeds)}
-        done = {seed: run for seed, run in runs.items() if run is not None}
-        seconds[setting] = float(np.median([run.seconds for run in done.values()])) if done else 0.0
-        curves[setting] = {
-            seed: {name: np.asarray(numbers, dtype=np.float64) for name, numbers in run.curves.items()}
-            for seed, run in done.items()
-        }
-    return curves, seconds
+def read_group(group: Group, results: Results) -> dict[str, Runs]:
+    """Setting → finished runs."""
+    found = {
+        name: {seed: results.read(group.spec(name, seed)) for seed in range(group.seeds)} for name in group.settings
+    }
+    return {name: {seed: run for seed, run in runs.items() if run is not None} for name, runs in found.items()}
 
 
 def rows_of(group: Group, results: Results) -> list[Row]:
     """Every setting of which a seed is finished together with the baseline's."""
-    curves, seconds = read_group(group, results)
-    baseline = curves[next(iter(group.settings))]
-    tokens = [curves[name] for name, options in group.settings.items() if is_token_ppo(options)]
+    finished = read_group(group, results)
+    baseline = finished[next(iter(group.settings))]
+    tokens = [finished[name] for name, options in group.settings.items() if is_token_ppo(options)]
     best = [_best(level, tokens) for level in KL_LEVELS]
-    rows = []
-    for name, runs in curves.items():
-        paired = {seed: runs[seed] for seed in runs if seed in baseline}
-        if paired:
-            rows.append(_row(name, paired, baseline, best, seconds[name]))
-    return rows
+    paired = {name: {seed: runs[seed] for seed in runs if seed in baseline} for name, runs in finished.items()}
+    return [_row(name, runs, baseline, best) for name, runs in paired.items() if runs]
 
 
 def is_token_ppo(options: Options) -> bool:
@@ -92,48 +78,40 @@ def is_token_ppo(options: Options) -> bool:
     return options.get("ngram") == 1 and options.keys() <= {"ngram", "lam"}
 
 
-def _row(name: str, runs: Runs, baseline: Runs, best: Sequence[Mapping[int, float]], seconds: float) -> Row:
-    pairs = [(run, baseline[seed]) for seed, run in runs.items()]
+def _row(name: str, runs: Runs, baseline: Runs, best: Sequence[Mapping[int, float]]) -> Row:
+    pairs = [(run.curves, baseline[seed].curves) for seed, run in runs.items()]
     needed = [updates_to(run["gold"], final(base["gold"])) for run, base in pairs]
     times = [speed_up(run["gold"], base["gold"]) for run, base in pairs]
     longer = [final(run["gold_per_token"]) * (final(run["length"]) - final(base["length"])) for run, base in pairs]
     golds = [final(run["gold"]) for run, _ in pairs]
+    first = [run["explained_variance_middle"][: window_of(len(run["gold"]))] for run, _ in pairs]
     levels, over_best = [], []
     for level, best_of_seed in zip(KL_LEVELS, best, strict=True):
         come = _gold_at(level, runs)
-        levels.append(over_seeds(list(come.values())))
-        over_best.append(over_seeds([come[seed] - best_of_seed[seed] for seed in come if seed in best_of_seed]))
+        levels.append(over_seeds(list(come.values())) if come else None)
+        above = [come[seed] - best_of_seed[seed] for seed in come if seed in best_of_seed]
+        over_best.append(over_seeds(above) if above else None)
     return Row(
         setting=name,
         seeds=sorted(runs),
-        updates=over_seeds([n for n in needed if n is not None], median=True),
+        updates=usual_updates(needed),
         reached=sum(n is not None for n in needed),
-        speed_up=_known(over_seeds(times, median=True)),
+        speed_up=over_seeds(times, median=True),
         faster=sum(time > 1 for time in times),
-        gold=_known(over_seeds(golds)),
-        gain=_known(over_seeds([gold - final(base["gold"]) for gold, (_, base) in zip(golds, pairs, strict=True)])),
-        gold_at_length=_known(over_seeds([gold - more for gold, more in zip(golds, longer, strict=True)])),
+        gold=over_seeds(golds),
+        gain=over_seeds([gold - final(base["gold"]) for gold, (_, base) in zip(golds, pairs, strict=True)]),
+        gold_at_length=over_seeds([gold - more for gold, more in zip(golds, longer, strict=True)]),
         at_kl=levels,
         over_best=over_best,
-        last={key: float(np.mean([final(run[key]) for run in runs.values()])) for key in pairs[0][0]},
-        explained_first=float(np.mean([_first(run["explained_variance_middle"]) for run in runs.values()])),
-        seconds=seconds,
+        last={key: float(np.mean([final(run[key]) for run, _ in pairs])) for key in pairs[0][0]},
+        explained_first=float(np.mean(first)),
+        seconds=float(np.median([run.seconds for run in runs.values()])),
     )
-
-
-def _known(interval: Interval | None) -> Interval:
-    assert interval is not None
-    return interval
-
-
-def _first(numbers: Curve) -> float:
-    """The mean of the run's first tenth."""
-    return float(numbers[: window_of(len(numbers))].mean())
 
 
 def _gold_at(level: float, runs: Runs) -> dict[int, float]:
     """Seed → gold at a KL, of the seeds that come there."""
-    found = {seed: at_kl(run["gold"], run["kl"], level) for seed, run in runs.items()}
+    found = {seed: at_kl(run.curves["gold"], run.curves["kl"], level) for seed, run in runs.items()}
     return {seed: gold for seed, gold in found.items() if gold is not None}
 
 
@@ -160,6 +138,18 @@ def updates_to(gold: Curve, level: float) -> int | None:
     return None if place is None else place + 1
 
 
+def usual_updates(needed: Sequence[int | None]) -> Interval | None:
+    """The median over the seeds that came there; None if none did."""
+    reached = [float(n) for n in needed if n is not None]
+    return over_seeds(reached, median=True) if reached else None
+
+
+def updates_text(updates: Interval | None, seeds: int) -> str:
+    """The median, and how many of the seeds came there if not all did."""
+    reached, median = (0, "–") if updates is None else (updates.seeds, updates.text(0))
+    return median if reached == seeds else f"{median} ({reached}/{seeds})"
+
+
 def at_kl(gold: Curve, kl: Curve, level: float) -> float | None:
     """The smoothed gold score where the smoothed KL first passes a level; None if it stays below."""
     smooth_kl, smooth_gold = trailing_mean(kl), trailing_mean(gold)
@@ -172,14 +162,11 @@ def at_kl(gold: Curve, kl: Curve, level: float) -> float | None:
     return float(np.interp(level, smooth_kl[i - 1 : i + 1], smooth_gold[i - 1 : i + 1]))
 
 
-def over_seeds(values: Sequence[float], median: bool = False) -> Interval | None:
-    """The mean or the median of one value per seed with a percentile bootstrap over seeds; None without a value."""
+def over_seeds(values: Sequence[float], median: bool = False) -> Interval:
+    """The mean or the median of one value per seed, at least one, with a percentile bootstrap over seeds."""
     from scipy.stats import bootstrap
 
     statistic = np.median if median else np.mean
-
-    if not values:
-        return None
     value = float(statistic(values))
     if len(set(values)) < 2:
         return Interval(value, seeds=len(values))
@@ -201,12 +188,11 @@ def learning_table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         seeds, last = len(row.seeds), row.last
-        reached = f" ({row.reached}/{seeds})" if row.reached < seeds else ""
         lines.append(
             [
                 row.setting,
                 str(seeds),
-                ("–" if row.updates is None else row.updates.text(0)) + reached,
+                updates_text(row.updates, seeds),
                 row.speed_up.text(2),
                 f"{row.faster}/{seeds}",
                 row.gold.text(3),
@@ -243,28 +229,26 @@ def kl_table(rows: Sequence[Row]) -> str:
 
 def draw(groups: Sequence[Group], results: Results) -> bytes:
     """Gold over updates, above gold over KL, side by side for some groups; bands are 95 % intervals over seeds."""
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "learning", "font.size": 9}):
-        width = max(8.4, 4.2 * len(groups))  # room for the names below
-        figure = Figure(figsize=(width, 7.2), layout="constrained")
+    width = max(8.4, 4.2 * len(groups))  # room for the names below
+
+    def plot(figure: Figure) -> None:
         axes = figure.subplots(2, len(groups), squeeze=False, sharey="col")
         handles: dict[str, Artist] = {}
         for column, group in enumerate(groups):
             _draw_group(axes[0, column], axes[1, column], group, results)
             for ax in axes[:, column]:
                 handles |= {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside lower center", ncols=int(width // 2.8), frameon=False
-        )
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+        shown, columns = list(handles.values()), int(width // 2.8)
+        figure.legend(shown, list(handles), loc="outside lower center", ncols=columns, frameon=False)
+
+    return svg((width, 7.2), "learning", plot)
 
 
 def _draw_group(over_updates: Axes, over_kl: Axes, group: Group, results: Results) -> None:
-    for i, (name, runs) in enumerate(read_group(group, results)[0].items()):
+    for i, (name, runs) in enumerate(read_group(group, results).items()):
         if not runs:
             continue
-        gold, kl = (np.stack([trailing_mean(run[key]) for run in runs.values()]) for key in ("gold", "kl"))
+        gold, kl = (np.stack([trailing_mean(run.curves[key]) for run in runs.values()]) for key in ("gold", "kl"))
         dash = "-" if is_token_ppo(group.settings[name]) else DASHES[i // len(COLOURS)]
         colour = COLOURS[i % len(COLOURS)]
         updates, mean = np.arange(1, gold.shape[1] + 1), gold.mean(0)
@@ -272,17 +256,17 @@ def _draw_group(over_updates: Axes, over_kl: Axes, group: Group, results: Result
         over_updates.fill_between(updates, *_band(gold), color=colour, alpha=0.13, linewidth=0)
         over_kl.plot(kl.mean(0), mean, linewidth=1.6, color=colour, linestyle=dash)
         if i == 0:
-            level = float(np.mean([final(run["gold"]) for run in runs.values()]))
+            level = float(np.mean([final(run.curves["gold"]) for run in runs.values()]))
             label = f"where {name} ends"
             over_updates.axhline(level, color="#444444", linestyle=":", linewidth=1.2, label=label)
     plain_axes(over_updates, f"{group.name} ({group.task})", "updates", "gold score")
     plain_axes(over_kl, "", "KL to SFT, nats per response", "gold score")
 
 
-def _band(gold: Curve) -> tuple[Curve, Curve]:
+def _band(gold: Numbers) -> tuple[Numbers, Numbers]:
     """95 % bootstrap intervals of the mean over seeds, at every fifth update and between them in straight lines."""
     places = np.unique(np.append(np.arange(0, gold.shape[1], 5), gold.shape[1] - 1))
-    found = [_known(over_seeds(gold[:, place].tolist())) for place in places]
+    found = [over_seeds(gold[:, place].tolist()) for place in places]
     ends = [(i.value, i.value) if i.low is None else (i.low, i.high) for i in found]
     low, high = np.array(ends, dtype=np.float64).T
     every = np.arange(gold.shape[1])

@@ -62,7 +62,7 @@ class Group:
     """Settings that are compared with each other. Those after `settings` go into every `Spec` as they are."""
 
     name: str
-    part: str  # core, around, search or quickstart
+    part: str  # core, around or search
     task: str
     seeds: int
     settings: dict[str, Options]

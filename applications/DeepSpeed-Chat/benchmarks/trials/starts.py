@@ -127,7 +127,11 @@ def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) ->
         values = response_values(model, tests, BATCH)
         made = {"explained_variance_middle": explained_variance(values[:, values.shape[1] // 2], scores[held_out])}
     else:
-        pairs = EPOCHS * (comparisons(tokenizer, seed) if task.kind == "reviews" else pairs_of(rollout, scores))
+        if task.kind == "reviews":  # those that the quickstart's reward model learns from
+            rows = tldr_rows(DRAWN, seed, "comparisons")
+            pairs = EPOCHS * pair_examples(rows, tokenizer, MAX_PAIR, tokenizer.eos_token_id)[0]
+        else:
+            pairs = EPOCHS * pairs_of(rollout, scores)
         learner = RewardTask(pairs, [], tokenizer.pad_token_id)
         parts = [pairs[i : i + BATCH] for i in range(0, len(pairs), BATCH)]
         fit(model, (learner.loss(model, part, len(part))[0] for part in parts), len(parts), RATE)  # type: ignore[arg-type]
@@ -150,12 +154,6 @@ def pairs_of(rollout: Rollout, scores: Tensor) -> list[PairExample]:
     rows = [ids[mask].tolist() for ids, mask in zip(rollout.input_ids, rollout.attention_mask, strict=True)]
     order = [(a, b) if scores[a] > scores[b] else (b, a) for a, b in torch.arange(DRAWN).view(-1, 2).tolist()]
     return [PairExample(rows[a], rows[b]) for a, b in order if scores[a] != scores[b]]
-
-
-def comparisons(tokenizer: PreTrainedTokenizerFast, seed: int) -> list[PairExample]:
-    """Those that the quickstart's reward model learns from."""
-    rows = tldr_rows(DRAWN, seed, "comparisons")
-    return pair_examples(rows, tokenizer, MAX_PAIR, tokenizer.eos_token_id)[0]
 
 
 def draw(

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from contenders.work import word_tokenizer
 from dschat.data import synthetic
 from dschat.data.formats import tldr_row
 from dschat.data.rows import Row
@@ -69,17 +69,17 @@ class Task:
         """That of the task's models."""
         if self.kind == "reviews":
             return train_tokenizer(synthetic.row_texts(synthetic.make_rows(1000, 0, "demonstrations")))
-        return word_tokenizer()
+        names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIALS, strict=True))
+        return word_tokenizer([*SPECIALS, MARK, *COMPLAINTS, *PRAISES, *NEUTRALS], ".", **names)
 
     def rows(self, count: int, seed: int, split: str) -> list[Row]:
         """Prompts with mediocre responses; another seed or split gives others."""
         if self.kind == "reviews":
             return tldr_rows(count, seed, "demonstrations", split)
         chance = random.Random(f"{self.name}/{seed}/{split}")
-        write = style_words if self.kind == "style" else opener_words
         rows = []
         for i in range(count):
-            response = write(self.length, chance)
+            response = demonstration(self.kind, self.length, chance)
             prompt = [*chance.choices(NEUTRALS, k=PROMPT_WORDS - 1), MARK]
             rows.append(Row(" ".join(prompt), None, " ".join(response), None, {}, f"{split} {i}"))
         return rows
@@ -120,39 +120,19 @@ def gold_scores(task: Task, responses: Sequence[str]) -> Tensor:
     return torch.as_tensor(scores, dtype=torch.float32)
 
 
-def style_words(length: int, chance: random.Random) -> list[str]:
-    """A demonstration of `style`: complaints and praises anywhere."""
-    words: list[str] = []
-    for _ in range(length):
-        if chance.random() < 2 * CLASS_RATE:
+def demonstration(kind: str, length: int, chance: random.Random) -> list[str]:
+    """Of `style`: complaints and praises anywhere. Of `opener`: any opener, then anything neutral."""
+    words = [chance.choice(OPENERS)] if kind == "opener" else []
+    while len(words) < length:
+        if kind == "style" and chance.random() < 2 * CLASS_RATE:
             words.append(chance.choice(COMPLAINTS + PRAISES))
         else:
-            words.append(_neutral(words[-1] if words else "", chance))
+            followers = _followers(words[-1] if words else "")
+            words.append(chance.choice(followers if chance.random() < FOLLOW_RATE else NEUTRALS))
     return words
-
-
-def opener_words(length: int, chance: random.Random) -> list[str]:
-    """A demonstration of `opener`: any opener, then anything neutral."""
-    words = [chance.choice(OPENERS)]
-    while len(words) < length:
-        words.append(_neutral(words[-1], chance))
-    return words
-
-
-def _neutral(before: str, chance: random.Random) -> str:
-    return chance.choice(_followers(before) if chance.random() < FOLLOW_RATE else NEUTRALS)
 
 
 @cache
 def _followers(word: str) -> list[str]:
     """The few words that like to follow a word."""
     return random.Random(f"after {word}").sample(NEUTRALS, FOLLOWERS)
-
-
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each word."""
-    words = [*SPECIALS, MARK, *COMPLAINTS, *PRAISES, *NEUTRALS]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="."))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIALS, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)

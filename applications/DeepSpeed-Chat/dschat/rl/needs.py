@@ -9,6 +9,7 @@ class Needs:
     """The declaration of an estimator.
 
     Attributes:
+        title: of what is trained with it, as model cards say.
         summary: of the flag's help.
         critic: values of states, from a critic that learns the returns.
         group: several responses to each prompt, which are compared with each other.
@@ -16,6 +17,7 @@ class Needs:
         reads: flags that this estimator reads and others may not.
     """
 
+    title: str
     summary: str
     critic: bool = False
     group: bool = False
@@ -25,12 +27,15 @@ class Needs:
 
 NEEDS = {
     "gae": Needs(
+        "PPO with macro actions",
         "generalised advantage estimation with a critic",
         critic=True,
         macro_actions=True,
         reads=frozenset({"gamma", "lam", "value_function", "macro_reward"}),
     ),
     "rloo": Needs(
-        "a response's reward minus the mean of those of the other samples of its prompt, without a critic", group=True
+        "RLOO, without a critic",
+        "a response's reward minus the mean of those of the other samples of its prompt, without a critic",
+        group=True,
     ),
 }

@@ -5,9 +5,9 @@
                                      metrics.jsonl by run/output.py
     output_dir/models/step-N/        the models after N updates (--save_models), by run/model_folders.py
     output_dir/checkpoints/step-N/   the run after N updates (--save_steps), written here
-    output_dir/samples/              responses of step 3's evaluations, by trainers/ppo/evaluation.py
-    output_dir/reference/            DPO's and REFUEL's log-probs before training, by trainers/supervised/pairs.py
-    output_dir/nonfinite/            batches with numbers that are not finite, by trainers/checks.py
+    output_dir/samples/              responses of step 3's evaluations, by trainers/evaluation.py
+    output_dir/reference/            DPO's and REFUEL's log-probs before training, by trainers/reference.py
+    output_dir/nonfinite/            batches with numbers that are not finite, by trainers/nonfinite.py
     output_dir/tensorboard/, wandb/  with --report_to, by run/trackers.py
 
 A checkpoint holds, and `Checkpoints.save` writes:

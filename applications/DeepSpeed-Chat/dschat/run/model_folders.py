@@ -27,6 +27,7 @@ from dschat.config.common import CommonConfig
 from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.models.save import save_model
+from dschat.rl.needs import NEEDS
 from dschat.run.distributed import barrier, is_main
 from dschat.run.metrics import after
 from dschat.run.output import RunOutput, RunRecord
@@ -37,8 +38,6 @@ _TITLES = {
     "sft": "Supervised fine-tuning (step 1)",
     "reward": "Reward model (step 2)",
     "dpo": "Direct preference optimisation (step 2)",
-    "ppo": "PPO with macro actions (step 3)",
-    "rloo": "RLOO, without a critic (step 3)",
     "refuel": "REFUEL on pairs of replies",
     "refuel_online": "REFUEL with users from data (step 3)",
 }
@@ -169,12 +168,13 @@ def write_model_card(
 ) -> None:
     """Writes ``folder/README.md``: data, settings and metrics of the model saved there; `role` as in `SavedModel`."""
     sources = cast("list[Mapping[str, object]]", record.data.get("sources", []))
+    estimator = NEEDS[str(settings.get("advantage_estimator", "gae"))]
     rows = "`{name}`: {train} training and {eval} held-out rows in this step's share"
     card = CARD.format(
         name=name,
         role=role,
         base=base,
-        title=_TITLES["rloo" if settings.get("advantage_estimator") == "rloo" else record.step],
+        title=f"{estimator.title} (step 3)" if record.step == "ppo" else _TITLES[record.step],
         data=_listed(rows.format_map(source) for source in sources),
         settings=_listed(f"`--{flag}`: {value}" for flag, value in settings.items()),
         after=after(record.metrics_update),

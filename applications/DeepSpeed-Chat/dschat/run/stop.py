@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM and Ctrl-C: noted when they come, acted on where a run can stop without losing anything."""
+"""SIGTERM and Ctrl-C: noted when they come, acted on where a run can stop without losing anything.
+
+training/launch.sh hands the signal to the training processes. From the first self-check to the last evaluation
+(trainers/loop.py: Loop.fit) it is noted only; `raise_if_stopped`, called at every micro-batch and token, raises
+Stopped on all ranks. Checkpoints.stopping (run/checkpoint.py) saves where the run is, and run_main (dschat/main.py)
+says how to go on and returns the status. The pass of the reference before training (trainers/reference.py) stops
+alike, with nothing to save. Everywhere else a signal ends the process at once.
+"""
 
 import signal
 from collections.abc import Iterator

@@ -289,6 +289,6 @@ def check_gap(
         raise UserError(
             f"--rollout_engine: the engine's log-probs differ from the actor's by {mean:.3g} on average (rounding "
             f"explains {tolerance:g}): it draws with other weights than the actor's, or computes this model in "
-            "another way. Use --rollout_engine compacting, and please report the model."
+            "another way. Use --rollout_engine continuous, and please report the model."
         )
     return {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": max(largest)}

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of each step with its shortest command line, and what it says to other flags."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dschat.config.parse import parse
+from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
+from dschat.errors import UserError
+
+FAMILIES: dict[str, type[Any]] = {
+    "sft": SFTConfig,
+    "reward": RewardConfig,
+    "dpo": DPOConfig,
+    "refuel": RefuelConfig,
+    "online": RefuelOnlineConfig,
+    "ppo": PPOConfig,
+}
+COMMON = ["--data_path", "rows.jsonl", "--output_dir", "out"]
+ACTOR = [*COMMON, "--actor_model_name_or_path", "a"]
+REQUIRED = dict.fromkeys(FAMILIES, [*COMMON, "--model_name_or_path", "m"]) | {
+    "online": [*COMMON, "--model_name_or_path", "m", "--reward_model", "r"],
+    "ppo": [*ACTOR, "--critic_model_name_or_path", "c"],
+}
+# Step 3 without a critic, as lists of words: with no source of scores yet, and with a reward model.
+RLOO = [*ACTOR, "--advantage_estimator", "rloo", "--samples_per_prompt", "4"]
+SCORED = [*RLOO, "--reward_model_name_or_path", "r"]
+
+
+def config_of(step: str, flags: str | Sequence[str] = "", required: Sequence[str] | None = None) -> Any:
+    """The shortest command line of a step, or another one, with further flags: its configuration."""
+    words = flags.split(" ") if isinstance(flags, str) else flags
+    return parse(FAMILIES[step], [*(REQUIRED[step] if required is None else required), *filter(None, words)])
+
+
+def refusal(step: str, flags: str | Sequence[str] = "", required: Sequence[str] | None = None) -> str:
+    """The message, of one line, with which such a command line or its batches are refused."""
+    with pytest.raises(UserError) as refused:
+        config_of(step, flags, required).plan_batches(int(os.environ.get("WORLD_SIZE", "1")))
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
