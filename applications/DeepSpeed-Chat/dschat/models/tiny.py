@@ -53,12 +53,19 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 768) -> "PreTrainedT
 
 
 def make_gemma(
-    tokenizer: "PreTrainedTokenizerFast", seed: int = 1234, hidden_size: int = 64, layers: int = 2
+    tokenizer: "PreTrainedTokenizerFast",
+    seed: int = 1234,
+    hidden_size: int = 64,
+    layers: int = 2,
+    intermediate_size: int | None = None,
+    heads: int = 4,
 ) -> "GemmaForCausalLM":
     """Makes a random Gemma for a tokenizer, in float32; the global random state is left as it was.
 
     Args:
-        hidden_size: width; a multiple of the number of heads, with an even quotient; half that of the MLP.
+        hidden_size: width; a multiple of `heads`, with an even quotient.
+        intermediate_size: width of the MLP; 2 x hidden_size by default.
+        heads: attention heads, each hidden_size / heads wide.
 
     Raises:
         ValueError: the heads do not divide the width into even parts.
@@ -66,13 +73,12 @@ def make_gemma(
     import torch
     from transformers import GemmaConfig, GemmaForCausalLM
 
-    heads = 4
     if hidden_size % (2 * heads):
         raise ValueError(f"hidden_size must be a multiple of {2 * heads} for {heads} heads, not {hidden_size}")
     config = GemmaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
+        intermediate_size=intermediate_size or 2 * hidden_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
