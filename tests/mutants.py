@@ -245,7 +245,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("value: the better branch", "value_loss", "torch.maximum(_a, _b).sum", "torch.minimum(_a, _b).sum", VALUE),
     ("value: no upper clip", "value_loss", "torch.minimum(_a, _b)", "_a", VALUE),
     ("value: no lower clip", "value_loss", "torch.maximum(torch.minimum(_a, _b), _c)",
-     "torch.maximum(torch.minimum(_a, _b), _a)", "test_value_loss_is_the_scalar_rule"),
+     "torch.maximum(torch.minimum(_a, _b), _a)", "test_clipped_losses_are_the_scalar_rules[value]"),
     ("value: clipped around the return", "value_loss", "_a + _b", "returns + _b", VALUE),
     ("value: mean of the part", "value_loss", "_a.sum() / 2 / _b", "_a.mean() / 2", SPLIT),
     ("value: share that is not clipped", "value_loss", "_a > _b", "_a < _b", VALUE),

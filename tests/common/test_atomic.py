@@ -48,6 +48,13 @@ def points(tmp_path, how, begin, act):
     assert point > 2
 
 
+def test_a_link_stays(tmp_path):
+    fill(tmp_path, "old", "file")
+    (tmp_path / "link").symlink_to("file")
+    write_file(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+
+
 @pytest.mark.parametrize("how", WAYS)
 def test_a_file_is_the_old_or_the_new_one(how, tmp_path):
     found = []

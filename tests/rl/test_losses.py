@@ -24,23 +24,28 @@ def assert_plain(loss: torch.Tensor, stats: dict[str, torch.Tensor]) -> None:
         assert torch.isfinite(value) and not value.requires_grad, name
 
 
-# policy
+CLIPPED = {"policy": (policy_loss, ref.policy_term), "value": (value_loss, ref.value_term)}
 
 
+@pytest.mark.parametrize("name", CLIPPED)
 @PROPERTY
 @given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS, trap=TRAPS)
 @example(lengths=[0, 0], padding=2, seed=0, trap=math.nan)
-def test_policy_loss_is_the_scalar_rule(lengths, padding, seed, trap) -> None:
+def test_clipped_losses_are_the_scalar_rules(name, lengths, padding, seed, trap) -> None:
+    loss_of, term = CLIPPED[name]
     mask = mask_of(lengths, width_of(lengths, padding))
-    old, adv = draw(mask, seed, off_mask=trap), draw(mask, seed + 1, off_mask=trap)
+    old, target = draw(mask, seed, off_mask=trap), draw(mask, seed + 1, off_mask=trap)
     new = (old + draw(mask, seed + 2, 0.4, trap)).requires_grad_()
-    loss, stats = policy_loss(new, old, adv, mask, 0.2)
-    rows = zip(new[mask].tolist(), old[mask].tolist(), adv[mask].tolist(), strict=True)
-    terms = [ref.policy_term(n, o, a, 0.2) for n, o, a in rows]
+    loss, stats = loss_of(new, old, target, mask, 0.2)
+    rows = zip(new[mask].tolist(), old[mask].tolist(), target[mask].tolist(), strict=True)
+    terms = [term(n, o, x, 0.2) for n, o, x in rows]
     assert_near(loss, sum(terms) / max(1, len(terms)))
     assert_plain(loss, stats)
     loss.backward()
     assert torch.isfinite(new.grad).all() and not new.grad[~mask].any()
+
+
+# policy
 
 
 # ratio, advantage -> loss, gradient: clipping binds only where it would stop a gain.
@@ -123,22 +128,6 @@ def test_num_tokens_defaults_to_the_response_tokens() -> None:
 
 
 # value
-
-
-@PROPERTY
-@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS, trap=TRAPS)
-@example(lengths=[0, 0], padding=2, seed=0, trap=math.nan)
-def test_value_loss_is_the_scalar_rule(lengths, padding, seed, trap) -> None:
-    mask = mask_of(lengths, width_of(lengths, padding))
-    old, returns = draw(mask, seed, off_mask=trap), draw(mask, seed + 1, off_mask=trap)
-    new = (old + draw(mask, seed + 2, 0.4, trap)).requires_grad_()
-    loss, stats = value_loss(new, old, returns, mask, 0.2)
-    rows = zip(new[mask].tolist(), old[mask].tolist(), returns[mask].tolist(), strict=True)
-    terms = [ref.value_term(n, o, r, 0.2) for n, o, r in rows]
-    assert_near(loss, sum(terms) / max(1, len(terms)))
-    assert_plain(loss, stats)
-    loss.backward()
-    assert torch.isfinite(new.grad).all() and not new.grad[~mask].any()
 
 
 # Old value 0, clip 0.2. New 1, return 2: max(1, 1.8²)/2 = 1.62, clipped. New 1, return -1: max(4, 1.44)/2 = 2.

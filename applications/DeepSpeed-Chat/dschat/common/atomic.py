@@ -27,9 +27,10 @@ ABANDONED = 24 * 3600.0  # seconds after which what is being written belongs to 
 def writing(file: Path, shared: bool = False) -> Iterator[Path]:
     """A path to write a file to, which is in its place afterwards; until then, and if that fails, nothing changes.
 
-    Its folder is made if need be; pipes and devices are written as they are. With `shared`, several processes may
-    write it at the same time: the last one's stays. Raises OSError.
+    Its folder is made if need be; a link stays, pipes and devices are written as they are. With `shared`, several
+    processes may write it at the same time: the last one's stays. Raises OSError.
     """
+    file = file.resolve()
     if file.exists() and not file.is_file():
         yield file
         return
@@ -45,7 +46,7 @@ def writing(file: Path, shared: bool = False) -> Iterator[Path]:
 
 
 def write_file(file: Path, content: str | bytes) -> None:
-    """Writes bytes, or text in UTF-8 with a ? for each half of a character, as `writing` does."""
+    """Writes bytes, or text in UTF-8 with a ? for each lone surrogate, as `writing` does."""
     with writing(file) as beside:
         beside.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 

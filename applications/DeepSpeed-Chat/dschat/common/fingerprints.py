@@ -21,7 +21,7 @@ INNER_SAMPLE = 1 << 12  # bytes at the beginning of every weight of a file that 
 
 
 def content_hash(content: str | bytes) -> str:
-    """SHA-256 of bytes, or of text in UTF-8 with a ? for each half of a character."""
+    """SHA-256 of bytes, or of text in UTF-8 with a ? for each lone surrogate."""
     return contents_hash([content])
 
 

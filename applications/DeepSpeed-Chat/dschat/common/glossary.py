@@ -219,7 +219,7 @@ def _lines() -> Iterator[str]:
         "TensorBoard and W&B show the same under the same names ([tracking.md](tracking.md)). A number that is not\n"
         "finite is `null`. This page is made from `dschat/common/glossary.py`.\n"
     )
-    yield 'Means are over all processes. "Step 3" is PPO; estimators without a critic have what does not need one.\n'
+    yield 'Means are over all processes. "Step 3" is PPO; other estimators write those numbers that need no critic.\n'
     best = ", ".join(f"{RUNS[step]} `{name}`" for step, (name, _) in BEST.items())
     yield f"The best checkpoint (`--save_total_limit`) is chosen by: {best}."
     for heading, rows in _TABLES.items():

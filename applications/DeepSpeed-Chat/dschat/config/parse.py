@@ -89,7 +89,7 @@ def to_json(config: CommonConfig, plan: BatchPlan) -> str:
     """
     flags = {name: "inf" if value == math.inf else value for name, value in dataclasses.asdict(config).items()}
     content = flags | {"batch_plan": dataclasses.asdict(plan)}
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(content, indent=2) + "\n"
 
 
 class _Parser(HfArgumentParser):
@@ -110,7 +110,8 @@ class _Parser(HfArgumentParser):
             if section in owners.values() and section._argument_group_name not in groups:
                 groups[section._argument_group_name] = self.add_argument_group(section._argument_group_name)
         for field in map(copy.copy, dataclasses.fields(dtype)):
-            hint = hints[field.name]  # of an Annotated one its function turns a word into the value, else the type
+            hint = hints[field.name]
+            # What turns a word into the value: the function of an Annotated type, else the type itself.
             field.type = hint.__metadata__[0] if get_origin(hint) is Annotated else hint
             field.metadata = MappingProxyType({k: v for k, v in field.metadata.items() if k != "notes"})
             self._parse_dataclass_field(groups[owners[field.name]._argument_group_name], field)

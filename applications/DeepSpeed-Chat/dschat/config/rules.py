@@ -252,7 +252,9 @@ def _would_replace(folder: Path, used: Path) -> bool:
 def _holds_run(folder: Path) -> bool:
     """Whether a run left more in a folder than its beginning."""
     record, metrics = read_object(folder / "run.json"), folder / "metrics.jsonl"
-    return bool(record) and (record.get("finished") is True or (metrics.is_file() and metrics.stat().st_size > 0))
+    return (folder / "run.json").is_file() and (
+        record.get("finished") is True or (metrics.is_file() and metrics.stat().st_size > 0)
+    )
 
 
 def check_data_split(data_split: str, step: int) -> None:

@@ -45,7 +45,7 @@ Make = partial[tuple[list[E], Counter[str]]]
 class StepData(Generic[E]):
     """The examples of a step, and what run.json says of them."""
 
-    train: Sequence[E] = field(repr=False)  # examples, as those of eval
+    train: Sequence[E] = field(repr=False)
     eval: Sequence[E] = field(repr=False)
     sources: list[dict[str, Any]]  # see `dschat.data.sources.described`
     files: tuple[Path, ...]  # local files, in order

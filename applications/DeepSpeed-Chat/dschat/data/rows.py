@@ -62,7 +62,7 @@ def check_text(value: Any, what: str, origin: str, remedy: str = "correct the ro
 
 
 def in_words(counts: Mapping[str, int]) -> str:
-    """Reasons with their numbers."""
+    """Names with their numbers."""
     return ", ".join(f"{reason}: {count}" for reason, count in counts.items())
 
 

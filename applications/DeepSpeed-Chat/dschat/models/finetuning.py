@@ -17,7 +17,8 @@ class Finetuning:
 
     last_layer: bool = False  # the output layer alone
     rank: int = 0  # of LoRA adapters, which are then trained alone, with a score head; 0 = none
-    targets: tuple[str, ...] | None = None  # of the adapters, as the next two; see `add_lora`
+    # Of the adapters; see `add_lora`.
+    targets: tuple[str, ...] | None = None
     alpha: int | None = None
     dropout: float = 0.0
 

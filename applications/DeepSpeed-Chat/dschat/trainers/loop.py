@@ -36,7 +36,7 @@ class Algorithm(Protocol):
     lengths: Sequence[int]  # of the training examples, in tokens
     work_batch: int  # examples of a batch of `Work`
     shown: Mapping[str, str]  # what the progress bar shows: label → metric
-    checks_trained: bool  # whether `self_check` holds of trained weights, too, or of those that training starts from
+    checks_trained: bool  # whether `self_check` holds of trained weights, too, not only of those at the start
     nonfinite: NonFinite  # what happens to numbers that are not finite
 
     def prepare(self) -> None:

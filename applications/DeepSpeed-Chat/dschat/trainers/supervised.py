@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Sized
 from typing import Generic, Protocol, TypeVar
 
@@ -42,14 +43,17 @@ class Task(Protocol[Example, AnyEngine]):
         """What the loss is a mean over: examples, or response tokens."""
         return len(examples)
 
+    @abstractmethod
     def loss(
         self, engine: AnyEngine, examples: Sequence[Example], count: Tensor | float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum over the micro-batch divided by ``count``; statistics divided likewise."""
 
+    @abstractmethod
     def collate(self, examples: Sequence[Example]) -> dict[str, Tensor]:
         """What the engine reads of a micro-batch."""
 
+    @abstractmethod
     def self_check(self, engine: AnyEngine, examples: Sequence[Example]) -> None:
         """Raises UserError if the model is computed wrongly."""
 

@@ -130,9 +130,8 @@ def _run_case(
 
 
 def _judge(execution: Execution, case: Case, function: str | None, limits: SandboxLimits) -> tuple[Status, str]:
-    killed = (
-        execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
-    )  # for its processor time
+    # The kernel kills a program that has used up its processor time.
+    killed = execution.status == 128 + signal.SIGKILL and execution.ran >= 0.9 * limits.seconds
     if execution.end == "time" or killed:
         return "timeout", f"more than {limits.seconds:g} s"
     if not execution.compiled:
