@@ -60,7 +60,7 @@ EVERY = {"equal": list(ENTRIES), "ragged": ["lower_bound", "ours", "trl"]}
 NOT_MEASURED = {"not_measured": "no --trl_python"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row(Iteration):
     """A contender's usual iteration."""
 
