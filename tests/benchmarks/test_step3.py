@@ -138,7 +138,7 @@ def test_table() -> None:
 
 def work_of(**changes: Any) -> Any:
     """Prompts of 2, 3 and 4 tokens, 5 response tokens each; a Gemma of 2 layers."""
-    size = work.Size(vocabulary=100, hidden=8, layers=2, heads=4, kv_heads=1, head_dim=2, intermediate=16)
+    size = work.Size(100, 8, 2, 4, 1, head_dim=2, intermediate_size=16)
     return work.Work(**({"size": size, "batch": 3, "micro_batch": 3} | _LENGTHS | changes))
 
 

@@ -93,17 +93,17 @@ def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figur
 
 def layer_weights(size: Size) -> int:
     """Weights of the matrices of all layers."""
-    query, other = size.heads * size.head_dim, 2 * size.kv_heads * size.head_dim
-    return size.layers * size.hidden * (2 * query + other + 3 * size.intermediate)
+    attention = 2 * (size.num_attention_heads + size.num_key_value_heads) * size.head_dim
+    return size.num_hidden_layers * size.hidden_size * (attention + 3 * size.intermediate_size)
 
 
 def rollout_limit(work: Work, bytes_per_second: float) -> float:
     """Tokens per second if decoding did nothing but read weights, keys and values."""
     size, number = work.size, 2 if work.dtype == "bf16" else 4
-    weights = layer_weights(size) + size.vocabulary * size.hidden
+    weights = layer_weights(size) + size.vocab_size * size.hidden_size
     # While token t of R is computed, a row has its prompt and t tokens; (R - 1) / 2 of them on average.
     held = sum(work.prompt_lengths()) + work.batch * (work.response - 1) / 2
-    cache = 2 * size.layers * size.kv_heads * size.head_dim * held
+    cache = 2 * size.num_hidden_layers * size.num_key_value_heads * size.head_dim * held
     return work.batch * bytes_per_second / (number * (weights + cache))
 
 
@@ -116,8 +116,8 @@ def training_operations(work: Work) -> float:
     size = work.size
     lengths = [prompt + work.response for prompt in work.prompt_lengths()]
     layers = 2 * layer_weights(size) * sum(lengths)
-    attention = 2 * size.layers * size.heads * size.head_dim * sum(length * length for length in lengths)
-    head = 2 * size.vocabulary * size.hidden * work.batch * work.response
+    attention = 2 * size.num_hidden_layers * size.num_attention_heads * size.head_dim * sum(n * n for n in lengths)
+    head = 2 * size.vocab_size * size.hidden_size * work.batch * work.response
     return 3.0 * (2 * (layers + attention) + head)
 
 

@@ -72,7 +72,7 @@ def run(name: str, value: int, base: Work, repeats: int) -> Point:
         case "batch":
             base = replace(base, batch=value)
         case "vocabulary":
-            base = replace(base, size=replace(base.size, vocabulary=value))
+            base = replace(base, size=replace(base.size, vocab_size=value))
     ranks = ours_alone(base, repeats, value if name == "processes" else 1)
     seconds = {phase: max(rank.cpu_seconds[phase] for rank in ranks) for phase in SHOWN}
     whole = {
