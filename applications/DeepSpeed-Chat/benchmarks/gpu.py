@@ -22,7 +22,7 @@ import torch
 
 from contenders.process import PHASES, ours_alone
 from contenders.work import SIZES, Size, Work
-from harness import origin, report, settings_parser, table, write_section
+from harness import origin, report, settings_parser, table_of, write_section
 
 Figures = dict[str, float]
 
@@ -124,22 +124,21 @@ def training_operations(work: Work) -> float:
 def gpu_table(limits: Figures, batches: Sequence[Figures]) -> str:
     """How near rollouts and training come to their limits, and the phases' shares, by batch."""
     copied, computed = limits["bytes_per_second"] / 1e9, limits["operations_per_second"] / 1e12
-    head = ["prompts", "rollout, tokens/s", "of its limit", "training, TFLOP/s", "of its limit"]
-    head += [*(f"{phase}, share" for phase in PHASES), "iteration, s", "peak, GB"]
-    rows = [
-        [
-            f"{row['batch']:.0f}",
-            f"{row['rollout_tokens_per_second']:,.0f}",
-            f"{100 * row['rollout_tokens_per_second'] / row['rollout_limit']:.0f} %",
-            f"{row['training_operations_per_second'] / 1e12:,.1f}",
-            f"{100 * row['training_operations_per_second'] / row['training_limit']:.0f} %",
-            *(f"{100 * row[f'{phase}_share']:.0f} %" for phase in PHASES),
-            f"{row['wall_seconds']:.1f}",
-            f"{row['peak_mb'] / 1e3:.1f}",
-        ]
-        for row in batches
+
+    def share(of: str, whole: str = "") -> Callable[[Figures], str]:
+        return lambda row: f"{100 * row[of] / row.get(whole, 1.0):.0f} %"
+
+    columns: list[tuple[str, Callable[[Figures], str]]] = [
+        ("prompts", lambda row: f"{row['batch']:.0f}"),
+        ("rollout, tokens/s", lambda row: f"{row['rollout_tokens_per_second']:,.0f}"),
+        ("of its limit", share("rollout_tokens_per_second", "rollout_limit")),
+        ("training, TFLOP/s", lambda row: f"{row['training_operations_per_second'] / 1e12:,.1f}"),
+        ("of its limit", share("training_operations_per_second", "training_limit")),
+        *((f"{phase}, share", share(f"{phase}_share")) for phase in PHASES),
+        ("iteration, s", lambda row: f"{row['wall_seconds']:.1f}"),
+        ("peak, GB", lambda row: f"{row['peak_mb'] / 1e3:.1f}"),
     ]
-    return f"Measured limits: {copied:,.0f} GB/s, {computed:,.1f} TFLOP/s.\n\n{table(head, rows)}"
+    return f"Measured limits: {copied:,.0f} GB/s, {computed:,.1f} TFLOP/s.\n\n{table_of(columns, batches)}"
 
 
 if __name__ == "__main__":
