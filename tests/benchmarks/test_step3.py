@@ -170,7 +170,7 @@ def test_growth() -> None:
     phases = dict.fromkeys(PHASES[:3], 1.0)
     points = [
         {"value": float(x), "cpu_seconds": x**2 / 1000, **phases, "wall_seconds": 1.0, "peak_mb": 7.0}
-        for x in growth.QUANTITIES["response"].values
+        for x in growth.QUANTITIES["response"][1]
     ]
     assert growth.exponents(points) == {"cpu_seconds": 2.0, "peak_mb": 0.0}
     text = growth.growth_table(points, "tokens")

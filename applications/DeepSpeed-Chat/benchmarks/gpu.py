@@ -15,10 +15,10 @@ how fast the GPU copies a large tensor (bytes read and written), and how fast it
 
 import argparse
 import os
-import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.utils.benchmark import Timer
 
 from contenders.process import PHASES, ours_alone
 from contenders.work import SIZES, Size, Work
@@ -55,21 +55,15 @@ def measure_limits(device: str) -> Figures:
     target = torch.empty_like(source)
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return {
-        "bytes_per_second": 2 * large / fastest(lambda: target.copy_(source), device),
-        "operations_per_second": 2 * side**3 / fastest(lambda: left @ right, device),
+        "bytes_per_second": 2 * large / fastest("target.copy_(source)", target=target, source=source),
+        "operations_per_second": 2 * side**3 / fastest("left @ right", left=left, right=right),
     }
 
 
-def fastest(work: Callable[[], object], device: str, runs: int = 10) -> float:
-    """Seconds of the fastest run."""
-    seconds = []
-    for _ in range(runs + 2):
-        start = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[2:])
+def fastest(statement: str, **tensors: torch.Tensor) -> float:
+    """Seconds of the fastest of ten runs."""
+    timer = Timer(statement, globals=tensors)
+    return min(timer.timeit(1).mean for _ in range(10))
 
 
 def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figures:
@@ -79,7 +73,8 @@ def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figur
     dtype = "bf16" if settings.device == "cuda" else "fp32"
     work = Work(SIZES[settings.size], batch, min(settings.micro_batch, batch), *lengths, dtype=dtype)
     (run,) = ours_alone(work, settings.repeats, flags=settings.flags.split())
-    shares = {f"{phase}_share": run.wall_seconds.get(phase, 0.0) / run.wall_seconds["total"] for phase in PHASES}
+    whole = sum(run.wall_seconds[phase] for phase in PHASES)
+    shares = {f"{phase}_share": run.wall_seconds[phase] / whole for phase in PHASES}
     return shares | {
         "batch": batch,
         "wall_seconds": run.wall_seconds["total"],

@@ -169,7 +169,7 @@ def over_seeds(values: Sequence[float], median: bool = False) -> Interval:
     return Interval(value, float(low), float(high), len(values))
 
 
-def resampled(values: Numbers, statistic: Callable[..., Numbers]) -> tuple[Numbers, Numbers]:
+def resampled(values: Numbers, statistic: Callable[[Numbers], object]) -> tuple[Numbers, Numbers]:
     """Ends of the 95 % intervals of a statistic over the first dimension: of one number or one curve per seed."""
     rng = np.random.default_rng(SEED)
     found = bootstrap((values,), statistic, n_resamples=RESAMPLES, method="percentile", rng=rng, batch=500)
