@@ -163,16 +163,17 @@ def _end_weight(model: GemmaForCausalLM, work: Work, mean: float) -> float:
 
     Responses of random tokens stand for sampled ones: random models draw from nearly even distributions.
     """
+    from scipy.optimize import brentq
+
     ids = torch.randint(FIRST_WORD, work.size.vocab_size, (8, work.longest_prompt + work.response))
     states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
     others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])  # EOS adds nothing to it yet
     channel = states[..., CHANNEL].float()
-    low, high = 0.0, 100.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        too_long = expected_length(torch.sigmoid(middle * channel - others)) > mean
-        low, high = (middle, high) if too_long else (low, middle)
-    return low
+
+    def excess(weight: float) -> float:
+        return expected_length(torch.sigmoid(weight * channel - others)) - mean
+
+    return float(brentq(excess, 0.0, 100.0))
 
 
 def expected_length(end: Tensor) -> float:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -116,13 +117,7 @@ def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) ->
     scores = (gold - start.mean) / start.spread
     model = ScalarModel(load_scalar(start.sft, "sft", torch.float32, tokenizer))
     if kind == "regressed":
-        numbers = EPOCHS * list(range(DRAWN))
-        fit(
-            model,
-            numbers,
-            lambda rows: _critic_loss(model, select_rows(rollout, torch.tensor(rows)), scores[rows]),
-            RATE,
-        )
+        fit(model, EPOCHS * list(range(DRAWN)), partial(_critic_loss, model, rollout, scores), RATE)
     else:
         if task.kind == "reviews":  # those that the quickstart's reward model learns from
             rows = tldr_rows(DRAWN, seed, "comparisons")
@@ -134,11 +129,11 @@ def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) ->
     save(place, model.inner, tokenizer)
 
 
-def _critic_loss(model: ScalarModel, part: Rollout, scores: Tensor) -> Tensor:
+def _critic_loss(model: ScalarModel, rollout: Rollout, scores: Tensor, rows: Sequence[int]) -> Tensor:
     """Every token's value learns the score of the whole response."""
-    width = part.response_mask.shape[1]
+    part, width = select_rows(rollout, torch.tensor(rows)), rollout.response_mask.shape[1]
     values = model(part.input_ids, part.attention_mask)[:, -width - 1 : -1]
-    returns = scores[:, None].expand(-1, width)
+    returns = scores[rows, None].expand(-1, width)
     return value_loss(values, values.detach(), returns, part.response_mask, torch.inf)[0]
 
 
