@@ -101,12 +101,6 @@ def test_prompt_lengths() -> None:
     assert sorted(lengths) == [8, 16, 24, 32, 40, 48, 56, 64]
 
 
-def test_expected_length_by_hand() -> None:
-    """Ends after the first token with 1/2, after the second with 1/4: 1 + 1/2 + 3/8 of at most three."""
-    ends = torch.tensor([[0.5, 0.25, 0.9]])
-    assert work.expected_length(ends) == pytest.approx(1 + 0.5 + 0.375)
-
-
 def test_a_document_without_the_section_is_refused(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text("nothing", encoding="utf-8")

@@ -17,7 +17,6 @@ from typing import cast
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
@@ -171,12 +170,8 @@ def _end_weight(model: GemmaForCausalLM, work: Work, mean: float) -> float:
     channel = states[..., CHANNEL].float()
 
     def excess(weight: float) -> float:
-        return expected_length(torch.sigmoid(weight * channel - others)) - mean
+        end = torch.sigmoid(weight * channel - others).double()
+        reached = torch.cumprod(1 - end, dim=1)[:, :-1]  # (B, R - 1): the token after this one is there
+        return 1 + float(reached.sum(1).mean()) - mean
 
     return float(brentq(excess, 0.0, 100.0))
-
-
-def expected_length(end: Tensor) -> float:
-    """Mean tokens of responses that end after position t with probability ``end`` (B, R), at the latest after R."""
-    reached = torch.cumprod(1 - end.double(), dim=1)[:, :-1]
-    return 1 + float(reached.sum(1).mean())
