@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dschat.common.atomic import write_file
+from dschat.common.atomic import write_file, writing_folder
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
@@ -175,10 +174,7 @@ def fit(model: nn.Module, examples: Sequence[T], loss: Callable[[Sequence[T]], T
 
 
 def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """An ordinary folder, which is there when it is whole; what a killed process left behind is replaced."""
-    beside = folder.with_suffix(".part")
-    shutil.rmtree(beside, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(beside)
-    tokenizer.save_pretrained(beside)
-    beside.rename(folder)
+    """An ordinary folder, which is there when it is whole."""
+    with writing_folder(folder) as place:
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
