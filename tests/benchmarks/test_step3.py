@@ -101,12 +101,6 @@ def test_prompt_lengths() -> None:
     assert sorted(lengths) == [8, 16, 24, 32, 40, 48, 56, 64]
 
 
-def test_expected_length_by_hand() -> None:
-    """Ends after the first token with 1/2, after the second with 1/4: 1 + 1/2 + 3/8 of at most three."""
-    ends = torch.tensor([[0.5, 0.25, 0.9]])
-    assert work.expected_length(ends) == pytest.approx(1 + 0.5 + 0.375)
-
-
 def test_a_document_without_the_section_is_refused(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text("nothing", encoding="utf-8")
@@ -138,7 +132,7 @@ def test_table() -> None:
 
 def work_of(**changes: Any) -> Any:
     """Prompts of 2, 3 and 4 tokens, 5 response tokens each; a Gemma of 2 layers."""
-    size = work.Size(vocabulary=100, hidden=8, layers=2, heads=4, kv_heads=1, head_dim=2, intermediate=16)
+    size = work.Size(100, 8, 2, 4, 1, head_dim=2, intermediate_size=16)
     return work.Work(**({"size": size, "batch": 3, "micro_batch": 3} | _LENGTHS | changes))
 
 
@@ -170,7 +164,7 @@ def test_growth() -> None:
     phases = dict.fromkeys(PHASES[:3], 1.0)
     points = [
         {"value": float(x), "cpu_seconds": x**2 / 1000, **phases, "wall_seconds": 1.0, "peak_mb": 7.0}
-        for x in growth.QUANTITIES["response"].values
+        for x in growth.QUANTITIES["response"][1]
     ]
     assert growth.exponents(points) == {"cpu_seconds": 2.0, "peak_mb": 0.0}
     text = growth.growth_table(points, "tokens")

@@ -15,14 +15,14 @@ how fast the GPU copies a large tensor (bytes read and written), and how fast it
 
 import argparse
 import os
-import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.utils.benchmark import Timer
 
 from contenders.process import PHASES, ours_alone
 from contenders.work import SIZES, Size, Work
-from harness import origin, report, settings_parser, table, write_section
+from harness import origin, report, settings_parser, table_of, write_section
 
 Figures = dict[str, float]
 
@@ -55,21 +55,15 @@ def measure_limits(device: str) -> Figures:
     target = torch.empty_like(source)
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return {
-        "bytes_per_second": 2 * large / fastest(lambda: target.copy_(source), device),
-        "operations_per_second": 2 * side**3 / fastest(lambda: left @ right, device),
+        "bytes_per_second": 2 * large / fastest("target.copy_(source)", target=target, source=source),
+        "operations_per_second": 2 * side**3 / fastest("left @ right", left=left, right=right),
     }
 
 
-def fastest(work: Callable[[], object], device: str, runs: int = 10) -> float:
-    """Seconds of the fastest run."""
-    seconds = []
-    for _ in range(runs + 2):
-        start = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[2:])
+def fastest(statement: str, **tensors: torch.Tensor) -> float:
+    """Seconds of the fastest of ten runs."""
+    timer = Timer(statement, globals=tensors)
+    return min(timer.timeit(1).mean for _ in range(10))
 
 
 def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figures:
@@ -79,7 +73,8 @@ def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figur
     dtype = "bf16" if settings.device == "cuda" else "fp32"
     work = Work(SIZES[settings.size], batch, min(settings.micro_batch, batch), *lengths, dtype=dtype)
     (run,) = ours_alone(work, settings.repeats, flags=settings.flags.split())
-    shares = {f"{phase}_share": run.wall_seconds.get(phase, 0.0) / run.wall_seconds["total"] for phase in PHASES}
+    whole = sum(run.wall_seconds[phase] for phase in PHASES)
+    shares = {f"{phase}_share": run.wall_seconds[phase] / whole for phase in PHASES}
     return shares | {
         "batch": batch,
         "wall_seconds": run.wall_seconds["total"],
@@ -93,17 +88,17 @@ def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figur
 
 def layer_weights(size: Size) -> int:
     """Weights of the matrices of all layers."""
-    query, other = size.heads * size.head_dim, 2 * size.kv_heads * size.head_dim
-    return size.layers * size.hidden * (2 * query + other + 3 * size.intermediate)
+    attention = 2 * (size.num_attention_heads + size.num_key_value_heads) * size.head_dim
+    return size.num_hidden_layers * size.hidden_size * (attention + 3 * size.intermediate_size)
 
 
 def rollout_limit(work: Work, bytes_per_second: float) -> float:
     """Tokens per second if decoding did nothing but read weights, keys and values."""
     size, number = work.size, 2 if work.dtype == "bf16" else 4
-    weights = layer_weights(size) + size.vocabulary * size.hidden
+    weights = layer_weights(size) + size.vocab_size * size.hidden_size
     # While token t of R is computed, a row has its prompt and t tokens; (R - 1) / 2 of them on average.
     held = sum(work.prompt_lengths()) + work.batch * (work.response - 1) / 2
-    cache = 2 * size.layers * size.kv_heads * size.head_dim * held
+    cache = 2 * size.num_hidden_layers * size.num_key_value_heads * size.head_dim * held
     return work.batch * bytes_per_second / (number * (weights + cache))
 
 
@@ -116,30 +111,29 @@ def training_operations(work: Work) -> float:
     size = work.size
     lengths = [prompt + work.response for prompt in work.prompt_lengths()]
     layers = 2 * layer_weights(size) * sum(lengths)
-    attention = 2 * size.layers * size.heads * size.head_dim * sum(length * length for length in lengths)
-    head = 2 * size.vocabulary * size.hidden * work.batch * work.response
+    attention = 2 * size.num_hidden_layers * size.num_attention_heads * size.head_dim * sum(n * n for n in lengths)
+    head = 2 * size.vocab_size * size.hidden_size * work.batch * work.response
     return 3.0 * (2 * (layers + attention) + head)
 
 
 def gpu_table(limits: Figures, batches: Sequence[Figures]) -> str:
     """How near rollouts and training come to their limits, and the phases' shares, by batch."""
     copied, computed = limits["bytes_per_second"] / 1e9, limits["operations_per_second"] / 1e12
-    head = ["prompts", "rollout, tokens/s", "of its limit", "training, TFLOP/s", "of its limit"]
-    head += [*(f"{phase}, share" for phase in PHASES), "iteration, s", "peak, GB"]
-    rows = [
-        [
-            f"{row['batch']:.0f}",
-            f"{row['rollout_tokens_per_second']:,.0f}",
-            f"{100 * row['rollout_tokens_per_second'] / row['rollout_limit']:.0f} %",
-            f"{row['training_operations_per_second'] / 1e12:,.1f}",
-            f"{100 * row['training_operations_per_second'] / row['training_limit']:.0f} %",
-            *(f"{100 * row[f'{phase}_share']:.0f} %" for phase in PHASES),
-            f"{row['wall_seconds']:.1f}",
-            f"{row['peak_mb'] / 1e3:.1f}",
-        ]
-        for row in batches
+
+    def share(of: str, whole: str = "") -> Callable[[Figures], str]:
+        return lambda row: f"{100 * row[of] / row.get(whole, 1.0):.0f} %"
+
+    columns: list[tuple[str, Callable[[Figures], str]]] = [
+        ("prompts", lambda row: f"{row['batch']:.0f}"),
+        ("rollout, tokens/s", lambda row: f"{row['rollout_tokens_per_second']:,.0f}"),
+        ("of its limit", share("rollout_tokens_per_second", "rollout_limit")),
+        ("training, TFLOP/s", lambda row: f"{row['training_operations_per_second'] / 1e12:,.1f}"),
+        ("of its limit", share("training_operations_per_second", "training_limit")),
+        *((f"{phase}, share", share(f"{phase}_share")) for phase in PHASES),
+        ("iteration, s", lambda row: f"{row['wall_seconds']:.1f}"),
+        ("peak, GB", lambda row: f"{row['peak_mb'] / 1e3:.1f}"),
     ]
-    return f"Measured limits: {copied:,.0f} GB/s, {computed:,.1f} TFLOP/s.\n\n{table(head, rows)}"
+    return f"Measured limits: {copied:,.0f} GB/s, {computed:,.1f} TFLOP/s.\n\n{table_of(columns, batches)}"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ less is cheaper than that. A picture per quantity is drawn on request.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -26,20 +26,12 @@ BASE = Work(Size(2048, 64, 2, 4, 4, 16, 256), 8, 4, 32, 32, 128)
 SHOWN = PHASES[:3]  # of the phases
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """What is changed."""
-
-    unit: str
-    values: tuple[int, ...]
-    tiny: tuple[int, int]  # for tests
-
-
+# What is changed: its unit and values.
 QUANTITIES = {
-    "response": Quantity("tokens of a response", (128, 256, 512, 1024), (4, 8)),
-    "batch": Quantity("prompts of a rollout", (8, 16, 32, 64, 128), (8, 16)),
-    "vocabulary": Quantity("tokens of the vocabulary", (2048, 8192, 32_768, 131_072, 262_144), (64, 128)),
-    "processes": Quantity("processes", (1, 2), (1, 2)),
+    "response": ("tokens of a response", (128, 256, 512, 1024)),
+    "batch": ("prompts of a rollout", (8, 16, 32, 64, 128)),
+    "vocabulary": ("tokens of the vocabulary", (2048, 8192, 32_768, 131_072, 262_144)),
+    "processes": ("processes", (1, 2)),
 }
 # The value, and seconds of an iteration ("cpu_seconds" and "wall_seconds"), CPU seconds of its phases and "peak_mb".
 Point = dict[str, float]
@@ -50,17 +42,17 @@ def main() -> None:
     parser = settings_parser(__doc__, "sections growth … are")
     parser.add_argument("--repeats", type=int, default=2, help="iterations that count")
     parser.add_argument("--pictures", type=Path, help="folder for growth-….svg")
-    parser.add_argument("--tiny", action="store_true", help="two small points of each, for tests")
+    parser.add_argument("--tiny", action="store_true", help="two points of a tiny model for each, for tests")
     settings = parser.parse_args()
     base = replace(BASE, size=SIZES["tiny"], response=4) if settings.tiny else BASE
     figures = {}
-    for name, each in QUANTITIES.items():
-        points = [run(name, value, base, settings.repeats) for value in (each.tiny if settings.tiny else each.values)]
+    for name, (unit, values) in QUANTITIES.items():
+        points = [run(name, value, base, settings.repeats) for value in (values[:2] if settings.tiny else values)]
         figures[name] = {"points": points, "exponent": exponents(points)}
         if settings.pictures is not None:
-            (settings.pictures / f"growth-{name}.svg").write_bytes(draw(points, each.unit))
+            (settings.pictures / f"growth-{name}.svg").write_bytes(draw(points, unit))
         if settings.markdown is not None:
-            write_section(settings.markdown, f"growth {name}", f"{origin()}\n\n{growth_table(points, each.unit)}")
+            write_section(settings.markdown, f"growth {name}", f"{origin()}\n\n{growth_table(points, unit)}")
     report(settings, figures)
 
 
@@ -72,15 +64,13 @@ def run(name: str, value: int, base: Work, repeats: int) -> Point:
         case "batch":
             base = replace(base, batch=value)
         case "vocabulary":
-            base = replace(base, size=replace(base.size, vocabulary=value))
+            base = replace(base, size=replace(base.size, vocab_size=value))
     ranks = ours_alone(base, repeats, value if name == "processes" else 1)
-    seconds = {phase: max(rank.cpu_seconds[phase] for rank in ranks) for phase in SHOWN}
-    whole = {
-        "cpu_seconds": max(rank.cpu_seconds["total"] for rank in ranks),
-        "wall_seconds": max(rank.wall_seconds["total"] for rank in ranks),
-    }
-    found = {"value": float(value)} | whole | seconds | {"peak_mb": max(rank.peak_mb for rank in ranks)}
-    return {name: round(number, 3) for name, number in found.items()}
+    found = {phase: max(rank.cpu_seconds[phase] for rank in ranks) for phase in SHOWN}
+    found["cpu_seconds"] = max(rank.cpu_seconds["total"] for rank in ranks)
+    found["wall_seconds"] = max(rank.wall_seconds["total"] for rank in ranks)
+    found["peak_mb"] = max(rank.peak_mb for rank in ranks)
+    return {"value": float(value)} | {name: round(number, 3) for name, number in found.items()}
 
 
 def exponents(points: Sequence[Point]) -> dict[str, float]:

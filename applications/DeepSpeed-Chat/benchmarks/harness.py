@@ -17,7 +17,7 @@ import platform
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -93,6 +93,11 @@ def origin() -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows))
+
+
+def table_of(columns: Sequence[tuple[str, Callable[[R], str]]], rows: Iterable[R]) -> str:
+    """A Markdown table whose columns have a name, and say how their cell of a row is made."""
+    return table([name for name, _ in columns], [[cell(row) for _, cell in columns] for row in rows])
 
 
 def svg(size: tuple[float, float], salt: str, draw: Callable[[Figure], None]) -> bytes:

@@ -100,7 +100,7 @@ def ways(place: Path, sequences: int) -> dict[str, tuple[str, Flags]]:
     pairs, prompts = sequences // 2, sequences // SAMPLES
     supervised = {FLAG[2:]: place / "model", "max_seq_len": 256}
     ppo = ppo_flags(place, sequences)
-    rloo = ppo | data(place, prompts, "0,0,1") | {"per_device_generation_batch_size": prompts}
+    rloo = ppo_flags(place, prompts) | {"per_device_training_batch_size": sequences}
     rloo |= {"advantage_estimator": "rloo", "samples_per_prompt": SAMPLES}
     return {
         "sft": (SFT, data(place, sequences, "1,0,0") | supervised | {"per_device_train_batch_size": sequences}),
@@ -114,15 +114,18 @@ def ways_to_hold(place: Path, sequences: int, rank: int) -> dict[str, tuple[str,
     """Each way to hold the models of step 3, and its flags."""
     whole = ppo_flags(place, sequences) | {"critic_model_name_or_path": place / "adapted"}
     lora = whole | {"lora_dim": rank}
-    shared = lora | {"share_base": True}
-    return {"whole models": (PPO, whole), "LoRA": (PPO, lora), "LoRA, --share_base": (PPO, shared)}
+    return {
+        "whole models": (PPO, whole),
+        "LoRA": (PPO, lora),
+        "LoRA, --share_base": (PPO, lora | {"share_base": True}),
+    }
 
 
-def ppo_flags(place: Path, sequences: int) -> Flags:
-    """Of one update of step 3."""
-    sizes = {"per_device_generation_batch_size": sequences, "per_device_training_batch_size": sequences}
+def ppo_flags(place: Path, rows: int) -> Flags:
+    """Of one update of step 3 on so many prompts."""
+    sizes = {"per_device_generation_batch_size": rows, "per_device_training_batch_size": rows}
     lengths = {"max_prompt_seq_len": 192, "max_answer_seq_len": 64}
-    return data(place, sequences, "0,0,1") | sizes | lengths | {"actor_model_name_or_path": place / "model"}
+    return data(place, rows, "0,0,1") | sizes | lengths | {"actor_model_name_or_path": place / "model"}
 
 
 def data(place: Path, rows: int, split: str) -> Flags:

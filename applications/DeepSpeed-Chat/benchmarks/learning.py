@@ -100,22 +100,21 @@ def run_quickstarts(folder: Path, seeds: Sequence[int], jobs: int) -> None:
         if done.returncode:
             raise RuntimeError(f"the quickstart ended with status {done.returncode}: see {place / 'log.txt'}")
 
-    left = [seed for seed in seeds if seed not in finished_quickstarts(folder)]
+    left = [seed for seed in seeds if not finished_quickstart(folder, seed)]
     with ThreadPoolExecutor(jobs) as pool:
         for _ in tqdm(pool.map(run, left), "quickstarts", len(left)):
             pass
 
 
-def finished_quickstarts(folder: Path) -> dict[int, Path]:
-    """Output folders of those that have come to their end, by seed."""
-    places = {seed: folder / f"seed-{seed}" for seed in SEEDS}
-    return {seed: place for seed, place in places.items() if (place / "report.html").exists()}
+def finished_quickstart(folder: Path, seed: int) -> bool:
+    """Whether that of a seed has come to its end."""
+    return (folder / f"seed-{seed}" / "report.html").exists()
 
 
 def quickstart_table(folder: Path) -> str | None:
     """Every run beside the first, over the finished seeds; None if there is none."""
     runs = runpy.run_path(str(QUICKSTART / "inputs.py"))["RUNS"]
-    places = finished_quickstarts(folder).values()
+    places = [folder / f"seed-{seed}" for seed in SEEDS if finished_quickstart(folder, seed)]
     found = [read_runs({name: place / own for name, (own, _) in runs.items()}) for place in places]
     if not found:
         return None

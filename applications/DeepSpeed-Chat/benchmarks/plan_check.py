@@ -15,7 +15,8 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -23,7 +24,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from contenders import ours
 from contenders.process import Job
-from contenders.work import SIZES, Size, Work, make_files
+from contenders.work import SIZES, Work, make_files
+from dschat.common.launch import as_arguments
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import open_config
@@ -32,33 +34,9 @@ from dschat.plan.plan import make_plan
 from dschat.trainers.iteration import Clock
 from harness import MB, in_process, report, run_step, settings_parser
 
-KINDS = (("fp32", False, 1), ("fp32", True, 1), ("fp32", False, 2), ("bf16", False, 1))  # see Case
+# dtype, whether activations are computed again, updates per rollout
+KINDS = (("fp32", False, 1), ("fp32", True, 1), ("fp32", False, 2), ("bf16", False, 1))
 PHASES = {"generation": "generate", "scoring": "score", "training": "train"}  # of the trainer's clock → of the plan
-
-
-@dataclass(frozen=True)
-class Case:
-    """One measurement."""
-
-    size: Size
-    dtype: str
-    checkpointing: bool  # activations computed again
-    updates: int  # per rollout, of two micro-batches
-    rows: int  # of a micro-batch
-    prompt: int
-    response: int
-
-    def work(self) -> Work:
-        """Of one iteration."""
-        lengths, batch = (self.prompt, self.prompt, self.response), 2 * self.rows * self.updates
-        return Work(self.size, batch, self.rows, *lengths, updates=self.updates, dtype=self.dtype)
-
-    def flags(self) -> list[str]:
-        """Of step 3, beside those of the work."""
-        own = ["--num_train_epochs", "2", "--per_device_generation_batch_size", f"{self.rows}"]
-        own += ["--per_device_eval_batch_size", f"{self.rows}", "--generation_batches", f"{2 * self.updates}"]
-        recomputed = ["--actor_gradient_checkpointing", "--critic_gradient_checkpointing"]
-        return [*own, *(recomputed if self.checkpointing else [])]
 
 
 def main() -> None:
@@ -68,17 +46,27 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="of a micro-batch")
     parser.add_argument("--short", action="store_true", help="float32 and one update per rollout only")
     settings = parser.parse_args()
-    sizes = (settings.rows, settings.prompt, settings.response)
-    kinds = KINDS[:1] if settings.short else KINDS
-    cases = [Case(SIZES[shape], *kind, *sizes) for shape in settings.shapes for kind in kinds]
-    report(settings, [in_process(compare, case) for case in cases])
+    lengths = (settings.prompt, settings.prompt, settings.response)
+    figures = []
+    for shape, (dtype, checkpointing, updates) in product(settings.shapes, KINDS[:1] if settings.short else KINDS):
+        batch = 2 * settings.rows * updates  # two micro-batches an update
+        work = Work(SIZES[shape], batch, settings.rows, *lengths, updates=updates, dtype=dtype)
+        figures.append(in_process(compare, work, checkpointing))
+    report(settings, figures)
 
 
-def compare(case: Case) -> dict[str, object]:
-    """Planned and measured megabytes of each phase."""
+def compare(work: Work, checkpointing: bool) -> dict[str, object]:
+    """Planned and measured megabytes of each phase, of two iterations."""
+    own = {"num_train_epochs": 2, "generation_batches": 2 * work.updates}
+    own |= {"per_device_generation_batch_size": work.micro_batch, "per_device_eval_batch_size": work.micro_batch}
+    recomputed = ["--actor_gradient_checkpointing", "--critic_gradient_checkpointing"]
+    flags = [
+        *as_arguments({f"--{name}": value for name, value in own.items()}),
+        *(recomputed if checkpointing else []),
+    ]
     with tempfile.TemporaryDirectory() as place:
-        make_files(replace(case.work(), dtype="bf16" if case.dtype == "fp32" else "fp32"), Path(place) / "files")
-        argv = ours.flags(Job(case.work(), f"{place}/files", place, flags=case.flags()))
+        make_files(replace(work, dtype="bf16" if work.dtype == "fp32" else "fp32"), Path(place) / "files")
+        argv = ours.flags(Job(work, f"{place}/files", place, flags=flags))
         plan = make_plan(parse(PPOConfig, argv), Machine(1, None), open_config)
         measured = measure(argv)
     planned = {phase.name: phase.total for phase in plan.phases}
@@ -87,7 +75,7 @@ def compare(case: Case) -> dict[str, object]:
     for name, most in measured.items():
         figures = {"planned_mb": round(planned[name] / MB, 1), "measured_mb": round(most / MB, 1)}
         rows[name] = figures | {"ratio": round(planned[name] / most, 3)}
-    return asdict(case) | {"phases": rows}
+    return asdict(work) | {"checkpointing": checkpointing, "phases": rows}
 
 
 def measure(argv: list[str]) -> dict[str, int]:

@@ -60,7 +60,7 @@ EVERY = {"equal": list(ENTRIES), "ragged": ["lower_bound", "ours", "trl"]}
 NOT_MEASURED = {"not_measured": "no --trl_python"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row(Iteration):
     """A contender's usual iteration."""
 
@@ -103,13 +103,14 @@ def measure(size: str, lengths: str, settings: argparse.Namespace) -> tuple[Rows
     if size == "tiny":  # for tests
         work = replace(work, batch=8, micro_batch=2, response=6, mean_response=work.mean_response and 2.0)
     names = settings.contenders or EVERY[lengths]
-    rows: Rows = {}
+    rows: Rows = {ENTRIES[name].name: None for name in names}
+    measured = [name for name in names if name != "trl" or settings.trl_python is not None]
     profile = None
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_files(work, folder / "files")
         # On a GPU the models of all contenders together may not fit.
-        for group in [[name] for name in names] if torch.cuda.is_available() else [names]:
+        for group in [[name] for name in measured] if torch.cuda.is_available() else [measured]:
             rows |= take_turns(group, work, folder, settings)
         if settings.profile is not None:
             traces = (settings.profile / f"{size}-{lengths}").absolute()
@@ -122,16 +123,13 @@ def measure(size: str, lengths: str, settings: argparse.Namespace) -> tuple[Rows
     return rows, profile
 
 
-def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argparse.Namespace) -> Rows:
+def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argparse.Namespace) -> dict[str, Row]:
     """Figures of contenders that stand beside each other."""
-    rows: Rows = {ENTRIES[name].name: None for name in names}
     with ExitStack() as stack:
-        measured = [name for name in names if name != "trl" or settings.trl_python is not None]
-        started = {name: stack.enter_context(start(name, work, folder, settings)) for name in measured}
-        turns = [[contender.iterate()[0] for contender in started.values()] for _ in range(settings.repeats + 1)]
-    for name, runs in zip(measured, zip(*turns[1:], strict=True), strict=True):
-        rows[ENTRIES[name].name] = summary(runs, work)
-    return rows
+        started = [stack.enter_context(start(name, work, folder, settings)) for name in names]
+        turns = [[contender.iterate()[0] for contender in started] for _ in range(settings.repeats + 1)]
+    runs = zip(*turns[1:], strict=True)
+    return {ENTRIES[name].name: summary(own, work) for name, own in zip(names, runs, strict=True)}
 
 
 def start(name: str, work: Work, folder: Path, settings: argparse.Namespace, profile: str | None = None) -> Contender:

@@ -33,8 +33,6 @@ class Models:
         )
         for model in (self.actor, self.reference, self.critic, self.reward):
             nn.Module.to(model, device)
-        self.reference.eval()
-        self.reward.eval()
         self.optimizers = [torch.optim.AdamW(m.parameters(), lr=LEARNING_RATE) for m in (self.actor, self.critic)]
 
 

@@ -4,28 +4,29 @@
 An iteration is a call of the trainer's `iterate`; its phases are those of the trainer's own clock. What a phase holds
 is the trainer's business: with one update per rollout, for instance, log-probs and values may come from training.
 
-A trace of an iteration says where its time went. Four groups are the work itself: model forward (the outermost module
-that is called, log-probs included, also inside sampling), model backward, sampling (everything else of the rollout
-engine) and optimiser. Everything else is listed by item: an operation, or a part of the trainer for the Python between
-its operations.
+A trace of an iteration says where its time went. Four groups are the work itself: model forward (log-probs included,
+also inside sampling), model backward, sampling (everything else of the rollout engine) and optimiser. Everything else
+is listed by operation; `Python` is what lies between its operations.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
 import torch
 from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from contenders.process import Job, Meter, read_job
 from dschat.common.launch import as_arguments
 from dschat.conditions.termination import TerminationCondition
+from dschat.models.policy import PolicyModel
+from dschat.models.scalar import ScalarModel
 from dschat.rl.estimators import ESTIMATORS
 from dschat.trainers.iteration import Clock
 from dschat.trainers.ppo import PPO
@@ -34,10 +35,8 @@ from harness import run_step
 STEP = "step3_rlhf_finetuning"
 MACRO_ACTIONS = "macro actions"  # termination condition, segments, pooling, GAE, back to tokens
 PROFILED = 1  # number of the iteration of which a trace is written; the first warms up
-GROUP, PART = "group: ", "part: "
 GROUPS = ("model forward", "model backward", "sampling", "optimiser", "everything else")
 FORWARD, BACKWARD, SAMPLING, OPTIMISER, ELSE = GROUPS
-PARTS = ("collect", "score", "credit", "update")  # methods of the trainer
 SMALLEST = 0.1  # percent: smaller items are not listed
 P = ParamSpec("P")
 Iterate = Callable[Concatenate[PPO, P], dict[str, float]]
@@ -105,7 +104,7 @@ def count_positions(causal_lm: nn.Module, name: str, meter: Meter, training: boo
     def count(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
         if torch.is_grad_enabled() == training:
             ids = kwargs.get("input_ids", args[0] if args else None)
-            meter.count(name, ids.numel() if ids is not None else kwargs["inputs_embeds"][..., 0].numel())
+            meter.now.counts[name] += ids.numel() if ids is not None else kwargs["inputs_embeds"][..., 0].numel()
 
     base = causal_lm.get_submodule(str(causal_lm.base_model_prefix))
     base.register_forward_pre_hook(count, with_kwargs=True)
@@ -126,13 +125,11 @@ def profiled(trainer: PPO, folder: Path) -> Iterator[None]:
     """Traces an iteration; afterwards the folder holds trace.json (for chrome://tracing) and profile.json."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with ExitStack() as stack:
-        _mark_forwards(stack)
-        for name in PARTS:
-            _mark(stack, type(trainer), name, PART + name)
-        _mark(stack, type(trainer.sample), "__call__", GROUP + SAMPLING)
-        _mark(stack, torch.autograd, "backward", GROUP + BACKWARD)
-        _mark(stack, type(trainer.models.actor), "step", PART + "engine.step")
-        with profile(activities=activities, acc_events=True) as profiler, record_function(PART + "iterate"):
+        for model in (PolicyModel, ScalarModel, type(trainer.models.actor.module.inner)):
+            _mark(stack, model, "forward", FORWARD)
+        _mark(stack, type(trainer.sample), "__call__", SAMPLING)
+        _mark(stack, torch.autograd, "backward", BACKWARD)
+        with profile(activities=activities, acc_events=True) as profiler, record_function("Python"):
             yield
     folder.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(folder / "trace.json"))
@@ -140,44 +137,22 @@ def profiled(trainer: PPO, folder: Path) -> Iterator[None]:
     (folder / "profile.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
-def _mark(stack: ExitStack, owner: object, name: str, label: str) -> None:
+def _mark(stack: ExitStack, owner: object, name: str, group: str) -> None:
     """A function of a class or module records a range until the stack is closed."""
     original = getattr(owner, name)
-
-    def run(*args: object, **kwargs: object) -> object:
-        with record_function(label):
-            return original(*args, **kwargs)
-
-    setattr(owner, name, run)
+    setattr(owner, name, wraps(original)(record_function(group)(original)))
     stack.callback(setattr, owner, name, original)
 
 
-def _mark_forwards(stack: ExitStack) -> None:
-    """Modules record a range when they are called outside of another one; DeepSpeed's engine is no part of a model."""
-    under_way: list[record_function | None] = []
-
-    def enter(module: nn.Module, *rest: object) -> None:
-        inner = any(under_way) or type(module).__module__.startswith("deepspeed")
-        under_way.append(None if inner else record_function(GROUP + FORWARD).__enter__())
-
-    def leave(*rest: object) -> None:
-        if (marked := under_way.pop()) is not None:
-            marked.__exit__(None, None, None)
-
-    stack.callback(register_module_forward_pre_hook(enter).remove)
-    stack.callback(register_module_forward_hook(leave, always_call=True).remove)
-
-
 def shares(events: list[FunctionEvent]) -> dict[str, dict[str, float]]:
-    """Percent of the traced time by group, and of everything else by item."""
+    """Percent of the traced time by group, and of everything else by operation."""
     total = sum(event.self_cpu_time_total for event in events)
     groups, items = dict.fromkeys(GROUPS, 0.0), defaultdict[str, float](float)
     for event in events:
-        group, part = _place(event)
+        group = group_of(event)
         groups[group] += 100 * event.self_cpu_time_total / total
         if group == ELSE:
-            name = "Python" if event.name.startswith((GROUP, PART)) else event.name
-            items[f"{part}: {name}"] += 100 * event.self_cpu_time_total / total
+            items[event.name] += 100 * event.self_cpu_time_total / total
     largest = sorted(items.items(), key=lambda item: -item[1])
     return {
         "percent": {group: round(percent, 2) for group, percent in groups.items()},
@@ -185,19 +160,16 @@ def shares(events: list[FunctionEvent]) -> dict[str, dict[str, float]]:
     }
 
 
-def _place(event: FunctionEvent) -> tuple[str, str]:
-    """An event's group, and the innermost part of the trainer that it belongs to."""
-    part = ""
+def group_of(event: FunctionEvent) -> str:
+    """The innermost group that an event is part of."""
     above: FunctionEvent | None = event
     while above is not None:
-        if above.name.startswith(GROUP):
-            return above.name.removeprefix(GROUP), part
         if above.name.startswith("Optimizer.step#"):
-            return OPTIMISER, part
-        if above.name.startswith(PART) and not part:
-            part = above.name.removeprefix(PART)
+            return OPTIMISER
+        if above.name in GROUPS:
+            return above.name
         above = above.cpu_parent
-    return ELSE, part
+    return ELSE
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
@@ -28,7 +29,6 @@ from contenders.work import Work, make_files
 from harness import MB, Peak
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
-LAST_LINES = 15  # of what a failed contender said
 PHASES = ("generation", "scoring", "training", "rest")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,16 +56,20 @@ class Job:
         return os.environ | own
 
 
+def _sums() -> dict[str, float]:
+    return defaultdict(float)
+
+
 @dataclass(frozen=True)
 class Iteration:
     """Figures of one iteration in one process."""
 
-    cpu_seconds: dict[str, float]  # seconds by phase, and their total
-    wall_seconds: dict[str, float]  # the same
-    inside_cpu_seconds: dict[str, float]  # CPU seconds of parts of the phases
-    counts: dict[str, float]
-    peak_mb: float
-    tokens: float  # of all its responses
+    cpu_seconds: dict[str, float] = field(default_factory=_sums)  # by phase, and their total
+    wall_seconds: dict[str, float] = field(default_factory=_sums)  # the same
+    inside_cpu_seconds: dict[str, float] = field(default_factory=_sums)  # of parts of the phases
+    counts: dict[str, float] = field(default_factory=_sums)
+    peak_mb: float = 0.0
+    tokens: float = 0.0  # of all its responses
 
 
 def usual(runs: Sequence[Iteration]) -> Iteration:
@@ -73,14 +77,14 @@ def usual(runs: Sequence[Iteration]) -> Iteration:
 
     def middle(kind: str) -> dict[str, float]:
         found = [getattr(run, kind) for run in runs]
-        return {name: round(statistics.median(each.get(name, 0.0) for each in found), 4) for name in found[0]}
+        return {name: round(statistics.median(each[name] for each in found), 4) for name in found[0]}
 
     dicts = (middle("cpu_seconds"), middle("wall_seconds"), middle("inside_cpu_seconds"), middle("counts"))
     return Iteration(*dicts, max(run.peak_mb for run in runs), statistics.median(run.tokens for run in runs))
 
 
 class Contender:
-    """One contender, which ends with its context."""
+    """One contender, which ends with its context; what it prints goes to standard error."""
 
     def __init__(self, python: str, module: str, job: Job) -> None:
         """Starts its processes and waits until everything is set up.
@@ -91,31 +95,30 @@ class Contender:
             job: what it does.
 
         Raises:
-            RuntimeError: one ended; with the last lines of what it said.
+            RuntimeError: one ended.
         """
         from dschat.common.launch import free_port
 
-        folder, port = Path(job.folder), free_port()
-        self._processes: list[tuple[subprocess.Popen[bytes], Connection[Job | None, Iteration], Path]] = []
+        port = free_port()
+        self._processes: list[tuple[subprocess.Popen[bytes], Connection[Job | None, Iteration]]] = []
         for rank in range(job.processes):
-            (ours, theirs), log = Pipe(), folder / f"log-{rank}.txt"
-            with open(log, "wb") as said, theirs:
+            ours, theirs = Pipe()
+            with theirs:
                 process = subprocess.Popen(
                     [python, "-m", f"contenders.{module}", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
+                    stdout=sys.stderr,
                     env=job.environment(rank, port),
-                    cwd=folder,
+                    cwd=job.folder,
                     pass_fds=[theirs.fileno()],
                 )
-            self._processes.append((process, ours, log))
+            self._processes.append((process, ours))
             ours.send(job)
         self._answers()
 
     def iterate(self) -> list[Iteration]:
         """One iteration; the figures of each process."""
-        for _, pipe, _ in self._processes:
+        for _, pipe in self._processes:
             pipe.send(None)
         return self._answers()
 
@@ -123,23 +126,19 @@ class Contender:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for _, pipe, _ in self._processes:
+        for _, pipe in self._processes:
             pipe.close()
-        for process, _, _ in self._processes:
+        for process, _ in self._processes:
             process.wait()
 
     def _answers(self) -> list[Iteration]:
         """The next word of each process."""
-        answers = []
-        for _, pipe, log in self._processes:
-            try:
-                answers.append(pipe.recv())
-            except (EOFError, ConnectionError) as error:
-                for process, _, _ in self._processes:
-                    process.kill()
-                said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-                raise RuntimeError("\n".join(["a contender ended early:", *said])) from error
-        return answers
+        try:
+            return [pipe.recv() for _, pipe in self._processes]
+        except (EOFError, ConnectionError) as error:
+            for process, _ in self._processes:
+                process.kill()
+            raise RuntimeError("a contender ended early; what it said is above") from error
 
 
 def ours_alone(work: Work, repeats: int, processes: int = 1, flags: Sequence[str] = ()) -> list[Iteration]:
@@ -167,29 +166,25 @@ class Meter:
     def __init__(self, pipe: Connection[Iteration, Job | None]) -> None:
         self._pipe = pipe
         self._peak: Peak | None = None
-        self._now = Iteration({}, {}, {}, {}, 0.0, 0.0)
-        self._start = self._last = (0.0, 0.0)
+        self._last = (0.0, 0.0)
+        self.now = Iteration()
 
     def begin(self) -> None:
         """Waits until an iteration is asked for; the first call says that everything is set up."""
         if self._peak is None:
             self._peak = Peak(torch.cuda.is_available())
-            self._pipe.send(self._now)
+            self._pipe.send(self.now)
         try:
             self._pipe.recv()
         except EOFError:
             os._exit(0)  # without the contender's own farewell: it was not measured, and may write whole models
-        self._now = Iteration({}, {}, {}, {}, 0.0, 0.0)
-        self._start = self._last = _seconds()
+        self.now, self._last = Iteration(), _seconds()
 
     def lap(self, name: str) -> None:
         """Books the time since the last lap under a phase."""
-        now = _seconds()
-        for booked, seconds, last in zip(
-            (self._now.cpu_seconds, self._now.wall_seconds), now, self._last, strict=True
-        ):
-            booked[name] = booked.get(name, 0.0) + seconds - last
-        self._last = now
+        before, self._last = self._last, _seconds()
+        for booked, start, end in zip((self.now.cpu_seconds, self.now.wall_seconds), before, self._last, strict=True):
+            booked[name] += end - start
 
     def inside(self, name: str, work: Callable[P, R]) -> Callable[P, R]:
         """The same function; its CPU time is booked under a name beside the phases, as a part of one of them."""
@@ -197,16 +192,10 @@ class Meter:
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             start = time.process_time()
             result = work(*args, **kwargs)
-            self._now.inside_cpu_seconds[name] = (
-                self._now.inside_cpu_seconds.get(name, 0.0) + time.process_time() - start
-            )
+            self.now.inside_cpu_seconds[name] += time.process_time() - start
             return result
 
         return run
-
-    def count(self, name: str, number: int) -> None:
-        """Adds to a count of this iteration."""
-        self._now.counts[name] = self._now.counts.get(name, 0) + number
 
     def end(self, tokens: float) -> None:
         """Ends an iteration and hands over its figures.
@@ -216,10 +205,9 @@ class Meter:
         """
         assert self._peak is not None
         self.lap("rest")
-        self._now.cpu_seconds["total"], self._now.wall_seconds["total"] = (
-            last - start for last, start in zip(self._last, self._start, strict=True)
-        )
-        self._pipe.send(replace(self._now, peak_mb=self._peak.bytes() / MB, tokens=tokens))
+        for seconds in (self.now.cpu_seconds, self.now.wall_seconds):
+            seconds["total"] = sum(seconds.values())
+        self._pipe.send(replace(self.now, peak_mb=self._peak.bytes() / MB, tokens=tokens))
 
 
 def read_job() -> tuple[Job, Meter]:

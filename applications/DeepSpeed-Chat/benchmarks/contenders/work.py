@@ -9,14 +9,14 @@ everywhere: zero for equal lengths, or what gives the mean length that is asked 
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
@@ -34,15 +34,15 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Size:
-    """A Gemma."""
+    """A Gemma, in the words of its config."""
 
-    vocabulary: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
-    intermediate: int
+    intermediate_size: int
 
 
 SIZES = {
@@ -83,12 +83,12 @@ class Work:
 def make_files(work: Work, folder: Path) -> None:
     """Writes actor/ and reward/ (Hugging Face folders with the tokenizer), prompts.txt, and prompts/ for ours."""
     transformers.utils.logging.disable_progress_bar()
-    tokenizer = make_tokenizer(work.size.vocabulary)
-    device = "cuda" if work.size.hidden >= 1024 and torch.cuda.is_available() else "cpu"
-    makers: Mapping[str, Callable[[Work], PreTrainedModel]] = {"actor": make_actor, "reward": make_reward_model}
-    for name, make in makers.items():
-        with torch.device(device):
-            make(work).save_pretrained(folder / name)
+    tokenizer = make_tokenizer(work.size.vocab_size)
+    device = "cuda" if work.size.hidden_size >= 1024 and torch.cuda.is_available() else "cpu"
+    with torch.device(device):
+        make_actor(work).save_pretrained(folder / "actor")
+        make_reward_model(work).save_pretrained(folder / "reward")
+    for name in ("actor", "reward"):
         tokenizer.save_pretrained(folder / name)
     prompts = make_prompts(work)
     (folder / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
@@ -115,7 +115,7 @@ def word_tokenizer(words: Sequence[str], unknown: str, **settings: str) -> PreTr
 def make_prompts(work: Work) -> list[str]:
     """Random words, as many as `Work.prompt_lengths` says."""
     chance = torch.Generator().manual_seed(0)
-    words = (FIRST_WORD, work.size.vocabulary)
+    words = (FIRST_WORD, work.size.vocab_size)
     rows = [torch.randint(*words, (length,), generator=chance).tolist() for length in work.prompt_lengths()]
     return [" ".join(f"w{i}" for i in row) for row in rows]
 
@@ -137,26 +137,17 @@ def make_actor(work: Work) -> GemmaForCausalLM:
     return model
 
 
-def make_reward_model(work: Work) -> GemmaForSequenceClassification:
+def make_reward_model(work: Work) -> PreTrainedModel:
     """A random reward model; the critic starts from it, too."""
     torch.manual_seed(2)
     config = _config(work)
     config.num_labels = 1
-    model: GemmaForSequenceClassification
-    model = GemmaForSequenceClassification._from_config(config, dtype=DTYPES[work.dtype])
-    return model
+    return cast(PreTrainedModel, GemmaForSequenceClassification._from_config(config, dtype=DTYPES[work.dtype]))
 
 
 def _config(work: Work) -> GemmaConfig:
-    size = work.size
     return GemmaConfig(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        head_dim=size.head_dim,
+        **asdict(work.size),
         max_position_embeddings=work.longest_prompt + work.response,
         pad_token_id=PAD,
         eos_token_id=EOS,
@@ -171,19 +162,16 @@ def _end_weight(model: GemmaForCausalLM, work: Work, mean: float) -> float:
 
     Responses of random tokens stand for sampled ones: random models draw from nearly even distributions.
     """
-    ids = torch.randint(FIRST_WORD, work.size.vocabulary, (8, work.longest_prompt + work.response))
+    from scipy.optimize import brentq
+
+    ids = torch.randint(FIRST_WORD, work.size.vocab_size, (8, work.longest_prompt + work.response))
     states = model.model(ids.to(model.device)).last_hidden_state[:, work.longest_prompt - 1 : -1]
     others = torch.stack([model.lm_head(row).float().logsumexp(-1) for row in states])  # EOS adds nothing to it yet
     channel = states[..., CHANNEL].float()
-    low, high = 0.0, 100.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        too_long = expected_length(torch.sigmoid(middle * channel - others)) > mean
-        low, high = (middle, high) if too_long else (low, middle)
-    return low
 
+    def excess(weight: float) -> float:
+        end = torch.sigmoid(weight * channel - others).double()
+        reached = torch.cumprod(1 - end, dim=1)[:, :-1]  # (B, R - 1): the token after this one is there
+        return 1 + float(reached.sum(1).mean()) - mean
 
-def expected_length(end: Tensor) -> float:
-    """Mean tokens of responses that end after position t with probability ``end`` (B, R), at the latest after R."""
-    reached = torch.cumprod(1 - end.double(), dim=1)[:, :-1]
-    return 1 + float(reached.sum(1).mean())
+    return float(brentq(excess, 0.0, 100.0))

@@ -6,19 +6,19 @@ Curves are one number per PPO iteration, smoothed as in the product's reports: `
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import bootstrap
 
 from dschat.common.pictures import COLOURS, plain_axes
 from dschat.common.statistics import RESAMPLES, SEED, MeanInterval
 from dschat.run_report.summary import Numbers, final, first_at, trailing_mean, window_of
-from harness import svg, table
+from harness import svg, table, table_of
 from trials.matrix import Group, Options, Result, Results
 
 Curve = Sequence[float] | Numbers
@@ -41,8 +41,7 @@ class Row:
 
     setting: str
     seeds: list[int]
-    updates: Interval | None  # to the baseline's final gold score: median over the seeds that reached it
-    reached: int  # seeds that did
+    updates: Interval | None  # to the baseline's final gold: median over the seeds that reached it
     speed_up: Interval  # median
     faster: int  # seeds on which it is above 1
     gold: Interval  # at the end: mean
@@ -95,7 +94,6 @@ def _row(name: str, runs: Runs, baseline: Runs, best: Sequence[Mapping[int, floa
         setting=name,
         seeds=sorted(runs),
         updates=usual_updates(needed),
-        reached=sum(n is not None for n in needed),
         speed_up=over_seeds(times, median=True),
         faster=sum(time > 1 for time in times),
         gold=over_seeds(golds),
@@ -156,57 +154,52 @@ def at_kl(gold: Curve, kl: Curve, level: float) -> float | None:
     above = smooth_kl >= level
     if not above.any():
         return None
-    i = int(above.argmax())
-    if i == 0:
-        return float(smooth_gold[0])
-    return float(np.interp(level, smooth_kl[i - 1 : i + 1], smooth_gold[i - 1 : i + 1]))
+    last = int(above.argmax()) + 1
+    around = slice(max(last - 2, 0), last)
+    return float(np.interp(level, smooth_kl[around], smooth_gold[around]))
 
 
 def over_seeds(values: Sequence[float], median: bool = False) -> Interval:
     """The mean or the median of one value per seed, at least one, with a percentile bootstrap over seeds."""
-    from scipy.stats import bootstrap
-
     statistic = np.median if median else np.mean
     value = float(statistic(values))
     if len(set(values)) < 2:
         return Interval(value, seeds=len(values))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # resamples of few seeds are often all alike
-        rng = np.random.default_rng(SEED)
-        found = bootstrap(
-            (np.asarray(values),), statistic, n_resamples=RESAMPLES, method="percentile", rng=rng
-        ).confidence_interval
-    return Interval(value, float(found.low), float(found.high), len(values))
+    low, high = resampled(np.asarray(values), statistic)
+    return Interval(value, float(low), float(high), len(values))
+
+
+def resampled(values: Numbers, statistic: Callable[[Numbers], object]) -> tuple[Numbers, Numbers]:
+    """Ends of the 95 % intervals of a statistic over the first dimension: of one number or one curve per seed."""
+    rng = np.random.default_rng(SEED)
+    found = bootstrap((values,), statistic, n_resamples=RESAMPLES, method="percentile", rng=rng, batch=500)
+    return found.confidence_interval.low, found.confidence_interval.high
 
 
 def learning_table(rows: Sequence[Row]) -> str:
     """How fast, and how far."""
     varies = any(abs(row.last["length"] - rows[0].last["length"]) > 0.05 for row in rows)
-    head = ["", "seeds", "updates to PPO's final score", "times faster", "faster on", "final gold", "minus PPO's"]
-    head += ["at PPO's length", "length"] if varies else []
-    head += ["KL", "λ_eff", "EV, first / last", "rms A", "rms return", "s"]
-    lines = []
-    for row in rows:
-        seeds, last = len(row.seeds), row.last
-        lines.append(
-            [
-                row.setting,
-                str(seeds),
-                updates_text(row.updates, seeds),
-                row.speed_up.text(2),
-                f"{row.faster}/{seeds}",
-                row.gold.text(3),
-                row.gain.text(3),
-                *([row.gold_at_length.text(3), f"{last['length']:.1f}"] if varies else []),
-                f"{last['kl']:.1f}",
-                f"{last['lambda_eff']:.3f}",
-                f"{row.explained_first:.2f} / {last['explained_variance_middle']:.2f}",
-                f"{last['advantage_rms']:.2f}",
-                f"{last['return_rms']:.2f}",
-                f"{row.seconds:.0f}",
-            ]
-        )
-    return table(head, lines)
+    lengths: list[tuple[str, Callable[[Row], str]]] = [
+        ("at PPO's length", lambda row: row.gold_at_length.text(3)),
+        ("length", lambda row: f"{row.last['length']:.1f}"),
+    ]
+    columns: list[tuple[str, Callable[[Row], str]]] = [
+        ("", lambda row: row.setting),
+        ("seeds", lambda row: str(len(row.seeds))),
+        ("updates to PPO's final score", lambda row: updates_text(row.updates, len(row.seeds))),
+        ("times faster", lambda row: row.speed_up.text(2)),
+        ("faster on", lambda row: f"{row.faster}/{len(row.seeds)}"),
+        ("final gold", lambda row: row.gold.text(3)),
+        ("minus PPO's", lambda row: row.gain.text(3)),
+        *(lengths if varies else []),
+        ("KL", lambda row: f"{row.last['kl']:.1f}"),
+        ("λ_eff", lambda row: f"{row.last['lambda_eff']:.3f}"),
+        ("EV, first / last", lambda row: f"{row.explained_first:.2f} / {row.last['explained_variance_middle']:.2f}"),
+        ("rms A", lambda row: f"{row.last['advantage_rms']:.2f}"),
+        ("rms return", lambda row: f"{row.last['return_rms']:.2f}"),
+        ("s", lambda row: f"{row.seconds:.0f}"),
+    ]
+    return table_of(columns, rows)
 
 
 def kl_table(rows: Sequence[Row]) -> str:
@@ -223,8 +216,10 @@ def kl_table(rows: Sequence[Row]) -> str:
             return "–"
         return f"{gain.value:+.3f}" + ("" if gain.low is None else f" [{gain.low:+.3f}, {gain.high:+.3f}]")
 
-    cells = [[*(counted(gold, len(row.seeds)) for gold in row.at_kl), *map(signed, row.over_best)] for row in rows]
-    return table(head, [[row.setting, *own] for row, own in zip(rows, cells, strict=True)])
+    golds = ([counted(gold, len(row.seeds)) for gold in row.at_kl] for row in rows)
+    return table(
+        head, [[row.setting, *own, *map(signed, row.over_best)] for row, own in zip(rows, golds, strict=True)]
+    )
 
 
 def draw(groups: Sequence[Group], results: Results) -> bytes:
@@ -253,7 +248,8 @@ def _draw_group(over_updates: Axes, over_kl: Axes, group: Group, results: Result
         colour = COLOURS[i % len(COLOURS)]
         updates, mean = np.arange(1, gold.shape[1] + 1), gold.mean(0)
         over_updates.plot(updates, mean, label=name, linewidth=1.6, color=colour, linestyle=dash)
-        over_updates.fill_between(updates, *_band(gold), color=colour, alpha=0.13, linewidth=0)
+        if len(gold) > 1:
+            over_updates.fill_between(updates, *resampled(gold, np.mean), color=colour, alpha=0.13, linewidth=0)
         over_kl.plot(kl.mean(0), mean, linewidth=1.6, color=colour, linestyle=dash)
         if i == 0:
             level = float(np.mean([final(run.curves["gold"]) for run in runs.values()]))
@@ -261,13 +257,3 @@ def _draw_group(over_updates: Axes, over_kl: Axes, group: Group, results: Result
             over_updates.axhline(level, color="#444444", linestyle=":", linewidth=1.2, label=label)
     plain_axes(over_updates, f"{group.name} ({group.task})", "updates", "gold score")
     plain_axes(over_kl, "", "KL to SFT, nats per response", "gold score")
-
-
-def _band(gold: Numbers) -> tuple[Numbers, Numbers]:
-    """95 % bootstrap intervals of the mean over seeds, at every fifth update and between them in straight lines."""
-    places = np.unique(np.append(np.arange(0, gold.shape[1], 5), gold.shape[1] - 1))
-    found = [over_seeds(gold[:, place].tolist()) for place in places]
-    ends = [(i.value, i.value) if i.low is None else (i.low, i.high) for i in found]
-    low, high = np.array(ends, dtype=np.float64).T
-    every = np.arange(gold.shape[1])
-    return np.interp(every, places, low), np.interp(every, places, high)

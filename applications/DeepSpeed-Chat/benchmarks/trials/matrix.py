@@ -51,11 +51,6 @@ class Spec:
         own = {name: value for name, value in asdict(self).items() if value != usual[name]}
         return sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
 
-    @property
-    def cost(self) -> int:
-        """Sampled tokens per prompt, to which its seconds are roughly in proportion."""
-        return self.updates * int(self.task.rpartition("-")[2])
-
 
 @dataclass(frozen=True)
 class Group:
@@ -145,17 +140,14 @@ def run_all(specs: Sequence[Spec], results: Results, jobs: int) -> None:
         RuntimeError: a run failed; the others that were under way are finished first.
     """
     left = [spec for spec in specs if results.read(spec) is None]
-    with tqdm(total=sum(spec.cost for spec in specs), desc="runs", unit="token", unit_scale=True) as bar:
-        bar.update(bar.total - sum(spec.cost for spec in left))
-        bar.initial = bar.n  # what was done before says nothing of the speed
+    with tqdm(total=len(specs), initial=len(specs) - len(left), desc="runs") as bar:
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin) as pool:
             under_way = {pool.submit(results.make, spec): spec for spec in left}
-            for done, future in enumerate(as_completed(under_way), len(specs) - len(left) + 1):
+            for future in as_completed(under_way):
                 if future.exception() is not None:
                     pool.shutdown(wait=True, cancel_futures=True)
                     raise RuntimeError(f"{under_way[future]} failed") from future.exception()
-                bar.set_postfix_str(f"{done}/{len(specs)} runs")
-                bar.update(under_way[future].cost)
+                bar.update()
 
 
 def _begin() -> None:

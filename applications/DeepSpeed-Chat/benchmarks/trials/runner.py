@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import torch
@@ -14,13 +15,10 @@ from torch import Tensor
 
 from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
 from dschat.conditions.termination import Ends, TerminationCondition
-from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import prompt_examples
-from dschat.models.engines import PolicyEngine
 from dschat.rl.estimators import Estimator, EstimatorSettings
-from dschat.rl.masked import masked_moments
-from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Trajectory
+from dschat.rl.types import MacroActions, PPOBatch, Rollout, Trajectory
 from dschat.run.metrics import MetricsLog
 from dschat.run.output import Run, new_record
 from dschat.scoring.source import ResponseTexts, ScoreSource
@@ -60,9 +58,10 @@ def run(spec: Spec, starts: Starts, folder: Path) -> Result:
     models = replace(models, reward=reward, metric=gold)
     prompts, _ = prompt_examples(task.rows(spec.updates * BATCH, spec.seed, "ppo"), tokenizer, task.max_prompt)
     condition = TerminationCondition(config, tokenizer, tokenizer.eos_token_id, spec.seed)
-    if spec.condition == "high_entropy":
-        condition = cast(TerminationCondition, ByReference(models.reference))
-    bare = BareRun(plan, folder)
+    if spec.condition == "high_entropy":  # asks the reference: more than a user's function is handed
+        condition = cast(TerminationCondition, lambda known, epoch: Ends(high_entropy(known, models.reference)))
+    # What a trainer needs of its run.
+    bare = SimpleNamespace(plan=plan, folder=folder, record=new_record("ppo", [], 0, 1), metrics=MetricsLog(folder))
     ppo = PPO(models, prompts, [], tokenizer, condition, config, cast(Run, bare), estimator=noting)
     ppo.sample = ActorSampler(models.actor, tokenizer, sampling(task, tokenizer), config.seed, models.rollouts)
     curves: dict[str, list[float]] = {}
@@ -121,21 +120,11 @@ class Noting:
         batch = self.estimator(trajectory, macro, settings)
         assert batch.returns is not None  # of a critic
         self.seen = {
-            "advantage_rms": _rms(batch.advantages, batch.response_mask),
-            "return_rms": _rms(batch.returns, batch.response_mask),
+            "advantage_rms": float(batch.advantages[batch.response_mask].square().mean().sqrt()),
+            "return_rms": float(batch.returns[batch.response_mask].square().mean().sqrt()),
             "explained_variance_middle": _at_middle(batch),
         }
         return batch
-
-
-@dataclass(frozen=True)
-class ByReference:
-    """The condition `high_entropy`, which asks the reference: more than a user's function is handed."""
-
-    reference: PolicyEngine
-
-    def __call__(self, trajectory: Trajectory | ScoredRollout, epoch: int) -> Ends:
-        return Ends(high_entropy(trajectory, self.reference))
 
 
 @dataclass(frozen=True)
@@ -164,20 +153,6 @@ class GoldByLength:
         spread = lengths - lengths.mean()
         self.slope = float((spread * scores).sum() / spread.square().sum().clamp(min=1))
         return scores
-
-
-class BareRun:
-    """What a trainer needs of its run."""
-
-    def __init__(self, plan: BatchPlan, folder: Path) -> None:
-        self.plan, self.folder = plan, folder
-        self.record = new_record("ppo", [], 0, 1)
-        self.metrics = MetricsLog(folder)
-
-
-def _rms(x: Tensor, mask: Tensor) -> float:
-    count, _, squares = masked_moments(x, mask)
-    return float((squares / count).sqrt())
 
 
 def _at_middle(batch: PPOBatch) -> float:

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from filelock import FileLock
 from torch import Tensor, nn
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dschat.common.atomic import write_file
+from dschat.common.atomic import write_file, writing_folder
 from dschat.data.examples import PairExample, pair_examples, prompt_examples, sft_examples
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
@@ -25,15 +26,12 @@ from dschat.rl.losses import value_loss
 from dschat.rl.types import Rollout, select_rows
 from dschat.rollouts.generate import sample
 from dschat.rollouts.sampling import Sampling, row_seed
-from dschat.scoring.reward_model import RewardModelScores
-from dschat.scoring.source import ResponseTexts
-from dschat.trainers.ppo_models import response_values
 from dschat.trainers.reward import RewardTask
 from dschat.trainers.sft import SFTTask
 from trials.matrix import BATCH
 from trials.tasks import Task, gold_scores, tldr_rows
-from trials.variants import explained_variance
 
+T = TypeVar("T")
 SFT_STEPS, SFT_RATE = 150, 5e-3
 SAMPLES = 512  # whose scores give the mean and the spread of the gold score
 DRAWN = 4096  # responses, or pairs of the quickstart's, that a critic or a reward model learns from
@@ -71,7 +69,7 @@ class Starts:
         start = self.sft(task, seed)
         place = Path(start.sft).parent / kind
         with FileLock(f"{place}.lock"):
-            if not (place / "made.json").exists():
+            if not place.exists():
                 _make_scalar(kind, task, seed, start, place)
         return str(place)
 
@@ -82,9 +80,7 @@ def _make_sft(task: Task, seed: int, place: Path) -> None:
     rows = task.rows(SFT_STEPS * BATCH, seed, "sft")
     examples, _ = sft_examples(rows, tokenizer, task.length + task.max_prompt, tokenizer.eos_token_id)
     learner, policy = SFTTask(examples, [], tokenizer.pad_token_id), PolicyModel(model)
-    batches = [examples[i : i + BATCH] for i in range(0, len(examples), BATCH)]
-    losses = (learner.loss(policy, batch, learner.count(batch))[0] for batch in batches)  # type: ignore[arg-type]
-    fit(policy, losses, len(batches), SFT_RATE)
+    fit(policy, examples, lambda part: learner.loss(policy, part, learner.count(part))[0], SFT_RATE)  # type: ignore[arg-type]
     gold = draw(task, model, tokenizer, SAMPLES, seed, "start")[1]
     save(place / "sft", model, tokenizer)
     scores = {"mean": float(gold.mean()), "spread": float(gold.std())}
@@ -116,36 +112,27 @@ def make_model(task: Task, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pre
 def _make_scalar(kind: str, task: Task, seed: int, start: Start, place: Path) -> None:
     tokenizer = load_tokenizer(start.sft, "sft")
     policy = load_causal_lm(start.sft, "sft", torch.float32, tokenizer)
-    rollout, gold = draw(task, policy, tokenizer, DRAWN + SAMPLES, seed, kind)
-    scores, held_out = (gold - start.mean) / start.spread, torch.arange(DRAWN, DRAWN + SAMPLES)
-    inner = load_scalar(start.sft, "sft", torch.float32, tokenizer)
-    model, tests = ScalarModel(inner), select_rows(rollout, held_out)
+    rollout, gold = draw(task, policy, tokenizer, DRAWN, seed, kind)
+    scores = (gold - start.mean) / start.spread
+    model = ScalarModel(load_scalar(start.sft, "sft", torch.float32, tokenizer))
     if kind == "regressed":
-        batches = [rows for _ in range(EPOCHS) for rows in torch.arange(DRAWN).split(BATCH)]
-        losses = (_critic_loss(model, select_rows(rollout, rows), scores[rows]) for rows in batches)
-        fit(model, losses, len(batches), RATE)
-        values = response_values(model, tests, BATCH)
-        made = {"explained_variance_middle": explained_variance(values[:, values.shape[1] // 2], scores[held_out])}
+        fit(model, EPOCHS * list(range(DRAWN)), partial(_critic_loss, model, rollout, scores), RATE)
     else:
         if task.kind == "reviews":  # those that the quickstart's reward model learns from
             rows = tldr_rows(DRAWN, seed, "comparisons")
-            pairs = EPOCHS * pair_examples(rows, tokenizer, MAX_PAIR, tokenizer.eos_token_id)[0]
+            pairs = pair_examples(rows, tokenizer, MAX_PAIR, tokenizer.eos_token_id)[0]
         else:
-            pairs = EPOCHS * pairs_of(rollout, scores)
+            pairs = pairs_of(rollout, scores)
         learner = RewardTask(pairs, [], tokenizer.pad_token_id)
-        parts = [pairs[i : i + BATCH] for i in range(0, len(pairs), BATCH)]
-        fit(model, (learner.loss(model, part, len(part))[0] for part in parts), len(parts), RATE)  # type: ignore[arg-type]
-        given = RewardModelScores(model, BATCH)(tests, ResponseTexts([], [], []))  # type: ignore[arg-type]
-        made = {"correlation_with_gold": float(torch.corrcoef(torch.stack([given, scores[held_out]]))[0, 1])}
-    save(place, inner, tokenizer)
-    write_file(place / "made.json", json.dumps(made) + "\n")
+        fit(model, EPOCHS * pairs, lambda part: learner.loss(model, part, len(part))[0], RATE)  # type: ignore[arg-type]
+    save(place, model.inner, tokenizer)
 
 
-def _critic_loss(model: ScalarModel, part: Rollout, scores: Tensor) -> Tensor:
+def _critic_loss(model: ScalarModel, rollout: Rollout, scores: Tensor, rows: Sequence[int]) -> Tensor:
     """Every token's value learns the score of the whole response."""
-    width = part.response_mask.shape[1]
+    part, width = select_rows(rollout, torch.tensor(rows)), rollout.response_mask.shape[1]
     values = model(part.input_ids, part.attention_mask)[:, -width - 1 : -1]
-    returns = scores[:, None].expand(-1, width)
+    returns = scores[rows, None].expand(-1, width)
     return value_loss(values, values.detach(), returns, part.response_mask, torch.inf)[0]
 
 
@@ -173,20 +160,21 @@ def sampling(task: Task, tokenizer: PreTrainedTokenizerBase) -> Sampling:
     return Sampling(task.length, ends, tokenizer.pad_token_id, tokenizer.bos_token_id)
 
 
-def fit(model: nn.Module, losses: Iterable[Tensor], steps: int, rate: float) -> None:
-    """Minimises one loss after another by AdamW; the learning rate falls to zero in a straight line."""
+def fit(model: nn.Module, examples: Sequence[T], loss: Callable[[Sequence[T]], Tensor], rate: float) -> None:
+    """One AdamW step for each batch of examples; the learning rate falls to zero in a straight line."""
+    batches = [examples[i : i + BATCH] for i in range(0, len(examples), BATCH)]
     adam = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
-    for loss in losses:
+    schedule = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.0, len(batches))
+    for batch in batches:
         adam.zero_grad()
-        loss.backward()
+        loss(batch).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
         schedule.step()
 
 
 def save(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """An ordinary folder in the place of what a killed process may have left there."""
-    shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    """An ordinary folder, which is there when it is whole."""
+    with writing_folder(folder) as place:
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
