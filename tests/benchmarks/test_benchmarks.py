@@ -131,12 +131,3 @@ def test_zero3_generation() -> None:
     figures = run_on_two("zero3_generation.py", size)
     assert {len(times) for times in figures["all_seconds"].values()} == {2}
     assert figures["ratio"] == pytest.approx(figures["zero3_seconds"] / figures["zero0_seconds"], rel=0.1)
-
-
-@pytest.mark.slow
-def test_data_loading() -> None:
-    """Three ways to the same examples; the second run reads what the first one kept."""
-    figures = run_benchmark("data_loading.py", "--rows 400")
-    assert [row["way"] for row in figures] == ["at once", "first run", "second run"]
-    assert len({(row["examples"], row["tokens"]) for row in figures}) == 1 and figures[0]["examples"] == 380
-    assert figures[0]["file_mb"] == 0 and figures[1]["file_mb"] == figures[2]["file_mb"] > 0
