@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cached_runs import cache_from_the_first_byte
-from cli_runs import run_forked, run_process, training_rows
+from cli_runs import cache_from_the_first_byte, run_forked, run_process, training_rows
 from data_fixtures import write_all
 from dschat.data.__main__ import main
 

@@ -28,6 +28,7 @@ raise SystemExit("a check must not run this")
 FILES = {
     "score.py": MODULE,
     "star.py": "from os.path import *\n",
+    "null.py": "x = 1\0",
     "broken.py": "def (:\n",
     "later.py": "async def f(prompts, responses, rows): ...\n",
     "metric.py": "def kl(prompts, responses, rows): ...\n",

@@ -185,16 +185,10 @@ REFUSALS = [
     # models and functions
     (
         "ppo",
-        "--reward_function score.py:score score.py:other --reward_weights 1",
-        "--reward_weights: 1 numbers for 2 sources of scores (score, other)",
-        "one for each",
-    ),
-    (
-        "ppo",
         "--reward_function score.py:score --reward_model_name_or_path r --reward_url http://a"
         " --reward_source programs --reward_weights 1 2 3",
-        "--reward_weights: 3 numbers for 4 sources",
-        "(score, reward_model, reward_url, programs)",
+        "--reward_weights: 3 numbers for 4 sources of scores (score, reward_model, reward_url, programs)",
+        "one for each",
     ),
     ("ppo", "--reward_weights 1 2", "--reward_weights: 2 numbers for 1 sources", "(reward_model)"),
     ("ppo", "--reward_weights nan", "--reward_weights nan", "finite numbers"),
@@ -248,7 +242,7 @@ REFUSALS = [
         ("ppo", f"--{flag} later.py:f", f"--{flag} later.py:f", "f is an async function", "plain")
         for flag in FUNCTIONS
     ),
-    ("ppo", "--metric_function score.py:other_name", "--metric_function", "does not define other_name"),
+    ("ppo", "--metric_function null.py:x", "cannot read null.py"),
     ("ppo", "--metric_function metric.py:kl", "--metric_function", "rename the function"),
     ("ppo", "--termination_condition score.py:inner", "--termination_condition", "does not define inner"),
     ("ppo", "--termination_condition words", "--termination_condition words", "fixed, randomized, parsing, ppl or"),
@@ -273,7 +267,39 @@ REFUSALS = [
         "--lora_dropout 0.1:",
         "differ before anything is learnt. Drop the flag",
     ),
+    # other command lines than the shortest one
+    ("actor", "", "--critic_model_name_or_path is missing", "--reward_function module.py:function"),
+    ("unscored", "", "--reward_model_name_or_path is missing", "--reward_function", "--reward_source programs"),
+    ("rloo", "--samples_per_prompt 1", "--samples_per_prompt of at least 2", "published runs draw 4"),
+    ("rloo", "--gamma 0.9", "--gamma 0.9", "--advantage_estimator rloo adds up", "Drop the flag"),
+    ("rloo", "--macro_reward mean", "--macro_reward mean", "adds up all rewards"),
+    (
+        "rloo",
+        "--per_device_generation_batch_size 3 --per_device_training_batch_size 5",
+        "--per_device_training_batch_size 5",
+        "rollout of 12 responses",
+        "x --samples_per_prompt)",
+        "6 or 12",
+    ),
+    (
+        "rloo",
+        "--per_device_training_batch_size 8 --gradient_accumulation_steps 3",
+        "updates of 24, which do not divide the rollout of 64 responses",
+        "one of 1, 2, 4 or 8",
+    ),
+    (
+        "rloo",
+        "--per_device_training_batch_size 8 --global_batch_size 24",
+        "--global_batch_size 24",
+        "rollout of 64 responses per process",
+        "make it 16 or 32",
+    ),
+    ("rloo", "--offload --actor_zero_stage 0", "--offload needs ZeRO"),
+    ("unrewarded", "", "the score comes from --reward_model or from --reward_function"),
+    ("unrewarded", "--reward_function score.py:g", "score.py does not define g"),
 ]
+COMMAND_LINES = {"actor": ("ppo", ACTOR), "unscored": ("ppo", RLOO), "rloo": ("ppo", SCORED)}
+COMMAND_LINES |= {"unrewarded": ("online", REQUIRED["refuel"])}
 
 
 @pytest.mark.parametrize(
@@ -281,66 +307,17 @@ REFUSALS = [
     [(step, flags, words) for steps, flags, *words in REFUSALS for step in steps.split()],
 )
 def test_refusals(step, flags, words):
-    message = refusal(step, flags)
+    step, required = COMMAND_LINES.get(step, (step, None))
+    message = refusal(step, flags, required)
     assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize(
-    ("required", "flags", "words"),
-    [
-        (ACTOR, "", ["--critic_model_name_or_path is missing", "--reward_function module.py:function"]),
-        (SCORED, "--samples_per_prompt 1", ["--samples_per_prompt of at least 2", "published runs draw 4"]),
-        (RLOO, "", ["--reward_model_name_or_path is missing", "--reward_function", "--reward_source programs"]),
-        (SCORED, "--gamma 0.9", ["--gamma 0.9", "--advantage_estimator rloo adds up", "Drop the flag"]),
-        (SCORED, "--macro_reward mean", ["--macro_reward mean", "adds up all rewards"]),
-        (
-            SCORED,
-            "--per_device_generation_batch_size 3 --per_device_training_batch_size 5",
-            ["--per_device_training_batch_size 5", "rollout of 12 responses", "x --samples_per_prompt)", "6 or 12"],
-        ),
-        (
-            SCORED,
-            "--per_device_training_batch_size 8 --gradient_accumulation_steps 3",
-            ["updates of 24, which do not divide the rollout of 64 responses", "one of 1, 2, 4 or 8"],
-        ),
-        (
-            SCORED,
-            "--per_device_training_batch_size 8 --global_batch_size 24",
-            ["--global_batch_size 24", "rollout of 64 responses per process", "make it 16 or 32"],
-        ),
-        (SCORED, "--offload --actor_zero_stage 0", ["--offload needs ZeRO"]),
-    ],
-)
-def test_refusals_without_a_critic(required, flags, words):
-    message = refusal("ppo", flags, required)
-    assert all(word in message for word in words), message
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("", "the score comes from --reward_model or from --reward_function"),
-        ("--reward_function score.py:g", "score.py does not define g"),
-    ],
-)
-def test_refuel_with_users_needs_a_source_of_scores(source, message):
-    assert message in refusal("online", source, REQUIRED["refuel"])
-
-
-@pytest.mark.parametrize(
-    "name", ["Scorer", "numbers", "join", "json", "fallback", "annotated", "other", "first", "second"]
+    "name", ["Scorer", "numbers", "join", "json", "fallback", "annotated", "other", "first", "second", "by_a_star"]
 )
 def test_names_bound_at_the_top_of_a_module_are_found_without_running_it(name):
-    assert config_of("ppo", f"--metric_function score.py:{name}").metric_name == name
-
-
-def test_a_star_import_may_bring_any_name():
-    assert config_of("ppo", "--termination_condition star.py:join").termination_condition == "star.py:join"
-
-
-def test_an_unreadable_module_is_refused(tmp_path):
-    (tmp_path / "null.py").write_bytes(b"x = 1\0")
-    assert "cannot read null.py" in refusal("ppo", "--metric_function null.py:x")
+    file = "star.py" if name == "by_a_star" else "score.py"
+    assert config_of("ppo", f"--metric_function {file}:{name}").metric_name == name
 
 
 def test_a_run_is_not_overwritten_unasked(tmp_path):
