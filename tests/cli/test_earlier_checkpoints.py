@@ -7,7 +7,7 @@ that were stopped by SIGTERM in the middle of an update or a rollout) and whole/
 
 import json
 import os
-import tarfile
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -28,8 +28,7 @@ def earlier(shared: Path) -> Path:
     """What the archive holds."""
 
     def build(folder: Path) -> None:
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(folder, filter="data")
+        shutil.unpack_archive(ARCHIVE, folder)
 
     return built_once(shared, "earlier", build)
 
