@@ -118,7 +118,7 @@ def prepared_table(folder: Path) -> Any:
     from pyarrow import parquet
 
     examples = [PreparedExample(r.prompt, "c", None, [1], [i, 2], None, r) for i, r in enumerate(prompt_rows())]
-    write._write_parquet(folder / "train.parquet", examples, {})
+    write._write_parquet(folder / "train.parquet", examples)
     return parquet.read_table(folder / "train.parquet").to_pylist()
 
 
