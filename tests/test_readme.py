@@ -4,14 +4,14 @@
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
+import tempfile
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from cli_runs import run_forked
 from dschat.config.ppo import PPOConfig
 from dschat.config.rules import default_of
 
@@ -154,8 +154,8 @@ def check_flags(program: Path, words: list[str]) -> None:
 @cache
 def known_flags(program: Path, *task: str) -> set[str]:
     """What `--help` lists."""
-    run = subprocess.run([sys.executable, str(program), *task, "--help"], capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
+    with tempfile.TemporaryDirectory() as scratch:
+        run = run_forked(program, [*task, "--help"], Path(scratch)).expect(0)
     return set(re.findall(r"(?<![\w-])--[\w-]+(?:\.\w+)?", run.stdout))
 
 

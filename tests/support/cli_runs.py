@@ -191,6 +191,7 @@ def _run_here(
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = command
+    sys.path.insert(0, str(Path(command[0]).parent))
     if "deepspeed" in sys.modules:
         require_real_size()
     if first is not None:
