@@ -172,7 +172,6 @@ REFUSALS = [
     ("ppo", "--vllm_gpu_memory 0.5", "--vllm_gpu_memory 0.5", "add --rollout_engine vllm"),
     ("ppo", "--rollout_is_clip 2", "--rollout_is_clip 2", "add --rollout_engine vllm"),
     ("ppo", "--parsing_cutoff 2", "--parsing_cutoff 2", "at least 3", "each sentence becomes one macro action"),
-    ("ppo", "--parser_cutoff 2", "--parsing_cutoff 2", "at least 3"),
     ("ppo", "--bf16 --dtype fp16", "--bf16", "--dtype fp16"),
     ("ppo", "--output_dir file", "--output_dir file", "give a folder"),
     ("ppo", "--offload --zero_stage 2 --critic_zero_stage 0", "both actor and critic"),
