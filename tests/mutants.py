@@ -30,7 +30,7 @@ from support.places import defined, definitions, filled, parse, places, replaced
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "applications" / "DeepSpeed-Chat" / "dschat"
-TIMEOUT = 300  # seconds for the tests of one mutant
+TIMEOUT = 300  # seconds for the tests of one mutant; two more for each test
 # Imported once, before a process is forked for each mutant; nothing of the package itself.
 PRELOADED = (
     *("pytest", "hypothesis", "torch", "deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer", "transformers"),
@@ -925,7 +925,7 @@ def make_overlay(folder: Path, mutant: Mutant) -> None:
 
 def run_tests(tests: Sequence[str], packages: Path, folder: Path) -> None:
     """Becomes a process that runs tests on the package in `packages`; never returns."""
-    signal.alarm(TIMEOUT)
+    signal.alarm(TIMEOUT + 2 * len(tests))
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
