@@ -35,8 +35,7 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
         train: the step; gets the configuration and the run's output folder.
 
     Returns:
-        The exit status: 0; 2 after a UserError, whose message goes to stderr; 143 after SIGTERM,
-        130 after Ctrl-C; 1 after anything else.
+        The exit status: 0; 2 after a UserError, told on stderr; 143 after SIGTERM, 130 after Ctrl-C; else 1.
     """
     logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
     saved: list[str] = []
