@@ -131,6 +131,10 @@ ESTIMATORS = "test_kl_estimators_by_hand"
 EVALUATION = "test_an_evaluation_is_the_mean_over_the_prompts"
 FAMILY = "test_every_family_is_drawn_as_by_hand[gemma2]"
 FIXED = "test_fixed_by_hand"
+LASTS = "test_a_decoder_lasts_as_long_as_weights_stay_in_place"
+LEFT = "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one[Decoder]"
+STATIC_LEFT = "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one[StaticDecoder]"
+WAITS = "test_a_model_that_makes_the_host_wait_is_launched_as_before[nonzero]"
 GAE = "test_gae_by_hand"
 GAP = "test_mean_and_largest_gap_of_the_response_tokens"
 GRADIENTS = "test_values_and_gradients_are_those_of_the_full_logits"
@@ -471,12 +475,26 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "torch.minimum(_a, _c)", "test_the_drawn_id_is_where_the_running_sum_passes"),
     ("a sliding window one token too wide", "SlotLayer.low", "_a + 1", "_a", FAMILY),
     ("a step's mask shows the padding", "StepMasks.update", "_a >= _b", "_a >= 0 * _b", FAMILY),
-    ("positions of a step stay", "BatchScheduler.step", "_a[_b] += 1", "pass", FAMILY),
-    ("a row reads another's numbers", "BatchScheduler._forward", "_a._uniform[_b, _c]", "_a._uniform[0 * _b, _c]",
+    ("positions of a step stay", "Decoder.step", "_a[_b] += 1", "pass", FAMILY),
+    ("a row reads another's numbers", "Decoder._forward", "_a.uniform[_b, _c]", "_a.uniform[0 * _b, _c]", FAMILY),
+    ("a static step's mask shows the padding", "StepMasks.of_static_step", "_a >= _b[:, None]",
+     "_a >= 0 * _b[:, None]", FAMILY),
+    ("a static step's mask shows what is not there yet", "StepMasks.of_static_step", "_a <= _b", "_a <= _b + 1",
      FAMILY),
+    ("a static step's sliding window is too wide", "StepMasks.of_static_step", "_a - _b", "_a - _b - 1", FAMILY),
+    ("a static step writes where the last one did", "StaticDecoder._static_step", "self._column += 1", "pass", FAMILY),
+    ("a static step reads what an ended row left", "StaticDecoder._clear", "super()._clear(_a, 0, _b)",
+     "super()._clear(_a, 0, 0)", STATIC_LEFT),
+    ("a row that moves leaves columns behind", "StaticDecoder.move", "super().move(_a, _b, _c)",
+     "super().move(_a, _b, columns)", STATIC_LEFT),
+    ("slots without a row write into a prompt's", "StaticDecoder.rows_changed", "self.number[_a:] = _b", "pass",
+     FAMILY),
+    ("graphs of weights that are gone", "StaticDecoder.is_valid", "_a == _b", "True", LASTS),
+    ("the host may wait for the device", "HostSyncs.__torch_dispatch__", "_a in _b", "False", WAITS),
+    ("a group of prompts is one too large", "prefill_groups", "_a - _b + 1", "_a - _b",
+     "test_prompts_are_read_in_groups_of_so_many_tokens"),
     ("a response is one token short", "BatchScheduler.refill", "_a + _b - 1", "_a + _b - 2", FAMILY),
-    ("what an ended row left is read", "BatchScheduler.refill", "_a.clear(_b, _c)", "pass",
-     "test_what_a_row_left_in_its_slot_does_not_reach_the_next_one"),
+    ("what an ended row left is read", "Decoder._clear", "_a.clear(_b, _c)", "pass", LEFT),
     ("ended rows stay", "BatchScheduler.drop_finished", "_a - _b < _c", "_a - _b < _a",
      "test_only_live_rows_are_computed"),
     ("the end token is cut off", "assemble", "_a - _b", "_a", "test_the_mask_is_a_prefix_that_holds_eos"),

@@ -10,8 +10,10 @@ from dschat.engine.zero3 import placement_of
 from dschat.models.load import load_causal_lm
 from dschat.models.opening import Opening
 from dschat.models.policy import PolicyModel
+from dschat.rollouts.decoder import Decoder
 from dschat.rollouts.generate import ContinuousEngine, generate, sample
 from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.static import StaticDecoder
 from dschat.scoring.function import FunctionScores
 from dschat.trainers.ppo_models import PPOModels
 from factories import (
@@ -85,13 +87,44 @@ def test_sampling_on_cuda_leaves_the_global_state_alone(draw):
     assert torch.equal(again.rollout.input_ids, first.rollout.input_ids)
 
 
-def test_continuous_batching_draws_on_cuda_what_it_draws_on_a_cpu():
+@pytest.mark.parametrize("decoder", [Decoder, StaticDecoder])
+def test_continuous_batching_draws_on_cuda_what_it_draws_on_a_cpu(decoder):
     causal_lm = make_causal_lm(initializer_range=0.05)
     prompts, sampling = [random_ids(2 + i % 7, i) for i in range(20)], Sampling(12, (2, *range(3, 12)), 0, 1)
     on_cpu = sample(causal_lm, prompts, sampling, range(20), 6)
-    on_cuda = sample(causal_lm.cuda(), prompts, sampling, range(20), 6)
+    on_cuda = sample(causal_lm.cuda(), prompts, sampling, range(20), 6, decoder)
     assert torch.equal(on_cuda.rollout.input_ids.cpu(), on_cpu.rollout.input_ids)
     torch.testing.assert_close(on_cuda.logprobs.cpu(), on_cpu.logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_see_an_optimisers_weights_and_are_replayed_in_the_next_rollout(kind):
+    causal_lm, prompts = make_causal_lm(kind, initializer_range=0.05).cuda(), [random_ids(3 + i, i) for i in range(9)]
+    sampling, engine = Sampling(12, (2, *range(3, 12)), 0, 1), ContinuousEngine(4, decode_graphs=True)
+    captured = []
+    for scale in (1, 1.5, 0.5):
+        with torch.no_grad():
+            for parameter in causal_lm.parameters():
+                parameter.mul_(scale)
+        drawn = engine.draw_from(causal_lm)(prompts, sampling, range(9))
+        expected = sample(causal_lm, prompts, sampling, range(9), 4)
+        assert torch.equal(drawn.rollout.input_ids, expected.rollout.input_ids)
+        torch.testing.assert_close(drawn.logprobs, expected.logprobs, rtol=0, atol=1e-4)
+        assert engine._kept.refusal is None
+        captured.append(dict(engine._kept._steps))
+    assert captured[0] and captured[0].items() <= captured[1].items()
+
+
+def test_a_model_whose_step_cannot_be_captured_draws_on(caplog):
+    """The host asks for a number in a way that only the capture finds out."""
+    causal_lm, sampling = make_causal_lm("llama").cuda(), Sampling(12, (2,), 0, 1)
+    prompts = [random_ids(3 + i, i) for i in range(6)]
+    expected = sample(causal_lm, prompts, sampling, range(6), 3)
+    causal_lm.model.norm.register_forward_hook(lambda *call: torch.cuda.synchronize())
+    drawn = sample(causal_lm, prompts, sampling, range(6), 3, StaticDecoder)
+    assert torch.equal(drawn.rollout.input_ids, expected.rollout.input_ids)
+    assert "cannot be captured as CUDA graphs" in caplog.text
+    assert torch.equal(sample(causal_lm, prompts, sampling, range(6), 3).rollout.input_ids, expected.rollout.input_ids)
 
 
 @pytest.mark.parametrize("stage", [2, 3])

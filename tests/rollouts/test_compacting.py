@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batching against a loop that knows no cache, no batch and no slots."""
+"""Continuous batching, in both kinds of steps, against a loop that knows no cache, no batch and no slots."""
 
 import functools
 from collections.abc import Sequence
@@ -10,34 +10,17 @@ import torch
 import transformers
 
 from closeness import assert_near
-from dschat.rollouts import scheduler
+from dschat.rollouts import scheduler, static
+from dschat.rollouts.decoder import Decoder
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.generate import sample, supports
-from dschat.rollouts.sampling import Sampling, row_seed, uniforms
-from factories import BOS, EOS, PAD, hf_logprobs, make_causal_lm, random_ids, sampling_of
-from model_families import MODEL_FAMILIES
+from dschat.rollouts.sampling import Sampling, uniforms
+from dschat.rollouts.slots import SlotCache
+from dschat.rollouts.static import StaticDecoder
+from factories import hf_logprobs, make_causal_lm, sampling_of
+from rollout_cases import ENDS, FAMILIES, LENGTHS, model_of, prompts_of, seeds_of
 
-LENGTHS = [3, 20, 9, 1, 24, 14, 5, 5]
-ENDS = (EOS, *range(3, 10))  # of 100 ids, so that a response has about 12 tokens
-FAMILIES = sorted(set(MODEL_FAMILIES) - {"bloom"})
-
-
-def model_of(family: str) -> Any:
-    """A random model of a family, of 100 ids."""
-    made = MODEL_FAMILIES[family]
-    ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
-    config = getattr(transformers, made.config)(vocab_size=100, **ids, **made.sizes)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return transformers.AutoModelForCausalLM.from_config(config).float().eval()
-
-
-def prompts_of(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
-    return [random_ids(length, row) for row, length in enumerate(lengths)]
-
-
-def seeds_of(count: int) -> list[int]:
-    return [row_seed(5, row) for row in range(count)]
+DECODERS = (Decoder, StaticDecoder)
 
 
 def by_hand(causal_lm: Any, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
@@ -67,17 +50,24 @@ def check_logprobs(causal_lm: Any, prompts: Sequence[list[int]], drawn: Generati
         assert_near(drawn.logprobs[row, : len(response)], expected)
 
 
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows here have at most 50 tokens, and a static step reads 16, 32, … columns."""
+    monkeypatch.setattr(static, "COLUMN_STEP", 16)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_drawn_as_by_hand(family: str) -> None:
     """Prompts and responses longer and shorter than a sliding window of 16; three slots are filled again and again."""
     causal_lm, prompts, seeds = model_of(family), prompts_of(), seeds_of(len(LENGTHS))
     sampling = sampling_of(20, ENDS, temperature=0.9)
     assert supports(causal_lm)
-    drawn = sample(causal_lm, prompts, sampling, seeds, 3)
     expected = all_by_hand(causal_lm, prompts, sampling, seeds)
-    assert drawn.rollout.response_rows() == expected
-    assert drawn.rollout.finished.tolist() == [row[-1] in ENDS for row in expected]
-    check_logprobs(causal_lm, prompts, drawn, 0.9)
+    for decoder in DECODERS:
+        drawn = sample(causal_lm, prompts, sampling, seeds, 3, decoder)
+        assert drawn.rollout.response_rows() == expected
+        assert drawn.rollout.finished.tolist() == [row[-1] in ENDS for row in expected]
+        check_logprobs(causal_lm, prompts, drawn, 0.9)
 
 
 @functools.cache
@@ -93,34 +83,40 @@ def rows_alone() -> tuple[Any, list[list[int]], Sampling, list[int], list[list[i
 
 @pytest.mark.parametrize("slots", [1, 3, 8, 24])
 @pytest.mark.parametrize("sync_interval", [1, 7])
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order(
-    slots: int, sync_interval: int, monkeypatch: pytest.MonkeyPatch
+    slots: int, sync_interval: int, decoder: type[Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is looked only now and then which rows have ended, as on a GPU."""
     causal_lm, prompts, sampling, seeds, alone = rows_alone()
     monkeypatch.setitem(scheduler.SYNC_INTERVAL, "cpu", sync_interval)
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(slots)).tolist()
-    drawn = sample(causal_lm, [prompts[i] for i in order], sampling, [seeds[i] for i in order], slots)
+    drawn = sample(causal_lm, [prompts[i] for i in order], sampling, [seeds[i] for i in order], slots, decoder)
     assert drawn.rollout.response_rows() == [alone[i] for i in order]
     assert len({len(row) for row in alone}) > 4
 
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize(("kind", "attention"), [("gemma2", "eager"), ("llama", "eager"), ("llama", "sdpa")])
-def test_buffers_that_are_soon_full(slots: int, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_buffers_that_are_soon_full(
+    slots: int, kind: str, attention: str, decoder: type[Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With few spare columns live rows move to the first columns before all prompts have come in."""
     monkeypatch.setattr(scheduler, "SPARE_COLUMNS", 2)
-    moves, move = [], scheduler.SlotCache.shift
-    monkeypatch.setattr(scheduler.SlotCache, "shift", lambda cache, *place: (moves.append(place), move(cache, *place)))
+    monkeypatch.setattr(static, "COLUMN_STEP", 2)
+    moves, move = [], SlotCache.shift
+    monkeypatch.setattr(SlotCache, "shift", lambda cache, *place: (moves.append(place), move(cache, *place)))
     causal_lm = make_causal_lm(kind, attn_implementation=attention)
     assert causal_lm.config._attn_implementation == attention
     lengths = [2, 7, 1, 12, 3, 9, 2, 4, 6, 11, 1, 5]
     prompts, sampling, seeds = prompts_of(lengths), sampling_of(10, ENDS), seeds_of(len(lengths))
-    drawn = sample(causal_lm, prompts, sampling, seeds, slots)
+    drawn = sample(causal_lm, prompts, sampling, seeds, slots, decoder)
     assert drawn.rollout.response_rows() == all_by_hand(causal_lm, prompts, sampling, seeds) and moves
 
 
-def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one() -> None:
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one(decoder: type[Decoder]) -> None:
     """Every third prompt ends with a token whose embedding is not a number; the others are drawn as without them."""
     causal_lm, sampling, seeds = make_causal_lm("llama"), sampling_of(12, (*ENDS, 50)), seeds_of(30)
     prompts = [[51 if token == 50 else token for token in p] for p in prompts_of([2 + i % 7 for i in range(30)])]
@@ -128,7 +124,7 @@ def test_what_a_row_left_in_its_slot_does_not_reach_the_next_one() -> None:
     with torch.no_grad():
         causal_lm.get_input_embeddings().weight[50] = torch.nan
     spoilt = [[*prompt[:-1], 50] if row % 3 == 0 else prompt for row, prompt in enumerate(prompts)]
-    drawn = sample(causal_lm, spoilt, sampling, seeds, 6)
+    drawn = sample(causal_lm, spoilt, sampling, seeds, 6, decoder)
     assert drawn.bad_rows.tolist() == [row % 3 == 0 for row in range(30)]
     rows = drawn.rollout.response_rows()
     assert [rows[i] for i in range(30) if i % 3] == [clean[i] for i in range(30) if i % 3]

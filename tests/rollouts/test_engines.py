@@ -2,6 +2,7 @@
 """What every engine keeps to, against hand-written loops over the models' own logits."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from dschat.rollouts.engine import Generation
 from dschat.rollouts.generate import generate, sample
 from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.static import StaticDecoder
 from factories import (
     BOS,
     EOS,
@@ -23,7 +25,7 @@ from factories import (
     sampling_of,
 )
 
-ENGINES = {"continuous": sample, "generate": generate}
+ENGINES = {"continuous": sample, "static": partial(sample, decoder_of=StaticDecoder), "generate": generate}
 pytestmark = pytest.mark.parametrize("engine", ENGINES)
 
 
@@ -155,7 +157,7 @@ def test_logits_that_are_not_finite_are_noted_and_hurt_no_other_row(engine: str)
     causal_lm, prompts = make_causal_lm("llama", initializer_range=0.1), prompts_of([6, 3, 4, 2, 8, 5, 5])
     prompts = [[token if token != 50 else 51 for token in prompt] for prompt in prompts]
     prompts[1][2] = prompts[4][0] = 50
-    sampling = sampling_of(6, end_ids=(EOS, *range(50, 70)), temperature=1.0 if engine == "continuous" else 0.0)
+    sampling = sampling_of(6, end_ids=(EOS, *range(50, 70)), temperature=0.0 if engine == "generate" else 1.0)
     clean = draw(engine, causal_lm, prompts, sampling)
     with torch.no_grad():
         causal_lm.get_input_embeddings().weight[50] = torch.nan

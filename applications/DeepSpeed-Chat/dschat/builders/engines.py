@@ -23,7 +23,7 @@ from dschat.models.opening import Opening
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel, note_reward_loss
 from dschat.models.tokenizer import end_token_id
-from dschat.rollouts.generate import choose_engine
+from dschat.rollouts.generate import Report, choose_engine
 from dschat.scoring.source import DialogueScores
 from dschat.trainers.refuel_models import RefuelModels
 
@@ -106,6 +106,7 @@ def build_refuel_models(
     end_id: int,
     total_updates: int,
     reward: DialogueScores,
+    report: Report | None = None,
 ) -> RefuelModels:
     """The policy, and its frozen start as the reference where the reward depends on it.
 
@@ -116,6 +117,7 @@ def build_refuel_models(
         end_id: ends a reply.
         total_updates: for the schedule.
         reward: from `build_dialogue_scores`.
+        report: is told how decoding steps are launched.
     """
     settings = engine_settings(config, plan, config.gradient_checkpointing, config.zero_stage)
     settings = replace(settings, offload=config.offload and config.zero_stage > 0)
@@ -128,7 +130,8 @@ def build_refuel_models(
     optimizer = one_optimizer(config, total_updates)
     policy = train_engine(PolicyModel(model), replace(optimizer, epsilon=config.adam_epsilon), settings)
     rows = config.per_device_generation_batch_size
-    engine = choose_engine(config.rollout_engine, rows, policy.module.inner, "--rollout_engine")
+    name, causal_lm = config.rollout_engine, policy.module.inner
+    engine = choose_engine(name, rows, causal_lm, "--rollout_engine", config.decode_graphs, report)
     return RefuelModels(policy, _refuel_reference(config, plan, tokenizer, policy), reward, engine)
 
 

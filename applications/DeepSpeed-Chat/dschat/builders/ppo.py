@@ -37,7 +37,7 @@ from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
 from dschat.rollouts.engine import RolloutEngine
-from dschat.rollouts.generate import choose_engine
+from dschat.rollouts.generate import Report, choose_engine
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.trainers.ppo_models import PPOModels
@@ -70,6 +70,7 @@ def build_ppo_models(
     tokenizer: PreTrainedTokenizerBase,
     total_updates: int,
     programs: ProgramPool | None = None,
+    report: Report | None = None,
 ) -> PPOModels:
     """Actor and reference from the SFT model, critic from the reward model (or the SFT model with a zero head).
 
@@ -81,6 +82,7 @@ def build_ppo_models(
         tokenizer: of the run.
         total_updates: for the schedules.
         programs: runs the responses, with --reward_source programs.
+        report: is told how decoding steps are launched.
     """
     settings = engine_settings(config, plan, bool(config.actor_gradient_checkpointing), config.actor_zero_stage or 0)
     path, end_id = config.actor_model_name_or_path, end_token_id(tokenizer, config.end_of_conversation_token)
@@ -98,7 +100,7 @@ def build_ppo_models(
         reward=reward_source(
             config, plan, tokenizer, programs, None if reward is None else shared_scores(plan, settings, reward)
         ),
-        rollouts=_rollout_engine(config, actor, tokenizer),
+        rollouts=_rollout_engine(config, actor, tokenizer, report),
         metric=function_scores(config.metric_function, "--metric_function") if config.metric_function else None,
         metric_name=config.metric_name or "",
     )
@@ -150,7 +152,7 @@ def _build_critic(
 
 
 def _rollout_engine(
-    config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase
+    config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None
 ) -> RolloutEngine:
     """What draws responses."""
     if config.rollout_engine == "vllm":
@@ -164,7 +166,8 @@ def _rollout_engine(
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)
     rows = config.per_device_generation_batch_size * config.samples_per_prompt
-    return choose_engine(config.rollout_engine, rows, actor.module.inner, "--rollout_engine")
+    name, causal_lm = config.rollout_engine, actor.module.inner
+    return choose_engine(name, rows, causal_lm, "--rollout_engine", config.decode_graphs, report)
 
 
 def is_on_base(config: PPOConfig, path: str | None) -> bool:

@@ -73,6 +73,10 @@ class SamplingFlags(LogprobFlags):
     )
     max_prompt_seq_len: int = flag("longest prompt in tokens; a longer one is dropped", 512, AT_LEAST_1)
     max_answer_seq_len: int = flag("longest response in tokens; sampling stops there", 512, AT_LEAST_1)
+    decode_graphs: Literal["auto", "on", "off"] = flag(
+        "continuous batching decodes in steps of fixed shapes, which a GPU replays as CUDA graphs; auto: on a GPU",
+        "auto",
+    )
     eval_prompts: int | None = flag(
         f"held-out prompts answered in an evaluation, on all processes together; 0 = all ({EVAL_PROMPTS}, unless"
         " eval_iters is given)",

@@ -80,7 +80,7 @@ def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
     starts = rollout.prompt_width - prompts
     indices = [rows, starts, prompts + responses - 1, row * total + prompts[row] + offset, row * width + offset]
     device = rollout.input_ids.device
-    copied = _to_device(np.concatenate(indices), device)
+    copied = to_device(np.concatenate(indices), device)
     numbers, first, ends, targets, places = copied.split([len(index) for index in indices])
     columns = first[:, None] + torch.arange(total, device=device)
     columns = columns.clamp(max=rollout.input_ids.shape[1] - 1)
@@ -141,7 +141,7 @@ def layouts(rollout: Rollout, most: int) -> Iterator[Layout]:
         yield lay_out(rollout, rows, lengths)
 
 
-def _to_device(numbers: Integers, device: torch.device) -> Tensor:
+def to_device(numbers: Integers, device: torch.device) -> Tensor:
     """A copy that the host does not wait for."""
     tensor = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

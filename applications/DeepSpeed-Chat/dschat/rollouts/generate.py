@@ -3,7 +3,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -15,13 +15,18 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from dschat.models.engines import TrainedPolicy
+from dschat.rollouts.attention import grouped_heads
+from dschat.rollouts.decoder import Capacity, Decoder
 from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
-from dschat.rollouts.scheduler import BatchScheduler
+from dschat.rollouts.scheduler import BatchScheduler, DecoderOf
+from dschat.rollouts.static import StaticDecoder
 from dschat.run.distributed import is_main
 from dschat.run.stop import raise_if_stopped_here
 
 logger = logging.getLogger(__name__)
+
+Report = Callable[[str], None]
 
 
 class CausalLM(Protocol):
@@ -36,18 +41,41 @@ class CausalLM(Protocol):
 class ContinuousEngine:
     """Draws from the actor by continuous batching, with so many live rows."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+    def __init__(self, slots: int, decode_graphs: bool | None = False, report: Report | None = None) -> None:
+        """Takes how to draw.
+
+        Args:
+            slots: live rows at most.
+            decode_graphs: decode in steps of fixed shapes, on a GPU replayed from CUDA graphs; None: on a GPU alone.
+            report: is told after every session how its steps were launched.
+        """
+        self._slots, self._decode_graphs, self._report = slots, decode_graphs, report
+        self._kept: StaticDecoder | None = None  # with its graphs, as long as weights stay where they are
 
     @contextmanager
     def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
         """See `RolloutEngine`."""
         with actor.gathered() as policy:
             yield self.draw_from(policy.inner)
+        if self._report is not None:
+            self._report("launched one by one" if self._kept is None else self._kept.launches)
+        if self._kept is not None and not self._kept.is_valid():
+            self._kept = None  # its buffers are of no use while the models train
 
     def draw_from(self, causal_lm: PreTrainedModel) -> Draw:
         """Draws from a model with whole weights."""
-        return partial(sample, causal_lm, slots=self._slots)
+        graphs = causal_lm.device.type == "cuda" if self._decode_graphs is None else self._decode_graphs
+        decoder_of = self._static_decoder if graphs else Decoder
+        return partial(sample, causal_lm, slots=self._slots, decoder_of=decoder_of)
+
+    def _static_decoder(self, causal_lm: PreTrainedModel, capacity: Capacity) -> StaticDecoder:
+        """The decoder of before, if it serves, or a new one with as much room."""
+        kept = self._kept
+        if kept is None or not kept.serves(causal_lm, capacity):
+            self._kept, grown = None, capacity if kept is None else kept.capacity.grown(capacity)
+            del kept  # its buffers go before others come
+            self._kept = StaticDecoder(causal_lm, grown)
+        return self._kept
 
 
 class GenerateEngine:
@@ -67,16 +95,27 @@ class GenerateEngine:
         return partial(generate, causal_lm, batch_size=self._batch_size)
 
 
-def choose_engine(name: str, rows: int, causal_lm: PreTrainedModel, flag: str) -> ContinuousEngine | GenerateEngine:
+def choose_engine(
+    name: str,
+    rows: int,
+    causal_lm: PreTrainedModel,
+    flag: str,
+    decode_graphs: str = "auto",
+    report: Report | None = None,
+) -> ContinuousEngine | GenerateEngine:
     """The engine of that name; transformers' generate in place of continuous batching where that does not fit.
 
     Args:
         name: continuous or generate.
         rows: drawn together at most.
+        causal_lm: that draws.
+        flag: that gave the name, for messages.
+        decode_graphs: on, off, or auto: on a GPU.
+        report: see `ContinuousEngine`.
     """
     if name == "continuous":
         if supports(causal_lm):
-            return ContinuousEngine(rows)
+            return ContinuousEngine(rows, {"on": True, "off": False}.get(decode_graphs), report)
         if is_main():
             told = "%s continuous: it does not know how models of type %s remember a text, so %s draws"
             logger.warning(told, flag, causal_lm.config.model_type, "transformers' generate")
@@ -102,6 +141,7 @@ def sample(
     sampling: Sampling,
     seeds: Sequence[int],
     slots: int,
+    decoder_of: DecoderOf = Decoder,
 ) -> Generation:
     """One response to each prompt by continuous batching: live rows only, finished ones make room for waiting prompts.
 
@@ -113,15 +153,17 @@ def sample(
         sampling: how to draw.
         seeds: of each row, 0 to 2**63 - 1.
         slots: rows that are computed together at most.
+        decoder_of: gives a decoder for the model with room for what is needed.
     """
-    scheduler = BatchScheduler(causal_lm, prompts, sampling, seeds, slots)
-    scheduler.refill()
-    while scheduler.live:
-        raise_if_stopped_here()
-        if scheduler.drop_finished():
-            scheduler.refill()
-        else:
-            scheduler.step()
+    scheduler = BatchScheduler(causal_lm, prompts, sampling, seeds, slots, decoder_of)
+    with grouped_heads():
+        scheduler.refill()
+        while scheduler.live:
+            raise_if_stopped_here()
+            if scheduler.drop_finished():
+                scheduler.refill()
+            else:
+                scheduler.step()
     return scheduler.generation()
 
 

@@ -125,6 +125,7 @@ class TokenSampler:
         self._temperature = sampling.temperature
         self._forbidden = torch.tensor(forbidden, dtype=torch.long, device=device)
         self._allowed = torch.tensor([i for i in range(vocab_size) if i not in sampling.forbidden], device=device)
+        self._end_ids = torch.tensor(sampling.end_ids, device=device)
         self._no_ids = torch.LongTensor()  # the warpers do not read them
         self._truncation = LogitsProcessorList()
         if sampling.temperature > 0 and sampling.top_k > 0:
@@ -161,6 +162,10 @@ class TokenSampler:
             log_z = chosen - probs.gather(1, ids[:, None])[:, 0].double().log()
         log_z = torch.cat([log_z[:, None], kept_out], dim=1).logsumexp(-1)
         return ids, (chosen - log_z).float()
+
+    def ended(self, ids: Tensor) -> Tensor:
+        """(N,) bool: whether each of the ids (N,) ends its response."""
+        return (ids[:, None] == self._end_ids).any(1)
 
     def _draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """Ids by the inverse CDF; rows without probabilities evenly from the ids that are allowed."""

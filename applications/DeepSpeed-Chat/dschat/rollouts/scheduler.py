@@ -3,27 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from dschat.models.layout import SPARE_COLUMNS
+from dschat.rollouts.decoder import Capacity, Decoder
 from dschat.rollouts.engine import Generation, assemble, pad_prompts
-from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
-from dschat.rollouts.slots import SlotCache, StepMasks
+from dschat.rollouts.sampling import Sampling
 
+PREFILL_TOKENS = 8192  # of a forward pass over prompts: as much as keeps a GPU busy
 SYNC_INTERVAL = {"cuda": 8}  # steps after which the host asks which rows have ended, which waits for the device
 DROP_SHARE = 8  # rows are dropped once one in so many has finished: each time, others are copied into their places
+
+
+DecoderOf = Callable[[PreTrainedModel, Capacity], Decoder]
 
 
 @dataclass
 class LiveRow:
     """A row that is being sampled, as far as the host knows it."""
 
-    number: int  # of its prompt
     start: int  # column of its first token
     last: int  # columns that are filled when it has drawn all the tokens that it may
 
@@ -42,10 +44,11 @@ class BatchScheduler:
         sampling: Sampling,
         seeds: Sequence[int],
         slots: int,
+        decoder_of: DecoderOf = Decoder,
     ) -> None:
         """Takes what `dschat.rollouts.generate.sample` takes."""
-        config, device, longest = causal_lm.config, causal_lm.device, sampling.max_new_tokens
-        self._model, self._sampling = causal_lm, sampling
+        longest, device = sampling.max_new_tokens, causal_lm.device
+        self._sampling = sampling
         self._prompts = pad_prompts(prompts, sampling.pad_id, device)
         self._lengths = [len(prompt) for prompt in prompts]
         # The longest come first: later ones then never begin left of those that live, and what needs most memory fails
@@ -54,21 +57,11 @@ class BatchScheduler:
         self.live: list[LiveRow] = []
 
         self._slots, self._end = min(slots, len(prompts)), max(self._lengths)
-        self._columns = self._end + longest + (SPARE_COLUMNS if self._slots < len(prompts) else 0)
-        self._cache = SlotCache(config, self._slots, self._columns)
-        self._masks = StepMasks(config, self._cache)
+        columns = self._end + longest + (SPARE_COLUMNS if self._slots < len(prompts) else 0)
+        self._decoder = decoder_of(causal_lm, Capacity(self._slots, columns, len(prompts), longest))
+        self._decoder.begin(sampling, seeds)
+        self._columns = self._decoder.capacity.columns
         self._sync_interval, self._steps = SYNC_INTERVAL.get(device.type, 1), 0
-
-        self._uniform = uniforms(torch.tensor(seeds, device=device), longest)
-        self._sample_tokens = TokenSampler(sampling, config.vocab_size, device)
-        self._end_ids = torch.tensor(sampling.end_ids, device=device)
-        self._tokens = torch.full((len(prompts), longest), sampling.pad_id, device=device)
-        self._logprobs = torch.zeros((len(prompts), longest), device=device)
-        # Of each slot: the prompt's number, the number of tokens drawn, the position and id of the last of them.
-        self._number, self._drawn, self._position, self._id = torch.zeros(
-            4, self._slots, dtype=torch.long, device=device
-        )
-        self._ended = torch.zeros(self._slots, dtype=torch.bool, device=device)
 
     def refill(self) -> None:
         """Gives free slots to waiting prompts, and draws their first tokens."""
@@ -77,27 +70,22 @@ class BatchScheduler:
         if not numbers:
             return
         lengths = [self._lengths[number] for number in numbers]
-        width, rows = lengths[0], slice(taken, taken + len(numbers))
         last = self._end + self._sampling.max_new_tokens - 1
-        self.live += [LiveRow(number, self._end - self._lengths[number], last) for number in numbers]
-        start = self._end - width
-        if self._low() < start:  # rows that have left these slots may have left numbers that are not finite
-            self._cache.clear(rows, slice(self._low(), start))
-        self._number[rows], self._position[rows] = torch.tensor([numbers, lengths], device=self._number.device)
-        self._position[rows] -= 1
-        self._drawn[rows], self._ended[rows] = 0, False
-        input_ids, mask = (x[self._number[rows], x.shape[1] - width :] for x in self._prompts)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        self._cache.window.set(rows, low=start, start=start, end=self._end)
-        self._forward(rows, input_ids, positions, mask.long())
-        self._update_masks()
+        self.live += [LiveRow(self._end - length, last) for length in lengths]
+        self._decoder.take(slice(taken, len(self.live)), numbers, lengths, self._low(), self._end)
+        for first, behind in prefill_groups(lengths):
+            rows, width = slice(taken + first, taken + behind), lengths[first]
+            number = self._decoder.number[rows]
+            input_ids, mask = (x[number, x.shape[1] - width :] for x in self._prompts)
+            self._decoder.prefill(rows, input_ids, mask, self._end)
+        self._rows_changed()
 
     def drop_finished(self) -> bool:
         """Frees the slots of rows that have finished, once they are many enough; whether it did so."""
         at_limit = any(row.last == self._end for row in self.live)
         if not at_limit and self._steps % self._sync_interval:
             return False
-        ended = self._ended[: len(self.live)].tolist()
+        ended = self._decoder.ended_slots(len(self.live))
         kept = [slot for slot, row in enumerate(self.live) if not ended[slot] and row.last > self._end]
         if not at_limit and len(self.live) - len(kept) < max(1, len(self.live) // DROP_SHARE):
             return False
@@ -108,65 +96,54 @@ class BatchScheduler:
             order[target] = source
         self.live = [self.live[slot] for slot in order]
         if moving:
-            self._cache.move(moving, free, slice(self._low(), self._end))
-            source, target = torch.tensor([moving, free], device=self._number.device)
-            for state in (self._number, self._drawn, self._position, self._id, self._ended):
-                state[target] = state[source]
+            self._decoder.move(moving, free, slice(self._low(), self._end))
         if self.live:
-            self._update_masks()
+            self._rows_changed()
         return True
 
     def step(self) -> None:
         """Draws the next token of every live row."""
         if self._end == self._columns:
             self._shift()
-        rows = slice(0, len(self.live))
-        self._cache.window.set(rows, low=self._low(), start=self._end, end=self._end + 1)
+        self._decoder.step(len(self.live), self._low(), self._end)
         self._end += 1
-        self._position[rows] += 1
-        self._forward(rows, self._id[rows, None], self._position[rows, None], self._masks.of_step())
         self._steps += 1
 
     def generation(self) -> Generation:
         """Everything, in the order of the prompts."""
-        rollout = assemble(self._prompts, self._tokens, self._sampling)
+        count, longest = len(self._lengths), self._sampling.max_new_tokens
+        rollout = assemble(self._prompts, self._decoder.tokens[:count, :longest], self._sampling)
         mask = rollout.response_mask
-        logprobs = torch.where(mask, self._logprobs[:, : mask.shape[1]], 0.0)
+        logprobs = torch.where(mask, self._decoder.logprobs[:count, : mask.shape[1]], 0.0)
         return Generation(rollout, logprobs, bad_rows=logprobs.isnan().any(1))
-
-    def _forward(
-        self, rows: slice[int, int], input_ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor]
-    ) -> None:
-        """Runs the model on new columns of some slots, and draws a token for each of them."""
-        output = self._model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        number, drawn = self._number[rows], self._drawn[rows]
-        ids, logprobs = self._sample_tokens(output.logits[:, -1], self._uniform[number, drawn])
-        self._tokens[number, drawn], self._logprobs[number, drawn] = ids, logprobs
-        self._id[rows] = ids
-        self._ended[rows] |= torch.isin(ids, self._end_ids)
-        self._drawn[rows] += 1
 
     def _low(self) -> int:
         """The first column of live rows."""
         return min(row.start for row in self.live)
 
-    def _update_masks(self) -> None:
-        self._masks.update([row.start for row in self.live])
+    def _rows_changed(self) -> None:
+        self._decoder.rows_changed(len(self.live), self._end)
 
     def _shift(self) -> None:
         """Moves the live rows to the first columns, where a prompt of any length still fits in on their left."""
         columns = slice(self._low(), self._end)
         self._end = max(self._end - columns.start, max(self._lengths))
         distance = columns.stop - self._end
-        self._cache.shift(len(self.live), columns, distance)
+        self._decoder.shift(len(self.live), columns, distance)
         for row in self.live:
             row.start -= distance
             row.last -= distance
-        self._update_masks()
+        self._rows_changed()
+
+
+def prefill_groups(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """First and behind-last prompt of each forward pass over prompts, the longest first, without much padding.
+
+    A pass holds at most PREFILL_TOKENS, padding included, or one prompt.
+    """
+    groups, first = [], 0
+    for number in range(1, len(lengths) + 1):
+        if number == len(lengths) or (number - first + 1) * lengths[first] > PREFILL_TOKENS:
+            groups.append((first, number))
+            first = number
+    return groups

@@ -8,7 +8,7 @@ moves on with every step; a row begins at its own column, so that what lies left
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,10 +28,12 @@ class Window:
     low: int = 0  # columns [low, end) are read, [start, end) are written
     start: int = 0
     end: int = 0
+    column: Tensor | None = None  # (1,) long: the one column of [start, end) that is written
 
-    def set(self, slots: slice[int, int], low: int, start: int, end: int) -> None:
+    def set(self, slots: slice[int, int], low: int, start: int, end: int, column: Tensor | None = None) -> None:
         """Says what the next forward pass uses."""
         self.first, self.last, self.low, self.start, self.end = slots.start, slots.stop, low, start, end
+        self.column = column
 
 
 class SlotLayer(CacheLayerMixin):
@@ -68,15 +70,19 @@ class SlotLayer(CacheLayerMixin):
         window = self._window
         rows = slice(window.first, window.last)
         new, seen = slice(window.start, window.end), slice(self.low, window.end)
-        self.keys[rows, :, new] = key_states
-        self.values[rows, :, new] = value_states
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            if window.column is None:
+                buffer[rows, :, new] = states
+            else:
+                buffer[rows].index_copy_(2, window.column, states)
         return self.keys[rows, :, seen], self.values[rows, :, seen]
 
     @property
     def low(self) -> int:
         """The first column that is read."""
         window = self._window
-        return window.low if self.span is None else max(window.low, window.start - self.span + 1)
+        low = window.low if self.span is None else max(window.low, window.start - self.span + 1)
+        return low if window.column is None else low - low % ALIGNED["cuda"]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Number of columns that are read, counted from column 0."""
@@ -102,10 +108,8 @@ class SlotCache(Cache):
         self.slot_layers = [SlotLayer(slots, columns, span, self.window) for span in spans]
         super().__init__(layers=list(self.slot_layers))
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], columns: slice[int, int]) -> None:
-        """Copies columns of some slots into other slots."""
-        device = self.slot_layers[0].keys.device
-        source, target = (torch.tensor(slots, device=device) for slots in (sources, targets))
+    def move(self, source: Tensor, target: Tensor, columns: slice[int, int]) -> None:
+        """Copies columns of some slots (n,) into other slots (n,)."""
         for buffer in self._buffers():
             buffer[target, :, columns] = buffer[source, :, columns]
 
@@ -138,23 +142,45 @@ class StepMasks:
         self._types: list[str] | None = getattr(config, "layer_types", None)
         self._mask = torch.empty(0)
 
-    def update(self, starts: Sequence[int]) -> None:
-        """Takes the column of each live row's first token; to be called whenever the rows or their columns change."""
+    def update(self, first: Tensor) -> None:
+        """Takes the column (n,) of each live row's first token; to be called whenever rows or their columns change."""
         keys = self._cache.slot_layers[0].keys
-        first = torch.tensor(starts, device=keys.device)
         seen = torch.arange(keys.shape[2], device=keys.device) >= first[:, None]
-        if not self._implementation.startswith("flash"):
-            seen = torch.where(seen, 0.0, torch.finfo(keys.dtype).min).to(keys.dtype)[:, None, None]
-        self._mask = seen
+        self._mask = seen if self._implementation.startswith("flash") else self._additive(seen)
 
     def of_step(self) -> Tensor | dict[str, Tensor]:
         """The model's ``attention_mask`` for the cache's window; on a CPU without copying."""
         if self._implementation.startswith("flash"):
             return self._columns_from(self._cache.window.low)
+        return self._by_type(lambda layer: self._columns_from(layer.low))
+
+    def of_static_step(self, first: Tensor) -> Tensor | dict[str, Tensor]:
+        """The same where the device alone knows the column that is written: computed there, in every step anew.
+
+        Args:
+            first: (n,) long, the column of each row's first token.
+        """
+        window = self._cache.window
+        columns = torch.arange(window.end, device=first.device)
+        seen = (columns >= first[:, None]) & (columns <= window.column)
+
+        def seen_by(layer: SlotLayer) -> Tensor:
+            within = seen if layer.span is None else seen & (columns > window.column - layer.span)
+            return self._additive(within[:, layer.low :])
+
+        return self._by_type(seen_by)
+
+    def _by_type(self, mask_of: Callable[[SlotLayer], Tensor]) -> Tensor | dict[str, Tensor]:
+        """One mask, or one for each type of layer."""
+        layers = self._cache.slot_layers
         if self._types is None:
-            return self._columns_from(self._cache.slot_layers[0].low)
-        layers = zip(self._types, self._cache.slot_layers, strict=True)
-        return {name: self._columns_from(low) for name, low in {name: layer.low for name, layer in layers}.items()}
+            return mask_of(layers[0])
+        return {name: mask_of(layer) for name, layer in dict(zip(self._types, layers, strict=True)).items()}
+
+    def _additive(self, seen: Tensor) -> Tensor:
+        """(n, 1, 1, columns), to be added to the attention's logits."""
+        dtype = self._cache.slot_layers[0].keys.dtype
+        return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None]
 
     def _columns_from(self, low: int) -> Tensor:
         seen = self._mask[..., low : self._cache.window.end]

@@ -2,6 +2,7 @@
 """REFUEL with users from data (its setting two). `python online.py --help` lists the flags."""
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dschat.config.refuel import RefuelOnlineConfig
@@ -36,7 +37,8 @@ def train(config: RefuelOnlineConfig, run: "RunOutput") -> None:
     updates = total_updates(len(dialogues), config, run.plan)
     run.announce(updates, len(dialogues))
     reward = build_dialogue_scores(config, device())
-    models = build_refuel_models(config, run.plan, tokenizer, end_id, updates, reward)
+    report = partial(setattr, run.record, "decoding")
+    models = build_refuel_models(config, run.plan, tokenizer, end_id, updates, reward, report)
     saved = [SavedModel(models.policy, "policy", config.model_name_or_path)]
     algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run)
     loop_of(algorithm, {"policy": models.policy}, saved, tokenizer, config, run).fit()

@@ -42,7 +42,8 @@ def train(config: PPOConfig, run: "RunOutput") -> None:
     run.describe_data(data, **data.dropped)
     updates = total_updates(len(data.train), config, run.plan)
     run.announce(updates, len(data.train))
-    models = build_ppo_models(config, run.plan, tokenizer, updates, programs)
+    report = partial(setattr, run.record, "decoding")
+    models = build_ppo_models(config, run.plan, tokenizer, updates, programs, report)
     average = MovingAverage(models.actor) if config.enable_ema else None
 
     actor_base = config.actor_model_name_or_path

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward passes of continuous batching: a prompt's first token, then one token of every live row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from dschat.models.layout import to_device
+from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
+from dschat.rollouts.slots import SlotCache, StepMasks
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a decoder has room for."""
+
+    slots: int  # live rows
+    columns: int  # of the cache
+    prompts: int
+    tokens: int  # of a response
+
+    def holds(self, other: Capacity) -> bool:
+        """Whether there is room for the other, too."""
+        return all(a >= b for a, b in zip(astuple(self), astuple(other), strict=True))
+
+    def grown(self, other: Capacity) -> Capacity:
+        """Room for both."""
+        return Capacity(*map(max, astuple(self), astuple(other)))
+
+
+class Decoder:
+    """Draws tokens of the rows in the slots. A row writes its keys and values into its slot of the cache.
+
+    Of S slots, and B prompts with T tokens each at most, it has, on the model's device:
+
+    - of each slot (S,): the `number` of its prompt, how many tokens are `drawn`, `position` and `id` of the last of
+      them, whether it has `ended`, and the `first` column of its row;
+    - of each prompt (B + 1, T): `tokens` and `logprobs` as drawn, and the `uniform` numbers that decide them. The last
+      row is for slots without a prompt.
+    """
+
+    def __init__(self, causal_lm: PreTrainedModel, capacity: Capacity) -> None:
+        """Makes the tensors; the cache's buffers come with the first forward pass."""
+        device, self.capacity = causal_lm.device, capacity
+        self._model, self._device = causal_lm, device
+        self.cache = SlotCache(causal_lm.config, capacity.slots, capacity.columns)
+        self._masks = StepMasks(causal_lm.config, self.cache)
+        self.number, self.drawn, self.position, self.id, self.first = torch.zeros(
+            5, capacity.slots, dtype=torch.long, device=device
+        )
+        self.ended = torch.zeros(capacity.slots, dtype=torch.bool, device=device)
+        shape = (capacity.prompts + 1, capacity.tokens)
+        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(shape, device=device)
+        self.uniform = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._samplers: dict[Sampling, TokenSampler] = {}
+
+    def begin(self, sampling: Sampling, seeds: Sequence[int]) -> None:
+        """Empties the slots.
+
+        Args:
+            sampling: how to draw from now on.
+            seeds: of each prompt.
+        """
+        self._sampling = sampling
+        if sampling not in self._samplers:
+            self._samplers[sampling] = TokenSampler(sampling, self._model.config.vocab_size, self._device)
+        numbers = uniforms(torch.tensor(seeds, device=self._device), sampling.max_new_tokens)
+        self.uniform[: len(seeds), : sampling.max_new_tokens] = numbers
+        self.tokens.fill_(sampling.pad_id)
+        self.number.fill_(self.capacity.prompts)
+
+    def take(self, rows: slice[int, int], numbers: Sequence[int], lengths: Sequence[int], low: int, end: int) -> None:
+        """Gives slots to prompts.
+
+        Args:
+            rows: the slots.
+            numbers, lengths: of the prompts, the longest first.
+            low: first column of all live rows, these included.
+            end: column behind the prompts' last tokens.
+        """
+        known = np.array([numbers, lengths, [end - length for length in lengths]])
+        self.number[rows], self.position[rows], self.first[rows] = to_device(known, self._device)
+        self.position[rows] -= 1
+        self.drawn[rows], self.ended[rows] = 0, False
+        self._clear(rows, low, end - lengths[0])
+
+    def _clear(self, rows: slice[int, int], low: int, start: int) -> None:
+        """Empties columns that are read, and that the rows before may have left with numbers that are not finite."""
+        if low < start:
+            self.cache.clear(rows, slice(low, start))
+
+    def prefill(self, rows: slice[int, int], input_ids: Tensor, mask: Tensor, end: int) -> None:
+        """Runs the model on the prompts of some slots, and draws their first tokens.
+
+        Args:
+            rows: the slots, n of them.
+            input_ids: (n, P) long, padded on the left.
+            mask: (n, P) bool.
+            end: column behind the prompts' last tokens.
+        """
+        start = end - input_ids.shape[1]
+        self.cache.window.set(rows, low=start, start=start, end=end)
+        self._forward(rows, input_ids, (mask.cumsum(1) - 1).clamp(min=0), mask.long())
+
+    def rows_changed(self, live: int, end: int) -> None:
+        """To be called before the next step when the first `live` slots have other rows, or these other columns."""
+        self._masks.update(self.first[:live])
+
+    def step(self, live: int, low: int, end: int) -> None:
+        """Draws the next token of the first `live` slots' rows, which see columns [low, end] and write the last."""
+        rows = slice(0, live)
+        self.cache.window.set(rows, low=low, start=end, end=end + 1)
+        self.position[rows] += 1
+        self._forward(rows, self.id[rows, None], self.position[rows, None], self._masks.of_step())
+
+    def ended_slots(self, live: int) -> list[bool]:
+        """Which of the first slots' rows have ended; waits for the device."""
+        return self.ended[:live].tolist()
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], columns: slice[int, int]) -> None:
+        """Copies the rows of some slots, whose tokens are in these columns, into other slots."""
+        source, target = to_device(np.array([sources, targets]), self._device)
+        self.cache.move(source, target, columns)
+        for state in (self.number, self.drawn, self.position, self.id, self.first, self.ended):
+            state[target] = state[source]
+
+    def shift(self, live: int, columns: slice[int, int], distance: int) -> None:
+        """Moves the columns of the first slots to the left."""
+        self.cache.shift(live, columns, distance)
+        self.first -= distance
+
+    def _forward(
+        self, rows: slice[int, int], input_ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor]
+    ) -> None:
+        """Runs the model on new columns of some slots, and draws a token for each of them."""
+        output = self._model(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        number, drawn = self.number[rows], self.drawn[rows]
+        sampler = self._samplers[self._sampling]
+        ids, logprobs = sampler(output.logits[:, -1], self.uniform[number, drawn])
+        self.tokens[number, drawn], self.logprobs[number, drawn] = ids, logprobs
+        self.id[rows] = ids
+        self.ended[rows] |= sampler.ended(ids)
+        self.drawn[rows] += 1

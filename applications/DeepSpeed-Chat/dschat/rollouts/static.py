@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decoding step of fixed shapes, which CUDA graphs can replay.
+
+The live rows are computed with as many others as fill up a bucket of rows; they see the columns from 0 on up to the
+next multiple of COLUMN_STEP, of which a mask shows those of their row. What changes from step to step is in tensors
+that stay where they are, so that one step of a bucket is the same list of kernels on the same addresses as the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from dschat.rollouts.decoder import Capacity, Decoder
+from dschat.rollouts.sampling import Sampling
+from dschat.run.distributed import is_main
+
+logger = logging.getLogger(__name__)
+
+COLUMN_STEP = 256  # the columns that a step reads are a multiple of it
+ROW_STEP = 8  # so are its rows, from twice as many on; fewer rows are a power of two
+# Operators whose result's shape or value the host must know.
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
+
+
+class HostSyncs(TorchDispatchMode):
+    """Notes operators for which the host waits for the device, and which a graph therefore cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operator."""
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in WAITING or _indexes_by_mask(name, args) or _crosses_devices(name, args, result):
+            self.found.append(name)
+        return result
+
+
+def _indexes_by_mask(name: str, args: Sequence[Any]) -> bool:
+    """Whether True in a mask says what is meant: as many numbers as there are."""
+    return name in ("index", "index_put", "index_put_") and any(
+        index is not None and index.dtype == torch.bool for index in args[1]
+    )
+
+
+def _crosses_devices(name: str, args: Sequence[Any], result: Any) -> bool:
+    """Whether numbers are copied between host and device."""
+    if name not in ("_to_copy", "copy_"):
+        return False
+    source = args[1] if name == "copy_" else args[0]
+    return bool(source.device.type != result.device.type)
+
+
+class LateCopy:
+    """A copy of a device's tensor that the host asks for now and reads later, so that the device has gone on."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, cuda = tensor, tensor.device.type == "cuda"
+        self._copy = torch.empty_like(tensor, device="cpu", pin_memory=cuda)
+        self._done = torch.cuda.Event() if cuda else None
+
+    def ask(self) -> None:
+        """The tensor as it will be when the device has done what it was given so far."""
+        self._copy.copy_(self._tensor, non_blocking=True)
+        if self._done is not None:
+            self._done.record()
+
+    def read(self) -> list[bool]:
+        """What was asked for last."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._copy.tolist()
+
+
+class StaticDecoder(Decoder):
+    """A decoder for many rollouts, as long as the model's weights stay where they are."""
+
+    def __init__(self, causal_lm: PreTrainedModel, capacity: Capacity) -> None:
+        """Makes room; see `Decoder`."""
+        super().__init__(causal_lm, replace(capacity, columns=round_up(capacity.columns, COLUMN_STEP)))
+        self._addresses = addresses_of(causal_lm)
+        self._column = torch.zeros(1, dtype=torch.long, device=self._device)  # that was filled last
+        self._steps: dict[tuple[Sampling, int, int], Callable[[], None]] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._late = LateCopy(self.ended)
+        self.refusal: str | None = None  # why the model's step cannot be captured
+        if str(causal_lm.config._attn_implementation).startswith("flash"):
+            self._refuse("flash attention reads the rows' lengths on the host")
+
+    def serves(self, causal_lm: PreTrainedModel, capacity: Capacity) -> bool:
+        """Whether it can draw from a model as it is now."""
+        return self._model is causal_lm and self.is_valid() and self.capacity.holds(capacity)
+
+    def is_valid(self) -> bool:
+        """Whether the model's weights are where they were, which its graphs read."""
+        return self._addresses == addresses_of(self._model)
+
+    @property
+    def launches(self) -> str:
+        """How steps are launched, in words."""
+        if self.refusal is not None:
+            return f"launched one by one: {self.refusal}"
+        return "of fixed shapes" if self._pool is None else "CUDA graphs"
+
+    def rows_changed(self, live: int, end: int) -> None:
+        """See `Decoder`."""
+        super().rows_changed(live, end)
+        for state in (self.drawn, self.position, self.first):
+            state[live:] = 0
+        self.number[live:] = self.capacity.prompts
+        self._column.fill_(end - 1)
+        self._late.ask()
+
+    def step(self, live: int, low: int, end: int) -> None:
+        """See `Decoder`."""
+        if self.refusal is not None:
+            super().step(live, low, end)
+            return
+        rows = min(rows_of_step(live), self.capacity.slots)
+        key = (self._sampling, rows, round_up(end + 1, COLUMN_STEP))
+        if key in self._steps:
+            self._steps[key]()
+            return
+        step = partial(self._static_step, *key[1:])
+        with HostSyncs() as syncs:
+            step()
+        if syncs.found:
+            self._refuse(f"the host waits for {', '.join(sorted(set(syncs.found)))}")
+        elif captured := step if self._pool is None else self._capture(step):
+            self._steps[key] = captured
+
+    def ended_slots(self, live: int) -> list[bool]:
+        """Which of the first slots' rows had ended when this was called last, or the rows changed."""
+        ended = self._late.read()[:live]
+        self._late.ask()
+        return ended
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], columns: slice[int, int]) -> None:
+        """See `Decoder`; all columns move, since a step reads them all."""
+        super().move(sources, targets, slice(0, self.capacity.columns))
+
+    def _clear(self, rows: slice[int, int], low: int, start: int) -> None:
+        if self.cache.is_initialized:
+            super()._clear(rows, 0, self.capacity.columns)
+
+    def _static_step(self, rows: int, columns: int) -> None:
+        """Draws the next token of the first rows, which see columns [0, columns) as far as their mask shows them."""
+        slots = slice(0, rows)
+        self._column += 1
+        self.position[slots] += 1
+        self.cache.window.set(slots, low=0, start=columns - COLUMN_STEP, end=columns, column=self._column)
+        mask = self._masks.of_static_step(self.first[slots])
+        self._forward(slots, self.id[slots, None], self.position[slots, None], mask)
+
+    def _capture(self, step: Callable[[], None]) -> Callable[[], None] | None:
+        """A graph's `replay`; None where there can be none."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                step()
+        except RuntimeError as error:
+            self._refuse(str(error).splitlines()[0])
+            return None
+        return graph.replay
+
+    def _refuse(self, why: str) -> None:
+        self.refusal = why
+        self._steps.clear()
+        if is_main():
+            told = "decoding steps of %s cannot be captured as CUDA graphs: %s. They are launched one by one."
+            logger.warning(told, self._model.config.model_type, why)
+
+
+def addresses_of(model: nn.Module) -> tuple[int, ...]:
+    """Where the weights and buffers lie."""
+    return tuple(tensor.data_ptr() for tensor in itertools.chain(model.parameters(), model.buffers()))
+
+
+def rows_of_step(live: int) -> int:
+    """The bucket of so many rows: 1, 2, 4, 8, 16, 24, 32, …"""
+    return round_up(live, ROW_STEP) if live > ROW_STEP else 1 << (live - 1).bit_length()
+
+
+def round_up(number: int, step: int) -> int:
+    """The next multiple of step."""
+    return -(-number // step) * step

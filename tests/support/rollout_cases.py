@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models, prompts and seeds to draw responses with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+
+from dschat.rollouts.sampling import row_seed
+from factories import BOS, EOS, PAD, random_ids
+from model_families import MODEL_FAMILIES
+
+LENGTHS = [3, 20, 9, 1, 24, 14, 5, 5]
+ENDS = (EOS, *range(3, 10))  # of 100 ids, so that a response has about 12 tokens
+FAMILIES = sorted(set(MODEL_FAMILIES) - {"bloom"})
+
+
+def model_of(family: str) -> Any:
+    """A random model of a family, of 100 ids."""
+    made = MODEL_FAMILIES[family]
+    ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+    config = getattr(transformers, made.config)(vocab_size=100, **ids, **made.sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def prompts_of(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+    return [random_ids(length, row) for row, length in enumerate(lengths)]
+
+
+def seeds_of(count: int) -> list[int]:
+    return [row_seed(5, row) for row in range(count)]
