@@ -2,8 +2,8 @@
 """Grouped-query attention of one new token without copies of keys and values, for transformers that copies them.
 
 With a mask, a transformers without `pack_gqa` repeats every key and value for each query head of its group. The query
-heads of a group can stand in the place of a sequence instead: one token's (rows, heads, 1, width) is (rows, groups, heads of a
-group, width), and all of them see the same columns.
+heads of a group can stand in the place of a sequence instead: one token's (rows, heads, 1, width) is
+(rows, groups, heads of a group, width), and all of them see the same columns.
 """
 
 from collections.abc import Callable, Iterator
