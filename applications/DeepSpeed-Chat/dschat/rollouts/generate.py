@@ -74,8 +74,8 @@ class ContinuousEngine:
         if kept is None or not kept.serves(causal_lm, capacity):
             self._kept, grown = None, capacity if kept is None else kept.capacity.grown(capacity)
             del kept  # its buffers go before others come
-            self._kept = StaticDecoder(causal_lm, grown)
-        return self._kept
+            kept = self._kept = StaticDecoder(causal_lm, grown)
+        return kept
 
 
 class GenerateEngine:

@@ -154,18 +154,18 @@ class StepMasks:
             return self._columns_from(self._cache.window.low)
         return self._by_type(lambda layer: self._columns_from(layer.low))
 
-    def of_static_step(self, first: Tensor) -> Tensor | dict[str, Tensor]:
+    def of_static_step(self, first: Tensor, column: Tensor) -> Tensor | dict[str, Tensor]:
         """The same where the device alone knows the column that is written: computed there, in every step anew.
 
         Args:
             first: (n,) long, the column of each row's first token.
+            column: (1,) long, that is written.
         """
-        window = self._cache.window
-        columns = torch.arange(window.end, device=first.device)
-        seen = (columns >= first[:, None]) & (columns <= window.column)
+        columns = torch.arange(self._cache.window.end, device=first.device)
+        seen = (columns >= first[:, None]) & (columns <= column)
 
         def seen_by(layer: SlotLayer) -> Tensor:
-            within = seen if layer.span is None else seen & (columns > window.column - layer.span)
+            within = seen if layer.span is None else seen & (columns > column - layer.span)
             return self._additive(within[:, layer.low :])
 
         return self._by_type(seen_by)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -36,11 +37,17 @@ class HostSyncs(TorchDispatchMode):
     """Notes operators for which the host waits for the device, and which a graph therefore cannot hold."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator."""
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Runs an operator, and notes its name."""
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name in WAITING or _indexes_by_mask(name, args) or _crosses_devices(name, args, result):
@@ -48,19 +55,20 @@ class HostSyncs(TorchDispatchMode):
         return result
 
 
-def _indexes_by_mask(name: str, args: Sequence[Any]) -> bool:
+def _indexes_by_mask(name: str, args: Sequence[object]) -> bool:
     """Whether True in a mask says what is meant: as many numbers as there are."""
-    return name in ("index", "index_put", "index_put_") and any(
-        index is not None and index.dtype == torch.bool for index in args[1]
-    )
+    if name not in ("index", "index_put", "index_put_"):
+        return False
+    indices = cast("Sequence[Tensor | None]", args[1])
+    return any(index is not None and index.dtype == torch.bool for index in indices)
 
 
-def _crosses_devices(name: str, args: Sequence[Any], result: Any) -> bool:
+def _crosses_devices(name: str, args: Sequence[object], result: object) -> bool:
     """Whether numbers are copied between host and device."""
     if name not in ("_to_copy", "copy_"):
         return False
-    source = args[1] if name == "copy_" else args[0]
-    return bool(source.device.type != result.device.type)
+    places = {tensor.device.type for tensor in (*args[:2], result) if isinstance(tensor, Tensor)}
+    return len(places) > 1
 
 
 class LateCopy:
@@ -161,7 +169,7 @@ class StaticDecoder(Decoder):
         self._column += 1
         self.position[slots] += 1
         self.cache.window.set(slots, low=0, start=columns - COLUMN_STEP, end=columns, column=self._column)
-        mask = self._masks.of_static_step(self.first[slots])
+        mask = self._masks.of_static_step(self.first[slots], self._column)
         self._forward(slots, self.id[slots, None], self.position[slots, None], mask)
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None] | None:
