@@ -17,7 +17,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
@@ -42,14 +41,14 @@ class HostSyncs(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Callable[..., object],
         types: Sequence[type],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Runs an operator, and notes its name."""
         result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
+        name = str(func).split(".")[1]  # aten.copy_.default
         if name in WAITING or _indexes_by_mask(name, args) or _crosses_devices(name, args, result):
             self.found.append(name)
         return result
