@@ -28,7 +28,7 @@ class EstimatorSettings:
         gamma, lam: of GAE, counted in macro steps.
         value_function: σ, see :func:`dschat.rl.macro_actions.value_weights`.
         macro_reward: ``sum`` or ``mean`` of the token rewards of a macro action.
-        samples: K, responses of a prompt, which are rows in succession.
+        samples: K, responses of a prompt, which are rows in succession; 1 in evaluations.
     """
 
     kl_coef: float
