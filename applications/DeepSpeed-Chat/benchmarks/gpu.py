@@ -1,139 +1,234 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near does step 3 come to what a GPU can do?
+"""How near does step 3 come to what a GPU can do? In pieces, each of which ends within minutes and stands alone.
 
-A random Gemma of 2B's shape in bf16, through the main program (contenders/ours.py), at 1, 4 and 16 times a batch, each
-in a process of its own; medians of wall time after one iteration that does not count. Two limits are measured first:
-how fast the GPU copies a large tensor (bytes read and written), and how fast it multiplies large matrices.
+A random Gemma of 2B's shape in bf16; all responses have their full length. Times are medians of --repeats runs (of
+decoding alone: the fastest), after one that does not count. Two limits come first: how fast the device copies a large
+tensor (bytes read and written), and how fast it multiplies large matrices.
 
-- Rollout: tokens per second of the phase generation, prompts included in the time. Its limit is the memory's: every
-  step of decoding reads all weights and every row's keys and values once, the whole batch at the same time.
-- Training: the multiplications and additions of forwards and backwards of actor and critic over real tokens, per
-  second of the phase training, which holds the optimisers, too. Recomputation and padding do not count as work.
+- decoding: steps alone, from the time of whole responses minus that of their first tokens. The limit is the memory's:
+  each step reads all weights and every row's keys and values once, the whole batch at the same time.
+- training: scoring and training alone, of random responses in place of drawn ones, by the models and the updates of
+  step 3. Operations are multiplications and additions over real tokens: forwards of reference and reward model,
+  forwards and backwards of actor and critic. Recomputation and padding do not count as work; the optimisers' time
+  counts. The peak of memory stands beside what `dschat.plan` says of the same flags.
+- iterations: whole ones, through the main program (contenders/ours.py), with the first of --micro_batches.
+  The rate of rollouts has the time of prompts in it.
+- tests_1, tests_2: the tests that need a GPU. quickstart: does PPO learn there?
 
-    bash gpu.sh
+A piece's figures go into a file of its own, row by row; what cannot be measured says why, and the rest goes on.
 """
 
 import argparse
+import json
 import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from xml.etree import ElementTree
 
+import psutil
 import torch
-from torch.utils.benchmark import Timer
 
-from contenders.process import PHASES, ours_alone
-from contenders.work import SIZES, Size, Work
-from harness import origin, report, settings_parser, table_of, write_section
+from contenders import ours
+from contenders.limits import (
+    TERA,
+    Figures,
+    Limits,
+    Task,
+    attempted,
+    decode,
+    measure_limits,
+    phase_rates,
+    rollout_limit,
+)
+from contenders.process import PHASES, Job, ours_alone
+from contenders.work import SIZES, Work, make_files
+from dschat.common.atomic import write_file
+from dschat.common.jsonl import json_lines
+from dschat.common.launch import TRAINING
+from dschat.config.parse import parse
+from dschat.config.ppo import PPOConfig
+from dschat.models.load import open_config
+from dschat.plan.phases import CUDA_BYTES, Machine
+from dschat.plan.plan import make_plan
+from dschat.run_report.summary import trailing_mean, window_of
+from harness import GB, MB, in_process, origin, report, report_of, settings_parser, table, write_section
 
-Figures = dict[str, float]
+Tasks = list[tuple[Figures, Task]]  # how rows begin, and what measures them
+MOST_SECONDS = 480  # of a piece
+LENGTHS = {"tiny": (4, 16, 16)}  # tokens: the shortest and the longest prompt, every response
+TRAINED = 64  # prompts of the piece training
+ROOT = Path(__file__).resolve().parents[3]
+WAYS = {"dynamic": "dynamic loop", "static": "static graphs", "transformers": "transformers' static cache"}
+RECOMPUTED = ["--actor_gradient_checkpointing", "--critic_gradient_checkpointing"]
+GOLD = "objective/gold_scores"
+TESTS = [f"tests/{name}.py" for name in ("gpu/test_cuda", "distributed/test_cuda_steps", "inference/test_cuda")]
+TESTS.append("tests/treelib/test_benepar_models.py")
 
 
 def main() -> None:
-    """Measures, prints one JSON object, and writes what is asked for."""
-    lengths = {"shortest_prompt": 64, "longest_prompt": 512, "response": 512}  # every response has its length
-    parser = settings_parser(__doc__, "section gpu is", **lengths, repeats=2)
+    """Measures the pieces, prints one JSON object, and writes what is asked for; status 1 if there was a problem."""
+    parser = settings_parser(__doc__, "sections gpu … are", repeats=1)
+    parser.add_argument("--pieces", nargs="*", choices=list(PIECES), default=list(PIECES), help="none: tables only")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--size", choices=list(SIZES), default="G")
-    parser.add_argument("--batch", type=int, default=16, help="prompts of the smallest rollout")
-    parser.add_argument("--factors", type=int, nargs="+", default=[1, 4, 16], help="what it is multiplied by")
-    parser.add_argument("--micro_batch", type=int, default=2, help="sequences of a forward and backward pass")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[16, 64, 256], help="of decoding and of iterations")
+    parser.add_argument("--micro_batches", type=int, nargs="+", default=[2, 8, 32], help="sequences of a pass")
     parser.add_argument("--flags", default="", help="more flags of step 3, in one word")
+    parser.add_argument("--json_folder", type=Path, default=Path("runs/gpu"), help="for PIECE.json")
     settings = parser.parse_args()
     if settings.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the processes that are started, too
-    limits = measure_limits(settings.device)
-    batches = [measure(settings, factor, limits) for factor in settings.factors]
-    report(settings, {"limits": limits, "batches": batches})
-    if settings.markdown is not None:
-        write_section(settings.markdown, "gpu", f"{origin()}\n\n{gpu_table(limits, batches)}")
+    settings.json_folder.mkdir(parents=True, exist_ok=True)
+    limits = in_process(measure_limits, settings.device) if settings.pieces else {}
+    rows = {name: measure(name, settings, limits) for name in settings.pieces}
+    report(settings, {"limits": limits, "pieces": rows})
+    for name in PIECES if settings.markdown is not None else ():
+        if (file := settings.json_folder / f"{name}.json").exists():
+            piece = json.loads(file.read_text(encoding="utf-8"))
+            text = f"{piece['origin']}\n\n{piece_table(**piece['figures'])}"
+            write_section(settings.markdown, f"gpu {name}", text)
+    sys.exit(any("problem" in row for found in rows.values() for row in found))
 
 
-def measure_limits(device: str) -> Figures:
-    """Bytes per second of memory, and operations per second of matrices in the dtype of training."""
-    large, side = (2**31, 8192) if device == "cuda" else (2**26, 512)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    source = torch.zeros(large // 4, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return {
-        "bytes_per_second": 2 * large / fastest("target.copy_(source)", target=target, source=source),
-        "operations_per_second": 2 * side**3 / fastest("left @ right", left=left, right=right),
-    }
+def measure(name: str, settings: argparse.Namespace, limits: Limits) -> list[Figures]:
+    """The rows of a piece, which are in its file as they come; what would take too long is left out or ended."""
+    begun, longest, rows = time.monotonic(), 0.0, list[Figures]()
+    watch = threading.Timer(MOST_SECONDS, end_children)
+    watch.start()
+    with tempfile.TemporaryDirectory() as place:
+        for label, task in [({}, list), *PIECES[name](settings, limits, Path(place))]:
+            last = time.monotonic()
+            late = last + longest - begun > MOST_SECONDS
+            rows += [label | {"not_measured": "no time was left"}] if late else attempted(label, task)
+            longest = max(longest, time.monotonic() - last)
+            found = report_of(settings, {"limits": limits, "rows": rows}) | {"origin": origin()}
+            write_file(settings.json_folder / f"{name}.json", json.dumps(found, indent=2, default=str) + "\n")
+    watch.cancel()
+    return rows
 
 
-def fastest(statement: str, **tensors: torch.Tensor) -> float:
-    """Seconds of the fastest of ten runs."""
-    timer = Timer(statement, globals=tensors)
-    return min(timer.timeit(1).mean for _ in range(10))
+def end_children() -> None:
+    """Ends what this process has started; who waits for it gets an error."""
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
 
 
-def measure(settings: argparse.Namespace, factor: int, limits: Figures) -> Figures:
-    """One line of the table."""
-    batch = settings.batch * factor
-    lengths = (settings.shortest_prompt, settings.longest_prompt, settings.response)
-    dtype = "bf16" if settings.device == "cuda" else "fp32"
-    work = Work(SIZES[settings.size], batch, min(settings.micro_batch, batch), *lengths, dtype=dtype)
-    (run,) = ours_alone(work, settings.repeats, flags=settings.flags.split())
-    whole = sum(run.wall_seconds[phase] for phase in PHASES)
-    shares = {f"{phase}_share": run.wall_seconds[phase] / whole for phase in PHASES}
-    return shares | {
-        "batch": batch,
-        "wall_seconds": run.wall_seconds["total"],
-        "rollout_tokens_per_second": batch * work.response / run.wall_seconds["generation"],
-        "rollout_limit": rollout_limit(work, limits["bytes_per_second"]),
-        "training_operations_per_second": training_operations(work) / run.wall_seconds["training"],
-        "training_limit": limits["operations_per_second"],
-        "peak_mb": run.peak_mb,
-    }
+def work_of(settings: argparse.Namespace, prompts: int, micro_batch: int = 1) -> Work:
+    """A rollout of so many prompts."""
+    lengths, dtype = LENGTHS.get(settings.size, (64, 512, 512)), "bf16" if settings.device == "cuda" else "fp32"
+    return Work(SIZES[settings.size], prompts, min(prompts, micro_batch), *lengths, dtype=dtype)
 
 
-def layer_weights(size: Size) -> int:
-    """Weights of the matrices of all layers."""
-    attention = 2 * (size.num_attention_heads + size.num_key_value_heads) * size.head_dim
-    return size.num_hidden_layers * size.hidden_size * (attention + 3 * size.intermediate_size)
+def decoding(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
+    """A process for each way."""
+    rest = ([work_of(settings, prompts) for prompts in settings.prompts], settings.device, settings.repeats, limits)
+    return [({"way": name}, partial(in_process, decode, way, *rest)) for way, name in WAYS.items()]
 
 
-def rollout_limit(work: Work, bytes_per_second: float) -> float:
-    """Tokens per second if decoding did nothing but read weights, keys and values."""
-    size, number = work.size, 2 if work.dtype == "bf16" else 4
-    weights = layer_weights(size) + size.vocab_size * size.hidden_size
-    # While token t of R is computed, a row has its prompt and t tokens; (R - 1) / 2 of them on average.
-    held = sum(work.prompt_lengths()) + work.batch * (work.response - 1) / 2
-    cache = 2 * size.num_hidden_layers * size.num_key_value_heads * size.head_dim * held
-    return work.batch * bytes_per_second / (number * (weights + cache))
+def training(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
+    """Each size of micro-batches, without gradient checkpointing and with it."""
+    tasks = Tasks()
+    for size, again in product(settings.micro_batches, ("no", "yes")):
+        flags = settings.flags.split() + (RECOMPUTED if again == "yes" else [])
+        work = work_of(settings, TRAINED, size)
+        job = Job(work, str(place / "files"), str(place), flags=flags, random_responses=True)
+        tasks.append(({"micro_batch": size, "checkpointing": again}, partial(train, job, settings.repeats, limits)))
+    return tasks
 
 
-def training_operations(work: Work) -> float:
-    """Multiplications and additions of forwards and backwards of actor and critic.
+def train(job: Job, repeats: int, limits: Limits) -> list[Figures]:
+    """Scoring and training, unless they would not fit: the phases but the drawing of responses."""
+    make_files(job.work, Path(job.files))
+    memory = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    phases = make_plan(parse(PPOConfig, ours.flags(job)), Machine(1, memory), open_config).phases
+    planned = max(phase.total for phase in phases if phase.name != "generate")
+    if memory is not None and planned + CUDA_BYTES > memory:
+        return [{"planned_gb": planned / GB, "not_measured": "it would not fit"}]
+    (run,) = ours_alone(job, repeats)
+    peaks: Figures = {"peak_gb": (run.held_mb + run.peak_mb) * MB / GB, "planned_gb": planned / GB}
+    return [phase_rates(job.work, run.wall_seconds, limits) | peaks]
 
-    A forward takes two per weight and token, a backward twice as many. The head counts for response tokens only;
-    attention for the keys that a token sees.
-    """
-    size = work.size
-    lengths = [prompt + work.response for prompt in work.prompt_lengths()]
-    layers = 2 * layer_weights(size) * sum(lengths)
-    attention = 2 * size.num_hidden_layers * size.num_attention_heads * size.head_dim * sum(n * n for n in lengths)
-    head = 2 * size.vocab_size * size.hidden_size * work.batch * work.response
-    return 3.0 * (2 * (layers + attention) + head)
+
+def iterations(settings: argparse.Namespace, limits: Limits, place: Path) -> Tasks:
+    """Each number of prompts."""
+    works = [work_of(settings, prompts, settings.micro_batches[0]) for prompts in settings.prompts]
+    jobs = [Job(work, str(place / "files"), str(place), flags=settings.flags.split()) for work in works]
+    return [({"prompts": job.work.batch}, partial(iterate, job, settings.repeats, limits)) for job in jobs]
 
 
-def gpu_table(limits: Figures, batches: Sequence[Figures]) -> str:
-    """How near rollouts and training come to their limits, and the phases' shares, by batch."""
-    copied, computed = limits["bytes_per_second"] / 1e9, limits["operations_per_second"] / 1e12
+def iterate(job: Job, repeats: int, limits: Limits) -> list[Figures]:
+    """The usual iteration."""
+    (run,) = ours_alone(job, repeats)
+    seconds, tokens = run.wall_seconds, job.work.batch * job.work.response
+    rate = tokens / seconds["generation"]
+    drawing: Figures = {"drawing_tokens_per_second": rate, "drawing_of_limit": rate / rollout_limit(job.work, limits)}
+    shares = {f"{phase}_share": seconds[phase] / seconds["total"] for phase in PHASES}
+    whole = {"seconds": seconds["total"], "tokens_per_second": tokens / seconds["total"]}
+    whole["peak_gb"] = (run.held_mb + run.peak_mb) * MB / GB
+    return [drawing | phase_rates(job.work, seconds, limits) | shares | whole]
 
-    def share(of: str, whole: str = "") -> Callable[[Figures], str]:
-        return lambda row: f"{100 * row[of] / row.get(whole, 1.0):.0f} %"
 
-    columns: list[tuple[str, Callable[[Figures], str]]] = [
-        ("prompts", lambda row: f"{row['batch']:.0f}"),
-        ("rollout, tokens/s", lambda row: f"{row['rollout_tokens_per_second']:,.0f}"),
-        ("of its limit", share("rollout_tokens_per_second", "rollout_limit")),
-        ("training, TFLOP/s", lambda row: f"{row['training_operations_per_second'] / 1e12:,.1f}"),
-        ("of its limit", share("training_operations_per_second", "training_limit")),
-        *((f"{phase}, share", share(f"{phase}_share")) for phase in PHASES),
-        ("iteration, s", lambda row: f"{row['wall_seconds']:.1f}"),
-        ("peak, GB", lambda row: f"{row['peak_mb'] / 1e3:.1f}"),
-    ]
-    return f"Measured limits: {copied:,.0f} GB/s, {computed:,.1f} TFLOP/s.\n\n{table_of(columns, batches)}"
+def run_tests(files: Sequence[str], place: Path) -> list[Figures]:
+    """How many there were, and which failed; the tests are skipped where there is no GPU."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", str(place / "tests.xml"), *files]
+    subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
+    suite = ElementTree.parse(place / "tests.xml").find("testsuite")
+    assert suite is not None
+    row: Figures = {name: float(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped", "time")}
+    bad = [case.attrib["name"] for case in suite if case.find("failure") is not None or case.find("error") is not None]
+    return [row | ({"problem": f"failed: {', '.join(bad)}"} if bad else {})]
+
+
+def run_quickstart(place: Path, flags: Sequence[str]) -> list[Figures]:
+    """The gold score at the beginning and at the end of each run of step 3, over a tenth of it."""
+    command = [sys.executable, str(TRAINING / "quickstart" / "main.py"), "--output_dir", str(place), *flags]
+    status, found = subprocess.run(command, stdout=sys.stderr).returncode, list[Figures]()
+    for file in sorted(place.glob("step3-*/metrics.jsonl")):
+        rows = [row for _, row in json_lines(file) if GOLD in row]
+        ends = [trailing_mean([row[GOLD] for row in rows])[i] for i in (window_of(len(rows)) - 1, -1)]
+        row: Figures = {"run": file.parent.name, "updates": len(rows), "seconds": rows[-1]["seconds"]}
+        found.append(row | {"first_gold": ends[0], "gold": ends[1]})
+    if status:
+        found.append({"problem": f"it ended with status {status}"})
+    return found
+
+
+PIECES: dict[str, Callable[[argparse.Namespace, Limits, Path], Tasks]] = {
+    "limits": lambda settings, limits, place: [],
+    "decoding": decoding,
+    "training": training,
+    "iterations": iterations,
+    "tests_1": lambda settings, limits, place: [({}, partial(run_tests, TESTS[::2], place))],
+    "tests_2": lambda settings, limits, place: [({}, partial(run_tests, TESTS[1::2], place))],
+    "quickstart": lambda settings, limits, place: [
+        ({}, partial(run_quickstart, place, ["--small"] if settings.size == "tiny" else []))
+    ],
+}
+
+
+def piece_table(limits: Limits, rows: list[Figures]) -> str:
+    """The limits, and below them the rows, if there are any."""
+    copied, computed = limits["bytes_per_second"] / 1e9, limits["operations_per_second"] / TERA
+    text = f"Measured limits: {copied:,.0f} GB/s, {computed:,.1f} TFLOP/s."
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[cell(name, row.get(name, "")) for name in names] for row in rows]
+    return f"{text}\n\n{table([name.replace('_', ' ') for name in names], cells)}" if rows else text
+
+
+def cell(name: str, value: float | str) -> str:
+    """A figure, shares in percent."""
+    if not isinstance(value, float):
+        return str(value)
+    if name.endswith(("share", "of_limit")):
+        return f"{100 * value:.0f} %"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# On a machine with a GPU: how near step 3 comes to what it can do, then the tests that need one. The words go to gpu.py.
+# On a machine with a GPU: how near step 3 comes to what it can do, piece by piece. The words go to gpu.py.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-python=${PYTHON:-python}
-"$python" gpu.py "$@"
-cd ../../..
-"$python" -m pytest -q -m gpu tests
+exec "${PYTHON:-python}" gpu.py "$@"

@@ -6,18 +6,17 @@ The iteration is that of the main program (contenders/ours.py), one update per r
 medians after one iteration that does not count. Two processes share the same batch; the slower one's time and the
 larger one's memory count. `exponent` is the slope between the last two points with both axes logarithmic: 1 is linear,
 less is cheaper than that. A picture per quantity is drawn on request.
-
-    python growth.py --pictures ../../../docs
 """
 
 import math
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from contenders.process import PHASES, ours_alone
+from contenders.process import PHASES, Job, ours_alone
 from contenders.work import SIZES, Size, Work
 from dschat.common.pictures import COLOURS, plain_axes
 from harness import origin, report, settings_parser, svg, table, write_section
@@ -65,7 +64,8 @@ def run(name: str, value: int, base: Work, repeats: int) -> Point:
             base = replace(base, batch=value)
         case "vocabulary":
             base = replace(base, size=replace(base.size, vocab_size=value))
-    ranks = ours_alone(base, repeats, value if name == "processes" else 1)
+    with tempfile.TemporaryDirectory() as place:
+        ranks = ours_alone(Job(base, f"{place}/files", place, processes=value if name == "processes" else 1), repeats)
     found = {phase: max(rank.cpu_seconds[phase] for rank in ranks) for phase in SHOWN}
     found["cpu_seconds"] = max(rank.cpu_seconds["total"] for rank in ranks)
     found["wall_seconds"] = max(rank.wall_seconds["total"] for rank in ranks)

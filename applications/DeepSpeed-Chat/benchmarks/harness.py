@@ -77,9 +77,13 @@ def settings_parser(doc: str | None, document: str = "", **numbers: float) -> ar
 
 def report(settings: argparse.Namespace, figures: object, **more: object) -> None:
     """Prints one JSON object; `more` joins the settings."""
+    print(json.dumps(report_of(settings, figures, **more), indent=2, default=str), flush=True)
+
+
+def report_of(settings: argparse.Namespace, figures: object, **more: object) -> dict[str, object]:
+    """What `report` prints."""
     used = {name: value for name, value in vars(settings).items() if name not in WHERE_FIGURES_GO}
-    found = {"machine": machine(), "settings": used | more, "figures": figures}
-    print(json.dumps(found, indent=2, default=str), flush=True)
+    return {"machine": machine(), "settings": used | more, "figures": figures}
 
 
 def origin() -> str:
@@ -159,14 +163,14 @@ class Peak:
         if cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-            self._before = torch.cuda.memory_allocated()
+            self.before = torch.cuda.memory_allocated()
         else:
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-            self._before = _status_bytes("VmRSS")
+            self.before = _status_bytes("VmRSS")
 
     def bytes(self) -> int:
         """Until now."""
-        return (torch.cuda.max_memory_allocated() if self._cuda else _status_bytes("VmHWM")) - self._before
+        return (torch.cuda.max_memory_allocated() if self._cuda else _status_bytes("VmHWM")) - self.before
 
 
 class SampledPeak:

@@ -12,9 +12,6 @@ random Gemmas of one shape in float32 (ZeRO 0). After the optimiser's last step 
 With --share_base the ways are those to hold the models of step 3: whole, with LoRA, and with LoRA on one base. The
 folders are then in bf16: frozen weights that need no conversion stay in their file's mapping, which is nobody's own
 memory.
-
-    python learner_memory.py
-    python learner_memory.py --share_base
 """
 
 import argparse

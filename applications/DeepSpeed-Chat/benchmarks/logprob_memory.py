@@ -9,8 +9,6 @@ the figure is the peak above them.
 Every case runs in a fresh process. A tiny case first loads the kernels and starts the thread pool; then the inputs are
 made (random numbers touch every page), free heap goes back to the system, and the peak is counted from there by
 `harness.Peak`.
-
-    python logprob_memory.py
 """
 
 import argparse

@@ -13,8 +13,6 @@ above what it held before, divided by the size of the whole weights in float32; 
 A thread looks at the memory every two milliseconds. Counted are pages that belong to the process alone; the files that
 weights are read from are mapped, and the system gives their pages back when it needs them. The C library is told to
 give tensors back at once, which it otherwise does from 32 MB on.
-
-    deepspeed --num_gpus 2 model_memory.py
 """
 
 import argparse

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does the termination condition `parsing` cost with each parser, per sentence and per rollout?
 
-Sentences are drawn from twenty of 16 words, programs are a function of 11 lines with other names each time. A rollout
-is a number of responses of whole sentences (for tree-sitter: of whole programs) with an end-of-sequence token each,
-written by a byte-level BPE tokenizer that was trained on them; its time is all of `ParsingCondition`: from ids to
-characters, sentences, trees and lengths.
-
-Time is CPU seconds of all threads of this process and of its children (link-grammar runs in one), which are counted in
-steps of 10 ms. One thread. After a warm-up the fastest of ``--repeats`` runs counts: others were held up by what else
-the machine does. A parser that is not there is named with what is missing. A real model of benepar is measured with
-``--benepar_model benepar_en3``, the small one of the tests with the file that its script writes:
+A unit is a sentence, one of twenty of 16 words (all --sentences are parsed in one call), or for tree-sitter a program
+of 11 lines with other names each time. A rollout is --responses of them, in a byte-level BPE tokenizer's ids; its time
+is all of `ParsingCondition`: from ids to characters, sentences, trees and lengths. Time is CPU seconds of this process
+and of its children (link-grammar runs in one), in steps of 10 ms; one thread; the fastest of --repeats runs after one
+to warm up. A real model of benepar is measured with ``--benepar_model benepar_en3``, the small one of the tests with:
 
     python ../../../tests/support/toy_parser.py runs/toy && python parsing_cost.py --benepar_model runs/toy/toy.pt
 """
@@ -71,12 +67,10 @@ def {name}(values, limit={number}):
 
 def main() -> None:
     """Measures every parser and prints one JSON object; the defaults are a rollout of 64 responses of 64 words."""
-    parser = settings_parser(__doc__, responses=64, cutoff=5)
+    parser = settings_parser(__doc__, responses=64, cutoff=5, sentences=256, repeats=15)
     parser.add_argument("--parsers", nargs="+", choices=PARSERS, default=list(PARSERS))
     parser.add_argument("--benepar_model", help="name or path; without it, benepar is not measured")
-    parser.add_argument("--sentences", type=int, default=256, help="sentences (or programs) parsed in one call")
     parser.add_argument("--words", type=int, default=64, help="of a response, in whole sentences of 16 words")
-    parser.add_argument("--repeats", type=int, default=15, help="runs, of which the fastest counts")
     settings = parser.parse_args()
     torch.set_num_threads(1)
     report(settings, {parser: measure(parser, settings) for parser in settings.parsers})
@@ -92,33 +86,18 @@ def measure(parser: str, settings: argparse.Namespace) -> dict[str, object]:
         return {"not_measured": str(error)}
     units = make_units(backend, settings.sentences, seed=0)
     milliseconds, trees = least_cpu_time(lambda: backend.parse(units), settings.repeats)
-    return {
-        "version": backend.version,
-        "unit": backend.unit if backend.unit == "sentence" else "program",
-        "parsed_percent": round(100 * sum(tree is not None for tree in trees) / len(units), 1),
-        "milliseconds_per_unit": round(milliseconds / len(units), 4),
-        "rollout": measure_rollout(backend, settings),
-    }
-
-
-def measure_rollout(backend: Backend, settings: argparse.Namespace) -> dict[str, object]:
-    """The whole condition on the responses of a rollout."""
-    if backend.unit == "sentence":
-        per_response = max(1, settings.words // WORDS_PER_SENTENCE)
-        units = make_units(backend, settings.responses * per_response, seed=1)
-        texts = [" ".join(units[i : i + per_response]) for i in range(0, len(units), per_response)]
-    else:
-        texts = make_units(backend, settings.responses, seed=1)
+    per_response = max(1, settings.words // WORDS_PER_SENTENCE) if backend.unit == "sentence" else 1
+    responses = make_units(backend, settings.responses * per_response, seed=1)
+    texts = [" ".join(responses[i : i + per_response]) for i in range(0, len(responses), per_response)]
     tokenizer = train_tokenizer(texts, vocab_size=2000)
     rows = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts]
     condition = ParsingCondition(tokenizer, backend, settings.cutoff)
-    milliseconds, found = least_cpu_time(lambda: condition(rows), settings.repeats)
+    whole, found = least_cpu_time(lambda: condition(rows), settings.repeats)
     return {
-        "milliseconds": round(milliseconds, 2),
-        "units": found.counts.sentences,
-        "fell_back": found.counts.fell_back,
-        "tokens": sum(map(len, rows)),
-        "macro_actions": sum(map(len, found.lengths)),
+        "parsed_percent": round(100 * sum(tree is not None for tree in trees) / len(units), 1),
+        "milliseconds_per_unit": round(milliseconds / len(units), 4),
+        "rollout_milliseconds": round(whole, 2),
+        "rollout_units": found.counts.sentences,
     }
 
 

@@ -7,12 +7,9 @@ with one thread. They take turns, iteration by iteration, so that other load on 
 iteration of each does not count, medians of the others do. How time and memory are measured stands at the top of
 contenders/process.py. Speed is response tokens per CPU second: with equal lengths that is the same as samples per CPU
 second, and with ragged ones it does not depend on the luck of the draw. `speed` relates it to that of the lower bound.
-
-    python step3.py
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -80,47 +77,37 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=list(ENTRIES), help=names)
     parser.add_argument("--repeats", type=int, default=3, help="iterations of each that count")
     parser.add_argument("--trl_python", help="an interpreter with TRL 1.12.0; TRL is left out without it")
-    parser.add_argument("--profile", type=Path, help="folder for a trace of ours and a table of where its time went")
     settings = parser.parse_args()
     figures: dict[str, dict[str, object]] = {}
     for size, lengths in product(settings.sizes, settings.lengths):
-        title, (rows, profile) = f"{size}, {lengths}", measure(size, lengths, settings)
+        title, rows = f"{size}, {lengths}", measure(size, lengths, settings)
         figures[title] = {name: NOT_MEASURED if row is None else asdict(row) for name, row in rows.items()}
-        if profile is not None:
-            figures[title]["where the time of ours went"] = profile
         if settings.markdown is not None:
-            write_section(settings.markdown, f"step3 {title}", f"{origin()}\n\n{step3_table(rows, profile)}")
+            write_section(settings.markdown, f"step3 {title}", f"{origin()}\n\n{step3_table(rows)}")
     report(settings, figures)
 
 
 Rows = dict[str, Row | None]  # by name; None where there is no --trl_python
-Profile = dict[str, dict[str, float]]  # see contenders/ours.py
 
 
-def measure(size: str, lengths: str, settings: argparse.Namespace) -> tuple[Rows, Profile | None]:
-    """Figures of every contender on one kind of work, and where the time of ours went if that is asked for."""
+def measure(size: str, lengths: str, settings: argparse.Namespace) -> Rows:
+    """Figures of every contender on one kind of work."""
     work = replace(WORKS[lengths], size=SIZES[size], dtype="bf16" if torch.cuda.is_available() else "fp32")
     if size == "tiny":  # for tests
         work = replace(work, batch=8, micro_batch=2, response=6, mean_response=work.mean_response and 2.0)
     names = settings.contenders or EVERY[lengths]
     rows: Rows = {ENTRIES[name].name: None for name in names}
     measured = [name for name in names if name != "trl" or settings.trl_python is not None]
-    profile = None
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_files(work, folder / "files")
         # On a GPU the models of all contenders together may not fit.
         for group in [[name] for name in measured] if torch.cuda.is_available() else [measured]:
             rows |= take_turns(group, work, folder, settings)
-        if settings.profile is not None:
-            traces = (settings.profile / f"{size}-{lengths}").absolute()
-            with start("ours", work, folder, settings, profile=str(traces)) as contender:
-                contender.iterate(), contender.iterate()
-            profile = json.loads((traces / "profile.json").read_text(encoding="utf-8"))
     if lower := rows.get("lower bound"):
         tokens = lower.tokens_per_cpu_second
         rows = {name: row and replace(row, speed=row.tokens_per_cpu_second / tokens) for name, row in rows.items()}
-    return rows, profile
+    return rows
 
 
 def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argparse.Namespace) -> dict[str, Row]:
@@ -132,11 +119,11 @@ def take_turns(names: Sequence[str], work: Work, folder: Path, settings: argpars
     return {ENTRIES[name].name: summary(own, work) for name, own in zip(names, runs, strict=True)}
 
 
-def start(name: str, work: Work, folder: Path, settings: argparse.Namespace, profile: str | None = None) -> Contender:
+def start(name: str, work: Work, folder: Path, settings: argparse.Namespace) -> Contender:
     """A contender's process."""
     entry, own = ENTRIES[name], tempfile.mkdtemp(dir=folder)
     work = replace(work, updates=entry.updates)
-    job = Job(work, str(folder / "files"), own, entry.scoring, list(entry.flags), profile)
+    job = Job(work, str(folder / "files"), own, entry.scoring, list(entry.flags))
     return Contender(settings.trl_python if name == "trl" else sys.executable, entry.module, job)
 
 
@@ -152,8 +139,8 @@ def summary(runs: Sequence[Iteration], work: Work) -> Row:
     return Row(**vars(usual(runs)) | own)
 
 
-def step3_table(rows: Mapping[str, Row | None], profile: Profile | None) -> str:
-    """The table of one kind of work, and where the time of ours went, if that was traced."""
+def step3_table(rows: Mapping[str, Row | None]) -> str:
+    """The table of one kind of work."""
     head = ["", "speed", *(f"{name}, s" for name in PHASES), "macro actions", "positions", "peak, MB", "length"]
     lines = []
     for name, row in rows.items():
@@ -172,12 +159,7 @@ def step3_table(rows: Mapping[str, Row | None], profile: Profile | None) -> str:
                 f"{row.tokens / row.batch:.0f}",
             ]
         )
-    if profile is None:
-        return table(head, lines)
-    groups = [[name, f"{percent:.1f} %"] for name, percent in profile["percent"].items()]
-    items = [[f"· {name}", f"{percent:.1f} %"] for name, percent in profile["items"].items() if percent >= 0.5]
-    where = table(["", "of the iteration"], [*groups, *items])
-    return f"{table(head, lines)}\n\nWhere the time of ours went:\n\n{where}"
+    return table(head, lines)
 
 
 if __name__ == "__main__":

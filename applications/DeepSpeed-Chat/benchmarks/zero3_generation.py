@@ -5,8 +5,6 @@ A random Gemma stands under the trainer's own engine, once at ZeRO 0 and once at
 weights (``engine.gathered()``), draws with continuous batching and puts the weights back; the time of all three is
 measured, and the slowest process counts. The stages take turns, so that other load on the machine meets both; the
 ratio is that of the medians. Each process draws its own batch greedily, and no token ends a response.
-
-    deepspeed --num_gpus 2 zero3_generation.py
 """
 
 import argparse

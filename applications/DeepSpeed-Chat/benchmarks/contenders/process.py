@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,8 +44,8 @@ class Job:
     folder: str  # of this contender alone
     scoring: bool = False  # lower bound: score with actor and critic before training, too
     flags: list[str] = field(default_factory=list)  # ours: more of step 3's
-    profile: str | None = None  # ours: folder for a trace of the second iteration
     processes: int = 1  # ours: that share the work
+    random_responses: bool = False  # ours: in place of drawn ones
 
     def environment(self, rank: int, port: str) -> dict[str, str]:
         """What a process needs: this package, dschat of the same clone before what is installed, and its group."""
@@ -70,6 +71,7 @@ class Iteration:
     counts: dict[str, float] = field(default_factory=_sums)
     peak_mb: float = 0.0
     tokens: float = 0.0  # of all its responses
+    held_mb: float = 0.0  # what the peak is above: in use before the first iteration
 
 
 def usual(runs: Sequence[Iteration]) -> Iteration:
@@ -80,7 +82,8 @@ def usual(runs: Sequence[Iteration]) -> Iteration:
         return {name: round(statistics.median(each[name] for each in found), 4) for name in found[0]}
 
     dicts = (middle("cpu_seconds"), middle("wall_seconds"), middle("inside_cpu_seconds"), middle("counts"))
-    return Iteration(*dicts, max(run.peak_mb for run in runs), statistics.median(run.tokens for run in runs))
+    tokens = statistics.median(run.tokens for run in runs)
+    return Iteration(*dicts, max(run.peak_mb for run in runs), tokens, runs[0].held_mb)
 
 
 class Contender:
@@ -141,18 +144,21 @@ class Contender:
             raise RuntimeError("a contender ended early; what it said is above") from error
 
 
-def ours_alone(work: Work, repeats: int, processes: int = 1, flags: Sequence[str] = ()) -> list[Iteration]:
-    """Step 3 without other contenders, on files of its own; each iteration is told on standard error.
+def ours_alone(job: Job, repeats: int) -> list[Iteration]:
+    """Step 3 without other contenders; each iteration is told on standard error.
+
+    Args:
+        job: what it does; models that its files lack are made, and a folder of its own below the job's.
+        repeats: iterations that count; one more comes first.
 
     Returns:
-        The usual iteration of each process; the first one does not count.
+        The usual iteration of each process.
     """
-    runs = []
-    with tempfile.TemporaryDirectory() as place:
-        make_files(work, Path(place) / "files")
-        torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
-        job = Job(work, f"{place}/files", place, flags=list(flags), processes=processes)
-        with Contender(sys.executable, "ours", job) as contender:
+    runs, work = [], job.work
+    make_files(work, Path(job.files))
+    torch.cuda.empty_cache()  # what this process keeps for itself is missing to the contender
+    with tempfile.TemporaryDirectory(dir=job.folder) as own:
+        with Contender(sys.executable, "ours", replace(job, folder=own)) as contender:
             for number in range(repeats + 1):
                 runs.append(contender.iterate())
                 phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in runs[-1][0].wall_seconds.items())
@@ -167,6 +173,7 @@ class Meter:
         self._pipe = pipe
         self._peak: Peak | None = None
         self._last = (0.0, 0.0)
+        self._others = 0.0  # seconds that are booked already, in what `inside` is measuring
         self.now = Iteration()
 
     def begin(self) -> None:
@@ -187,13 +194,17 @@ class Meter:
             booked[name] += end - start
 
     def inside(self, name: str, work: Callable[P, R]) -> Callable[P, R]:
-        """The same function; its CPU time is booked under a name beside the phases, as a part of one of them."""
+        """The same function; its CPU time is booked under a name beside the phases, but that of others inside it."""
 
+        @wraps(work)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            start = time.process_time()
-            result = work(*args, **kwargs)
-            self.now.inside_cpu_seconds[name] += time.process_time() - start
-            return result
+            start, before, self._others = time.process_time(), self._others, 0.0
+            try:
+                return work(*args, **kwargs)
+            finally:
+                seconds = time.process_time() - start
+                self.now.inside_cpu_seconds[name] += seconds - self._others
+                self._others = before + seconds
 
         return run
 
@@ -207,7 +218,8 @@ class Meter:
         self.lap("rest")
         for seconds in (self.now.cpu_seconds, self.now.wall_seconds):
             seconds["total"] = sum(seconds.values())
-        self._pipe.send(replace(self.now, peak_mb=self._peak.bytes() / MB, tokens=tokens))
+        peak, held = self._peak.bytes() / MB, self._peak.before / MB
+        self._pipe.send(replace(self.now, peak_mb=peak, tokens=tokens, held_mb=held))
 
 
 def read_job() -> tuple[Job, Meter]:

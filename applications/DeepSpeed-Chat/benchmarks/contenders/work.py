@@ -81,19 +81,18 @@ class Work:
 
 
 def make_files(work: Work, folder: Path) -> None:
-    """Writes actor/ and reward/ (Hugging Face folders with the tokenizer), prompts.txt, and prompts/ for ours."""
+    """Writes prompts.txt, prompts/ for ours, and unless they are there actor/ and reward/, each with the tokenizer."""
     transformers.utils.logging.disable_progress_bar()
-    tokenizer = make_tokenizer(work.size.vocab_size)
     device = "cuda" if work.size.hidden_size >= 1024 and torch.cuda.is_available() else "cpu"
-    with torch.device(device):
-        make_actor(work).save_pretrained(folder / "actor")
-        make_reward_model(work).save_pretrained(folder / "reward")
-    for name in ("actor", "reward"):
-        tokenizer.save_pretrained(folder / name)
-    prompts = make_prompts(work)
+    for name, make in (("actor", make_actor), ("reward", make_reward_model)):
+        if not (folder / name).exists():
+            with torch.device(device):
+                make(work).save_pretrained(folder / name)
+            make_tokenizer(work.size.vocab_size).save_pretrained(folder / name)
+    prompts = [" ".join(f"w{i}" for i in row) for row in prompt_ids(work)]
     (folder / "prompts.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
     rows = [json.dumps({"prompt": text}) + "\n" for text in prompts]
-    (folder / "prompts").mkdir()
+    (folder / "prompts").mkdir(exist_ok=True)
     (folder / "prompts" / "train.jsonl").write_text("".join(rows), encoding="utf-8")
     # One row that no contender trains on; ours would set some of the others aside without it.
     (folder / "prompts" / "valid.jsonl").write_text(rows[0], encoding="utf-8")
@@ -112,12 +111,11 @@ def word_tokenizer(words: Sequence[str], unknown: str, **settings: str) -> PreTr
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
 
 
-def make_prompts(work: Work) -> list[str]:
+def prompt_ids(work: Work) -> list[list[int]]:
     """Random words, as many as `Work.prompt_lengths` says."""
     chance = torch.Generator().manual_seed(0)
     words = (FIRST_WORD, work.size.vocab_size)
-    rows = [torch.randint(*words, (length,), generator=chance).tolist() for length in work.prompt_lengths()]
-    return [" ".join(f"w{i}" for i in row) for row in rows]
+    return [torch.randint(*words, (length,), generator=chance).tolist() for length in work.prompt_lengths()]
 
 
 def make_actor(work: Work) -> GemmaForCausalLM:

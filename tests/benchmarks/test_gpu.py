@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of a GPU's limits: its arithmetic by hand; pieces that fail or come too late; its tables."""
+
+import json
+import signal
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gpu
+from benchmark_runs import run_benchmark
+from contenders import limits, process, work
+from contenders.process import PHASES, Iteration
+
+LIMITS = {"bytes_per_second": 1e6, "operations_per_second": 1e6}
+
+
+def work_of(**changes: Any) -> Any:
+    """Prompts of 2, 3 and 4 tokens, 5 response tokens each; a Gemma of 2 layers."""
+    size = work.Size(100, 8, 2, 4, 1, head_dim=2, intermediate_size=16)
+    lengths = {"shortest_prompt": 2, "longest_prompt": 4, "response": 5}
+    return work.Work(**({"size": size, "batch": 3, "micro_batch": 3} | lengths | changes))
+
+
+def test_weights_by_hand() -> None:
+    """Per layer: q and o are 8 × 8, k and v 8 × 2, three matrices of the MLP 8 × 16."""
+    assert limits.layer_weights(work_of().size) == 2 * (2 * 64 + 2 * 16 + 3 * 128)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("fp32", 4), ("bf16", 2)])
+def test_decoding_by_hand(dtype: str, width: int) -> None:
+    """1,888 weights. Rows hold 2 + 2, 3 + 2 and 4 + 2 tokens on average, each 2 layers × (key + value) × 2 numbers.
+
+    Four steps follow the first token, in 1.2 s; each should take no longer than the reading of its numbers.
+    """
+    limit = width * (1088 + 800 + (4 + 5 + 6) * 8) / 1e6
+    assert limits.rollout_limit(work_of(dtype=dtype), LIMITS) == pytest.approx(3 / limit)
+    assert limits.decoding_rates(work_of(dtype=dtype), 1.5, 0.3, LIMITS) == pytest.approx(
+        {
+            "first_tokens_seconds": 0.3,
+            "step_ms": 300,
+            "limit_ms": 1000 * limit,
+            "tokens_per_second": 10,
+            "of_limit": limit / 0.3,
+        }
+    )
+
+
+def test_scoring_and_training_by_hand() -> None:
+    """24 tokens in rows of 7, 8 and 9; a token attends to half of its row on average; the head sees 15 tokens.
+
+    Two models go forward; the same and a backward pass, which is twice a forward, make training.
+    """
+    layers = 2 * 1088 * 24
+    attention = 2 * 2 * 8 * (49 + 64 + 81)  # per layer: 4 operations × half the row × 8 numbers, for every token
+    operations = 2 * (layers + attention) + 2 * 800 * 15
+    assert limits.forward_operations(work_of()) == operations
+    assert limits.phase_rates(work_of(), {"scoring": 2.0, "training": 3.0}, LIMITS) == pytest.approx(
+        {
+            "scoring_seconds": 2,
+            "scoring_tflops": operations / 2 / 1e12,
+            "scoring_of_limit": operations / 2 / 1e6,
+            "training_seconds": 3,
+            "training_tflops": operations / 1e12,
+            "training_of_limit": operations / 1e6,
+        }
+    )
+
+
+def run_gpu(monkeypatch: pytest.MonkeyPatch, flags: str) -> int:
+    """The exit status of the main on a CPU, whose limits are not measured."""
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *flags.split(), "--device", "cpu", "--size", "tiny"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(gpu, "in_process", lambda *args: LIMITS)
+    with pytest.raises(SystemExit) as end:
+        gpu.main()
+    return int(end.value.code or 0)
+
+
+def test_what_fails_or_comes_too_late_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows of a piece are in its file although one failed; the next piece has no time; the status says so."""
+
+    def fail() -> Any:
+        raise ValueError("no such kernel\nand more")
+
+    tasks = [({"way": "a"}, lambda: [{"step_ms": 2.0, "prompts": 16}]), ({"way": "b"}, fail), ({"way": "c"}, list)]
+    monkeypatch.setitem(gpu.PIECES, "decoding", lambda *args: tasks)
+    flags = f"--pieces decoding --json_folder {tmp_path}"
+    assert run_gpu(monkeypatch, flags) == 1
+    rows = [{"way": "a", "step_ms": 2.0, "prompts": 16}, {"way": "b", "problem": "ValueError: no such kernel"}]
+    found = json.loads((tmp_path / "decoding.json").read_text())
+    assert found["figures"] == {"limits": LIMITS, "rows": rows}
+    assert json.loads(capsys.readouterr().out)["figures"] == {"limits": LIMITS, "pieces": {"decoding": rows}}
+    monkeypatch.setattr(gpu, "MOST_SECONDS", -1)
+    assert run_gpu(monkeypatch, flags) == 0
+    late = [{"way": way, "not_measured": "no time was left"} for way in "abc"]
+    assert json.loads((tmp_path / "decoding.json").read_text())["figures"]["rows"][-3:] == late
+
+
+def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """When 8 minutes are over, here at once, who waits for a process learns that it was killed."""
+    slow, seconds = subprocess.Popen(["sleep", "600"]), []
+
+    def timer(after: float, call: Any) -> Any:
+        seconds.append(after)
+        return SimpleNamespace(start=call, cancel=lambda: None)
+
+    monkeypatch.setattr(gpu.threading, "Timer", timer)
+    monkeypatch.setattr(gpu.psutil, "Process", lambda: SimpleNamespace(children=lambda recursive: [slow]))
+    monkeypatch.setitem(gpu.PIECES, "decoding", lambda *args: [({"way": "a"}, lambda: [{"status": slow.wait()}])])
+    assert run_gpu(monkeypatch, f"--pieces decoding --json_folder {tmp_path}") == 0
+    rows = json.loads((tmp_path / "decoding.json").read_text())["figures"]["rows"]
+    assert rows == [{"way": "a", "status": -signal.SIGKILL}] and seconds == [8 * 60]
+
+
+def test_tables_of_the_pieces_that_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Sections of others stay; a table says where its figures come from, and what was not measured."""
+    rows = [{"way": "dynamic loop", "prompts": 16, "step_ms": 2.5, "tokens_per_second": 6400.0, "of_limit": 0.5}]
+    rows.append({"way": "static graphs", "problem": "ValueError: x"})
+    figures = {"limits": {"bytes_per_second": 4.2e12, "operations_per_second": 7e14}, "rows": rows}
+    (tmp_path / "decoding.json").write_text(json.dumps({"figures": figures, "origin": "`gpu.sh`, there and then."}))
+    document = tmp_path / "performance.md"
+    document.write_text("<!-- gpu decoding -->\n<!-- /gpu decoding -->\n<!-- gpu training -->\nold")
+    assert run_gpu(monkeypatch, f"--pieces --json_folder {tmp_path} --markdown {document}") == 0
+    text = document.read_text()
+    assert "\n`gpu.sh`, there and then.\n" in text and text.endswith("<!-- gpu training -->\nold")
+    assert "Measured limits: 4,200 GB/s, 700.0 TFLOP/s." in text
+    assert "| way | prompts | step ms | tokens per second | of limit | problem |\n" in text
+    assert "| dynamic loop | 16 | 2.5 | 6,400 | 50 % |  |\n| static graphs |  |  |  |  | ValueError: x |\n" in text
+
+
+def test_the_document_has_a_place_for_every_piece() -> None:
+    text = (gpu.ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert all(f"<!-- gpu {name} -->" in text and f"<!-- /gpu {name} -->" in text for name in gpu.PIECES)
+
+
+class Canned:
+    """Stands in for a contender's process: four seconds an iteration."""
+
+    def __init__(self, python: str, module: str, job: Any) -> None:
+        assert (Path(job.files) / "actor" / "config.json").exists() and job.flags == ["--seed", "7"]
+
+    def iterate(self) -> list[Iteration]:
+        """As one process gives them."""
+        wall = {"generation": 1.0, "scoring": 0.5, "training": 2.0, "rest": 0.5, "total": 4.0}
+        return [Iteration({}, wall, {}, {}, 3000.0, 24.0, 2000.0)]
+
+    def __enter__(self) -> "Canned":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Nothing to end."""
+
+
+def test_parts_and_the_whole_of_an_iteration_by_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """4 responses of 16 tokens, drawn in a second of four; the peak of 3 GB stands on 2 GB of models."""
+    monkeypatch.setattr(process, "Contender", Canned)
+    settings = Namespace(size="tiny", device="cpu", micro_batches=[8], prompts=[4], repeats=1, flags="--seed 7")
+    same = work.Work(work.SIZES["tiny"], 4, 4, 4, 16, 16)
+    (row,) = gpu.iterations(settings, LIMITS, tmp_path)[0][1]()
+    assert row["drawing_tokens_per_second"] == 64 and row["tokens_per_second"] == 16
+    assert row["drawing_of_limit"] == pytest.approx(64 / limits.rollout_limit(same, LIMITS))
+    training = 3 * limits.forward_operations(same) / 2.0
+    assert row["training_tflops"] == pytest.approx(training / 1e12) and row["peak_gb"] == 5
+    assert [row[f"{phase}_share"] for phase in PHASES] == [0.25, 0.125, 0.5, 0.125]
+    plain, again = gpu.training(settings, LIMITS, tmp_path)
+    assert plain[0] == {"micro_batch": 8, "checkpointing": "no"} and again[0]["checkpointing"] == "yes"
+    (row,) = plain[1]()
+    larger = replace(same, batch=64, micro_batch=8)
+    assert row["scoring_tflops"] == pytest.approx(limits.forward_operations(larger) / 0.5 / 1e12)
+    assert row["peak_gb"] == 5 and 1e-4 < row["planned_gb"] < 1e-2
+
+
+TESTS = """
+import pytest
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_it(number):
+    assert number != 2
+
+def test_of_no_gpu():
+    assert False
+"""
+
+
+def test_all_tests_that_need_a_gpu_are_listed() -> None:
+    files = [file for file in (gpu.ROOT / "tests").glob("*/test_*.py") if file != Path(__file__)]
+    marked = {str(file.relative_to(gpu.ROOT)) for file in files if "pytest.mark.gpu" in file.read_text("utf-8")}
+    assert marked == set(gpu.TESTS)
+
+
+def test_failed_tests_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # takes most of the time
+    (tmp_path / "test_it.py").write_text(TESTS)
+    (row,) = gpu.run_tests([str(tmp_path)], tmp_path)
+    assert row["problem"] == "failed: test_it[2]" and float(row.pop("time")) > 0
+    assert {name: row[name] for name in ("tests", "failures", "errors", "skipped")} == {
+        "tests": 3,
+        "failures": 1,
+        "errors": 0,
+        "skipped": 0,
+    }
+
+
+@pytest.mark.slow
+def test_pieces_on_a_cpu(tmp_path: Path) -> None:
+    """What each measures is below its limit, and the plan's peak is above zero."""
+    flags = f"--device cpu --size tiny --prompts 2 4 --micro_batches 2 --json_folder {tmp_path}"
+    found = run_benchmark("gpu.py", f"{flags} --pieces limits decoding training iterations")
+    assert min(found["limits"].values()) > 0
+    decoding, training, iterations = (found["pieces"][name] for name in ("decoding", "training", "iterations"))
+    assert [(row["way"], row["prompts"]) for row in decoding] == list(product(gpu.WAYS.values(), (2, 4)))
+    assert all(0 < row["of_limit"] < 1 for row in decoding)
+    assert [row["checkpointing"] for row in training] == ["no", "yes"]
+    assert all(row["planned_gb"] > 0 for row in training)
+    for row in [*training, *iterations]:
+        assert 0 < row["scoring_of_limit"] < 1 and 0 < row["training_of_limit"] < 1
+    for row in iterations:
+        assert sum(row[f"{phase}_share"] for phase in PHASES) == pytest.approx(1)
