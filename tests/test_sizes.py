@@ -165,6 +165,7 @@ ELSEWHERE = {
     "trainers.nonfinite.MOST_KEPT": "test_sizes.py::test_batches_that_are_kept",
     "plan.states.REDUCE_BUCKET": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
     "plan.states.LIVE_PARAMETERS": "plan/test_arithmetic.py::test_what_zero_holds_for_a_while",
+    "plan.states.SUB_GROUP": "plan/test_arithmetic.py::test_the_optimisers_own_memory",
 }
 
 

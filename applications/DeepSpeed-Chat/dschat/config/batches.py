@@ -18,6 +18,7 @@ class BatchPlan:
     rollout_per_rank: int = 0  # prompts of one rollout on one process; 0 outside step 3
     updates_per_rollout: int = 0  # optimiser updates made from one rollout; 0 outside step 3
     samples_per_prompt: int = 1  # responses to each prompt of a rollout
+    max_tokens: int | None = None  # of one forward pass in training, padding included; None = any
 
     @property
     def global_rollout(self) -> int:

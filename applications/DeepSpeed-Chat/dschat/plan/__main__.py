@@ -23,6 +23,7 @@ from dschat.common.script import run_script
 from dschat.config.common import CommonConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.errors import UserError
 from dschat.plan.models import find_config
@@ -31,7 +32,10 @@ from dschat.plan.plan import Plan, make_plan, remedies
 from dschat.plan.presets import Preset, Step, find_presets, flags_of
 from dschat.plan.report import Counts, Remedies, as_json, as_text, counts, find_rows
 
-CONFIGS: dict[Step, type[CommonConfig]] = {1: SFTConfig, 2: RewardConfig, "dpo": DPOConfig, 3: PPOConfig}
+CONFIGS: dict[Step, type[CommonConfig]] = {
+    **{1: SFTConfig, 2: RewardConfig, "dpo": DPOConfig, 3: PPOConfig},
+    **{"refuel": RefuelConfig, "refuel_online": RefuelOnlineConfig},
+}
 # No run starts, so that it does not matter what an output folder holds.
 NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
 
@@ -59,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for preset in find_presets(name, own.step):
                 planned.append(plan_preset(preset, machine, flags, own.prompts, own.config))
         elif own.step is None:
-            raise UserError("give a training script, or --step 1, 2, dpo or 3 with the flags of its main.py.")
+            raise UserError(f"give a training script, or --step {', '.join(map(str, CONFIGS))} with its flags.")
         else:
             configs = _configs(own.config, None)
             planned.append(_planned(f"step {own.step}", own.step, flags, machine, own.prompts, configs))
@@ -98,7 +102,7 @@ def _planned(
     prompts: int | None,
     configs: Callable[[str, str], PreTrainedConfig],
 ) -> Planned:
-    data = [] if "--data_path" in flags else ["--data_path", "unnamed"]
+    data = [] if {"--data_path", "--task.query_dataset"} & {*flags} else ["--data_path", "unnamed"]
     config = parse(CONFIGS[step], [*flags, *data, *NOWHERE], runs_here=False)
     plan = make_plan(config, machine, configs)
     rows = find_rows(config) if prompts is None else (prompts, 0)
@@ -139,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         epilog="All other flags are the step's own; `main.py --help` lists them.",
     )
-    steps = "1, 2 (reward model), dpo or 3; all that a script's name has"
+    steps = "1, 2 (reward model), dpo, 3, refuel (on pairs) or refuel_online; all that a script's name has"
     parser.add_argument("--step", type=_step, choices=tuple(CONFIGS), help=steps)
     parser.add_argument("--gpus", type=int, default=8, help="processes, each with a GPU (default: 8)")
     parser.add_argument("--gpus_per_node", type=int, default=8, help="of them on one machine (default: 8)")
