@@ -8,6 +8,7 @@ from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SFTConfig
 from dschat.models.finetuning import Finetuning
+from dschat.plan.micro_batches import operations
 from dschat.plan.models import roles_of
 from dschat.plan.passes import (
     Head,
@@ -19,7 +20,7 @@ from dschat.plan.passes import (
     shape_of,
     training_logits,
 )
-from dschat.plan.phases import GB, Machine, host_of
+from dschat.plan.phases import GB, Machine, Texts, host_of
 from dschat.plan.report import counts, find_rows
 from dschat.plan.states import Weights, Zero, averaging, gathering, passing, reducing, states, stepping
 
@@ -208,6 +209,32 @@ def test_logits_without_gradients():
 def ppo(**flags):
     names = {"actor_model_name_or_path": "a", "critic_model_name_or_path": "c"}
     return PPOConfig(**({"data_path": ["tldr"], "output_dir": "o"} | names | flags))
+
+
+@pytest.mark.parametrize(
+    ("texts", "examples", "budget", "expected"),
+    [
+        (Texts(128, 64), 8, None, (8, 128, 8 * 64)),
+        (Texts(128, 64), 8, 1024, (8, 128, 8 * 64)),
+        (Texts(128, 64), 8, 512, (4, 128, 4 * 64)),
+        (Texts(128, 64), 8, 600, (5, 120, 5 * 64)),  # no text is longer than 128: 5 of 120 fill it
+        (Texts(128, 64), 8, 100, (1, 128, 64)),  # a longer text passes alone
+        (Texts(128, 128, 2), 4, 100, (2, 128, 2 * 128)),  # and so does a pair
+        (Texts(128, 128, 2), 4, 300, (3, 100, 3 * 100)),
+    ],
+)
+def test_the_largest_micro_batch(texts, examples, budget, expected):
+    assert texts.filling(examples, budget) == expected
+
+
+def test_recomputation_pays_where_micro_batches_are_small():
+    """bf16, 300 operations in the time of a byte. 6 operations and 2 + 2 bytes read, 2 · 2 of a gradient and 2 · 4 of
+    its sum; recomputed 8 operations and 2 bytes more. Frozen weights take 4 operations and 4 bytes."""
+    whole, frozen = weights(1000, 1000, 100, 2, 0), weights(1000, 0, 100, 2, 0)
+    assert operations(whole, 2400, False) == 6 + 300 * 16 / 2400 == 8
+    assert operations(whole, 2400, True) == 8 + 300 * 18 / 2400 == 10.25
+    assert operations(frozen, 2400, False) == 4 + 300 * 4 / 2400
+    assert operations(whole, 1024, False) > operations(whole, 16_384, True) > operations(whole, 4096, False)
 
 
 def test_updates_and_samples_of_step_3():

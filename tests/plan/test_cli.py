@@ -127,8 +127,8 @@ def test_an_actor_that_no_gpu_holds_whole(gpus, flags, model, capsys, monkeypatc
 
 
 def test_vllm_holds_the_actor_whole(model, capsys, caplog):
-    """bf16: 2 bytes of each of its weights, which must fit into vLLM's share of the GPU. The largest tensor is gathered
-    and copied on its way."""
+    """bf16: 2 bytes of each of its weights, which must fit into vLLM's share of the GPU. The largest tensor is
+    gathered and copied on its way."""
     words = ["--step", "3", *ppo_flags(model), "--zero_stage", "3", "--rollout_engine", "vllm", "--prompts", "9999"]
     weights = 4000 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64)
     for memory, held in (("80", 20 * 10**9), ("0.0006", 2 * weights)):
@@ -141,22 +141,25 @@ def test_vllm_holds_the_actor_whole(model, capsys, caplog):
     assert "--vllm_gpu_memory 8e-06: vLLM would have 0.0 GB of a GPU, and holds the actor whole" in caplog.text
 
 
-def test_refuel_online_from_its_script(capsys):
-    """Llama-3-8B as published: head and embedding of 128,256 · 4096, 32 layers of 4096 · (2 · 4096 + 2 · 1024 +
-    3 · 14,336 + 2), a norm. The top 4 layers and the norm are trained. 16 slots of 4096 tokens and 64 columns beside,
-    since 32 dialogues of a round are 4 for each of 8 GPUs: none wait."""
-    (plan,) = planned(capsys, str(ONLINE))
-    layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14_336 + 2)
-    weights = 2 * 128_256 * 4096 + 32 * layer + 4096
+def test_refuel_online_from_its_script(model, capsys, monkeypatch):
+    """Of the 2 layers the topmost and the norm are trained. A dialogue has 4096 tokens, 16 are drawn at once, and the
+    4 of a round wait for nothing. A million dialogues are 31,250 rounds of 32, each with 4 updates."""
+    monkeypatch.setenv("MODEL", model)
+    monkeypatch.setenv("REWARD_MODEL", model)
+    (plan,) = planned(capsys, str(ONLINE), "--trained_layers", "1", "--prompts", "100000")
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
     models = {one["role"]: one for one in plan["models"]}
     assert plan["step"] == "refuel_online" and list(models) == ["policy", "reference", "reward model"]
-    assert (models["policy"]["parameters"], models["policy"]["trained"]) == (weights, 4 * layer + 4096)
-    assert models["reward model"]["parameters"] == weights - 128_256 * 4096 + 4096
+    assert models["policy"]["trained"] == layer + 64
+    assert models["reward model"]["parameters"] == models["policy"]["parameters"] + 64
     phases = {phase["name"]: phase["parts"] for phase in plan["phases"]}
-    assert phases["generate"]["KV cache"] == 16 * 4096 * 2 * 32 * 8 * 128 * 2
-    # A million dialogues are 31,250 rounds of 32, each with 4 updates; an evaluation every 200 rounds, and two more.
+    assert phases["generate"]["KV cache"] == 16 * 4096 * 2 * 2 * 2 * 16 * 2
     assert plan["counts"]["updates"] == 4 * 31_250 and plan["counts"]["trained"] == 10**6
-    assert plan["counts"]["evaluations"] == 2 + 31_250 // 200 and plan["fits"]
+    (offloaded,) = planned(capsys, str(ONLINE), "--trained_layers", "1", "--prompts", "100000", "--offload")
+    kept = [one["phases"][0]["kept"] for one in (plan, offloaded)]
+    away = 2 * sum(models[role]["parameters"] for role in ("reference", "reward model"))
+    assert kept[0] - kept[1] == away + models["policy"]["bytes"]["optimizer"] + 4 * (layer + 64) // 8
+    assert offloaded["fits"] and phases["score"].keys() >= {"activations"}
 
 
 def test_refuel_on_pairs(model, capsys):
@@ -202,6 +205,24 @@ def test_a_deepspeed_config_is_read(model, tmp_path, capsys, caplog):
         json.dump({"zero_optimization": {"stage": 3}}, opened)
     assert main([*words, "--deepspeed_config", str(file)]) == 2
     assert "zero_optimization.stage is 3, but the flags give 2" in caplog.messages[-1]
+
+
+def test_the_largest_micro_batches(model, capsys):
+    """As many texts as fit, and one more does not; with activations computed again there is room for more."""
+    words = ["--step", "1", "--model_name_or_path", model, "--gpus", "1", "--prompts", "999", "--gpu_memory", "3"]
+    words += ["--per_device_eval_batch_size", "1", "--max_seq_len", "512"]
+    (plan,) = planned(capsys, *words, "--per_device_train_batch_size", "256", "--micro_batches")
+    first, second = plan["micro_batches"]
+    assert [one["checkpointing"] for one in (first, second)] == [False, True]
+    assert 1 < first["rows"] < second["rows"] <= 256 and first["tokens"] == 512 * first["rows"]
+    for rows, fits in ((first["rows"], True), (first["rows"] + 1, False)):
+        (same,) = planned(capsys, *words, "--per_device_train_batch_size", str(rows))
+        assert same["fits"] is fits and (not fits or same["peak"] == first["peak"])
+    assert main([*words, "--per_device_train_batch_size", "256", "--micro_batches"]) == 1
+    out = capsys.readouterr().out
+    best = min((first, second), key=lambda one: one["operations"])
+    assert f"Recommended: {'with' if best['checkpointing'] else 'without'} (" in out
+    assert f"  {first['tokens']}, {first['rows']} texts of full length, without gradient checkpointing: 3.0 GB" in out
 
 
 def test_each_remedy_once(model, capsys):

@@ -26,6 +26,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.errors import UserError
+from dschat.plan.micro_batches import Choice, choices
 from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan, remedies
@@ -49,6 +50,11 @@ class Planned:
     counts: Counts | None
     remedies: Remedies
 
+    @property
+    def told(self) -> tuple[str, Plan, Counts | None, Remedies]:
+        """What the report needs of it."""
+        return self.title, self.plan, self.counts, self.remedies
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints plans; returns the exit status. The arguments are the process's if `argv` is None."""
@@ -56,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = words.pop(0) if words and not words[0].startswith("-") else None
     own, flags = _parser().parse_known_args(words)
     planned: list[Planned] = []
+
+    def chosen(plan: Plan) -> Sequence[Choice]:
+        return choices(plan) if own.micro_batches else []
 
     def run() -> str:
         machine = _machine(own)
@@ -68,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             configs = _configs(own.config, None)
             planned.append(_planned(f"step {own.step}", own.step, flags, machine, own.prompts, configs))
         if own.json:
-            return json.dumps([as_json(p.title, p.plan, p.counts, p.remedies) for p in planned], indent=2)
-        return "\n\n\n".join(as_text(p.title, p.plan, p.counts, p.remedies) for p in planned)
+            return json.dumps([as_json(*p.told, chosen(p.plan)) for p in planned], indent=2)
+        return "\n\n\n".join(as_text(*p.told, chosen(p.plan)) for p in planned)
 
     status = run_script(run, print)
     return status or int(not all(p.plan.fits for p in planned))
@@ -151,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--main_memory", type=float, help="GB of main memory of a node, to be compared with the need")
     parser.add_argument("--prompts", type=int, help="training rows; by default those of the data")
     parser.add_argument("--config", help="folder or hub id of the model in folders that are not there yet")
+    most = "also the largest micro-batches that fit, with gradient checkpointing and without (takes longer)"
+    parser.add_argument("--micro_batches", action="store_true", help=most)
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     return parser
 

@@ -147,7 +147,7 @@ class Pass:
     """Bytes of one micro-batch through a model without its head, beside parameters."""
 
     forward: int  # at the peak of the forward pass
-    held: int = 0  # between forward and backward
+    held: int = 0  # after it
     backward: int = 0  # at the peak of the backward pass; a parameter's gradient counts until it is handed over
 
 
@@ -211,10 +211,10 @@ def training_pass(model: Any, rows: int, tokens: int, checkpointing: bool) -> Pa
 
 
 def scoring_pass(model: Any, rows: int, tokens: int) -> Pass:
-    """A forward pass without gradients."""
+    """A forward pass without gradients; held are its states, for the head."""
     with torch.no_grad(), AliveBytes([*model.parameters(), *model.buffers()]) as alive:
-        _states(model.eval(), rows, tokens)
-        return Pass(alive.peak)
+        states = _states(model.eval(), rows, tokens)
+        return Pass(alive.peak, states.nbytes)
 
 
 def _states(model: Any, rows: int, tokens: int) -> Tensor:

@@ -194,9 +194,12 @@ def _scored(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.dev
     elif isinstance(config, RefuelOnlineConfig) and role.name == "reward model":
         texts, examples, budget = replace(texts, per_example=1), config.per_device_eval_batch_size, None
     rows, tokens, positions = texts.filling(examples, budget)
+    body = score_pass(role.model, rows, min(tokens, shape(role.model).limit or tokens))
+    logits = scoring_logits(role.head, positions, device) if role.model.kind == "policy" else 0
+    activations, logits = max((body.forward, 0), (body.held, logits), key=sum)
     return {
-        "activations": score_pass(role.model, rows, min(tokens, shape(role.model).limit or tokens)).forward,
-        "logits": scoring_logits(role.head, positions, device) if role.model.kind == "policy" else 0,
+        "activations": activations,
+        "logits": logits,
         "whole weights": passing(role.weights, plan.world_size),
     }
 

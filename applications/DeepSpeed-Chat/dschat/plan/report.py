@@ -19,6 +19,7 @@ from dschat.data.hub import find_known
 from dschat.data.prepared.read import share_sizes
 from dschat.data.sources import TRAIN_EVAL_SPLIT, load_share, parse_fractions, split_bounds
 from dschat.errors import UserError
+from dschat.plan.micro_batches import RIDGE, Choice
 from dschat.plan.models import shape
 from dschat.plan.phases import CUDA_BYTES, GB
 from dschat.plan.plan import Change, Plan, in_words, what_else
@@ -106,11 +107,26 @@ def _evaluated_at_once(config: CommonConfig, plan: BatchPlan) -> int:
     return config.num_eval_examples(plan.world_size)
 
 
+def _micro_batches(choices: Sequence[Choice]) -> str:
+    lines = ["The largest --max_tokens_per_micro_batch that fits:"]
+    for choice in choices:
+        how = "with" if choice.checkpointing else "without"
+        lines.append(
+            f"  {choice.tokens}, {choice.rows} texts of full length, {how} gradient checkpointing:"
+            f" {choice.peak / GB:.1f} GB; {choice.operations:.1f} operations for a weight and token"
+        )
+    best = min(choices, key=lambda choice: choice.operations)
+    how = "with" if best.checkpointing else "without"
+    rule = f"a byte of weights and gradients counts as {RIDGE} operations; nothing is measured"
+    lines.append(f"  Recommended: {how} ({rule}).")
+    return "\n".join(lines)
+
+
 STEP_NAMES = {DPOConfig: "dpo", RefuelConfig: "refuel", RefuelOnlineConfig: "refuel_online"}
 Remedies = Sequence[tuple[Change, Plan]]
 
 
-def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -> str:
+def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies, choices: Sequence[Choice]) -> str:
     """Tables of models and phases, main memory, counts, and whether it fits."""
     machine = plan.machine
     dtype = str(plan.roles[0].model.dtype).removeprefix("torch.")
@@ -123,13 +139,16 @@ def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -
             _models(plan),
             _phases(plan),
             _verdict(plan, remedies),
+            *([_micro_batches(choices)] if choices else []),
             _host(plan),
             _counts(plan, counts),
         ]
     )
 
 
-def as_json(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -> dict[str, Any]:
+def as_json(
+    title: str, plan: Plan, counts: Counts | None, remedies: Remedies, choices: Sequence[Choice]
+) -> dict[str, Any]:
     """The same as numbers, all in bytes."""
     n = plan.machine.processes
     return {
@@ -153,6 +172,7 @@ def as_json(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -
         "counts": None if counts is None else dataclasses.asdict(counts),
         "fits": plan.fits,
         "remedies": [{"flags": in_words(change), "peak": changed.peak} for change, changed in remedies],
+        "micro_batches": [dataclasses.asdict(choice) for choice in choices],
     }
 
 
