@@ -43,10 +43,13 @@ def deepspeed_config(settings: EngineSettings, gradient_clipping: float) -> dict
     Raises:
         UserError: the file cannot be read, or contradicts a flag.
     """
+    plan = settings.plan
+    # Cut by tokens, an update may have as many micro-batches as rows, see `Engine.begin_update`.
+    micro_batch, accumulation = (1, plan.update_per_rank) if plan.max_tokens else (plan.micro_batch, plan.accumulation)
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": settings.plan.micro_batch,
-        "gradient_accumulation_steps": settings.plan.accumulation,
-        "train_batch_size": settings.plan.global_batch,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "train_batch_size": plan.global_batch,
         "zero_optimization": _zero_optimization(settings),
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": gradient_clipping,
