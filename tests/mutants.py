@@ -390,8 +390,22 @@ MUTANTS = tuple(Mutant(*row) for row in (
      "test_updates_are_those_of_separate_models"),
     ("values of the state after the token", "Layout.before", "_a - 1", "_a", "test_a_layout_by_hand"),
     ("the score before the last token", "lay_out", "_a + _b - 1", "_a + _b - 2", "test_a_layout_by_hand"),
-    ("groups of any size", "_best_cuts", "_a & _b", "_a", "test_no_group_is_larger_than_the_longest_rows_allow"),
-    ("groups that cost their rows alone", "_best_cuts", "_a * _b", "_a * 1",
+    ("groups of any size", "_best_cuts", "_a & (area <= budget)", "_a",
+     "test_no_group_is_larger_than_the_longest_rows_allow"),
+    ("groups by tokens: of any number of rows", "_best_cuts", "_a & (number <= most)", "_a",
+     "test_groups_by_tokens_are_the_fewest_with_little_padding[0] "
+     "test_groups_by_tokens_are_the_fewest_with_little_padding[1] "
+     "test_groups_by_tokens_are_the_fewest_with_little_padding[2]"),
+    ("groups by tokens: any padding", "_best_cuts", "1 - padding", "0.1", "test_groups_by_tokens_of_ragged_rollouts"),
+    ("groups by tokens: as many as this process needs", "group_by_length", "agree(_a)", "_a",
+     "test_a_process_makes_as_many_groups_as_another_needs"),
+    ("passes without gradients are no larger", "PassSize.without_gradient", "WITHOUT_GRADIENT * _a.tokens",
+     "_a.tokens", "test_passes_without_gradients_hold_four_times_as_much_where_tokens_count"),
+    ("an update by tokens ends with its last micro-batch but one", "Engine.backward", "_a == 1", "_a == 2",
+     "test_the_same_numbers_in_passes_of_so_many_tokens[rloo]"),
+    ("a pair counts as one sequence", "Supervised._micro_batches", "_a * np.array(_b)", "np.array(_b)",
+     "test_the_same_numbers_in_passes_of_so_many_tokens[reward]"),
+    ("groups that cost their rows alone", "_best_cuts", "number * _a", "number * 1",
      "test_groups_have_the_least_padding_of_all_cuts[0] "
      "test_groups_have_the_least_padding_of_all_cuts[1] "
      "test_groups_have_the_least_padding_of_all_cuts[2] "

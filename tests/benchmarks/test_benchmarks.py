@@ -30,7 +30,7 @@ def test_logprob_memory() -> None:
 @pytest.mark.slow
 def test_plan_check() -> None:
     """The plan of small models is within 15 % of what torch's allocator reports."""
-    cases = ["float32", "bert", "refuel"]
+    cases = ["float32", "tokens", "bert", "refuel"]
     shape = "--rows 4 --prompt 16 --response 16"
     figures = run_benchmark("plan_check.py", f"--shapes S --cases {' '.join(cases)} {shape}")
     assert [figure["case"] for figure in figures] == cases

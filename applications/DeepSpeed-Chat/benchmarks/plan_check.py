@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str, int, list[str]]] = {
     "recomputed": ("fp32", 1, RECOMPUTED),
     "two_updates": ("fp32", 2, []),
     "bf16": ("bf16", 1, []),
+    "tokens": ("fp32", 1, []),
     "bert": ("fp32", 1, []),
     "refuel": ("fp32", 1, []),
 }
@@ -91,10 +92,13 @@ def compare(work: Work, case: str) -> dict[str, object]:
 
 
 def ppo_flags(work: Work, files: Path, case: str) -> list[str]:
-    """The command line of step 3; a BERT, twice as wide as the actor, knows other ids."""
+    """The command line of step 3. Half the rows fill the tokens; a BERT is twice as wide as the actor."""
     own = {"num_train_epochs": 2, "generation_batches": 2 * work.updates}
     own |= {"per_device_generation_batch_size": work.micro_batch, "per_device_eval_batch_size": work.micro_batch}
     flags = [*as_arguments({f"--{name}": value for name, value in own.items()}), *CASES[case][2]]
+    if case == "tokens":
+        half = work.micro_batch // 2 * (work.longest_prompt + work.response)
+        flags += ["--max_tokens_per_micro_batch", str(half)]
     if case == "bert":
         flags += ["--reward_model_name_or_path", str(files / "bert")]
         size = work.size

@@ -42,9 +42,11 @@ def deepspeed_settings(
     Raises:
         UserError: the file cannot be read, or contradicts a flag.
     """
+    # Cut by tokens, an update may have as many micro-batches as rows, see `Engine.begin_update`.
+    micro_batch, accumulation = (1, plan.update_per_rank) if plan.max_tokens else (plan.micro_batch, plan.accumulation)
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": plan.micro_batch,
-        "gradient_accumulation_steps": plan.accumulation,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
         "train_batch_size": plan.global_batch,
         "zero_optimization": _zero_optimization(zero_stage, offload, pin_memory),
         "zero_allow_untested_optimizer": True,

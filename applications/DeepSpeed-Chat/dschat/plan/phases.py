@@ -14,7 +14,7 @@ from dschat.config.ppo import PPOConfig, SamplingFlags
 from dschat.config.refuel import RefuelOnlineConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
-from dschat.models.layout import SPARE_COLUMNS
+from dschat.models.layout import SPARE_COLUMNS, PassSize
 from dschat.models.save import FILE_SIZE
 from dschat.plan.models import Role, score_pass, shape, train_pass
 from dschat.plan.passes import Pass, kept_gradient, sampling_logits, scoring_logits, training_logits
@@ -188,12 +188,18 @@ def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, i
 
 def _scored(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.device) -> dict[str, int]:
     """A pass without gradients: in an evaluation where there are no rollouts."""
-    texts, examples, budget = Texts.of(config), plan.micro_batch, plan.max_tokens
+    texts, training = Texts.of(config), PassSize(plan.micro_batch, plan.max_tokens)
+    size = training.without_gradient
+    most = size.rows
     if isinstance(config, SupervisedConfig):
-        examples = config.per_device_eval_batch_size
+        most = config.per_device_eval_batch_size
     elif isinstance(config, RefuelOnlineConfig) and role.name == "reward model":
-        texts, examples, budget = replace(texts, per_example=1), config.per_device_eval_batch_size, None
-    rows, tokens, positions = texts.filling(examples, budget)
+        texts, most = replace(texts, per_example=1), config.per_device_eval_batch_size
+    elif isinstance(config, RefuelOnlineConfig) and role.name == "policy":  # in the passes of its updates
+        size, most = training, training.rows
+    else:
+        most = min(most, plan.rollout_per_rank * plan.samples_per_prompt)
+    rows, tokens, positions = texts.filling(most, size.tokens)
     body = score_pass(role.model, rows, min(tokens, shape(role.model).limit or tokens))
     logits = scoring_logits(role.head, positions, device) if role.model.kind == "policy" else 0
     activations, logits = max((body.forward, 0), (body.held, logits), key=sum)

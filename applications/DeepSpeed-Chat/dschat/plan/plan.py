@@ -148,6 +148,9 @@ def what_else(plan: Plan) -> str:
 
 def _changes(config: CommonConfig) -> Iterator[Change]:
     """In the order of what they cost: less at a time, activations again, then weights and states elsewhere."""
+    budget = config.max_tokens_per_micro_batch
+    if budget is not None and budget // 2 >= config.longest_example[0]:
+        yield {"max_tokens_per_micro_batch": budget // 2}
     if isinstance(config, PPOConfig):
         yield from _ppo_changes(config)
         return
