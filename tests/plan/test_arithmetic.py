@@ -21,6 +21,7 @@ from dschat.plan.passes import (
     training_logits,
 )
 from dschat.plan.phases import GB, Machine, Texts, host_of
+from dschat.plan.plan import make_plan
 from dschat.plan.report import counts, find_rows
 from dschat.plan.states import Weights, Zero, averaging, gathering, passing, reducing, states, stepping
 
@@ -276,6 +277,17 @@ def test_rows_of_published_sets():
     assert find_rows(ppo()) == (37_143, 34_434)
     assert find_rows(ppo(data_path=["webgpt"])) == (7440, 392)
     assert find_rows(ppo(data_path=["owner/name"])) is None
+
+
+def test_vllm_never_sleeps_on_a_cpu():
+    """Its copy of the actor and a cache of 2²⁸ bytes count in every phase, and the largest tensor is passed on."""
+    plans = [
+        make_plan(ppo(rollout_engine=engine), Machine(1, None), lambda path, flag: TINY)
+        for engine in ("continuous", "vllm")
+    ]
+    for ours, vllm in zip(*(plan.phases for plan in plans), strict=True):
+        assert vllm.kept - ours.kept == 4 * PARAMETERS + 2**28
+    assert plans[1].phases[0].parts == {"weights passed on": 4 * 96}
 
 
 def roles_on_a_cpu(config):

@@ -158,8 +158,7 @@ def test_refuel_online_from_its_script(model, capsys, monkeypatch):
     (offloaded,) = planned(capsys, str(ONLINE), "--trained_layers", "1", "--prompts", "100000", "--offload")
     kept = [one["phases"][0]["kept"] for one in (plan, offloaded)]
     away = 2 * sum(models[role]["parameters"] for role in ("reference", "reward model"))
-    assert kept[0] - kept[1] == away + models["policy"]["bytes"]["optimizer"] + 4 * (layer + 64) // 8
-    assert offloaded["fits"] and phases["score"].keys() >= {"activations"}
+    assert kept[0] - kept[1] == away + models["policy"]["bytes"]["optimizer"]
 
 
 def test_refuel_on_pairs(model, capsys):
