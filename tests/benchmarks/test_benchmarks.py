@@ -29,11 +29,15 @@ def test_logprob_memory() -> None:
 
 @pytest.mark.slow
 def test_plan_check() -> None:
-    """The plan of a small model is within 15 % of what torch's allocator reports."""
-    (figure,) = run_benchmark("plan_check.py", "--shapes S --short --rows 4 --prompt 16 --response 16")
-    assert set(figure["phases"]) == {"generate", "score", "train"}
-    for phase in figure["phases"].values():
-        assert 0.85 < phase["ratio"] < 1.15 and phase["measured_mb"] > 10
+    """The plan of small models is within 15 % of what torch's allocator reports."""
+    cases = ["float32", "tokens", "bert", "refuel"]
+    shape = "--rows 4 --prompt 16 --response 16"
+    figures = run_benchmark("plan_check.py", f"--shapes S --cases {' '.join(cases)} {shape}")
+    assert [figure["case"] for figure in figures] == cases
+    for figure in figures:
+        assert set(figure["phases"]) == {"generate", "score", "train"}
+        for phase in figure["phases"].values():
+            assert 0.85 < phase["ratio"] < 1.15 and phase["measured_mb"] > 10
 
 
 @pytest.mark.slow

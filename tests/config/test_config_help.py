@@ -72,4 +72,5 @@ def test_saved_json_holds_every_field_and_the_plan():
         "rollout_per_rank": 64,
         "updates_per_rollout": 4,
         "samples_per_prompt": 1,
+        "max_tokens": None,
     }

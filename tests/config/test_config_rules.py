@@ -15,7 +15,7 @@ RANGES = [
         OF_STEPS_1_AND_2,
         "at least 1",
         "--num_train_epochs 0 --gradient_accumulation_steps 0 --global_batch_size 0 --lora_alpha 0 --max_seq_len 0"
-        " --per_device_train_batch_size 0 --per_device_eval_batch_size 0",
+        " --per_device_train_batch_size 0 --per_device_eval_batch_size 0 --max_tokens_per_micro_batch 0",
     ),
     (
         OF_STEPS_1_AND_2,
@@ -147,6 +147,17 @@ REFUSALS = [
         "--sft_on_prompt --train_on all",
         "--train_on all: --sft_on_prompt trains on every token anyway; leave one of the two out",
     ),
+    (
+        "sft",
+        "--max_tokens_per_micro_batch 1023",
+        "--max_tokens_per_micro_batch 1023",
+        "a text of --max_seq_len 1024: give 1024",
+    ),
+    ("reward dpo", "--max_tokens_per_micro_batch 2047", "a pair of --max_seq_len 1024: give 2048 or more"),
+    ("refuel", "--max_tokens_per_micro_batch 4095", "a pair of --max_seq_len 2048: give 4096 or more"),
+    ("online", "--max_tokens_per_micro_batch 8191", "a pair of --max_seq_len 4096: give 8192 or more"),
+    ("ppo", "--max_tokens_per_micro_batch 1023", "--max_prompt_seq_len 512 with --max_answer_seq_len 512: give 1024"),
+    ("sft", "--packing --max_tokens_per_micro_batch 2048", "--max_tokens_per_micro_batch: with --packing", "Drop one"),
     ("refuel", "--num_warmup_steps 3 --warmup_ratio 0.2", "both set the warm-up"),
     ("refuel", "--lr_scheduler_type constant --warmup_ratio 0.2", "constant has no warm-up"),
     ("refuel", "--optimizer adam --weight_decay 0.1", "--weight_decay 0.1", "adam has none"),

@@ -11,12 +11,12 @@ import torch
 
 from closeness import UPDATE, WEIGHT_GAP, near
 from factories import largest_difference, make_causal_lm
-from recorded import ALL_CASES, FAST_CASES, LEARNING_RATE, UPDATES, Case, run_case, untied_updates
+from recorded import ALL_CASES, FAST_CASES, LEARNING_RATE, TOKEN_CASES, UPDATES, Case, run_case, untied_updates
 
 pytestmark = pytest.mark.xdist_group("launcher")
 
 STEPS = ("sft", "reward", "dpo", "ppo")
-SLOW_CASES = tuple(case for case in ALL_CASES if case not in FAST_CASES)
+SLOW_CASES = (*(case for case in ALL_CASES if case not in FAST_CASES), *TOKEN_CASES)
 SLOW_ALONE = (Case(1, 2), Case(2, 4, gradient_checkpointing=True), Case(3, 2), Case(3, 1, offload=True))
 
 
@@ -69,7 +69,7 @@ def test_two_processes_make_the_same_updates_as_one(case, alone, two_processes):
     assert first == pytest.approx(second)  # metrics are reduced: every rank knows them
 
 
-@pytest.mark.parametrize("case", [Case(0, 8), Case(3, 4)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [Case(0, 8), Case(3, 4), Case(2, tokens=18)], ids=lambda case: case.name)
 def test_one_process_makes_the_same_updates(case, alone, tmp_path):
     assert_same(run_case(case, tmp_path), alone)
 

@@ -2,12 +2,13 @@
 """Rows for forward passes: where their tokens lie, and how rows are grouped."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from dschat.models.layout import Lengths, group_by_length, lay_out, layouts
+from dschat.models.layout import Lengths, PassSize, group_by_length, lay_out, layouts
 from factories import make_rollout, ragged_rows
 
 
@@ -43,7 +44,7 @@ def test_rows_without_a_response():
 def test_groups_have_the_least_padding_of_all_cuts(seed):
     lengths = np.random.RandomState(seed).randint(1, 40, 9)
     count, most = 3, 4
-    groups = group_by_length(lengths, most)
+    groups = group_by_length(lengths, PassSize(most))
     assert sorted(np.concatenate(groups)) == list(range(9)) and len(groups) == count
     ordered = np.sort(lengths)
     sizes = []
@@ -59,14 +60,61 @@ def test_groups_have_the_least_padding_of_all_cuts(seed):
 def test_no_group_is_larger_than_the_longest_rows_allow():
     """Two rows of 10 at most: three of 9 would be too many, two and one row of 9 leave as little padding."""
     lengths = np.array([9, 9, 9, 9, 10])
-    groups = group_by_length(lengths, 2)
+    groups = group_by_length(lengths, PassSize(2))
     assert sorted(len(group) for group in groups) == [1, 2, 2]
-    assert [len(group) for group in group_by_length(np.full(12, 7), 4)] == [4, 4, 4]  # rows of one length
+    assert [len(group) for group in group_by_length(np.full(12, 7), PassSize(4))] == [4, 4, 4]  # rows of one length
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_by_tokens_are_the_fewest_with_little_padding(seed):
+    """At most 4 rows and 60 tokens, and at most a twentieth of padding; of all cuts into so few, the least padding."""
+    lengths = np.random.RandomState(seed).randint(8, 40, 9)
+    groups = group_by_length(lengths, PassSize(4, 60))
+    areas = [len(group) * lengths[group].max() for group in groups]
+    assert sorted(np.concatenate(groups)) == list(range(9))
+    assert max(len(group) for group in groups) <= 4 and max(areas) <= 60
+    best = {}
+    for count in range(1, len(groups) + 1):
+        for cuts in itertools.combinations(range(1, 9), count - 1):
+            parts = [(len(part), len(part) * part[-1]) for part in np.split(np.sort(lengths), cuts)]
+            if all(rows <= 4 and area <= 60 for rows, area in parts):
+                best[count] = min(best.get(count, math.inf), sum(area for _, area in parts))
+    assert sum(areas) == best[len(groups)] and 0.95 * sum(areas) <= lengths.sum()
+    assert all(0.95 * best[count] > lengths.sum() for count in best if count < len(groups))
+
+
+def test_groups_by_tokens_of_ragged_rollouts():
+    """64 rows with prompts and responses of 64 to 512 tokens each, in passes of at most 8192."""
+    random = np.random.RandomState(0)
+    lengths = random.randint(64, 513, 64) + random.randint(64, 513, 64)
+    groups = group_by_length(lengths, PassSize(64, 8192))
+    assert share_of_tokens(lengths, groups) >= 0.95 > share_of_tokens(lengths, group_by_length(lengths, PassSize(16)))
+    assert max(len(group) * lengths[group].max() for group in groups) <= 8192
+
+
+def test_a_process_makes_as_many_groups_as_another_needs():
+    """[2 2 2], [4 4] are enough; of three groups the first row stands alone: no other cut leaves less padding."""
+    lengths, asked = np.array([4, 2, 2, 4, 2]), []
+    assert [group.tolist() for group in group_by_length(lengths, PassSize(4, 8))] == [[1, 2, 4], [0, 3]]
+    groups = group_by_length(lengths, PassSize(4, 8), lambda count: asked.append(count) or 3)
+    assert asked == [2] and [len(group) for group in groups] == [1, 2, 2]
+    groups = group_by_length(lengths, PassSize(4, 8), lambda count: 5)
+    assert [len(group) for group in groups] == [1] * 5
+
+
+def test_a_row_above_the_tokens_is_alone():
+    assert [group.tolist() for group in group_by_length(np.array([9, 3, 3]), PassSize(4, 6))] == [[1, 2], [0]]
+    assert group_by_length(np.array([], int), PassSize(4, 6)) == []
+
+
+def test_passes_without_gradients_hold_four_times_as_much_where_tokens_count():
+    assert PassSize(16, 8192).without_gradient == PassSize(64, 32768)
+    assert PassSize(16).without_gradient == PassSize(16)
 
 
 def test_many_rows_are_cut_piece_by_piece():
     lengths = np.random.RandomState(0).randint(8, 500, 3001)
-    groups = group_by_length(lengths, 8)
+    groups = group_by_length(lengths, PassSize(8))
     assert len(groups) == 376 and sorted(np.concatenate(groups)) == list(range(3001))
     assert share_of_tokens(lengths, groups) > 0.99
 
@@ -75,11 +123,11 @@ def test_mixed_lengths_leave_little_padding():
     """128 prompts of 8 to 64 tokens, responses of 48 on average and 256 at most, in 16 forward passes."""
     random = np.random.RandomState(0)
     lengths = random.randint(8, 65, 128) + np.minimum(random.geometric(1 / 48, 128), 256)
-    assert share_of_tokens(lengths, group_by_length(lengths, 8)) >= 0.95
+    assert share_of_tokens(lengths, group_by_length(lengths, PassSize(8))) >= 0.95
 
 
 def test_layouts_hold_every_row_once():
     rollout = make_rollout(ragged_rows([2, 5, 9, 1, 3], [7, 1, 4, 3, 2]))
-    parts = list(layouts(rollout, 2))
+    parts = list(layouts(rollout, PassSize(2)))
     assert len(parts) == 3
     assert sorted(torch.cat([part.rows for part in parts]).tolist()) == [0, 1, 2, 3, 4]

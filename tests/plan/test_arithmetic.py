@@ -8,6 +8,7 @@ from transformers import Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SFTConfig
 from dschat.models.finetuning import Finetuning
+from dschat.plan.micro_batches import operations
 from dschat.plan.models import roles_of
 from dschat.plan.passes import (
     Head,
@@ -19,9 +20,10 @@ from dschat.plan.passes import (
     shape_of,
     training_logits,
 )
-from dschat.plan.phases import GB, Machine, host_of
+from dschat.plan.phases import GB, Machine, Texts, host_of
+from dschat.plan.plan import make_plan
 from dschat.plan.report import counts, find_rows
-from dschat.plan.states import Weights, averaging, gathering, passing, reducing, states, stepping
+from dschat.plan.states import Weights, Zero, averaging, gathering, passing, reducing, states, stepping
 
 # Gemma, vocabulary 10, hidden 8, MLP 12, 2 layers, 4 heads of width 2, 1 key-value head. By hand:
 # embedding 10 · 8 = 80; a layer: q and o 2 · 8 · 8 = 128, k and v 2 · 8 · 2 = 32, MLP 3 · 8 · 12 = 288, 2 norms of 8
@@ -73,12 +75,16 @@ def test_keys_and_values_of_a_token(config, elements):
     assert cached_per_token(config) == elements
 
 
+def weights(parameters, trained, largest, width, stage, **zero):
+    """A model's, with what DeepSpeed's configuration says."""
+    return Weights(parameters, trained, largest, width, Zero(stage, **zero))
+
+
 @pytest.mark.parametrize(
     ("width", "stage", "parameters", "gradients", "optimizer"),
     [
         (4, 0, 4000, 4000, 8000),  # float32: no second copy of the weights
         (4, 1, 4000, 4000, 2000),
-        (2, 0, 2000, 4000, 3000),  # bf16 at stage 0 is stage 1
         (2, 1, 2000, 4000, 3000),  # float32 copy and two moments, 12 · 1000 / 4
         (2, 2, 2000, 1000, 3000),  # gradients 4 · 1000 / 4
         (2, 3, 500, 1000, 3000),
@@ -86,38 +92,38 @@ def test_keys_and_values_of_a_token(config, elements):
 )
 def test_states_by_zero_stage(width, stage, parameters, gradients, optimizer):
     """1000 weights on 4 processes."""
-    kept = states(Weights(1000, 1000, 100, width, stage), 4)
+    kept = states(weights(1000, 1000, 100, width, stage), 4)
     assert (kept.parameters, kept.gradients, kept.optimizer, kept.host) == (parameters, gradients, optimizer, 0)
 
 
 def test_states_of_a_frozen_model():
-    kept = states(Weights(1000, 0, 100, 2, 0), 4)
+    kept = states(weights(1000, 0, 100, 2, 0), 4)
     assert (kept.parameters, kept.gradients, kept.optimizer, kept.buffers) == (2000, 0, 0, 0)
-    assert states(Weights(1000, 0, 100, 2, 3), 4).total == 500
+    assert states(weights(1000, 0, 100, 2, 3), 4).total == 500
 
 
 def test_offload_moves_states_to_main_memory():
     """Stage 2: float32 weights, two moments, two gradients (20) and a bf16 copy. Stage 3: bf16 weights (2), the same
     12, two gradients (8)."""
-    kept = states(Weights(1000, 1000, 100, 2, 2, offload=True), 4)
+    kept = states(weights(1000, 1000, 100, 2, 2, offload=True), 4)
     assert (kept.total, kept.host) == (2000, 250 * (12 + 8 + 2))
-    kept = states(Weights(1000, 1000, 100, 2, 3, offload=True), 4)
+    kept = states(weights(1000, 1000, 100, 2, 3, offload=True, offload_weights=True), 4)
     assert (kept.total, kept.host) == (2 * 500_000_000, 250 * (2 + 12 + 8))
-    kept = states(Weights(1000, 0, 100, 2, 3, offload=True), 4)
+    kept = states(weights(1000, 0, 100, 2, 3, offload=True, offload_weights=True), 4)
     assert (kept.total, kept.host) == (0, 500)
 
 
 def test_the_moving_average_is_shared_out():
     """1000 float32 on 4 processes; where the weights are."""
-    assert averaging(Weights(1000, 1000, 100, 2, 2), 4) == (1000, 0)
-    assert averaging(Weights(1000, 1000, 100, 2, 3, offload=True), 4) == (0, 1000)
+    assert averaging(weights(1000, 1000, 100, 2, 2), 4) == (1000, 0)
+    assert averaging(weights(1000, 1000, 100, 2, 3, offload=True, offload_weights=True), 4) == (0, 1000)
 
 
 def test_main_memory_of_a_node():
     """2 processes of 3 GB; of a weight that trains 22 bytes are offloaded, of a frozen one 2; both read the largest.
     A model is smaller than two files. On two nodes of one process, each holds half of what is offloaded."""
     config = ppo(offload=True, offload_reference_model=True, zero_stage=3, dtype="bf16")
-    roles = roles_of(config, lambda path, flag: TINY, torch.device("cuda"))
+    roles = roles_of(config, config.plan_batches(2), lambda path, flag: TINY, torch.device("cuda"))
     host = host_of(roles, Machine(2, 80 * GB), average=True)
     trained, weights = 2 * PARAMETERS + 8, 4 * PARAMETERS + 16
     assert host.processes == 2 * 3 * 10**9 and host.loading == 2 * 2 * 96
@@ -133,26 +139,27 @@ def test_what_zero_holds_for_a_while():
     """Buckets of 5 · 10⁸ elements, in float32 below stage 2; there, in bf16, a micro-batch's own gradients are beside
     it. At stage 3 up to 10⁹ weights, and one more tensor, are whole."""
     big = 7 * 10**9
-    assert reducing(Weights(big, big, 10**9, 2, 1), 8) == 2 * 10**9 + 2 * big
-    assert reducing(Weights(big, big, 10**9, 2, 1), 1) == 2 * big
-    assert reducing(Weights(big, big, 10**9, 4, 0), 8) == 2 * 10**9
-    assert reducing(Weights(big, big, 10**9, 2, 2), 8) == 10**9
-    assert reducing(Weights(big, big, 10**9, 4, 0), 1) == 0
-    assert passing(Weights(big, big, 10**9, 2, 2), 8) == 0
-    assert passing(Weights(big, big, 10**9, 2, 3), 8) == 2 * (10**9 + 10**9)
-    assert passing(Weights(1000, 1000, 100, 2, 3), 8) == 2000
-    assert passing(Weights(1000, 1000, 100, 2, 3), 1) == 0
-    assert gathering(Weights(1000, 1000, 100, 2, 3), 8) == 2000
-    assert gathering(Weights(1000, 1000, 100, 2, 2), 8) == 0
+    assert reducing(weights(big, big, 10**9, 2, 1), 8) == 2 * 10**9 + 2 * big
+    assert reducing(weights(big, big, 10**9, 2, 1), 1) == 2 * big
+    assert reducing(weights(big, big, 10**9, 4, 0), 8) == 2 * 10**9
+    assert reducing(weights(big, big, 10**9, 2, 2), 8) == 10**9
+    assert reducing(weights(big, big, 10**9, 4, 0), 1) == 0
+    assert passing(weights(big, big, 10**9, 2, 2), 8) == 0
+    assert passing(weights(big, big, 10**9, 2, 3), 8) == 2 * (10**9 + 10**9)
+    assert passing(weights(1000, 1000, 100, 2, 3), 8) == 2000
+    assert passing(weights(1000, 1000, 100, 2, 3), 1) == 0
+    assert gathering(weights(1000, 1000, 100, 2, 3), 8) == 2000
+    assert gathering(weights(1000, 1000, 100, 2, 2), 8) == 0
 
 
 def test_the_optimisers_own_memory():
     """Unfused, two intermediate results of the size of what is updated at a time; stage 3 flattens gradients."""
-    assert stepping(Weights(1000, 1000, 100, 4, 0), 1, fused=False) == 4 * 2 * 100
-    assert stepping(Weights(1000, 1000, 100, 2, 2), 4, fused=False) == 4 * 2 * 250
-    assert stepping(Weights(1000, 1000, 100, 2, 2), 4, fused=True) == 0
-    assert stepping(Weights(1000, 1000, 100, 2, 3), 4, fused=True) == 4 * 250
-    assert stepping(Weights(1000, 1000, 100, 2, 3, offload=True), 4, fused=False) == 0
+    assert stepping(weights(1000, 1000, 100, 4, 0), 1, fused=False) == 4 * 2 * 100
+    assert stepping(weights(1000, 1000, 100, 2, 2), 4, fused=False) == 4 * 2 * 250
+    assert stepping(weights(1000, 1000, 100, 2, 2), 4, fused=True) == 0
+    assert stepping(weights(1000, 1000, 100, 2, 3), 4, fused=True) == 4 * 250
+    assert stepping(weights(8 * 10**9, 8 * 10**9, 100, 2, 3), 4, fused=True) == 4 * 10**9
+    assert stepping(weights(1000, 1000, 100, 2, 3, offload=True, offload_weights=True), 4, fused=False) == 0
 
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -205,6 +212,32 @@ def ppo(**flags):
     return PPOConfig(**({"data_path": ["tldr"], "output_dir": "o"} | names | flags))
 
 
+@pytest.mark.parametrize(
+    ("texts", "examples", "budget", "expected"),
+    [
+        (Texts(128, 64), 8, None, (8, 128, 8 * 64)),
+        (Texts(128, 64), 8, 1024, (8, 128, 8 * 64)),
+        (Texts(128, 64), 8, 512, (4, 128, 4 * 64)),
+        (Texts(128, 64), 8, 600, (5, 120, 5 * 64)),  # no text is longer than 128: 5 of 120 fill it
+        (Texts(128, 64), 8, 100, (1, 128, 64)),  # a longer text passes alone
+        (Texts(128, 128, 2), 4, 100, (2, 128, 2 * 128)),  # and so does a pair
+        (Texts(128, 128, 2), 4, 300, (3, 100, 3 * 100)),
+    ],
+)
+def test_the_largest_micro_batch(texts, examples, budget, expected):
+    assert texts.filling(examples, budget) == expected
+
+
+def test_recomputation_pays_where_micro_batches_are_small():
+    """bf16, 300 operations in the time of a byte. 6 operations and 2 + 2 bytes read, 2 · 2 of a gradient and 2 · 4 of
+    its sum; recomputed 8 operations and 2 bytes more. Frozen weights take 4 operations and 4 bytes."""
+    whole, frozen = weights(1000, 1000, 100, 2, 0), weights(1000, 0, 100, 2, 0)
+    assert operations(whole, 2400, False) == 6 + 300 * 16 / 2400 == 8
+    assert operations(whole, 2400, True) == 8 + 300 * 18 / 2400 == 10.25
+    assert operations(frozen, 2400, False) == 4 + 300 * 4 / 2400
+    assert operations(whole, 1024, False) > operations(whole, 16_384, True) > operations(whole, 4096, False)
+
+
 def test_updates_and_samples_of_step_3():
     """1000 prompts, 2 processes, rollouts of 2 · 8 · 3 = 48: 20 of them an epoch, each with 3 updates of 16 prompts, 2
     epochs. Every 50 of the 120 updates, first reached by updates 51 and 102, and at both ends: 4 evaluations on
@@ -246,18 +279,34 @@ def test_rows_of_published_sets():
     assert find_rows(ppo(data_path=["owner/name"])) is None
 
 
+def test_vllm_never_sleeps_on_a_cpu():
+    """Its copy of the actor and a cache of 2²⁸ bytes count in every phase, and the largest tensor is passed on."""
+    plans = [
+        make_plan(ppo(rollout_engine=engine), Machine(1, None), lambda path, flag: TINY)
+        for engine in ("continuous", "vllm")
+    ]
+    for ours, vllm in zip(*(plan.phases for plan in plans), strict=True):
+        assert vllm.kept - ours.kept == 4 * PARAMETERS + 2**28
+    assert plans[1].phases[0].parts == {"weights passed on": 4 * 96}
+
+
+def roles_on_a_cpu(config):
+    """Of one process, all of TINY."""
+    return roles_of(config, config.plan_batches(1), lambda path, flag: TINY, torch.device("cpu"))
+
+
 def test_a_shared_base_is_counted_once():
     """Beside the actor's weights, critic and reward model keep adapters of rank 3 and a head of 8; no reference."""
     adapters = 2 * 3 * (2 * (8 + 8) + 2 * (8 + 2) + 3 * (8 + 12))
-    roles = roles_of(ppo(lora_dim=3, share_base=True), lambda path, flag: TINY, torch.device("cpu"))
+    roles = roles_on_a_cpu(ppo(lora_dim=3, share_base=True))
     assert [role.name for role in roles] == ["actor", "critic", "reward model"]
     kept = [states(role.weights, 1) for role in roles]
     assert [k.parameters for k in kept] == [4 * (PARAMETERS + adapters), 4 * (adapters + 8), 4 * (adapters + 8)]
     assert [k.optimizer for k in kept] == [8 * adapters, 8 * (adapters + 8), 0]
     whole = ppo(lora_dim=3, share_base=True, critic_model_name_or_path=None, reward_model_name_or_path="r")
-    roles = roles_of(whole, lambda path, flag: TINY, torch.device("cpu"))
+    roles = roles_on_a_cpu(whole)
     assert states(roles[2].weights, 1).parameters == 4 * (PARAMETERS + 8)
     assert [states(role.weights, 1).parameters for role in roles[:2]] == [k.parameters for k in kept[:2]]
-    sharded = roles_of(ppo(lora_dim=3, share_base=True, zero_stage=3), lambda path, flag: TINY, torch.device("cpu"))
+    sharded = roles_on_a_cpu(ppo(lora_dim=3, share_base=True, zero_stage=3))
     assert states(sharded[1].weights, 2).parameters == 4 * (adapters + 8) // 2
     assert passing(sharded[1].weights, 2) == 4 * (PARAMETERS + adapters + 8)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from transformers import GemmaConfig
+from transformers import BertConfig, GemmaConfig
 
 from cli_runs import STEPS, TRAINING
 from dschat.plan.__main__ import main
@@ -127,14 +127,101 @@ def test_an_actor_that_no_gpu_holds_whole(gpus, flags, model, capsys, monkeypatc
 
 
 def test_vllm_holds_the_actor_whole(model, capsys, caplog):
-    """bf16: 2 bytes of each of its weights, which must fit into vLLM's share of the GPU."""
+    """bf16: 2 bytes of each of its weights, which must fit into vLLM's share of the GPU. The largest tensor is
+    gathered and copied on its way."""
     words = ["--step", "3", *ppo_flags(model), "--zero_stage", "3", "--rollout_engine", "vllm", "--prompts", "9999"]
     weights = 4000 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64)
     for memory, held in (("80", 20 * 10**9), ("0.0006", 2 * weights)):
         (plan,) = planned(capsys, *words, "--vllm_gpu_memory", "0.25", "--gpu_memory", memory)
-        assert {phase["name"]: phase["parts"] for phase in plan["phases"]}["generate"] == {"vLLM": held}
+        assert {phase["name"]: phase["parts"] for phase in plan["phases"]}["generate"] == {
+            "vLLM": held,
+            "weights passed on": 2 * 2 * 4000 * 64,
+        }
     assert main([*words, "--vllm_gpu_memory", "0.000008"]) == 2
     assert "--vllm_gpu_memory 8e-06: vLLM would have 0.0 GB of a GPU, and holds the actor whole" in caplog.text
+
+
+def test_refuel_online_from_its_script(model, capsys, monkeypatch):
+    """Of the 2 layers the topmost and the norm are trained. A dialogue has 4096 tokens, 16 are drawn at once, and the
+    4 of a round wait for nothing. A million dialogues are 31,250 rounds of 32, each with 4 updates."""
+    monkeypatch.setenv("MODEL", model)
+    monkeypatch.setenv("REWARD_MODEL", model)
+    (plan,) = planned(capsys, str(ONLINE), "--trained_layers", "1", "--prompts", "100000")
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
+    models = {one["role"]: one for one in plan["models"]}
+    assert plan["step"] == "refuel_online" and list(models) == ["policy", "reference", "reward model"]
+    assert models["policy"]["trained"] == layer + 64
+    assert models["reward model"]["parameters"] == models["policy"]["parameters"] + 64
+    phases = {phase["name"]: phase["parts"] for phase in plan["phases"]}
+    assert phases["generate"]["KV cache"] == 16 * 4096 * 2 * 2 * 2 * 16 * 2
+    assert plan["counts"]["updates"] == 4 * 31_250 and plan["counts"]["trained"] == 10**6
+    (offloaded,) = planned(capsys, str(ONLINE), "--trained_layers", "1", "--prompts", "100000", "--offload")
+    kept = [one["phases"][0]["kept"] for one in (plan, offloaded)]
+    away = 2 * sum(models[role]["parameters"] for role in ("reference", "reward model"))
+    assert kept[0] - kept[1] == away + models["policy"]["bytes"]["optimizer"]
+
+
+def test_refuel_on_pairs(model, capsys):
+    """A pair is two texts, as in DPO, with the same memory; 100 of its 320 pairs make updates of 2 · 16."""
+    sizes = ["--model_name_or_path", model, "--gpus", "2", "--prompts", "320"]
+    (pairs,) = planned(capsys, "--step", "refuel", *sizes, "--total_episodes", "100")
+    same = ["--max_seq_len", "2048", "--per_device_train_batch_size", "1", "--per_device_eval_batch_size", "1"]
+    (dpo,) = planned(capsys, "--step", "dpo", *sizes, *same)
+    assert pairs["phases"] == dpo["phases"] and pairs["models"] == dpo["models"]
+    assert pairs["counts"]["updates"] == 100 // 32
+
+
+def test_a_reward_model_that_reads_both_ways(model, tmp_path, capsys):
+    """It stays whole at ZeRO 3, its pooler included."""
+    sizes = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertConfig(**sizes, intermediate_size=16, max_position_embeddings=32).save_pretrained(tmp_path / "bert")
+    words = ["--step", "3", *ppo_flags(model), "--reward_model_name_or_path", str(tmp_path / "bert")]
+    (plan,) = planned(capsys, *words, "--prompts", "9999", "--zero_stage", "3", "--offload_reference_model")
+    found = {one["role"]: one for one in plan["models"]}["reward model"]
+    embeddings = 8 * (50 + 32 + 2 + 2)
+    layer = 4 * (8 * 8 + 8) + 2 * 8 * 16 + 16 + 8 + 4 * 8
+    weights = embeddings + layer + 8 * 8 + 8 + 8 + 1
+    assert (found["parameters"], found["bytes"]["parameters"], found["zero_stage"]) == (weights, 2 * weights, 0)
+
+
+def test_a_deepspeed_config_is_read(model, tmp_path, capsys, caplog):
+    """At ZeRO 2 in bf16 a bucket of 1000 elements, two where gradients are reduced beside the backward pass; the
+    optimiser in main memory; and what contradicts the flags ends as the run would."""
+    file = tmp_path / "ds.json"
+    words = ["--step", "1", "--model_name_or_path", model, "--zero_stage", "2", "--prompts", "9999", "--gpus", "2"]
+
+    def plan(**zero):
+        file.write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": zero}))
+        return planned(capsys, *words, "--deepspeed_config", str(file))[0]
+
+    weights = plan()["models"][0]["parameters"]
+    for beside, buffers in ((False, 1), (True, 2)):
+        small = plan(reduce_bucket_size=1000, overlap_comm=beside)
+        assert {phase["name"]: phase["parts"] for phase in small["phases"]}["train"]["ZeRO"] == 2 * 1000 * buffers
+    away = plan(offload_optimizer={"device": "cpu"})["models"][0]["bytes"]
+    assert (away["optimizer"], away["host"]) == (0, (12 + 8 + 2) * weights // 2)
+    with file.open("w") as opened:
+        json.dump({"zero_optimization": {"stage": 3}}, opened)
+    assert main([*words, "--deepspeed_config", str(file)]) == 2
+    assert "zero_optimization.stage is 3, but the flags give 2" in caplog.messages[-1]
+
+
+def test_the_largest_micro_batches(model, capsys):
+    """As many texts as fit, and one more does not; with activations computed again there is room for more."""
+    words = ["--step", "1", "--model_name_or_path", model, "--gpus", "1", "--prompts", "999", "--gpu_memory", "3"]
+    words += ["--per_device_eval_batch_size", "1", "--max_seq_len", "512"]
+    (plan,) = planned(capsys, *words, "--per_device_train_batch_size", "256", "--micro_batches")
+    first, second = plan["micro_batches"]
+    assert [one["checkpointing"] for one in (first, second)] == [False, True]
+    assert 1 < first["rows"] < second["rows"] <= 256 and first["tokens"] == 512 * first["rows"]
+    for rows, fits in ((first["rows"], True), (first["rows"] + 1, False)):
+        (same,) = planned(capsys, *words, "--per_device_train_batch_size", str(rows))
+        assert same["fits"] is fits and (not fits or same["peak"] == first["peak"])
+    assert main([*words, "--per_device_train_batch_size", "256", "--micro_batches"]) == 1
+    out = capsys.readouterr().out
+    best = min((first, second), key=lambda one: one["operations"])
+    assert f"Recommended: {'with' if best['checkpointing'] else 'without'} (" in out
+    assert f"  {first['tokens']}, {first['rows']} texts of full length, without gradient checkpointing: 3.0 GB" in out
 
 
 def test_each_remedy_once(model, capsys):
@@ -204,9 +291,9 @@ def test_models_that_are_there_are_read(model, capsys, monkeypatch):
     ("words", "message"),
     [
         (["no_such_preset"], "no_such_preset: there is no such training script. Give its path, or one of "),
-        ([str(ONLINE)], "plans are made for the training scripts of steps 1, 2 and 3 alone"),
+        ([__file__], "plans are made for the training scripts below"),
         (["apps_codegemma_2b", "--step", "2"], "there is no such training script of step 2"),
-        ([], "give a training script, or --step 1, 2, dpo or 3"),
+        ([], "give a training script, or --step 1, 2, dpo, 3, refuel, refuel_online with"),
         (["tldr_gemma_7b", "--step", "dpo"], "there is no such training script of step dpo"),
         (["--step", "1", "--model_name_or_path", "./absent"], "--model_name_or_path ./absent: no such folder"),
         (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),

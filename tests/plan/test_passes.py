@@ -6,7 +6,16 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, GemmaConfig, GPT2Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    Gemma2Config,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+)
 
 from dschat.errors import UserError
 from dschat.models.finetuning import Finetuning
@@ -23,6 +32,8 @@ FAMILIES = {
     "llama": LlamaConfig(**SIZES),
     "gpt2": GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0),
 }
+BOTH_WAYS = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+BOTH_WAYS |= {"num_attention_heads": 4, "max_position_embeddings": 64}
 
 
 class Saved:
@@ -75,11 +86,43 @@ def test_bf16_takes_half():
     assert 0.5 < passes[1] / passes[0] < 0.8
 
 
-def test_scoring_keeps_nothing():
+def test_scoring_keeps_the_states_alone():
     model = meta_model(FAMILIES["gemma"], "scalar", torch.float32)
     found = scoring_pass(model, ROWS, TOKENS)
-    assert (found.held, found.backward) == (0, 0)
+    assert (found.held, found.backward) == (ROWS * TOKENS * 32 * 4, 0)
     assert found.forward < training_pass(model, ROWS, TOKENS, False).forward / 2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BertConfig(**BOTH_WAYS),
+        DebertaV2Config(**BOTH_WAYS, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_classifier_that_reads_both_ways(config):
+    """Its weights and what a pass takes, against the same model on the CPU; DeBERTa's attention holds its scores."""
+    config.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    ids, mask = torch.zeros(ROWS, TOKENS, dtype=torch.long), torch.ones(ROWS, TOKENS, dtype=torch.long)
+    with torch.no_grad(), AliveBytes([*model.parameters(), *model.buffers(), ids, mask]) as alive:
+        model(input_ids=ids, attention_mask=mask)
+    found = meta_model(config, "classifier", torch.float32)
+    shape = shape_of(found)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.limit == 64
+    assert scoring_pass(found, ROWS, TOKENS).forward == pytest.approx(alive.peak, rel=0.05)
+
+
+def test_the_topmost_layers_keep_nothing_of_those_below():
+    """Of 2 Llama layers one: its 4 matrices of 32 · 32 or 32 · 16, 3 of 32 · 64 and 2 norms, and the last norm."""
+    whole, top = (meta_model(FAMILIES["llama"], "policy", torch.float32, top_layers=count) for count in (0, 1))
+    shape = shape_of(top)
+    assert shape.trained == 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 3 * 32
+    assert not shape.head_trained and shape_of(whole).head_trained
+    held = [training_pass(model, ROWS, TOKENS, False).held for model in (top, whole)]
+    assert held[0] == pytest.approx(held[1] / 2, rel=0.15)
 
 
 def test_gradients_are_handed_over():

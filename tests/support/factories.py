@@ -253,11 +253,13 @@ def frozen_engine_of(model: Any, dtype: torch.dtype = torch.float32) -> Any:
 
 def score(rollout: Any, scores: Any, actor: Any, reference: Any, critic: Any, temperature: float, most: int) -> Any:
     """The Trajectory of a rollout with the given scores (B,), at most so many rows of the longest length at once."""
+    from dschat.models.layout import PassSize
     from dschat.rl.types import Trajectory
     from dschat.trainers.ppo_models import response_logprobs, response_values
 
-    logprobs, ref_logprobs = (response_logprobs(model, rollout, temperature, most) for model in (actor, reference))
-    return Trajectory(rollout, logprobs, ref_logprobs, response_values(critic, rollout, most), scores)
+    size = PassSize(most)
+    logprobs, ref_logprobs = (response_logprobs(model, rollout, temperature, size) for model in (actor, reference))
+    return Trajectory(rollout, logprobs, ref_logprobs, response_values(critic, rollout, size), scores)
 
 
 def _plan(micro: int, accumulation: int) -> Any:
@@ -366,7 +368,8 @@ def _task_of(step: str, train: Any, held_out: Any, config: Any, run: Any) -> Any
 
     if step == "sft":
         width = config.max_seq_len if config.packing else None
-        return SFTTask(train, held_out, PAD, config.sft_on_prompt, config.label_smoothing, width)
+        by_tokens = config.max_tokens_per_micro_batch is not None
+        return SFTTask(train, held_out, PAD, config.sft_on_prompt, config.label_smoothing, width, by_tokens)
     if step == "reward":
         return RewardTask(train, held_out, PAD, config.reward_loss, config.center_rewards_coefficient)
     if step == "dpo":

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dschat.config.batches import plan_batches
 from dschat.data.collate import update_batches
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.models.policy import PolicyModel
@@ -64,12 +65,14 @@ class Case:
     accumulation: int = 1
     gradient_checkpointing: bool = False
     offload: bool = False
+    tokens: int | None = None  # of a micro-batch; twice as many of pairs
 
     @property
     def name(self) -> str:
         """As in test ids."""
         parts = [f"zero{self.zero_stage}", f"accumulation{self.accumulation}"]
         parts += ["checkpointing"] * self.gradient_checkpointing + ["offload"] * self.offload
+        parts += [] if self.tokens is None else [f"tokens{self.tokens}"]
         return "-".join(parts)
 
 
@@ -81,7 +84,10 @@ FAST_CASES = (
     Case(3, 1),
     Case(3, 4, gradient_checkpointing=True),
     Case(3, 2, offload=True),
+    Case(3, 1, tokens=18),
 )
+# Other ZeRO stages by tokens; at 18, one of two processes would need four micro-batches of its rows and one three.
+TOKEN_CASES = (Case(0, 1, tokens=18), Case(2, 1, offload=True, tokens=18))
 CHUNKED = Case(3, 2)  # with log-probs of a few positions at a time
 ALL_CASES = tuple(Case(*values) for values in itertools.product((0, 1, 2, 3), (1, 2, 4), (False, True), (False, True)))
 
@@ -91,6 +97,8 @@ def engine_for(model: Any, case: Case, folder: Path, **options: Any) -> Any:
     micro = GLOBAL_BATCH // (case.accumulation * world_size())
     options = {"learning_rate": LEARNING_RATE, "zero_stage": case.zero_stage, "offload": case.offload} | options
     options |= {"gradient_checkpointing": case.gradient_checkpointing}
+    sizes = "per_device_train_batch_size", micro, case.accumulation, None, world_size(), case.tokens
+    options.setdefault("plan", plan_batches(*sizes))
     return engine_of(model, micro, case.accumulation, **options)
 
 
@@ -104,6 +112,7 @@ def supervised_trainer(step: str, engine: Any, case: Case, folder: Path, held_ou
         "per_device_train_batch_size": GLOBAL_BATCH // (case.accumulation * world_size()),
         "gradient_accumulation_steps": case.accumulation,
         "per_device_eval_batch_size": 2,
+        "max_tokens_per_micro_batch": case.tokens and case.tokens * (1 if step == "sft" else 2),
     }
     place = folder / f"{step}-{next(_number)}"
     loop = supervised_loop(step, place, examples[step], held_out, engine=engine, **flags)
@@ -145,10 +154,12 @@ def recorded_batch() -> PPOBatch:
     return whiten_advantages(select_rows(scored_batch(), torch.arange(GLOBAL_BATCH)[rank() :: world_size()]))
 
 
-def ppo_updates(actor: Any, critic: Any, batch: PPOBatch, accumulation: int, number: int) -> dict[str, float]:
+def ppo_updates(
+    actor: Any, critic: Any, batch: PPOBatch, accumulation: int, number: int, tokens: int | None = None
+) -> dict[str, float]:
     """Update `number` of actor and critic, on this process's rows."""
     share = GLOBAL_BATCH // world_size()
-    settings = UpdateSettings(share, share // accumulation, 1, 0.2, 0.2, 1.0)
+    settings = UpdateSettings(share, share // accumulation, 1, 0.2, 0.2, 1.0, max_tokens=tokens)
     return ppo_update(actor, critic, batch, settings, seed=number)
 
 
@@ -177,7 +188,8 @@ def run_case(case: Case, folder: Path) -> tuple[dict[str, torch.Tensor], dict[st
     critic = engine_for(make_classifier(seed=2), case, folder)
     batch = recorded_batch()
     for update in range(UPDATES):
-        note("ppo", update, ppo_updates(actor, critic, batch, case.accumulation, update), actor=actor, critic=critic)
+        numbers = ppo_updates(actor, critic, batch, case.accumulation, update, case.tokens)
+        note("ppo", update, numbers, actor=actor, critic=critic)
     return weights, metrics
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from closeness import EPS, FORMULA, FORWARD, UPDATE, assert_near, near
 from dschat.data.examples import PreferenceExample
 from dschat.errors import UserError
+from dschat.models.layout import PassSize
 from dschat.models.policy import PolicyModel
 from dschat.trainers import reference as pairs
 from dschat.trainers.reference import describe_reference, pair_logprobs, reference_logprobs
@@ -217,8 +218,8 @@ def kept(group, tmp_path):
     """Computed once: file, pairs, and what they depend on."""
     file, identity = tmp_path / "reference" / "train.safetensors", describe_reference(TRAIN, "m", torch.float32, 1.0)
     engine = engine_of(make_causal_lm())
-    numbers = reference_logprobs(engine, TRAIN, PAD, 3, 1.0, file, identity)
-    return file, numbers, lambda identity: reference_logprobs(None, TRAIN, PAD, 3, 1.0, file, identity)
+    numbers = reference_logprobs(engine, TRAIN, PAD, PassSize(3), 1.0, file, identity)
+    return file, numbers, lambda identity: reference_logprobs(None, TRAIN, PAD, PassSize(3), 1.0, file, identity)
 
 
 def test_what_is_kept_is_given_back(kept):
@@ -255,7 +256,7 @@ def test_the_reference_has_the_temperature_that_it_is_asked_for(group, tmp_path)
     """Half the temperature is twice the logits."""
     doubled = make_causal_lm("gpt2")
     engine = engine_of(make_causal_lm("gpt2"))
-    numbers = reference_logprobs(engine, TRAIN[:3], PAD, 2, 0.5, tmp_path / "file", {})
+    numbers = reference_logprobs(engine, TRAIN[:3], PAD, PassSize(2), 0.5, tmp_path / "file", {})
     for example, row in zip(TRAIN[:3], numbers.tolist(), strict=True):
         for response, number in zip((example.chosen_ids, example.rejected_ids), row, strict=True):
             logits = 2 * doubled(input_ids=torch.tensor([example.prompt_ids + response])).logits[0]
@@ -311,5 +312,5 @@ def test_an_interrupted_write_leaves_nothing_to_be_read(kept, monkeypatch):
     monkeypatch.setattr(pairs, "save_file", stopped)
     identity = describe_reference(TRAIN, "m", torch.float32, 1.0)
     with pytest.raises(KeyboardInterrupt):
-        reference_logprobs(engine_of(make_causal_lm()), TRAIN, PAD, 3, 1.0, file, identity)
+        reference_logprobs(engine_of(make_causal_lm()), TRAIN, PAD, PassSize(3), 1.0, file, identity)
     assert written != [file] and not file.exists()

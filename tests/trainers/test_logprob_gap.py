@@ -11,6 +11,7 @@ import torch
 from cli_runs import read_jsonl
 from closeness import FORMULA, near
 from dschat.errors import UserError
+from dschat.models.layout import PassSize
 from dschat.rl.types import Trajectory
 from dschat.rollouts.engine import Generation
 from dschat.trainers.iteration import Iteration
@@ -29,6 +30,7 @@ from factories import (
 
 FLOAT32 = SimpleNamespace(module=torch.nn.Linear(1, 1))
 BFLOAT16 = SimpleNamespace(module=torch.nn.Linear(1, 1).bfloat16())
+ROWS = PassSize(2)
 
 
 def trajectory_with(*gaps):
@@ -40,23 +42,22 @@ def trajectory_with(*gaps):
 
 
 def test_mean_and_largest_gap_of_the_response_tokens():
-    metrics = check_gap(trajectory_with(3e-4, -6e-4, 0.0, 9.0), FLOAT32, 1.0, 2)
+    metrics = check_gap(trajectory_with(3e-4, -6e-4, 0.0, 9.0), FLOAT32, 1.0, ROWS)
     assert metrics == near({"rollout/logprob_gap": 3e-4, "rollout/logprob_gap_max": 6e-4}, FORMULA)
 
 
 def test_other_weights_are_an_error():
     with pytest.raises(UserError, match="--rollout_engine.*differ from the actor's by 0.1 on average"):
-        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), FLOAT32, 1.0, 2)
-    assert check_gap(trajectory_with(0.12, 0.0, 0.0, 0.0), BFLOAT16, 1.0, 2)["rollout/logprob_gap"] == pytest.approx(
-        0.04
-    )
+        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), FLOAT32, 1.0, ROWS)
+    metrics = check_gap(trajectory_with(0.12, 0.0, 0.0, 0.0), BFLOAT16, 1.0, ROWS)
+    assert metrics["rollout/logprob_gap"] == pytest.approx(0.04)
     with pytest.raises(UserError, match="rounding explains 0.05"):
-        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), BFLOAT16, 1.0, 2)
+        check_gap(trajectory_with(0.3, 0.0, 0.0, 0.0), BFLOAT16, 1.0, ROWS)
 
 
 def test_an_engine_that_computes_as_the_actor_does_is_not_compared():
     far = trajectory_with(1.0, 1.0, 1.0, 1.0)
-    assert check_gap(replace(far, rollout=replace(far.rollout, drawn_logprobs=None)), FLOAT32, 1.0, 2) == {}
+    assert check_gap(replace(far, rollout=replace(far.rollout, drawn_logprobs=None)), FLOAT32, 1.0, ROWS) == {}
 
 
 class OffEngine:

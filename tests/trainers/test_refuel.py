@@ -9,6 +9,7 @@ import torch
 from closeness import UPDATE, assert_near, near
 from dschat.data.dialogue_pairs import RegressionExample
 from dschat.errors import UserError
+from dschat.models.layout import PassSize
 from dschat.run.metrics import with_variances
 from dschat.trainers.reference import reference_logprobs, with_logprobs
 from dschat.trainers.refuel_pairs import RefuelTask
@@ -78,7 +79,7 @@ def test_the_parts_of_an_update_add_up():
 
 def test_at_the_start_the_loss_is_that_of_the_rewards_alone(tmp_path):
     engine = engine_of(make_causal_lm())
-    kept = reference_logprobs(engine, pairs(), PAD, 2, TEMPERATURE, tmp_path / "r.safetensors", {})
+    kept = reference_logprobs(engine, pairs(), PAD, PassSize(2), TEMPERATURE, tmp_path / "r.safetensors", {})
     examples = with_logprobs(pairs(), kept)
     task = task_of(examples)
     task.check_start(engine, examples)

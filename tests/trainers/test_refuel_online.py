@@ -12,6 +12,7 @@ from cli_runs import read_jsonl
 from closeness import FORMULA, UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.data.dialogues import state
 from dschat.errors import UserError
+from dschat.models.layout import PassSize
 from dschat.models.policy import PolicyModel
 from dschat.trainers.ppo_update import UpdateProgress
 from dschat.trainers.refuel import RefuelSettings, check_pairs, pair_metrics, refuel_update
@@ -150,14 +151,14 @@ def settings_of(count, micro, updates=1, eta=2.0, temperature=1.0):
 def test_log_probs_of_replies_are_hugging_faces(group):
     rows = paired_rows(5)
     batch, model = pair_batch(rows), make_causal_lm()
-    found = reply_logprobs(PolicyModel(model), pair_layouts(batch.rollout, 2), 0.7)
+    found = reply_logprobs(PolicyModel(model), pair_layouts(batch.rollout, PassSize(2)), 0.7)
     for row, logprob in zip(rows, found.tolist(), strict=True):
         assert logprob == near(float(hf_logprobs(make_causal_lm(), row, 0.7)[0].sum()), UPDATE)
 
 
 def test_a_micro_batch_keeps_pairs_together():
     batch = pair_batch(paired_rows(7))
-    layouts = pair_layouts(batch.rollout, 3)
+    layouts = pair_layouts(batch.rollout, PassSize(3))
     assert len(layouts) == 3
     seen = [rows.rows.tolist() for rows in layouts]
     for rows in seen:

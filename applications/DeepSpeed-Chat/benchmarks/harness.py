@@ -137,11 +137,11 @@ def in_process(work: Callable[[*Ts], R], *args: *Ts) -> R:
         return pool.submit(work, *args).result()
 
 
-def run_step(folder: str, flags: Sequence[object]) -> None:
-    """Runs the main program of a step in this process, as its command line does; a failure ends the process."""
+def run_step(folder: str, flags: Sequence[object], program: str = "main.py") -> None:
+    """Runs a program of a step in this process, as its command line does; a failure ends the process."""
     from dschat.common.launch import TRAINING
 
-    sys.argv = [str(TRAINING / folder / "main.py"), *map(str, flags)]
+    sys.argv = [str(TRAINING / folder / program), *map(str, flags)]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:

@@ -40,6 +40,7 @@ from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.reward_model import RewardModelScores
+from dschat.trainers.iteration import pass_size
 from dschat.trainers.ppo_models import PPOModels
 
 logger = logging.getLogger(__name__)
@@ -259,7 +260,8 @@ def shared_scores(plan: BatchPlan, settings: EngineSettings, reward: PreTrainedM
     """
     stage = 3 if settings.zero_stage == 3 else 0
     settings = replace(settings, gradient_checkpointing=False, zero_stage=stage)
-    return RewardModelScores(frozen_engine(ScalarModel(reward), settings), plan.micro_batch)
+    size = pass_size(plan).without_gradient
+    return RewardModelScores(frozen_engine(ScalarModel(reward), settings), size.rows, size.tokens)
 
 
 def _is_base(settings: dict[str, object], actor: str) -> bool:

@@ -31,6 +31,7 @@ from dschat.scoring.reward_reader import (
 )
 from dschat.scoring.source import DialogueScores, ScoreSource, Weighted, WeightedScores
 from dschat.scoring.url import UrlScores, UrlSettings
+from dschat.trainers.iteration import eval_size, pass_size
 
 logger = logging.getLogger(__name__)
 
@@ -95,20 +96,21 @@ def own_reward_tokenizer(
 def _model_scores(config: PPOConfig, path: str, plan: BatchPlan, tokenizer: PreTrainedTokenizerBase) -> ScoreSource:
     settings = frozen_settings(config, plan)
     opening = opening_of(config, settings)
-    own = own_reward_tokenizer(config, path, tokenizer)
+    own, size = own_reward_tokenizer(config, path, tokenizer), pass_size(plan).without_gradient
     if own is None:
         model = load_scalar(path, REWARD, settings.dtype, tokenizer, may_be_new=False, opening=opening)
         warn_of_reward_loss(model.config, f"{REWARD} {path}")
-        return RewardModelScores(frozen_engine(ScalarModel(model), settings), plan.micro_batch)
+        return RewardModelScores(frozen_engine(ScalarModel(model), settings), size.rows, size.tokens)
     form = "its chat template" if config.rm_template else "prompt + response + EOS"
     logger.info("%s %s scores through text, as %s, with a tokenizer of its own", REWARD, path, form)
     skips = config.on_reward_error == "skip"
     if reads_both_ways(open_config(path, REWARD)):
-        reader = load_reward_model(path, own, config.rm_template, device(), settings.dtype, plan.micro_batch, STEP_3)
+        where = (device(), settings.dtype, size.rows, STEP_3, size.tokens)
+        reader = load_reward_model(path, own, config.rm_template, *where)
         return TextRewardScores(reader, skips)
     model = load_scalar(path, REWARD, settings.dtype, own, may_be_new=False, opening=opening)
     engine = frozen_engine(ScalarModel(model), settings)
-    classifier = ClassifierReader(model, own.pad_token_id, device(), plan.micro_batch, engine=engine)
+    classifier = ClassifierReader(model, own.pad_token_id, device(), size.rows, False, engine, size.tokens)
     return TextRewardScores(RewardReader(classifier, own, path, config.rm_template, STEP_3), skips)
 
 
@@ -125,6 +127,7 @@ def build_dialogue_scores(config: RefuelOnlineConfig, device: torch.device) -> D
     check_length(path, flag, config.max_seq_len, "--max_seq_len")
     tokenizer = load_reward_tokenizer(path, rm_template=False, flags=ReaderFlags(flag))
     model = load_classifier(path, flag, training_dtype(config.dtype)).to("cpu" if config.offload else device).eval()
-    rows = config.per_device_eval_batch_size
-    reader = ClassifierReader(model, tokenizer.pad_token_id, device, rows, config.offload)
+    size = eval_size(config)
+    pad_id, rows, tokens = tokenizer.pad_token_id, size.rows, size.tokens
+    reader = ClassifierReader(model, pad_id, device, rows, config.offload, max_tokens=tokens)
     return RewardModelDialogueScores(reader, tokenizer, f"{flag} {path}")

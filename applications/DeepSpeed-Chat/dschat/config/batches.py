@@ -18,6 +18,7 @@ class BatchPlan:
     rollout_per_rank: int = 0  # prompts of one rollout on one process; 0 outside step 3
     updates_per_rollout: int = 0  # optimiser updates made from one rollout; 0 outside step 3
     samples_per_prompt: int = 1  # responses to each prompt of a rollout
+    max_tokens: int | None = None  # of one forward pass in training, padding included; None = any
 
     @property
     def global_rollout(self) -> int:
@@ -31,7 +32,12 @@ class BatchPlan:
 
 
 def plan_batches(
-    micro_flag: str, micro_batch: int, accumulation: int | None, global_batch_size: int | None, world_size: int
+    micro_flag: str,
+    micro_batch: int,
+    accumulation: int | None,
+    global_batch_size: int | None,
+    world_size: int,
+    max_tokens: int | None = None,
 ) -> BatchPlan:
     """Plan the updates of a step that has no rollouts.
 
@@ -41,6 +47,7 @@ def plan_batches(
         accumulation: forward passes per update; None to let `global_batch_size` decide, or for 1.
         global_batch_size: examples per update on all processes, or None to let `accumulation` decide.
         world_size: number of processes.
+        max_tokens: `--max_tokens_per_micro_batch`.
 
     Raises:
         UserError: when `global_batch_size` cannot be reached; the message names the nearest that can.
@@ -54,7 +61,7 @@ def plan_batches(
         accumulation = _derived_accumulation(accumulation, global_batch_size, per_pass)
     accumulation = accumulation or 1
     update = micro_batch * accumulation
-    return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size)
+    return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size, max_tokens=max_tokens)
 
 
 def plan_rollouts(
@@ -65,6 +72,7 @@ def plan_rollouts(
     rollout: int,
     ppo_epochs: int,
     samples: int = 1,
+    max_tokens: int | None = None,
 ) -> BatchPlan:
     """Plan the updates of step 3, where the responses of an update must divide those of the rollout.
 
@@ -76,6 +84,7 @@ def plan_rollouts(
         rollout: prompts per rollout and process.
         ppo_epochs: passes over one rollout.
         samples: `--samples_per_prompt`.
+        max_tokens: `--max_tokens_per_micro_batch`.
 
     Raises:
         UserError: when an update does not divide the rollout, or `global_batch_size` cannot be reached.
@@ -111,7 +120,8 @@ def plan_rollouts(
             f" {update}."
         )
     updates = ppo_epochs * responses // update
-    return BatchPlan(world_size, micro_batch, accumulation, update, update * world_size, rollout, updates, samples)
+    total = update * world_size
+    return BatchPlan(world_size, micro_batch, accumulation, update, total, rollout, updates, samples, max_tokens)
 
 
 def largest_part(size: int, limit: int) -> int:

@@ -138,6 +138,13 @@ class OptimisationFlags:
     global_batch_size: int | None = flag(
         "examples per optimiser update on all processes; sets the accumulation", None, AT_LEAST_1
     )
+    max_tokens_per_micro_batch: int | None = flag(
+        "tokens per forward pass and process in training, padding included, of no more rows than the batch size says;"
+        " passes without gradients hold four times as many; as many as the rows have if not given",
+        None,
+        AT_LEAST_1,
+        FREE,
+    )
     lr_scheduler_type: Schedule = flag("learning-rate schedule over the optimiser updates of the run", "cosine")
     num_warmup_steps: int = flag("warm-up in optimiser updates", 0, AT_LEAST_0)
     warmup_ratio: float | None = flag(
@@ -308,6 +315,11 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
                 "--lr_scheduler_type constant has no warm-up: use constant_with_warmup, or drop --num_warmup_steps and"
                 " --warmup_ratio."
             )
+        budget, (tokens, flags) = self.max_tokens_per_micro_batch, self.longest_example
+        if budget is not None and budget < tokens:
+            raise UserError(
+                f"--max_tokens_per_micro_batch {budget} does not hold {flags}: give {tokens} or more, or lower that."
+            )
         self._check_offload()
         self.check_finetuning(any(self.lora_ranks))
 
@@ -352,6 +364,11 @@ class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, Fin
         if self.save_steps or self.resume_from_checkpoint is not None:
             return "Make room, and go on with --resume_from_checkpoint."
         return "Make room, and start again; with --save_steps, a run can go on."
+
+    @property
+    @abstractmethod
+    def longest_example(self) -> tuple[int, str]:
+        """Tokens of the longest that training may meet, and the flags that say so."""
 
     @property
     @abstractmethod

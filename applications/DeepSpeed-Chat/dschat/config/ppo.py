@@ -32,8 +32,6 @@ from dschat.rl.needs import NEEDS, Needs
 logger = logging.getLogger(__name__)
 
 RolloutEngineName = Literal["continuous", "generate", "vllm"]
-
-
 VLLM = "rollout_engine vllm"  # which the flags of vLLM need beside them
 EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
 BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
@@ -369,6 +367,12 @@ class PPOConfig(
         return row_by_row and one_update and not own_condition
 
     @property
+    def longest_example(self) -> tuple[int, str]:
+        """A prompt with its response."""
+        sizes = self.max_prompt_seq_len, self.max_answer_seq_len
+        return sum(sizes), "--max_prompt_seq_len {} with --max_answer_seq_len {}".format(*sizes)
+
+    @property
     def zero_stages(self) -> list[int]:
         """The ZeRO stages of actor and critic, where there is one."""
         stages: list[int] = [self.actor_zero_stage or 0, self.critic_zero_stage or 0]
@@ -393,12 +397,7 @@ class PPOConfig(
 
     def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes; raises UserError when updates do not divide the rollout or cannot be reached."""
-        return plan_rollouts(
-            self.per_device_training_batch_size,
-            self.gradient_accumulation_steps,
-            self.global_batch_size,
-            world_size,
-            self.per_device_generation_batch_size * self.generation_batches,
-            self.ppo_epochs,
-            self.samples_per_prompt,
-        )
+        sizes = (self.per_device_training_batch_size, self.gradient_accumulation_steps, self.global_batch_size)
+        rollout = self.per_device_generation_batch_size * self.generation_batches
+        max_tokens = self.max_tokens_per_micro_batch
+        return plan_rollouts(*sizes, world_size, rollout, self.ppo_epochs, self.samples_per_prompt, max_tokens)

@@ -248,6 +248,7 @@ class RefuelOnlineConfig(DialogueFlags, RefuelLossFlags, OneModelConfig):
     """REFUEL with users from data: pairs of replies to one state of a dialogue, regressed on their rewards."""
 
     step: ClassVar[int] = 3
+    sequences_per_example: ClassVar[int] = 2
     too_few_examples: ClassVar[str] = (
         "dialogues are fewer than one round of {size}. Lower --per_device_train_batch_size or"
         " --gradient_accumulation_steps, or give more data."

@@ -28,6 +28,13 @@ class OneModelConfig(CommonConfig):
     per_device_train_batch_size: int = flag("examples per forward pass and process in training", 16, AT_LEAST_1, SHARE)
     learning_rate: float = flag("peak learning rate", rule=AT_LEAST_0)  # the default is each step's own
     weight_decay: float = flag("weight decay of AdamW", rule=AT_LEAST_0)
+    sequences_per_example: ClassVar[int] = 1  # that the model reads of an example: two of a pair
+
+    @property
+    def longest_example(self) -> tuple[int, str]:
+        """One of --max_seq_len, or a pair of them."""
+        number, length = self.sequences_per_example, self.max_seq_len
+        return number * length, f"a {'pair' if number == 2 else 'text'} of --max_seq_len {length}"
 
     @property
     def zero_stages(self) -> list[int]:
@@ -52,6 +59,7 @@ class OneModelConfig(CommonConfig):
             self.gradient_accumulation_steps,
             self.global_batch_size,
             world_size,
+            self.max_tokens_per_micro_batch,
         )
 
 
@@ -60,7 +68,6 @@ class SupervisedConfig(OneModelConfig):
     """What steps 1 and 2 share: one model trained on whole texts."""
 
     _argument_group_name = "model and batches"
-    sequences_per_example: ClassVar[int] = 1  # that the model reads of an example: two of a pair
     too_few_examples: ClassVar[str] = (
         "training examples are fewer than one global batch of {size}. Lower --global_batch_size (or"
         " --per_device_train_batch_size and --gradient_accumulation_steps), or give more data; --data_split says which"
@@ -105,6 +112,11 @@ class SFTConfig(SupervisedConfig):
         super().validate()
         if self.sft_on_prompt and self.train_on == "all":
             raise UserError("--train_on all: --sft_on_prompt trains on every token anyway; leave one of the two out.")
+        if self.packing and self.max_tokens_per_micro_batch is not None:
+            raise UserError(
+                "--max_tokens_per_micro_batch: with --packing, rows have --max_seq_len tokens anyway. Drop one of the"
+                " two; --per_device_train_batch_size says how many examples they hold together."
+            )
         if self.packing and self.attn_implementation == "flash_attention_2":
             raise UserError("--packing works with --attn_implementation sdpa and eager: give one of them.")
 

@@ -41,6 +41,18 @@ def collate_sft(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool
     }
 
 
+def collate_targets(examples: Sequence[SFTExample], pad_id: int, sft_on_prompt: bool = False) -> dict[str, Tensor]:
+    """The same as input_ids (B, T) long, padded on the right to the longest; and targets (N,) long.
+
+    Targets are the places in ``input_ids.flatten()`` of the tokens that are trained on.
+    """
+    input_ids, _ = pad([[*example.prompt_ids, *example.response_ids] for example in examples], pad_id, "right")
+    starts = [row * input_ids.shape[1] for row in range(len(examples))]
+    places = [trained_places(example, sft_on_prompt) for example in examples]
+    targets = [start + place for start, of_row in zip(starts, places, strict=True) for place in of_row]
+    return {"input_ids": input_ids, "targets": torch.tensor(targets, dtype=torch.long)}
+
+
 def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> dict[str, Tensor]:
     """B comparisons → input_ids and attention_mask (2B, T), right-padded: B chosen sequences, then B rejected ones."""
     sequences = [example.chosen_ids for example in examples] + [example.rejected_ids for example in examples]

@@ -113,6 +113,7 @@ class Engine(Generic[M]):
         self.grad_norm = math.nan  # of the last update, before clipping
         self.skipped = False  # the last update was left out, see `step`
         self.nonfinite: str | None = None  # why the last update was left out, see `step`
+        self._left: int | None = None  # micro-batches of this update; None where DeepSpeed counts them
         self._watch = FiniteWatch(engine.module.parameters())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,8 +137,15 @@ class Engine(Generic[M]):
         """Inference mode."""
         self._engine.eval()
 
+    def begin_update(self, micro_batches: int) -> None:
+        """Says how many micro-batches the next update has on every rank, where the flags do not say it."""
+        self._left = micro_batches
+
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of one micro-batch's share of the update's loss (0-d)."""
+        if self._left is not None:
+            self._engine.set_gradient_accumulation_boundary(self._left == 1)
+            self._left -= 1
         self._engine.backward(loss * (world_size() * self._watch.factor(loss)), scale_wrt_gas=False)
 
     def step(self) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
-from dschat.models.layout import layouts
+from dschat.models.layout import PassSize, layouts
 from dschat.models.policy import PolicyModel
 from dschat.rl.types import Rollout
 from dschat.rollouts.generate import choose_engine
@@ -75,7 +75,7 @@ def measure(
 def log_ratios(policy: PolicyModel, reference: PolicyModel, rollout: Rollout, temperature: float, most: int) -> Tensor:
     """Σ log π(y_j | x, y_<j) − log π_ref(y_j | x, y_<j) over each response's tokens, (B,) float32."""
     ratios = torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)
-    for rows in layouts(rollout, most):
+    for rows in layouts(rollout, PassSize(most)):
         own, others = (
             model(rows.input_ids, None, rows.targets, temperature, False)[0] for model in (policy, reference)
         )

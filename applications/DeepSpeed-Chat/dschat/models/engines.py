@@ -80,6 +80,9 @@ class Trained(ModelEngine, Protocol):
     def learning_rate(self) -> float:
         """That of the next update."""
 
+    def begin_update(self, micro_batches: int) -> None:
+        """Says how many micro-batches the next update has on every rank, where the flags do not say it."""
+
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of one micro-batch's share of the update's loss (0-d)."""
 

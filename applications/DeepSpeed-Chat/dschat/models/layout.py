@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,23 @@ Integers = npt.NDArray[np.int64]
 # now and then.
 SPARE_COLUMNS = 64
 SEARCHED = 256  # rows among which the best cuts are searched; the search takes their number cubed
+PADDING = 0.05  # largest share of it in groups that are cut by tokens
+WITHOUT_GRADIENT = 4  # times what a training pass holds: no activations wait for a backward pass
+
+
+@dataclass(frozen=True)
+class PassSize:
+    """What one forward pass on one process may hold."""
+
+    rows: int
+    tokens: int | None = None  # padding included; None: as many as that many rows of the longest length
+
+    @property
+    def without_gradient(self) -> PassSize:
+        """The same for a pass that no backward pass follows; by rows alone no other."""
+        if self.tokens is None:
+            return self
+        return PassSize(WITHOUT_GRADIENT * self.rows, WITHOUT_GRADIENT * self.tokens)
 
 
 @dataclass(frozen=True)
@@ -88,41 +105,55 @@ def lay_out(rollout: Rollout, rows: Integers, lengths: Lengths) -> Layout:
     return Layout(input_ids, targets, places, numbers, ends, width)
 
 
-def group_by_length(lengths: Integers, most: int) -> list[Integers]:
-    """Cuts rows into ⌈n / most⌉ groups of similar length, so that as little as possible is padding.
+def group_by_length(lengths: Integers, size: PassSize, agree: Callable[[int], int] = int) -> list[Integers]:
+    """Cuts rows into groups of similar length, so that as little as possible is padding.
 
-    No group is larger than `most` rows of the longest row's length; of short rows there may be more in one.
+    By rows there are ⌈n / rows⌉ groups, none of them larger than that many rows of the longest length; of short rows
+    there may be more in one. By tokens there are as few as hold no more than that, rows included, and of which at most
+    `PADDING` is padding; a row that is longer has a group of its own.
 
     Args:
-        lengths: (n,) tokens of each row.
-        most: rows of the longest length that a forward pass may hold.
+        lengths: (n,) tokens of each row, 1 at least.
+        size: of a forward pass.
+        agree: the number of groups that this process needs by tokens → that of all, the largest. Every process must
+            have as many rows; it is asked once for each `SEARCHED` of them.
 
     Returns:
         Row numbers of each group, shortest first.
     """
     order = np.argsort(lengths, kind="stable")
-    budget = most * int(lengths.max())
-    step = max(1, SEARCHED // most) * most
+    step = SEARCHED if size.tokens is not None else max(1, SEARCHED // size.rows) * size.rows
     groups: list[Integers] = []
     for start in range(0, len(order), step):
         rows = order[start : start + step]
-        groups += [rows[begin:end] for begin, end in _best_cuts(lengths[rows], -(-len(rows) // most), budget)]
+        if size.tokens is None:
+            budget = size.rows * int(lengths.max())
+            cuts = _best_cuts(lengths[rows], budget, len(rows), -(-len(rows) // size.rows))
+        else:
+            cuts = _best_cuts(lengths[rows], size.tokens, size.rows, 1, PADDING)
+            count = agree(len(cuts))
+            if count > len(cuts):
+                cuts = _best_cuts(lengths[rows], size.tokens, size.rows, count, PADDING)
+        groups += [rows[begin:end] for begin, end in cuts]
     return groups
 
 
-def _best_cuts(ordered: Integers, count: int, budget: int) -> list[tuple[int, int]]:
-    """Begin and end of `count` groups of rows in the order of their lengths, their areas together the smallest.
+def _best_cuts(ordered: Integers, budget: int, most: int, count: int, padding: float = 1.0) -> list[tuple[int, int]]:
+    """Begin and end of groups of rows in the order of their lengths, their areas together the smallest.
 
-    A group's area, at most `budget`, is the number of its rows times the longest of them.
+    A group's area, at most `budget`, is the number of its rows, at most `most`, times the longest of them. There are
+    `count` groups, or more until at most that share of their areas is `padding`.
     """
     n = len(ordered)
     first = np.arange(n + 1)
-    area = (first[None, :] - first[:, None])[:, 1:] * ordered.astype(np.int64)  # of rows i … j, at [i, j]
-    area = np.where((area > 0) & (area <= budget), area, np.inf)
+    number = (first[None, :] - first[:, None])[:, 1:]  # of rows i … j, at [i, j]
+    area = number * ordered.astype(np.int64)
+    allowed = (number == 1) | (number > 1) & (number <= most) & (area <= budget)
+    area = np.where(allowed, area, np.inf)
     cost = np.full(n + 1, np.inf)  # the least area of the first so many rows in the groups so far
     cost[0] = 0
-    cuts = []
-    for _ in range(count):
+    cuts: list[Integers] = []
+    while len(cuts) < count or cost[n] * (1 - padding) > ordered.sum():
         candidates = cost[:, None] + area
         best = candidates.argmin(0)
         cuts.append(np.concatenate([[0], best]))
@@ -134,10 +165,10 @@ def _best_cuts(ordered: Integers, count: int, budget: int) -> list[tuple[int, in
     return list(zip(ends, ends[1:], strict=False))
 
 
-def layouts(rollout: Rollout, most: int) -> Iterator[Layout]:
-    """All rows of a rollout for ⌈B / most⌉ forward passes, which hold at most `most` rows of the longest length."""
+def layouts(rollout: Rollout, size: PassSize, agree: Callable[[int], int] = int) -> Iterator[Layout]:
+    """All rows of a rollout for forward passes of a size; see `group_by_length`."""
     lengths = Lengths.of(rollout)
-    for rows in group_by_length(lengths.totals, most):
+    for rows in group_by_length(lengths.totals, size, agree):
         yield lay_out(rollout, rows, lengths)
 
 

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 FLAG = "--attn_implementation"
 SDPA, EAGER, FLASH = "sdpa", "eager", "flash_attention_2"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:

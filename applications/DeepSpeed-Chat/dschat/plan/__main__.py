@@ -23,15 +23,20 @@ from dschat.common.script import run_script
 from dschat.config.common import CommonConfig
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
 from dschat.errors import UserError
+from dschat.plan.micro_batches import Choice, choices
 from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan, remedies
 from dschat.plan.presets import Preset, Step, find_presets, flags_of
 from dschat.plan.report import Counts, Remedies, as_json, as_text, counts, find_rows
 
-CONFIGS: dict[Step, type[CommonConfig]] = {1: SFTConfig, 2: RewardConfig, "dpo": DPOConfig, 3: PPOConfig}
+CONFIGS: dict[Step, type[CommonConfig]] = {
+    **{1: SFTConfig, 2: RewardConfig, "dpo": DPOConfig, 3: PPOConfig},
+    **{"refuel": RefuelConfig, "refuel_online": RefuelOnlineConfig},
+}
 # No run starts, so that it does not matter what an output folder holds.
 NOWHERE = ["--output_dir", "planned/nowhere", "--overwrite_output_dir"]
 
@@ -45,6 +50,11 @@ class Planned:
     counts: Counts | None
     remedies: Remedies
 
+    @property
+    def told(self) -> tuple[str, Plan, Counts | None, Remedies]:
+        """What the report needs of it."""
+        return self.title, self.plan, self.counts, self.remedies
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints plans; returns the exit status. The arguments are the process's if `argv` is None."""
@@ -53,19 +63,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, flags = _parser().parse_known_args(words)
     planned: list[Planned] = []
 
+    def chosen(plan: Plan) -> Sequence[Choice]:
+        return choices(plan) if own.micro_batches else []
+
     def run() -> str:
         machine = _machine(own)
         if name is not None:
             for preset in find_presets(name, own.step):
                 planned.append(plan_preset(preset, machine, flags, own.prompts, own.config))
         elif own.step is None:
-            raise UserError("give a training script, or --step 1, 2, dpo or 3 with the flags of its main.py.")
+            raise UserError(f"give a training script, or --step {', '.join(map(str, CONFIGS))} with its flags.")
         else:
             configs = _configs(own.config, None)
             planned.append(_planned(f"step {own.step}", own.step, flags, machine, own.prompts, configs))
         if own.json:
-            return json.dumps([as_json(p.title, p.plan, p.counts, p.remedies) for p in planned], indent=2)
-        return "\n\n\n".join(as_text(p.title, p.plan, p.counts, p.remedies) for p in planned)
+            return json.dumps([as_json(*p.told, chosen(p.plan)) for p in planned], indent=2)
+        return "\n\n\n".join(as_text(*p.told, chosen(p.plan)) for p in planned)
 
     status = run_script(run, print)
     return status or int(not all(p.plan.fits for p in planned))
@@ -98,7 +111,7 @@ def _planned(
     prompts: int | None,
     configs: Callable[[str, str], PreTrainedConfig],
 ) -> Planned:
-    data = [] if "--data_path" in flags else ["--data_path", "unnamed"]
+    data = [] if {"--data_path", "--task.query_dataset"} & {*flags} else ["--data_path", "unnamed"]
     config = parse(CONFIGS[step], [*flags, *data, *NOWHERE], runs_here=False)
     plan = make_plan(config, machine, configs)
     rows = find_rows(config) if prompts is None else (prompts, 0)
@@ -139,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         epilog="All other flags are the step's own; `main.py --help` lists them.",
     )
-    steps = "1, 2 (reward model), dpo or 3; all that a script's name has"
+    steps = "1, 2 (reward model), dpo, 3, refuel (on pairs) or refuel_online; all that a script's name has"
     parser.add_argument("--step", type=_step, choices=tuple(CONFIGS), help=steps)
     parser.add_argument("--gpus", type=int, default=8, help="processes, each with a GPU (default: 8)")
     parser.add_argument("--gpus_per_node", type=int, default=8, help="of them on one machine (default: 8)")
@@ -147,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--main_memory", type=float, help="GB of main memory of a node, to be compared with the need")
     parser.add_argument("--prompts", type=int, help="training rows; by default those of the data")
     parser.add_argument("--config", help="folder or hub id of the model in folders that are not there yet")
+    most = "also the largest micro-batches that fit, with gradient checkpointing and without (takes longer)"
+    parser.add_argument("--micro_batches", action="store_true", help=most)
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     return parser
 

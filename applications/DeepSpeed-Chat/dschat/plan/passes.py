@@ -12,23 +12,37 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dschat.errors import UserError
-from dschat.models.finetuning import EVERYTHING, Finetuning, choose_trained, enable_gradient_checkpointing
+from dschat.models.finetuning import (
+    EVERYTHING,
+    Finetuning,
+    choose_trained,
+    enable_gradient_checkpointing,
+    train_top_layers,
+)
+from dschat.models.limits import position_limit
 from dschat.models.opening import FLASH, SDPA, implementation
 from dschat.plan.states import FLOAT32
 from dschat.rl.logprobs import chunk_positions
 
 FUSED = "fused_on_meta"  # our name of an attention whose scores are never held, as flash attention's are not
-Kind = Literal["policy", "scalar"]
+# A causal LM; the same with one number instead of logits; a classifier that reads both ways (BERT and its like), which
+# only scores.
+Kind = Literal["policy", "scalar", "classifier"]
 
 
 @dataclass(frozen=True)
@@ -39,11 +53,13 @@ class Shape:
     trained: int  # those with gradients; fewer with LoRA or of a last layer alone
     largest: int  # of the largest tensor
     head: int  # of the output head; 0 of a scalar model, whose head is a row
+    head_trained: bool  # whether it has a gradient
     tied: bool  # whether the output head is the embedding
     vocab: int  # V; 0 of a scalar model
     hidden: int  # H
     cached: int  # keys and values that a token leaves in the cache, over all layers
     capped: bool  # whether the model soft-caps its logits
+    limit: int | None  # tokens that it can read; None where there is no end
 
 
 def meta_model(
@@ -52,15 +68,17 @@ def meta_model(
     dtype: torch.dtype,
     attention: str = SDPA,
     finetuning: Finetuning = EVERYTHING,
+    top_layers: int = 0,
 ) -> Any:
     """A Hugging Face model on the meta device, in training mode.
 
     Args:
         config: of the model.
-        kind: policy: causal LM; scalar: the same with one number instead of logits.
+        kind: of model.
         dtype: of the parameters.
         attention: --attn_implementation.
         finetuning: what of it is trained.
+        top_layers: train only so many of the topmost layers; 0 = what `finetuning` says.
     """
     config = copy.deepcopy(config)
     options = {
@@ -70,10 +88,15 @@ def meta_model(
     with torch.device("meta"):
         if kind == "policy":
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+        elif kind == "classifier":
+            config.num_labels = 1
+            model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False, **options)
         else:
             model = AutoModel.from_config(config, trust_remote_code=False, **options)
             model.score = nn.Linear(model.get_input_embeddings().weight.shape[1], 1, bias=False, dtype=dtype)
         choose_trained(model, finetuning, "the model")
+        if top_layers:
+            train_top_layers(model, top_layers, "--trained_layers")
     if model.config._attn_implementation == SDPA or attention == FLASH:
         model.config._attn_implementation = FUSED
     return model.train()
@@ -90,11 +113,13 @@ def shape_of(model: Any) -> Shape:
         trained=sum(p.numel() for p in parameters if p.requires_grad),
         largest=max(p.numel() for p in parameters),
         head=0 if head is None else head.weight.numel(),
+        head_trained=head is not None and head.weight.requires_grad,
         tied=head is not None and head.weight is embedding.weight,
         vocab=0 if head is None else head.weight.shape[0],
         hidden=embedding.weight.shape[1],
         cached=cached_per_token(config),
         capped=bool(getattr(config, "final_logit_softcapping", None)),
+        limit=position_limit(model),
     )
 
 
@@ -122,7 +147,7 @@ class Pass:
     """Bytes of one micro-batch through a model without its head, beside parameters."""
 
     forward: int  # at the peak of the forward pass
-    held: int = 0  # between forward and backward
+    held: int = 0  # after it
     backward: int = 0  # at the peak of the backward pass; a parameter's gradient counts until it is handed over
 
 
@@ -186,20 +211,23 @@ def training_pass(model: Any, rows: int, tokens: int, checkpointing: bool) -> Pa
 
 
 def scoring_pass(model: Any, rows: int, tokens: int) -> Pass:
-    """A forward pass without gradients."""
+    """A forward pass without gradients; held are its states, for the head."""
     with torch.no_grad(), AliveBytes([*model.parameters(), *model.buffers()]) as alive:
-        _states(model.eval(), rows, tokens)
-        return Pass(alive.peak)
+        states = _states(model.eval(), rows, tokens)
+        return Pass(alive.peak, states.nbytes)
 
 
 def _states(model: Any, rows: int, tokens: int) -> Tensor:
     """The last hidden states (B, T, H)."""
-    backbone = getattr(model, model.base_model_prefix, model)  # a scalar model is a backbone with a score layer
     input_ids = torch.zeros(rows, tokens, dtype=torch.long, device="meta")
-    mask = None
-    if model.config._attn_implementation != FUSED:  # attention that holds its scores gets a ready mask
-        mask = torch.zeros(rows, 1, tokens, tokens, dtype=model.dtype, device="meta")
+    fused, mask = model.config._attn_implementation == FUSED, None
     try:
+        if type(model).__name__.endswith("ForSequenceClassification"):  # makes its mask itself
+            mask = None if fused else torch.ones(rows, tokens, dtype=torch.long, device="meta")
+            return cast(Tensor, model(input_ids=input_ids, attention_mask=mask).logits)
+        backbone = getattr(model, model.base_model_prefix, model)  # a scalar model is a backbone with a score layer
+        if not fused:  # attention that holds its scores gets a ready mask
+            mask = torch.zeros(rows, 1, tokens, tokens, dtype=model.dtype, device="meta")
         output: Tensor = backbone(input_ids=input_ids, attention_mask=mask, use_cache=False).last_hidden_state
     except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
         raise UserError(

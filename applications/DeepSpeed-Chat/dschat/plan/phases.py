@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
+from dschat.config.ppo import PPOConfig, SamplingFlags
+from dschat.config.refuel import RefuelOnlineConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
-from dschat.models.layout import SPARE_COLUMNS
+from dschat.models.layout import SPARE_COLUMNS, PassSize
 from dschat.models.save import FILE_SIZE
 from dschat.plan.models import Role, score_pass, shape, train_pass
 from dschat.plan.passes import Pass, kept_gradient, sampling_logits, scoring_logits, training_logits
@@ -21,6 +22,7 @@ from dschat.plan.states import averaging, gathering, keeps_gradients, passing, r
 
 # Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
 CUDA_BYTES = 2_500_000_000
+VLLM_CPU_CACHE = 1 << 28  # of vLLM on a CPU, as `dschat.rollouts.vllm` asks for it
 GB = 10**9
 
 
@@ -66,6 +68,39 @@ def kept_bytes(roles: Sequence[Role], processes: int) -> int:
     return sum(_kept(role, processes) for role in roles)
 
 
+@dataclass(frozen=True)
+class Texts:
+    """The longest texts of a run."""
+
+    tokens: int  # of a text
+    scored: int  # of them those with log-probs, at the end
+    per_example: int = 1  # texts that pass together
+
+    @classmethod
+    def of(cls, config: CommonConfig) -> Texts:
+        """What the flags say."""
+        if isinstance(config, PPOConfig):
+            return cls(config.max_prompt_seq_len + config.max_answer_seq_len, config.max_answer_seq_len)
+        if isinstance(config, RefuelOnlineConfig):
+            return cls(config.max_seq_len, config.max_answer_seq_len, 2)
+        assert isinstance(config, SupervisedConfig)
+        return cls(config.max_seq_len, config.max_seq_len, config.sequences_per_example)
+
+    def filling(self, examples: int, budget: int | None) -> tuple[int, int, int]:
+        """Rows, tokens of each, and log-probs of the largest micro-batch.
+
+        Args:
+            examples: at most.
+            budget: tokens at most, padding included; of a longer example, its own; None = any.
+        """
+        rows, tokens = examples * self.per_example, self.tokens
+        if budget is not None and rows * tokens > budget:
+            area = max(budget, self.per_example * tokens)
+            rows = -(-area // tokens)
+            tokens = area // rows
+        return rows, tokens, rows * min(self.scored, tokens)
+
+
 def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine) -> list[Phase]:
     """The phases of a run.
 
@@ -76,106 +111,103 @@ def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], mach
         machine: that it has.
     """
     n, device = plan.world_size, machine.device
-    kept = kept_bytes(roles, n)
-    if isinstance(config, PPOConfig) and config.enable_ema:
-        kept += averaging(roles[0].weights, n)[0]
     trained = [role for role in roles if role.weights.trained]
     gradients = sum(states(role.weights, n).gradients for role in trained if not keeps_gradients(role.weights))
     update = max(stepping(role.weights, n, fused=device.type == "cuda") for role in trained)
-    if isinstance(config, PPOConfig):
-        parts = _ppo_parts(config, plan, roles, machine)
-    else:
-        assert isinstance(config, SupervisedConfig)
-        parts = _supervised_parts(config, plan, roles[0], device)
-    parts["train"] |= {"gradients": gradients}
-    parts["update"] = {"gradients": gradients, "optimiser": update}
+    scored = max((_scored(config, plan, role, device) for role in roles), key=lambda parts: sum(parts.values()))
+    draws = isinstance(config, SamplingFlags)
+    parts = {"generate": _sampled(config, plan, roles[0], machine)} if isinstance(config, SamplingFlags) else {}
+    parts |= {
+        "score" if draws else "evaluate": scored,
+        "train": _trained(config, plan, trained, device) | {"gradients": gradients},
+        "update": {"gradients": gradients, "optimiser": update},
+    }
+    kept = kept_bytes(roles, n) + _kept_beside(config, roles[0], machine)
     return [Phase(name, kept, {part: size for part, size in of.items() if size}) for name, of in parts.items()]
 
 
-def _supervised_parts(
-    config: SupervisedConfig, plan: BatchPlan, role: Role, device: torch.device
-) -> dict[str, dict[str, int]]:
-    per_example = config.sequences_per_example
-    rows, evaluated = per_example * plan.micro_batch, per_example * config.per_device_eval_batch_size
-    tokens, n = config.max_seq_len, plan.world_size
-    positions = tokens if role.model.kind == "policy" else 0
-    moments = _moments(role, rows, tokens, rows * positions, device)
-    return {
-        "evaluate": _scored(role, evaluated, tokens, evaluated * positions, n, device),
-        "train": _worst(moments) | _zero([role], n),
-    }
+def _kept_beside(config: CommonConfig, actor: Role, machine: Machine) -> int:
+    """Bytes of the moving average; and of vLLM on a CPU, where it never sleeps."""
+    if not isinstance(config, PPOConfig):
+        return 0
+    kept = averaging(actor.weights, machine.processes)[0] if config.enable_ema else 0
+    if config.rollout_engine == "vllm" and machine.device_memory is None:
+        kept += actor.weights.width * actor.weights.parameters + VLLM_CPU_CACHE
+    return kept
 
 
-def _ppo_parts(
-    config: PPOConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine
-) -> dict[str, dict[str, int]]:
-    actor, device = roles[0], machine.device
-    trained = [role for role in roles if role.weights.trained]
-    n, rows, answer = plan.world_size, plan.micro_batch, config.max_answer_seq_len
-    tokens = config.max_prompt_seq_len + answer
-    if config.credit_is_fused(plan):  # then both models go forward on a micro-batch before either is trained on it
-        _, critic = trained
-        moments = _moments_together(actor, critic, rows, tokens, rows * answer, device)
+def _trained(config: CommonConfig, plan: BatchPlan, trained: Sequence[Role], device: torch.device) -> dict[str, int]:
+    """The worst moment of a micro-batch."""
+    n, sizes = plan.world_size, Texts.of(config).filling(plan.micro_batch, plan.max_tokens)
+    if isinstance(config, PPOConfig) and config.credit_is_fused(plan):
+        # Both models go forward on a micro-batch before either goes backward.
+        actor, critic = trained
+        moments = _moments(_passes(actor, *sizes, device), _passes(critic, *sizes, device)[0])
         buffers = _zero(trained, n)
     else:
-        moments = [moment for role in trained for moment in _moments(role, rows, tokens, rows * answer, device)]
-        buffers = max((_zero([role], n) for role in trained), key=lambda parts: sum(parts.values()))
-    scored = [_scored(role, rows, tokens, rows * answer, n, device) for role in roles]
-    return {
-        "generate": _sampled(config, plan, actor, machine),
-        "score": max(scored, key=lambda parts: sum(parts.values())),
-        "train": _worst(moments) | buffers,
-    }
+        moments = [moment for role in trained for moment in _moments(_passes(role, *sizes, device), NOTHING)]
+        buffers = max(_zero([role], n) for role in trained)
+    activations, logits = max(moments, key=sum)
+    return {"activations": activations, "logits": logits, "ZeRO": buffers}
 
 
-def _sampled(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine) -> dict[str, int]:
-    if config.rollout_engine == "vllm":
-        return {"vLLM": _vllm_share(config, actor, machine)}
-    slots = config.per_device_generation_batch_size * plan.samples_per_prompt
-    waiting = config.rollout_engine == "continuous" and config.generation_batches > 1
-    columns = config.max_prompt_seq_len + config.max_answer_seq_len + SPARE_COLUMNS * waiting
+def _sampled(config: SamplingFlags, plan: BatchPlan, actor: Role, machine: Machine) -> dict[str, int]:
+    if isinstance(config, PPOConfig) and config.rollout_engine == "vllm":
+        return _vllm_parts(config, actor, machine)
+    assert isinstance(config, PPOConfig | RefuelOnlineConfig)
+    texts, slots = Texts.of(config), config.per_device_generation_batch_size * plan.samples_per_prompt
+    waiting = config.rollout_engine == "continuous" and plan.rollout_per_rank * plan.samples_per_prompt > slots
+    columns = texts.tokens + SPARE_COLUMNS * waiting
     return {
         "gathered weights": gathering(actor.weights, plan.world_size),
         "KV cache": slots * columns * shape(actor.model).cached * actor.model.width,
-        "activations": score_pass(actor.model, slots, config.max_prompt_seq_len).forward,
+        "activations": score_pass(actor.model, slots, texts.tokens - texts.scored).forward,
         "logits": sampling_logits(actor.head, slots, machine.device),
     }
 
 
-def _vllm_share(config: PPOConfig, actor: Role, machine: Machine) -> int:
-    """Bytes of vLLM, whose copy of the actor is whole in every process; at least that, where a GPU is too small."""
-    device, weights = machine.device_memory or 0, actor.weights.width * actor.weights.parameters
+def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, int]:
+    """vLLM's share of a GPU, in which its copy of the actor is whole; and the weight that is on its way to it.
+
+    Where a GPU is too small for the actor, the share is the actor. While vLLM sleeps it counts for nothing; its CUDA
+    graphs, which stay, are not known.
+    """
+    weights = actor.weights
+    passed = weights.width * weights.largest * (2 if gathering(weights, machine.processes) else 1)
+    if machine.device_memory is None:
+        return {"weights passed on": passed}
+    device, whole = machine.device_memory, weights.width * weights.parameters
     share = int(config.vllm_gpu_memory * device)
-    if share < weights <= device:
+    if share < whole <= device:
         raise UserError(
             f"--vllm_gpu_memory {config.vllm_gpu_memory:g}: vLLM would have {share / GB:.1f} GB of a GPU, and"
-            f" holds the actor whole, {weights / GB:.1f} GB: give more than {weights / device:.2f}."
+            f" holds the actor whole, {whole / GB:.1f} GB: give more than {whole / device:.2f}."
         )
-    return max(share, weights)
+    return {"vLLM": max(share, whole), "weights passed on": passed}
 
 
-def _scored(
-    role: Role, rows: int, tokens: int, positions: int, processes: int, device: torch.device
-) -> dict[str, int]:
-    policy = role.model.kind == "policy"
+def _scored(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.device) -> dict[str, int]:
+    """A pass without gradients: in an evaluation where there are no rollouts."""
+    texts, training = Texts.of(config), PassSize(plan.micro_batch, plan.max_tokens)
+    size = training.without_gradient
+    most = size.rows
+    if isinstance(config, SupervisedConfig):
+        most = config.per_device_eval_batch_size
+    elif isinstance(config, RefuelOnlineConfig) and role.name == "reward model":
+        texts, most = replace(texts, per_example=1), config.per_device_eval_batch_size
+    elif isinstance(config, RefuelOnlineConfig) and role.name == "policy":  # in the passes of its updates
+        size, most = training, training.rows
+    else:
+        most = min(most, plan.rollout_per_rank * plan.samples_per_prompt)
+    rows, tokens, positions = texts.filling(most, size.tokens)
+    body = score_pass(role.model, rows, min(tokens, shape(role.model).limit or tokens))
+    logits = scoring_logits(role.head, positions, device) if role.model.kind == "policy" else 0
+    activations, logits = max((body.forward, 0), (body.held, logits), key=sum)
     return {
-        "activations": score_pass(role.model, rows, tokens).forward,
-        "logits": scoring_logits(role.head, positions, device) if policy else 0,
-        "ZeRO": passing(role.weights, processes),
+        "activations": activations,
+        "logits": logits,
+        "whole weights": passing(role.weights, plan.world_size),
     }
-
-
-def _moments(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> list[tuple[int, int]]:
-    """Activations and logits at the moments of one micro-batch."""
-    return _moments_of(_passes(role, rows, tokens, positions, device), NOTHING)
-
-
-def _moments_together(
-    actor: Role, critic: Role, rows: int, tokens: int, positions: int, device: torch.device
-) -> list[tuple[int, int]]:
-    """Where both models go forward on a micro-batch before either goes backward."""
-    other = train_pass(critic.model, rows, tokens, critic.checkpointing)
-    return _moments_of(_passes(actor, rows, tokens, positions, device), other)
 
 
 def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:
@@ -186,7 +218,8 @@ def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.de
     return body, training_logits(role.head, positions, device), kept_gradient(role.head)
 
 
-def _moments_of(passes: tuple[Pass, Pass, int], other: Pass) -> list[tuple[int, int]]:
+def _moments(passes: tuple[Pass, Pass, int], other: Pass) -> list[tuple[int, int]]:
+    """Activations and logits at the moments of one micro-batch, beside another model that goes forward first."""
     body, logits, kept = passes
     return [
         (body.forward, 0),
@@ -198,14 +231,9 @@ def _moments_of(passes: tuple[Pass, Pass, int], other: Pass) -> list[tuple[int, 
     ]
 
 
-def _worst(moments: Sequence[tuple[int, int]]) -> dict[str, int]:
-    activations, logits = max(moments, key=sum)
-    return {"activations": activations, "logits": logits}
-
-
-def _zero(roles: Sequence[Role], processes: int) -> dict[str, int]:
+def _zero(roles: Sequence[Role], processes: int) -> int:
     whole = sum(passing(role.weights, processes) for role in roles)
-    return {"ZeRO": whole + max(reducing(role.weights, processes) for role in roles)}
+    return whole + max(reducing(role.weights, processes) for role in roles)
 
 
 def _kept(role: Role, processes: int) -> int:

@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig
 
 from dschat.config.batches import largest_part
 from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
-from dschat.config.supervised import SupervisedConfig
+from dschat.config.ppo import PPOConfig, SamplingFlags
+from dschat.config.supervised import OneModelConfig
 from dschat.errors import UserError
 from dschat.models.limits import open_decoder_config
 from dschat.plan.models import Role, roles_of
@@ -54,7 +54,7 @@ class Plan:
     def whole_actor(self) -> int:
         """Bytes of the actor's weights, which each GPU holds whole while it draws responses; 0 in other steps."""
         actor = self.roles[0].weights
-        return actor.width * actor.parameters if isinstance(self.config, PPOConfig) else 0
+        return actor.width * actor.parameters if isinstance(self.config, SamplingFlags) else 0
 
     @property
     def fits_device(self) -> bool:
@@ -92,7 +92,7 @@ def make_plan(config: CommonConfig, machine: Machine, configs: Configs) -> Plan:
         UserError: a model's config cannot be read, or the batch sizes do not fit together.
     """
     batches = config.plan_batches(machine.processes)
-    roles = roles_of(config, configs, machine.device)
+    roles = roles_of(config, batches, configs, machine.device)
     phases = phases_of(config, batches, roles, machine)
     average = isinstance(config, PPOConfig) and config.enable_ema
     return Plan(config, machine, tuple(roles), tuple(phases), host_of(roles, machine, average))
@@ -148,14 +148,19 @@ def what_else(plan: Plan) -> str:
 
 def _changes(config: CommonConfig) -> Iterator[Change]:
     """In the order of what they cost: less at a time, activations again, then weights and states elsewhere."""
+    budget = config.max_tokens_per_micro_batch
+    if budget is not None and budget // 2 >= config.longest_example[0]:
+        yield {"max_tokens_per_micro_batch": budget // 2}
     if isinstance(config, PPOConfig):
         yield from _ppo_changes(config)
         return
-    assert isinstance(config, SupervisedConfig)
+    assert isinstance(config, OneModelConfig)
     if not config.gradient_checkpointing:
         yield {"gradient_checkpointing": True}
     if config.per_device_train_batch_size > 1:
         yield {"per_device_train_batch_size": _half(config.per_device_train_batch_size)}
+    if isinstance(config, SamplingFlags) and config.per_device_generation_batch_size > 1:
+        yield {"per_device_generation_batch_size": config.per_device_generation_batch_size // 2}
     if config.zero_stage < 3:
         yield {"zero_stage": config.zero_stage + 1 if config.zero_stage else 2}
         yield {"zero_stage": 3}
@@ -214,17 +219,15 @@ class MinimumMemory:
 def minimum_memory(config: CommonConfig, processes: int, device: torch.device) -> MinimumMemory | None:
     """What a run surely needs; None where it is not known.
 
-    That is so where a model cannot be opened, which the run itself will say better, and in steps that are not planned.
+    That is so where a model cannot be opened, which the run itself will say better.
 
     Args:
         config: its flags.
         processes: N.
         device: of a process; only its kind matters.
     """
-    if not isinstance(config, SupervisedConfig | PPOConfig):
-        return None
     try:
-        roles = roles_of(config, open_decoder_config, device)
+        roles = roles_of(config, config.plan_batches(processes), open_decoder_config, device)
     except UserError:
         return None
     kept = kept_bytes(roles, processes)

@@ -23,7 +23,9 @@ STEPS: dict[str, Step] = {
     "step2_reward_model_finetuning": 2,
     "step2_dpo_finetuning": "dpo",
     "step3_rlhf_finetuning": 3,
+    "refuel": "refuel",
 }
+ONLINE = "online.py"  # of the scripts of REFUEL, those that name this program are of the step refuel_online
 # What a script would read of this machine, and must not here: GPUs and machines are those of the plan.
 HIDDEN = ("CUDA_VISIBLE_DEVICES", "HOSTFILE", "NODE_RANK", "MASTER_ADDR", "DS_ENV_FILE")
 LAUNCHER = """#!/bin/sh
@@ -37,7 +39,7 @@ class Preset:
     """A training script."""
 
     script: Path  # its path
-    step: Step  # 1, 2, dpo or 3
+    step: Step
     # Hub id of the published model that its models are made from; None where it is not a published run.
     base: str | None
 
@@ -56,13 +58,13 @@ def find_presets(name: str, step: Step | None) -> list[Preset]:
     if path.is_file() and path.parent.parent.name in STEPS:
         found = [path.resolve()]
     elif path.is_file():
-        raise UserError(f"{name}: plans are made for the training scripts of steps 1, 2 and 3 alone.")
+        raise UserError(f"{name}: plans are made for the training scripts below {TRAINING} alone.")
     else:
         found = [TRAINING / folder / "training_scripts" / f"{name.removesuffix('.sh')}.sh" for folder in STEPS]
-    presets = [Preset(script, STEPS[script.parent.parent.name], _base(script)) for script in found if script.is_file()]
+    presets = [Preset(script, _step(script), _base(script)) for script in found if script.is_file()]
     presets = [preset for preset in presets if step in (None, preset.step)]
     if not presets:
-        known = sorted({script.stem for script in TRAINING.glob("step*/training_scripts/*.sh")})
+        known = sorted({script.stem for script in TRAINING.glob("*/training_scripts/*.sh")})
         of_step = f" of step {step}" if step else ""
         raise UserError(
             f"{name}: there is no such training script{of_step}. Give its path, or one of {', '.join(known)}."
@@ -96,8 +98,13 @@ def flags_of(preset: Preset, gpus: int, flags: Sequence[str]) -> list[str]:
             message = (done.stderr.strip().splitlines() or ["it starts nothing"])[-1]
             raise UserError(f"{preset.script}: {message.removeprefix('error: ')}")
         words = record.read_text(encoding="utf-8").split("\0")[:-1]
-    main = next(place for place, word in enumerate(words) if word.endswith("main.py"))
+    main = next(place for place, word in enumerate(words) if word.endswith(".py"))
     return words[main + 1 :]
+
+
+def _step(script: Path) -> Step:
+    online = script.parent.parent.name == "refuel" and ONLINE in script.read_text(encoding="utf-8")
+    return "refuel_online" if online else STEPS[script.parent.parent.name]
 
 
 def _base(script: Path) -> str | None:

@@ -13,15 +13,17 @@ from dschat.common.display import text_table
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
 from dschat.config.supervised import DPOConfig, SupervisedConfig
 from dschat.data.hub import find_known
 from dschat.data.prepared.read import share_sizes
 from dschat.data.sources import TRAIN_EVAL_SPLIT, load_share, parse_fractions, split_bounds
 from dschat.errors import UserError
+from dschat.plan.micro_batches import RIDGE, Choice
 from dschat.plan.models import shape
 from dschat.plan.phases import CUDA_BYTES, GB
 from dschat.plan.plan import Change, Plan, in_words, what_else
-from dschat.plan.states import effective_stage, states
+from dschat.plan.states import states
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) 
     """
     size = plan.global_rollout or plan.global_batch
     per_size = plan.updates_per_rollout or 1
-    rounds = examples // size * config.num_train_epochs
-    if not rounds:
+    if examples < size:
         raise UserError(f"{examples} training rows are fewer than the {size} that are needed at a time.")
+    rounds = config.total_iterations(examples // size, size)
     updates = rounds * per_size
     evaluations = _evaluations(updates, per_size, config.eval_interval) if held_out else 0
     at_once = min(held_out, _evaluated_at_once(config, plan) or held_out)
@@ -60,6 +62,8 @@ def counts(config: CommonConfig, plan: BatchPlan, examples: int, held_out: int) 
 
 def find_rows(config: CommonConfig) -> tuple[int, int] | None:
     """Training and held-out rows of the step's share; None where the data are neither local nor published sets."""
+    if isinstance(config, RefuelConfig):  # of pairs, which are tokens
+        return None
     if all(Path(path).exists() for path in config.data_path):
         prepared = share_sizes(config)
         if prepared is not None:
@@ -97,14 +101,32 @@ def _evaluated_at_once(config: CommonConfig, plan: BatchPlan) -> int:
     """Most examples of one evaluation; 0 = all."""
     if isinstance(config, PPOConfig):
         return config.num_eval_prompts(plan.world_size)
+    if isinstance(config, RefuelOnlineConfig):
+        return config.eval_prompts or 0
     assert isinstance(config, SupervisedConfig)
     return config.num_eval_examples(plan.world_size)
 
 
+def _micro_batches(choices: Sequence[Choice]) -> str:
+    lines = ["The largest --max_tokens_per_micro_batch that fits:"]
+    for choice in choices:
+        how = "with" if choice.checkpointing else "without"
+        lines.append(
+            f"  {choice.tokens}, {choice.rows} texts of full length, {how} gradient checkpointing:"
+            f" {choice.peak / GB:.1f} GB; {choice.operations:.1f} operations for a weight and token"
+        )
+    best = min(choices, key=lambda choice: choice.operations)
+    how = "with" if best.checkpointing else "without"
+    rule = f"a byte of weights and gradients counts as {RIDGE} operations; nothing is measured"
+    lines.append(f"  Recommended: {how} ({rule}).")
+    return "\n".join(lines)
+
+
+STEP_NAMES = {DPOConfig: "dpo", RefuelConfig: "refuel", RefuelOnlineConfig: "refuel_online"}
 Remedies = Sequence[tuple[Change, Plan]]
 
 
-def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -> str:
+def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies, choices: Sequence[Choice]) -> str:
     """Tables of models and phases, main memory, counts, and whether it fits."""
     machine = plan.machine
     dtype = str(plan.roles[0].model.dtype).removeprefix("torch.")
@@ -117,13 +139,16 @@ def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -
             _models(plan),
             _phases(plan),
             _verdict(plan, remedies),
+            *([_micro_batches(choices)] if choices else []),
             _host(plan),
             _counts(plan, counts),
         ]
     )
 
 
-def as_json(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -> dict[str, Any]:
+def as_json(
+    title: str, plan: Plan, counts: Counts | None, remedies: Remedies, choices: Sequence[Choice]
+) -> dict[str, Any]:
     """The same as numbers, all in bytes."""
     n = plan.machine.processes
     return {
@@ -136,7 +161,7 @@ def as_json(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -
                 "source": role.source,
                 "parameters": role.weights.parameters,
                 "trained": role.weights.trained,
-                "zero_stage": effective_stage(role.weights.stage, role.weights.width, role.weights.trained > 0),
+                "zero_stage": role.weights.zero.stage,
                 "bytes": dataclasses.asdict(states(role.weights, n)),
             }
             for role in plan.roles
@@ -147,6 +172,7 @@ def as_json(title: str, plan: Plan, counts: Counts | None, remedies: Remedies) -
         "counts": None if counts is None else dataclasses.asdict(counts),
         "fits": plan.fits,
         "remedies": [{"flags": in_words(change), "peak": changed.peak} for change, changed in remedies],
+        "micro_batches": [dataclasses.asdict(choice) for choice in choices],
     }
 
 
@@ -159,11 +185,10 @@ def _models(plan: Plan) -> str:
     headers = ["model", "parameters", "ZeRO", "weights", "gradients", "optimiser", "buffers", "in main memory"]
     rows, n = [], plan.machine.processes
     for role in plan.roles:
-        kept, weights = states(role.weights, n), role.weights
-        stage = effective_stage(weights.stage, weights.width, weights.trained > 0)
+        kept = states(role.weights, n)
         sizes = (kept.parameters, kept.gradients, kept.optimizer, kept.buffers, kept.host)
         million = f"{shape(role.model).parameters / 1e6:,.1f} M"
-        rows.append([role.name, million, str(stage), *(gigabytes(size) for size in sizes)])
+        rows.append([role.name, million, str(role.weights.zero.stage), *(gigabytes(size) for size in sizes)])
     return text_table(headers, rows)
 
 
@@ -197,7 +222,7 @@ def _verdict(plan: Plan, remedies: Remedies) -> str:
 
 def _step(config: CommonConfig) -> int | str:
     """As --step names it."""
-    return "dpo" if isinstance(config, DPOConfig) else config.step
+    return STEP_NAMES.get(type(config), config.step)
 
 
 def _host(plan: Plan) -> str:
@@ -219,6 +244,8 @@ def _counts(plan: Plan, counts: Counts | None) -> str:
         samples = plan.config.samples_per_prompt
         what = evaluated_on = "prompts, one response each"
         what = what if samples == 1 else f"prompts, {samples} responses each"
+    elif isinstance(plan.config, RefuelOnlineConfig):
+        what = evaluated_on = "dialogues"
     trained = f"{counts.examples:,} training rows: {counts.updates:,} updates on {counts.trained:,} {what}"
     evaluated = f"{counts.evaluations:,} evaluations on {counts.evaluated:,} {evaluated_on} in all"
     return f"{trained}; {evaluated} ({counts.held_out:,} held-out rows)."

@@ -8,13 +8,53 @@ DeepSpeed's stage 0 is used in float32 only: in half precision 1 takes its place
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 FLOAT32 = 4  # bytes
 MOMENTS = 2 * FLOAT32  # of Adam, per weight
-# DeepSpeed's defaults, in elements: gradients that are reduced at a time, weights that ZeRO 3 fetches ahead.
+WIDTHS = {"fp32": FLOAT32, "bf16": 2, "fp16": 2}  # bytes of an element
+# DeepSpeed's defaults, in elements: gradients that are reduced at a time, weights that ZeRO 3 fetches ahead, and those
+# that it updates at a time.
 REDUCE_BUCKET = 500_000_000
 LIVE_PARAMETERS = 1_000_000_000
+SUB_GROUP = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Zero:
+    """What a configuration of DeepSpeed says of memory."""
+
+    stage: int = 0  # the one that is used
+    offload: bool = False  # the optimiser's part in main memory
+    offload_weights: bool = False  # the weights in main memory, at stage 3
+    gradient: int = FLOAT32  # bytes of an element of the gradients' sum in half precision
+    bucket: int = REDUCE_BUCKET  # elements
+    live: int = LIVE_PARAMETERS  # elements
+    group: int = SUB_GROUP  # elements
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], trained: bool = True) -> Zero:
+        """Reads what `dschat.config.deepspeed.deepspeed_settings` gives.
+
+        Args:
+            settings: of one model.
+            trained: else the engine has no optimiser that could be elsewhere.
+        """
+        zero = settings["zero_optimization"]
+        stage = zero["stage"]
+        away = [zero.get(f"offload_{what}", {}).get("device", "none") != "none" for what in ("optimizer", "param")]
+        buffers = 2 if stage in (1, 2) and zero.get("overlap_comm") else 1
+        return cls(
+            stage,
+            trained and away[0],
+            stage == 3 and away[1],
+            WIDTHS[settings.get("data_types", {}).get("grad_accum_dtype") or "fp32"],
+            buffers * int(zero.get("reduce_bucket_size", REDUCE_BUCKET)),
+            int(zero.get("stage3_max_live_parameters", LIVE_PARAMETERS)),
+            int(zero.get("sub_group_size", SUB_GROUP)),
+        )
 
 
 @dataclass(frozen=True)
@@ -25,8 +65,7 @@ class Weights:
     trained: int  # elements with gradients; 0 of a frozen model
     largest: int  # elements of the largest tensor
     width: int  # bytes of an element: 4, 2 in bf16 and fp16
-    stage: int  # of ZeRO
-    offload: bool = False  # the optimiser's part in main memory, at stage 3 the weights, too
+    zero: Zero = Zero()
     shared: int = 0  # elements among all that another model of the run holds (--share_base)
 
 
@@ -46,11 +85,6 @@ class States:
         return self.parameters + self.gradients + self.optimizer + self.buffers
 
 
-def effective_stage(stage: int, width: int, trained: bool = True) -> int:
-    """The ZeRO stage that is used: in half precision at least 1."""
-    return max(stage, 1) if trained and width < FLOAT32 else stage
-
-
 def states(weights: Weights, processes: int) -> States:
     """What one process keeps of a model.
 
@@ -58,19 +92,21 @@ def states(weights: Weights, processes: int) -> States:
         weights: of the model.
         processes: N.
     """
-    stage = effective_stage(weights.stage, weights.width, weights.trained > 0)
+    stage, zero = weights.zero.stage, weights.zero
     share = _share(weights.trained, processes)
     own = weights.parameters - weights.shared
     parameters = weights.width * (_share(own, processes) if stage == 3 else own)
-    gradients = FLOAT32 * (share if stage >= 2 else weights.trained)
+    gradients = (FLOAT32 if weights.width == FLOAT32 else zero.gradient) * (share if stage >= 2 else weights.trained)
     optimizer = _optimizer_bytes(weights.width) * (share if stage >= 1 else weights.trained)
     buffers = _bucket(weights) if stage == 3 else 0
-    if not weights.offload:
-        return States(parameters, gradients, optimizer, buffers)
-    if stage == 3:  # one more float32 gradient is kept for the optimiser
-        return States(0, 0, 0, buffers, parameters + gradients + optimizer + FLOAT32 * share)
-    # The processor's optimiser keeps float32 gradients, and a copy of its weights in the model's format.
-    return States(parameters, 0, 0, 0, optimizer + (2 * FLOAT32 + weights.width) * share)
+    host = parameters if zero.offload_weights else 0
+    if zero.offload and stage == 3:  # one more float32 gradient is kept for the optimiser
+        host += gradients + optimizer + FLOAT32 * share
+    elif zero.offload:  # float32 gradients are kept for the processor's optimiser, and a copy of its weights
+        host += optimizer + (2 * FLOAT32 + weights.width) * share
+    if zero.offload:
+        gradients = optimizer = 0
+    return States(0 if zero.offload_weights else parameters, gradients, optimizer, buffers, host)
 
 
 def averaging(weights: Weights, processes: int) -> tuple[int, int]:
@@ -81,19 +117,23 @@ def averaging(weights: Weights, processes: int) -> tuple[int, int]:
         processes: N.
     """
     part = FLOAT32 * _share(weights.trained, processes)
-    return (0, part) if weights.offload and weights.stage == 3 else (part, 0)
+    return (0, part) if weights.zero.offload_weights else (part, 0)
 
 
 def passing(weights: Weights, processes: int) -> int:
-    """Bytes of DeepSpeed's own during a forward or backward pass: at ZeRO 3 the weights that are whole at the time.
+    """Bytes of weights that are on the device during a forward or backward pass alone.
+
+    At ZeRO 3 they are those that are whole at the time, of a model without DeepSpeed all that lie in main memory.
 
     Args:
         weights: of the model.
         processes: N.
     """
-    if effective_stage(weights.stage, weights.width) < 3 or (processes == 1 and not weights.offload):
+    if weights.zero.offload_weights and weights.zero.stage < 3:
+        return weights.width * weights.parameters
+    if not _gathers(weights, processes):
         return 0
-    return weights.width * min(weights.parameters, LIVE_PARAMETERS + weights.largest)
+    return weights.width * min(weights.parameters, weights.zero.live + weights.largest)
 
 
 def reducing(weights: Weights, processes: int) -> int:
@@ -105,10 +145,10 @@ def reducing(weights: Weights, processes: int) -> int:
         weights: of the model.
         processes: N.
     """
-    stage = effective_stage(weights.stage, weights.width)
+    stage = weights.zero.stage
     if stage == 3:
         return 0  # counted in `states`
-    if stage == 2 or (stage == 1 and (weights.offload or weights.width == FLOAT32)):
+    if stage == 2 or (stage == 1 and (weights.zero.offload or weights.width == FLOAT32)):
         return _bucket(weights)
     bucket = FLOAT32 * min(weights.trained, REDUCE_BUCKET) if processes > 1 else 0
     fresh = weights.width * weights.trained if stage == 1 else 0  # those of a micro-batch, until they are added up
@@ -123,18 +163,21 @@ def stepping(weights: Weights, processes: int, fused: bool) -> int:
         processes: N.
         fused: one kernel updates a tensor; else intermediate results are as large as the largest tensor.
     """
-    stage = effective_stage(weights.stage, weights.width)
+    stage = weights.zero.stage
     share = _share(weights.trained, processes)
-    piece = min(weights.largest, weights.trained) if stage == 0 else min(share, LIVE_PARAMETERS)
+    piece = min(weights.largest, weights.trained) if stage == 0 else min(share, weights.zero.group)
     flat = piece if stage == 3 else 0  # gradients put together
-    return 0 if weights.offload else FLOAT32 * (flat + (0 if fused else 2 * piece))
+    return 0 if weights.zero.offload else FLOAT32 * (flat + (0 if fused else 2 * piece))
 
 
 def gathering(weights: Weights, processes: int) -> int:
     """Bytes of the whole weights beside a process's share of them, at ZeRO 3 while responses are sampled."""
-    if effective_stage(weights.stage, weights.width) < 3 or (processes == 1 and not weights.offload):
-        return 0
-    return weights.width * weights.parameters
+    return weights.width * weights.parameters if _gathers(weights, processes) else 0
+
+
+def _gathers(weights: Weights, processes: int) -> bool:
+    """Whether DeepSpeed has to fetch weights: from other processes or from main memory."""
+    return weights.zero.stage == 3 and (processes > 1 or weights.zero.offload_weights)
 
 
 def _optimizer_bytes(width: int) -> int:
@@ -143,12 +186,11 @@ def _optimizer_bytes(width: int) -> int:
 
 def keeps_gradients(weights: Weights) -> bool:
     """Whether the sum of gradients stays in memory between updates: at ZeRO 3, and at 1 in half precision."""
-    stage = effective_stage(weights.stage, weights.width)
-    return stage == 3 or (stage == 1 and weights.width < FLOAT32)
+    return weights.zero.stage == 3 or (weights.zero.stage == 1 and weights.width < FLOAT32)
 
 
 def _bucket(weights: Weights) -> int:
-    return weights.width * REDUCE_BUCKET if weights.trained else 0
+    return weights.width * weights.zero.bucket if weights.trained else 0
 
 
 def _share(elements: int, processes: int) -> int:

@@ -248,14 +248,16 @@ class RunOutput:
         left_over = num_examples % (plan.global_rollout or plan.global_batch)
         self.record.batches.update(total_updates=total_updates, left_over_per_epoch=left_over)
         self._save_record()
+        cut = f"micro-batch {plan.micro_batch}, accumulation {plan.accumulation}"
+        if plan.max_tokens is not None:
+            cut = f"micro-batches of at most {plan.micro_batch} rows and {plan.max_tokens} tokens"
         logger.info(
-            "global batch %d = %d per process x %d processes (micro-batch %d, accumulation %d); %d updates; "
+            "global batch %d = %d per process x %d processes (%s); %d updates; "
             "%d of %d examples left over in each epoch",
             plan.global_batch,
             plan.update_per_rank,
             plan.world_size,
-            plan.micro_batch,
-            plan.accumulation,
+            cut,
             total_updates,
             left_over,
             num_examples,

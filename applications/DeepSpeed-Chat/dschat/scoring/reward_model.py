@@ -16,8 +16,9 @@ from dschat.data.encoding import PROBE
 from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.engines import Scalar
-from dschat.models.layout import layouts
+from dschat.models.layout import PassSize, layouts
 from dschat.rl.types import Rollout
+from dschat.run.distributed import largest_over_ranks
 from dschat.scoring.reward_reader import ClassifierReader, RewardReader
 from dschat.scoring.source import ResponseTexts
 
@@ -27,13 +28,14 @@ logger = logging.getLogger(__name__)
 class RewardModelScores:
     """The reward model's number at the last response token (the last prompt token of an empty response)."""
 
-    def __init__(self, model: Scalar, batch_size: int) -> None:
-        self.model, self._batch_size = model, batch_size
+    def __init__(self, model: Scalar, batch_size: int, max_tokens: int | None = None) -> None:
+        """Takes a model, and what a forward pass may hold: see `PassSize`."""
+        self.model, self._size = model, PassSize(batch_size, max_tokens)
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
         scores = torch.zeros(len(rollout.input_ids), device=rollout.input_ids.device)
-        for rows in layouts(rollout, self._batch_size):
+        for rows in layouts(rollout, self._size, largest_over_ranks):
             scores[rows.rows] = rows.last(self.model(rows.input_ids, None))
         return scores
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
@@ -17,12 +18,14 @@ from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.engines import ScalarForward
+from dschat.models.layout import PassSize, group_by_length
 from dschat.models.limits import position_limit
 from dschat.models.load import load_classifier, load_scalar
 from dschat.models.lora import base_of, load_adapter
 from dschat.models.scalar import ScalarModel, last_scores
 from dschat.models.tokenizer import open_tokenizer
 from dschat.rl.types import Rollout
+from dschat.run.distributed import largest_over_ranks
 from dschat.scoring.source import ResponseTexts
 
 
@@ -37,6 +40,7 @@ class ClassifierReader:
         batch_size: int | None = None,
         offload: bool = False,
         engine: ScalarForward | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         """Takes a model.
 
@@ -45,12 +49,14 @@ class ClassifierReader:
             pad_id: of its tokenizer, if that can pad; padding is masked, whatever it is.
             batch_size: sequences read together at most; all if not given.
             offload: keep the model in CPU memory between calls.
-            engine: computes in its place, with every rank calling equally often; of a decoder.
+            engine: computes in its place, with every rank calling equally often, for as many sequences; of a decoder.
+            max_tokens: of a forward pass, padding included; a longer sequence is read alone. Any if not given.
         """
         self.is_decoder = isinstance(getattr(classifier, "score", None), nn.Linear)
         self.limit = position_limit(classifier)  # tokens; None where there is no end
         self._classifier, self._pad_id, self._device = classifier, pad_id or 0, device
-        self._batch_size, self._offload = batch_size, offload
+        self._batch_size, self._max_tokens, self._offload = batch_size, max_tokens, offload
+        self._agree: Callable[[int], int] = int if engine is None else largest_over_ranks
         self._scalar = engine or (ScalarModel(classifier) if self.is_decoder else None)
 
     def numbers(self, sequences: Sequence[Sequence[int]]) -> Tensor:
@@ -69,18 +75,24 @@ class ClassifierReader:
         Returns:
             (B,) float32, on the CPU.
         """
-        order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-        size = self._batch_size or max(1, len(order))
-        scores = torch.zeros(len(order))
+        scores = torch.zeros(len(lengths))
         if self._offload:
             self._classifier.to(self._device)
-        for first in range(0, len(order), size):
-            rows = order[first : first + size]
+        for rows in self._batches(lengths):
             inputs = {name: tensor.to(self._device) for name, tensor in inputs_of(rows).items()}
             scores[rows] = self._of_inputs(inputs).float().cpu()
         if self._offload:
             self._classifier.to("cpu")
         return scores
+
+    def _batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Row numbers of each forward pass, the longest first."""
+        size = self._batch_size or max(1, len(lengths))
+        if self._max_tokens is not None:
+            groups = group_by_length(np.array(lengths), PassSize(size, self._max_tokens), self._agree)
+            return [group[::-1].tolist() for group in reversed(groups)]
+        order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+        return [order[first : first + size] for first in range(0, len(order), size)]
 
     def _of_inputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
         if self._scalar is not None:
@@ -285,6 +297,7 @@ def load_reward_model(
     dtype: torch.dtype,
     batch_size: int | None = None,
     flags: ReaderFlags = FLAGS,
+    max_tokens: int | None = None,
 ) -> RewardReader:
     """Opens a reward model, whole.
 
@@ -293,6 +306,7 @@ def load_reward_model(
         tokenizer: from `load_reward_tokenizer`.
         rm_template: use the chat template.
         batch_size: texts read together at most; all if not given.
+        max_tokens: see `ClassifierReader`.
 
     Raises:
         UserError: there is no such model, or it is none that gives one number.
@@ -304,5 +318,5 @@ def load_reward_model(
         classifier = load_scalar(weights, flags.model, dtype, tokenizer)
         load_adapter(classifier, adapter, flags.model, weights)
     classifier.to(device).eval()
-    reader = ClassifierReader(classifier, tokenizer.pad_token_id, device, batch_size)
+    reader = ClassifierReader(classifier, tokenizer.pad_token_id, device, batch_size, max_tokens=max_tokens)
     return RewardReader(reader, tokenizer, path, rm_template, flags)

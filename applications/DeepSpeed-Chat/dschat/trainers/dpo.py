@@ -14,6 +14,7 @@ from dschat.rl.losses import dpo_loss
 from dschat.run.distributed import device, world_size
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import (
     FOLDER,
     describe_reference,
@@ -90,7 +91,7 @@ class DPOTask(Task[PreferenceExample, TrainedPolicy]):
             engine,
             examples,
             self._pad_id,
-            self._config.per_device_eval_batch_size,
+            eval_size(self._config),
             TEMPERATURE,
             self._run.folder / FOLDER / f"{name}.safetensors",
             describe_reference(examples, self._model, dtype, TEMPERATURE),

@@ -2,20 +2,24 @@
 """Evaluations that draw: responses to held-out prompts, or whole held-out dialogues; their scores and samples."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from dschat.common.jsonl import write_rows
+from dschat.data.collate import eval_batches
 from dschat.data.dialogues import DialogueExample
 from dschat.data.examples import PromptExample
+from dschat.data.stored import lengths_of
+from dschat.models.layout import PassSize, group_by_length
 from dschat.rl.types import PPOBatch, Trajectory
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout
 from dschat.rollouts.engine import Generation
-from dschat.run.distributed import gather_objects, rank, world_size
+from dschat.run.distributed import gather_objects, largest_over_ranks, rank, world_size
 from dschat.run.metrics import Means
 from dschat.scoring.source import DialogueScores, Measured, ResponseTexts
 from dschat.trainers.ppo_models import AuxiliaryScores
@@ -28,6 +32,25 @@ PRINTED_SAMPLES = 2
 OF_TOKENS = ("kl", "length", "eos_rate")
 
 Sample = dict[str, object]  # a row of a sample file
+
+
+def shares(examples: Sequence[Sized], size: PassSize, sequences: int) -> list[list[int]]:
+    """Numbers of this rank's examples in batches for forward passes; every rank must call it.
+
+    Every rank gets equally many batches: where its examples do not suffice, its list ends with empty ones.
+
+    Args:
+        examples: of all ranks.
+        size: of a forward pass.
+        sequences: that the model reads of an example.
+    """
+    lengths = lengths_of(examples)
+    if size.tokens is None:
+        return eval_batches(lengths, size.rows, rank=rank(), world_size=world_size())
+    tokens = sequences * np.array(lengths)
+    own = tokens.argsort(kind="stable")[rank() :: world_size()]
+    batches: list[list[int]] = [own[group].tolist() for group in group_by_length(tokens[own], size)]
+    return batches + [[] for _ in range(largest_over_ranks(len(batches)) - len(batches))]
 
 
 @torch.no_grad()

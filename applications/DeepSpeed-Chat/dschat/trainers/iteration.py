@@ -6,15 +6,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Generic, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 
+from dschat.config.batches import BatchPlan
+from dschat.config.common import CommonConfig
 from dschat.models.engines import Trained
+from dschat.models.layout import Integers, PassSize, group_by_length
 from dschat.rl.types import tensors_of
-from dschat.run.distributed import device
+from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.state import Json
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE
@@ -93,6 +96,32 @@ def put_together(cls: type[T], tensors: Mapping[str, Tensor], name: str) -> T:
             optional = hints[f.name] is not Tensor and path not in tensors
             values[f.name] = None if optional else tensors[path].to(device())
     return cls(**values)
+
+
+def pass_size(plan: BatchPlan) -> PassSize:
+    """Of a forward pass in training."""
+    return PassSize(plan.micro_batch, plan.max_tokens)
+
+
+def eval_size(config: CommonConfig) -> PassSize:
+    """Of a forward pass without gradients, of --per_device_eval_batch_size."""
+    size = PassSize(config.per_device_eval_batch_size, config.max_tokens_per_micro_batch)
+    return replace(size.without_gradient, rows=size.rows)
+
+
+def micro_batches(lengths: Integers, size: PassSize, engines: Iterable[Trained]) -> list[Integers]:
+    """Row numbers of an update's micro-batches, as many on every rank. By tokens, engines are told how many they are.
+
+    Args:
+        lengths: (n,) tokens of each row of the update on this rank; every rank has as many rows.
+        size: of a micro-batch.
+        engines: that the update trains.
+    """
+    groups = group_by_length(lengths, size, largest_over_ranks)
+    if size.tokens is not None:
+        for engine in engines:
+            engine.begin_update(len(groups))
+    return groups
 
 
 def run_updates(

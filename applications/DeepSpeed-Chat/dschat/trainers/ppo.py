@@ -28,7 +28,7 @@ from dschat.scoring.source import Measured, ResponseTexts
 from dschat.trainers.alarms import Alarms
 from dschat.trainers.credit import assign_credit, with_scores
 from dschat.trainers.evaluation import Sample, evaluate_responses, show_samples
-from dschat.trainers.iteration import Clock, Iteration, Metrics, State, state_with
+from dschat.trainers.iteration import Clock, Iteration, Metrics, State, pass_size, state_with
 from dschat.trainers.loop import Work
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import ActorSampler, AuxiliaryScores, MovingAverage, PPOModels
@@ -93,6 +93,7 @@ class PPO:
         sampling = Sampling.from_config(config, tokenizer, end_ids_of(models.actor.module.inner.generation_config))
         self.sample = ActorSampler(models.actor, tokenizer, sampling, config.seed, models.rollouts)
         self.update_settings = UpdateSettings.from_config(config, run.plan)
+        self.scoring = pass_size(run.plan).without_gradient
         self.current: Iteration[PPOBatch | PendingBatch] | None = None  # under way, from its first update on
         self.kl = kl_controller(config.kl_coef, config.adaptive_kl_target, config.adaptive_kl_horizon)
         self.moments = ScoreMoments() if config.normalize_scores else None
@@ -121,7 +122,7 @@ class PPO:
         prompts = [self.prompts[number] for rows in work for number in rows]
         drawn, texts = self.sample(prompts, SeedKind.TRAINING, iteration, plan.samples_per_prompt)
         clock.lap("generation")
-        scored, auxiliary, measured = models.score(drawn.rollout, texts, self.config.temperature, plan.micro_batch)
+        scored, auxiliary, measured = models.score(drawn.rollout, texts, self.config.temperature, self.scoring)
         moments = None if self.moments is None else with_scores(self.moments, scored)
         known = scored if self.credit_is_fused else self.complete(scored, drawn)
         epoch = iteration // (len(self.prompts) // plan.global_rollout)
@@ -145,7 +146,7 @@ class PPO:
         if self.nonfinite.in_rollout(checked, update, collected.bad_rows, collected.outside.auxiliary):
             return None
         metrics = outside_metrics(collected.outside)
-        metrics |= check_gap(collected.rollout, self.models.actor, self.config.temperature, self.plan.micro_batch)
+        metrics |= check_gap(collected.rollout, self.models.actor, self.config.temperature, pass_size(self.plan))
         if isinstance(batch, PPOBatch):
             metrics |= rollout_metrics(batch, self.config.lam)
         clock.lap("scoring")
@@ -183,14 +184,14 @@ class PPO:
 
     def score(self, drawn: Generation, texts: ResponseTexts) -> tuple[Trajectory, AuxiliaryScores, Measured]:
         """Scores, log-probs, values; auxiliary scores; what scoring measured."""
-        temperature, most = self.config.temperature, self.plan.micro_batch
-        scored, auxiliary, measured = self.models.score(drawn.rollout, texts, temperature, most)
+        temperature = self.config.temperature
+        scored, auxiliary, measured = self.models.score(drawn.rollout, texts, temperature, self.scoring)
         return self.complete(scored, drawn), auxiliary, measured
 
     def complete(self, scored: ScoredRollout, drawn: Generation) -> Trajectory:
         """Log-probs and values. In float32, the drawing pass has given the log-probs already; else it rounds more."""
         logprobs = drawn.logprobs if next(self.models.actor.module.parameters()).dtype == torch.float32 else None
-        return self.models.complete(scored, self.config.temperature, self.plan.micro_batch, logprobs)
+        return self.models.complete(scored, self.config.temperature, self.scoring, logprobs)
 
     def credit(
         self, trajectory: Trajectory, macro: MacroActions, samples: int = 1, moments: ScoreMoments | None = None

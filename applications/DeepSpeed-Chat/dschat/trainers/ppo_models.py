@@ -12,10 +12,11 @@ from torch import Tensor
 from dschat.data.encoding import decode_response
 from dschat.data.examples import PromptExample
 from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
-from dschat.models.layout import Layout, layouts
+from dschat.models.layout import Layout, PassSize, layouts
 from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_responses
 from dschat.rollouts.engine import Generation, PolicySampler, RolloutEngine
 from dschat.rollouts.sampling import row_seed
+from dschat.run.distributed import largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.source import Measured, ResponseTexts, Scores, ScoreSource
@@ -43,7 +44,7 @@ class PPOModels:
         return trained_engines(self.actor, self.critic)
 
     def score(
-        self, rollout: Rollout, texts: ResponseTexts, temperature: float, most: int
+        self, rollout: Rollout, texts: ResponseTexts, temperature: float, size: PassSize
     ) -> tuple[ScoredRollout, AuxiliaryScores, Measured]:
         """Scores and reference log-probs; the auxiliary scores; what scoring measured.
 
@@ -53,7 +54,7 @@ class PPOModels:
             rollout: B responses.
             texts: what they say.
             temperature: that of sampling (1 for greedy).
-            most: rows of the longest length that a forward pass may hold.
+            size: of a forward pass.
         """
         found = self.reward(rollout, texts)
         scores = found if isinstance(found, Scores) else Scores(found)
@@ -62,26 +63,26 @@ class PPOModels:
             auxiliary[self.metric_name] = self.metric(rollout, texts)
         if scores.missing is not None:
             rollout = without_responses(rollout, scores.missing)
-        ref_logprobs = response_logprobs(self.reference, rollout, temperature, most)
+        ref_logprobs = response_logprobs(self.reference, rollout, temperature, size)
         return ScoredRollout(rollout, ref_logprobs, scores.values.float()), auxiliary, scores.measured
 
     def complete(
-        self, scored: ScoredRollout, temperature: float, most: int, logprobs: Tensor | None = None
+        self, scored: ScoredRollout, temperature: float, size: PassSize, logprobs: Tensor | None = None
     ) -> Trajectory:
         """The same with the actor's log-probs and, where there is a critic, its values.
 
         Args:
             scored: B responses.
             temperature: that of sampling (1 for greedy).
-            most: rows of the longest length that a forward pass may hold.
+            size: of a forward pass.
             logprobs: (B, R) of the actor, where they are known.
         """
         for engine in self.trained.values():
             engine.eval()
         rollout = scored.rollout
         if logprobs is None:
-            logprobs = response_logprobs(self.actor, rollout, temperature, most)
-        values = None if self.critic is None else response_values(self.critic, rollout, most)
+            logprobs = response_logprobs(self.actor, rollout, temperature, size)
+        values = None if self.critic is None else response_values(self.critic, rollout, size)
         return Trajectory(rollout, logprobs, scored.ref_logprobs, values, scored.scores)
 
 
@@ -90,37 +91,37 @@ def trained_engines(actor: TrainedPolicy, critic: TrainedScalar | None) -> dict[
     return {"actor": actor} | ({} if critic is None else {"critic": critic})
 
 
-def response_logprobs(model: PolicyForward, rollout: Rollout, temperature: float, most: int) -> Tensor:
+def response_logprobs(model: PolicyForward, rollout: Rollout, temperature: float, size: PassSize) -> Tensor:
     """Log-probs of every response token, (B, R) float32, 0 off the response; without gradient.
 
     Args:
         model: PolicyModel or its engine.
         rollout: B responses.
         temperature: that of sampling (1 for greedy).
-        most: rows of the longest length that a forward pass may hold.
+        size: of a forward pass.
     """
 
     def logprobs(rows: Layout) -> Tensor:
         return rows.spread(model(rows.input_ids, None, rows.targets, temperature, False)[0])
 
-    return _of_rows(rollout, most, logprobs)
+    return _of_rows(rollout, size, logprobs)
 
 
-def response_values(model: ScalarForward, rollout: Rollout, most: int) -> Tensor:
+def response_values(model: ScalarForward, rollout: Rollout, size: PassSize) -> Tensor:
     """V(x, y_<j), the state before every response token j, (B, R) float32, 0 off the response; without gradient.
 
     Args:
         model: ScalarModel or its engine.
         rollout: B responses.
-        most: rows of the longest length that a forward pass may hold.
+        size: of a forward pass.
     """
-    return _of_rows(rollout, most, lambda rows: rows.before(model(rows.input_ids, None)))
+    return _of_rows(rollout, size, lambda rows: rows.before(model(rows.input_ids, None)))
 
 
 @torch.no_grad()
-def _of_rows(rollout: Rollout, most: int, numbers: Callable[[Layout], Tensor]) -> Tensor:
+def _of_rows(rollout: Rollout, size: PassSize, numbers: Callable[[Layout], Tensor]) -> Tensor:
     result = torch.zeros_like(rollout.response_mask, dtype=torch.float32)
-    for rows in layouts(rollout, most):
+    for rows in layouts(rollout, size, largest_over_ranks):
         raise_if_stopped()
         result[rows.rows, : rows.width] = numbers(rows)
     return result

@@ -13,7 +13,7 @@ from torch import Tensor
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
 from dschat.models.engines import TrainedPolicy, TrainedScalar
-from dschat.models.layout import Integers, Layout, Lengths, group_by_length, lay_out
+from dschat.models.layout import Integers, Layout, Lengths, PassSize, lay_out
 from dschat.rl.importance import importance_weights
 from dschat.rl.losses import policy_loss, value_loss
 from dschat.rl.macro_actions import macro_logprobs, token_weights
@@ -21,7 +21,7 @@ from dschat.rl.types import MacroActions, PPOBatch, Rollout, ScoredRollout, Traj
 from dschat.run.distributed import sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.stop import raise_if_stopped
-from dschat.trainers.iteration import Metrics, UpdateProgress, run_updates
+from dschat.trainers.iteration import Metrics, UpdateProgress, micro_batches, run_updates
 from dschat.trainers.ppo_models import trained_engines
 
 Credit = Callable[[Trajectory, MacroActions], PPOBatch]
@@ -40,6 +40,7 @@ class UpdateSettings:
     policy_ratio: str = "token"  # token, macro or macro_mean
     rollout_is_clip: float | None = None  # largest importance weight; None = no weights
     vf_coef: float = 1.0  # multiplies the critic's loss
+    max_tokens: int | None = None  # of one forward pass, padding included; None = any
 
     @classmethod
     def from_config(cls, config: PPOConfig, plan: BatchPlan) -> UpdateSettings:
@@ -54,6 +55,7 @@ class UpdateSettings:
             policy_ratio=config.policy_ratio,
             rollout_is_clip=config.rollout_is_clip,
             vf_coef=config.vf_coef,
+            max_tokens=plan.max_tokens,
         )
 
 
@@ -170,7 +172,8 @@ def _one_update(
     num_macro = known.macro.mask.sum(1)[torch.as_tensor(rows, device=device)].sum()
     own = torch.stack([torch.as_tensor(lengths.responses[rows].sum(), device=device), num_macro]).float()
     num_tokens, num_macro = sum_over_ranks(own).clamp(min=1).unbind()
-    for group in group_by_length(lengths.totals[rows], settings.micro_batch):
+    size, engines = PassSize(settings.micro_batch, settings.max_tokens), trained_engines(actor, critic)
+    for group in micro_batches(lengths.totals[rows], size, engines.values()):
         raise_if_stopped()
         chosen = lay_out(known.rollout, rows[group], lengths)
         new_values = None

@@ -22,14 +22,15 @@ from torch import Tensor
 from dschat.common.atomic import writing
 from dschat.common.fingerprints import contents_hash
 from dschat.common.progress import progress
-from dschat.data.collate import collate_preferences, eval_batches
+from dschat.data.collate import collate_preferences
 from dschat.data.examples import PreferenceExample
-from dschat.data.stored import lengths_of
 from dschat.errors import UserError
 from dschat.models.engines import PolicyForward, TrainedPolicy
-from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main, rank, world_size
+from dschat.models.layout import PassSize
+from dschat.run.distributed import barrier, broadcast_object, device, gather_objects, is_main
 from dschat.run.identity import is_same
 from dschat.run.stop import raise_if_stopped
+from dschat.trainers.evaluation import shares
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def reference_logprobs(
     engine: TrainedPolicy,
     examples: Sequence[PreferenceExample],
     pad_id: int,
-    batch_size: int,
+    size: PassSize,
     temperature: float,
     file: Path,
     identity: Mapping[str, str],
@@ -94,7 +95,7 @@ def reference_logprobs(
         engine: of the policy, whose weights are those that the reference has.
         examples: n pairs.
         pad_id: of the tokenizer.
-        batch_size: pairs of a forward pass.
+        size: of a forward pass: its rows are pairs.
         temperature: divides the logits.
         file: where they are kept, safetensors; made where it is missing.
         identity: from `describe_reference`.
@@ -110,7 +111,7 @@ def reference_logprobs(
         if isinstance(kept, str):
             raise UserError(kept)
         return kept
-    numbers = _compute(engine, examples, pad_id, batch_size, temperature)
+    numbers = _compute(engine, examples, pad_id, size, temperature)
     if is_main():
         try:
             with writing(file) as beside:
@@ -140,10 +141,10 @@ def _read(file: Path, identity: Mapping[str, str]) -> Tensor | str | None:
 
 @torch.no_grad()
 def _compute(
-    engine: TrainedPolicy, examples: Sequence[PreferenceExample], pad_id: int, batch_size: int, temperature: float
+    engine: TrainedPolicy, examples: Sequence[PreferenceExample], pad_id: int, size: PassSize, temperature: float
 ) -> Tensor:
     engine.eval()
-    batches = eval_batches(lengths_of(examples), batch_size, rank=rank(), world_size=world_size())
+    batches = shares(examples, size, 2)
     own: dict[int, tuple[float, float]] = {}
     for rows in progress(desc="reference", disable=not is_main(), unit="batch", iterable=batches):
         raise_if_stopped()

@@ -15,7 +15,7 @@ from dschat.config.refuel import RefuelOnlineConfig
 from dschat.data.dialogues import DialogueExample, encode_states
 from dschat.errors import UserError
 from dschat.models.engines import TrainedPolicy
-from dschat.models.layout import Layout, layouts
+from dschat.models.layout import Layout, PassSize, layouts
 from dschat.rl.losses import regression_loss
 from dschat.rl.masked import masked_moments
 from dschat.rl.refuel import PairBatch, reply_rewards, whiten_rewards
@@ -23,13 +23,22 @@ from dschat.rl.rewards import kl_controller
 from dschat.rl.types import Trajectory, tensors_of
 from dschat.rollouts.dialogues import AssistantTurn
 from dschat.rollouts.sampling import row_seed
-from dschat.run.distributed import device, sum_over_ranks
+from dschat.run.distributed import device, largest_over_ranks, sum_over_ranks
 from dschat.run.metrics import Means
 from dschat.run.output import Run
 from dschat.run.state import SeedKind, random_states
 from dschat.run.stop import raise_if_stopped
 from dschat.trainers.evaluation import Sample, evaluate_dialogues
-from dschat.trainers.iteration import Clock, Iteration, Metrics, State, UpdateProgress, run_updates, state_with
+from dschat.trainers.iteration import (
+    Clock,
+    Iteration,
+    Metrics,
+    State,
+    UpdateProgress,
+    pass_size,
+    run_updates,
+    state_with,
+)
 from dschat.trainers.loop import Work
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import response_logprobs
@@ -64,11 +73,18 @@ class RefuelSettings:
     micro_batch: int  # pairs of one forward pass
     eta: float
     temperature: float
+    max_tokens: int | None = None  # of one forward pass, padding included; None = any
 
     @classmethod
     def from_config(cls, config: RefuelOnlineConfig, plan: BatchPlan) -> RefuelSettings:
         """What the flags say."""
-        return cls(plan.updates_per_rollout, plan.global_batch, plan.micro_batch, config.eta, config.temperature)
+        sizes = plan.updates_per_rollout, plan.global_batch, plan.micro_batch
+        return cls(*sizes, config.eta, config.temperature, plan.max_tokens)
+
+    @property
+    def size(self) -> PassSize:
+        """Of a forward pass, in pairs."""
+        return PassSize(self.micro_batch, self.max_tokens)
 
 
 class Refuel:
@@ -133,7 +149,7 @@ class Refuel:
         models, temperature = self.models, self.config.temperature
         replies = [pair.replies[side] for side in (0, 1) for pair in pairs]
         rollout = self.sampler.rollout_of(replies, [example.index for example in examples] * 2)
-        rows = pair_layouts(rollout, self.plan.micro_batch)
+        rows = pair_layouts(rollout, self.settings.size)
         talks = [*(pair.first for pair in pairs), *(pair.second for pair in pairs)]
         scores = models.reward([talk.messages for talk in talks], [example.row for example in examples] * 2)
         scores = scores.float().to(device())
@@ -141,7 +157,8 @@ class Refuel:
         logprobs = reply_logprobs(models.policy, rows, temperature)
         ref_logprobs = logprobs
         if models.reference is not None:
-            ref_logprobs = reply_logprobs(models.reference, rows, temperature)
+            wide = rows if self.plan.max_tokens is None else pair_layouts(rollout, self.settings.size.without_gradient)
+            ref_logprobs = reply_logprobs(models.reference, wide, temperature)
         penalty = self.config.penalty_reward_value
         rewards = reply_rewards(scores, rollout.finished, logprobs - ref_logprobs, self.kl.value, penalty)
         return PairBatch(rollout, logprobs, ref_logprobs, scores, rewards)
@@ -187,7 +204,8 @@ class Refuel:
         """log π − log π_ref of each reply, (B,)."""
         assert self.models.reference is not None
         rollout = self.sampler.rollout_of(replies, [0] * len(replies))
-        rows = list(layouts(rollout, 2 * self.plan.micro_batch))
+        size = pass_size(self.plan).without_gradient
+        rows = list(layouts(rollout, replace(size, rows=2 * size.rows), largest_over_ranks))
         own = reply_logprobs(self.models.policy, rows, self.config.temperature)
         return own - reply_logprobs(self.models.reference, rows, self.config.temperature)
 
@@ -242,7 +260,7 @@ def refuel_update(
         Means over the updates: loss/refuel, policy/…, val/… and grad_norm; and, where there are such, skipped/policy,
         the number of updates that fp16 left out, and skipped/nonfinite, that of those that count for nothing.
     """
-    layouts = pair_layouts(batch.rollout, settings.micro_batch)
+    layouts = pair_layouts(batch.rollout, settings.size)
 
     def update(number: int, means: Means) -> None:
         _one_update(policy, batch, layouts, settings, means)
@@ -261,6 +279,8 @@ def _one_update(
     policy: TrainedPolicy, batch: PairBatch, layouts: Sequence[Layout], settings: RefuelSettings, means: Means
 ) -> None:
     """One optimiser update; adds its statistics to ``means``."""
+    if settings.max_tokens is not None:
+        policy.begin_update(len(layouts))
     for rows in layouts:
         raise_if_stopped()
         log_ratios = summed_logprobs(policy, rows, settings.temperature) - batch.logprobs[rows.rows]
@@ -320,11 +340,11 @@ def check_drawing(
     """
     states = encode_states(tokenizer, [example.messages[:1] for example in examples], "the self-check")
     drawn = sampler.first_replies(states, [row_seed(seed, SeedKind.SELF_CHECK, e.index) for e in examples])
-    temperature, count = sampler.sampling.temperature, len(states)
-    logprobs = response_logprobs(models.policy, drawn.rollout, temperature, count)
+    temperature, size = sampler.sampling.temperature, PassSize(len(states))
+    logprobs = response_logprobs(models.policy, drawn.rollout, temperature, size)
     ref_logprobs = logprobs
     if models.reference is not None:
-        ref_logprobs = response_logprobs(models.reference, drawn.rollout, temperature, count)
+        ref_logprobs = response_logprobs(models.reference, drawn.rollout, temperature, size)
     nothing = torch.zeros_like(logprobs)
     trajectory = Trajectory(drawn.rollout, logprobs, ref_logprobs, nothing, nothing[:, 0])
     check_rollout(models.policy, trajectory, sampler.sampling, drawn.logprobs)
@@ -341,7 +361,7 @@ def check_pairs(policy: TrainedPolicy, batch: PairBatch, settings: RefuelSetting
     Raises:
         UserError: it is not so.
     """
-    again = reply_logprobs(policy, pair_layouts(batch.rollout, settings.micro_batch), settings.temperature)
+    again = reply_logprobs(policy, pair_layouts(batch.rollout, settings.size), settings.temperature)
     first, second = (again - batch.logprobs).chunk(2)
     finite = batch.reward_differences.isfinite()  # others are met later, as --on_nonfinite says
     if not bool(finite.any()):

@@ -17,7 +17,7 @@ from dschat.data.collate import pad
 from dschat.data.dialogues import Dialogue, DialogueExample, state
 from dschat.data.encoding import turn_end
 from dschat.models.engines import PolicyEngine, PolicyForward, TrainedPolicy
-from dschat.models.layout import Layout, Lengths, group_by_length, lay_out
+from dschat.models.layout import Layout, Lengths, PassSize, group_by_length, lay_out
 from dschat.models.limits import position_limit
 from dschat.models.tokenizer import end_token_id
 from dschat.rl.types import Rollout
@@ -31,7 +31,7 @@ from dschat.rollouts.dialogues import (
 )
 from dschat.rollouts.engine import Generation, PolicySampler, RolloutEngine, pad_prompts
 from dschat.rollouts.sampling import Sampling, row_seed
-from dschat.run.distributed import device
+from dschat.run.distributed import device, largest_over_ranks
 from dschat.run.state import SeedKind
 from dschat.run.stop import raise_if_stopped, stopping_together
 from dschat.scoring.source import DialogueScores
@@ -144,14 +144,14 @@ class RefuelModels:
     rollouts: RolloutEngine
 
 
-def pair_layouts(rollout: Rollout, most: int) -> list[Layout]:
-    """All pairs for ⌈N / most⌉ forward passes, those of similar length together.
+def pair_layouts(rollout: Rollout, size: PassSize) -> list[Layout]:
+    """All pairs for forward passes, those of similar length together. Every rank must call it with as many.
 
     The passes follow from the lengths alone, so that a policy that has not changed gives the same numbers again.
 
     Args:
         rollout: 2N rows; row n and row N + n are a pair.
-        most: pairs of the longest length that a forward pass may hold.
+        size: of a forward pass: its rows are pairs, its tokens those of both replies with their states.
 
     Returns:
         Layouts of 2n rows; the first n are first replies, the others their partners in the same order.
@@ -159,7 +159,7 @@ def pair_layouts(rollout: Rollout, most: int) -> list[Layout]:
     lengths = Lengths.of(rollout)
     count = len(lengths.totals) // 2
     longer = np.maximum(lengths.totals[:count], lengths.totals[count:])
-    groups = group_by_length(longer, most)
+    groups = group_by_length(2 * longer, size, largest_over_ranks)
     return [lay_out(rollout, np.concatenate([pairs, pairs + count]), lengths) for pairs in groups]
 
 

@@ -17,6 +17,7 @@ from dschat.rl.losses import regression_loss
 from dschat.run.distributed import device
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped, stop_signals
+from dschat.trainers.iteration import eval_size
 from dschat.trainers.reference import (
     FOLDER,
     describe_reference,
@@ -147,7 +148,7 @@ class Kept:
             engine,
             pairs,
             self._pad_id,
-            self._config.per_device_eval_batch_size,
+            eval_size(self._config),
             temperature,
             reference_file(self._config, self._run.folder),
             describe_reference(pairs, self._model, dtype, temperature),

@@ -16,6 +16,7 @@ from dschat.data.examples import SFTExample
 from dschat.errors import UserError
 from dschat.models.backbone import position_ids, reads_positions
 from dschat.models.engines import ModelEngine, PolicyEngine, Scalar, TrainedPolicy
+from dschat.models.layout import PassSize
 from dschat.models.lora import lora_config
 from dschat.models.scalar import last_scores
 from dschat.rl.masked import last_true
@@ -254,7 +255,7 @@ def check_weights(engine: ModelEngine, number: float) -> None:
 
 
 def check_gap(
-    known: Trajectory | ScoredRollout, actor: PolicyEngine, temperature: float, most: int
+    known: Trajectory | ScoredRollout, actor: PolicyEngine, temperature: float, size: PassSize
 ) -> dict[str, float]:
     """How far the log-probs of the engine that drew the tokens are from the actor's. Every rank must call it.
 
@@ -262,7 +263,7 @@ def check_gap(
         known: of this rank. Of a scored rollout, the actor's log-probs are computed for a few rows.
         actor: its engine, as it was when the tokens were drawn.
         temperature: that of sampling.
-        most: rows of that few.
+        size: of a forward pass, whose rows are that few.
 
     Returns:
         rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest difference in nats over the response
@@ -277,9 +278,9 @@ def check_gap(
     if isinstance(known, Trajectory):
         logprobs = known.logprobs
     else:
-        rows = torch.arange(min(most, len(drawn)), device=drawn.device)
+        rows = torch.arange(min(size.rows, len(drawn)), device=drawn.device)
         rollout, drawn = select_rows(rollout, rows), drawn[rows]
-        logprobs = response_logprobs(actor, rollout, temperature, most)
+        logprobs = response_logprobs(actor, rollout, temperature, size)
     gaps = (logprobs - drawn)[rollout.response_mask].abs().double()
     own = (float(gaps.sum()), gaps.numel(), float(gaps.amax()) if gaps.numel() else 0.0)
     sums, counts, largest = zip(*gather_objects(own), strict=True)

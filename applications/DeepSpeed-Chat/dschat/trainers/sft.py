@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dschat.data.collate import collate_packed, collate_sft
+from dschat.data.collate import collate_packed, collate_sft, collate_targets
 from dschat.data.examples import SFTExample
 from dschat.models.engines import TrainedPolicy
 from dschat.rl.losses import sft_loss
@@ -29,6 +29,7 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         sft_on_prompt: bool = False,
         label_smoothing: float = 0.0,
         packed_width: int | None = None,
+        by_tokens: bool = False,
     ) -> None:
         """Takes the demonstrations.
 
@@ -38,10 +39,11 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
             sft_on_prompt: learn the prompts, too.
             label_smoothing: ε of the targets in training; evaluation is without, so that exp(loss) is the perplexity.
             packed_width: tokens of a row that examples are packed into; each has a row of its own when None.
+            by_tokens: pad rows to the longest example, not to the longest prompt and the longest response.
         """
         self.train, self.eval = train, eval
         self._pad_id, self._on_prompt, self._smoothing = pad_id, sft_on_prompt, label_smoothing
-        self._width = packed_width
+        self._width, self._by_tokens = packed_width, by_tokens
 
     def prepare(self, engine: TrainedPolicy) -> None:
         """Raises UserError where packed examples of this model would see each other."""
@@ -59,8 +61,8 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         batch = self.collate(examples)
         smoothing = self._smoothing if torch.is_grad_enabled() else 0.0
-        if self._width is not None:
-            ids, positions, targets = (batch[name] for name in ("input_ids", "position_ids", "targets"))
+        if "targets" in batch:
+            ids, targets, positions = batch["input_ids"], batch["targets"], batch.get("position_ids")
             logprobs, _ = engine(ids, None, targets, with_entropy=False, smoothing=smoothing, position_ids=positions)
             return sft_loss(logprobs, torch.ones_like(targets, dtype=torch.bool), count)
         mask = batch["response_mask"]
@@ -77,9 +79,12 @@ class SFTTask(Task[SFTExample, TrainedPolicy]):
         return {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0))}
 
     def collate(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:
-        if self._width is None:
+        if self._width is not None:
+            batch = collate_packed(examples, self._pad_id, self._width, self._on_prompt)
+        elif self._by_tokens:
+            batch = collate_targets(examples, self._pad_id, self._on_prompt)
+        else:
             return self._unpacked(examples)
-        batch = collate_packed(examples, self._pad_id, self._width, self._on_prompt)
         return {name: x.to(device()) for name, x in batch.items()}
 
     def _unpacked(self, examples: Sequence[SFTExample]) -> dict[str, Tensor]:

@@ -7,19 +7,19 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence, Sized
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dschat.config.supervised import SupervisedConfig
-from dschat.data.collate import eval_batches
 from dschat.data.stored import lengths_of
 from dschat.models.engines import Trained
-from dschat.run.distributed import device, rank, sum_over_ranks, world_size
+from dschat.run.distributed import device, sum_over_ranks, world_size
 from dschat.run.metrics import Means, with_variances
 from dschat.run.output import Run
 from dschat.run.stop import raise_if_stopped
-from dschat.trainers.evaluation import Sample
-from dschat.trainers.iteration import Metrics, State
+from dschat.trainers.evaluation import Sample, shares
+from dschat.trainers.iteration import Metrics, State, eval_size, micro_batches, pass_size
 from dschat.trainers.loop import Work
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 
@@ -81,6 +81,7 @@ class Supervised(Generic[Example, EngineT]):
         self.name, self.work_batch = task.name, run.plan.micro_batch
         self.shown: Mapping[str, str] = {"loss": f"loss/{task.name}"}
         self.lengths: Sequence[int] = lengths_of(task.train)
+        self.size = pass_size(run.plan)
 
     def prepare(self) -> None:
         """The task's."""
@@ -94,7 +95,7 @@ class Supervised(Generic[Example, EngineT]):
     def iterate(self, work: Work, iteration: int) -> Metrics:
         """One optimiser update on micro-batches of example numbers."""
         self.engine.train()
-        batches = [[self.task.train[number] for number in rows] for rows in work]
+        batches = [[self.task.train[number] for number in rows] for rows in self._micro_batches(work)]
         own_count = torch.tensor(float(sum(self.task.count(batch) for batch in batches)), device=device())
         count = sum_over_ranks(own_count)
         sums, learning_rate = Means(), self.engine.learning_rate
@@ -110,6 +111,14 @@ class Supervised(Generic[Example, EngineT]):
         norm = {"skipped": 1.0} if self.engine.skipped else {"grad_norm": self.engine.grad_norm}
         return {**with_variances(sums.reduce()), **norm, "lr": learning_rate}
 
+    def _micro_batches(self, work: Work) -> Work:
+        """The example numbers of an update, cut anew where that is by tokens."""
+        if self.size.tokens is None:
+            return work
+        numbers = [number for rows in work for number in rows]
+        tokens = self.config.sequences_per_example * np.array([self.lengths[number] for number in numbers])
+        return [[numbers[row] for row in group] for group in micro_batches(tokens, self.size, [self.engine])]
+
     def _tensors(self, batches: list[list[Example]]) -> dict[str, Tensor]:
         """What an update's micro-batches are made of, by number and name."""
         parts = [(number, self.task.collate(batch)) for number, batch in enumerate(batches)]
@@ -121,10 +130,9 @@ class Supervised(Generic[Example, EngineT]):
         if not self.task.eval:
             return {}, []
         self.engine.eval()
-        size, most = self.config.per_device_eval_batch_size, self.config.num_eval_examples(world_size())
-        held_out = self.task.eval[: most or None]
+        held_out = self.task.eval[: self.config.num_eval_examples(world_size()) or None]
         means = Means()
-        for rows in eval_batches(lengths_of(held_out), size, rank=rank(), world_size=world_size()):
+        for rows in shares(held_out, eval_size(self.config), self.config.sequences_per_example):
             raise_if_stopped()
             # A rank that has run out of examples takes part in every forward pass all the same, without weight.
             examples = [held_out[number] for number in rows or [0]]

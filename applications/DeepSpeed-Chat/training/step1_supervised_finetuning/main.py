@@ -44,7 +44,7 @@ def train(config: SFTConfig, run: "RunOutput") -> None:
     warn_without_classifier(base)
     engine = build_policy(config, run.plan, tokenizer, updates)
     width = config.max_seq_len if config.packing else None
-    options = (config.sft_on_prompt, config.label_smoothing, width)
+    options = (config.sft_on_prompt, config.label_smoothing, width, config.max_tokens_per_micro_batch is not None)
     task = SFTTask(data.train, data.eval, tokenizer.pad_token_id, *options)
     algorithm = Supervised(engine, task, config, run)
     loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed's configuration from a run's flags and the user's own file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dschat.config.batches import BatchPlan
+from dschat.errors import UserError
+
+# Keys that flags decide: a file may repeat them, not change them.
+DECIDED_BY_FLAGS = {
+    "train_batch_size": "--global_batch_size and the batch size flags",
+    "train_micro_batch_size_per_gpu": "--global_batch_size and the batch size flags",
+    "gradient_accumulation_steps": "--global_batch_size and the batch size flags",
+    "zero_optimization.stage": "--zero_stage, --actor_zero_stage or --critic_zero_stage",
+    "bf16.enabled": "--dtype",
+    "fp16.enabled": "--dtype",
+}
+
+
+def deepspeed_settings(
+    plan: BatchPlan,
+    dtype: str,
+    zero_stage: int,
+    offload: bool = False,
+    file: str | None = None,
+    gradient_clipping: float = 0.0,
+    pin_memory: bool = False,
+) -> dict[str, Any]:
+    """DeepSpeed's configuration of one model. A file's sections are merged into ours, key by key; "auto" means ours.
+
+    Args:
+        plan: batch sizes.
+        dtype: fp32, bf16 or fp16.
+        zero_stage: of ZeRO, as it is used.
+        offload: optimiser states, at stage 3 the parameters, too, lie in CPU memory.
+        file: --deepspeed_config.
+        gradient_clipping: largest gradient norm; 0 = no clipping.
+        pin_memory: of what is offloaded, which needs a GPU.
+
+    Raises:
+        UserError: the file cannot be read, or contradicts a flag.
+    """
+    # Cut by tokens, an update may have as many micro-batches as rows, see `Engine.begin_update`.
+    micro_batch, accumulation = (1, plan.update_per_rank) if plan.max_tokens else (plan.micro_batch, plan.accumulation)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": accumulation,
+        "train_batch_size": plan.global_batch,
+        "zero_optimization": _zero_optimization(zero_stage, offload, pin_memory),
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": gradient_clipping,
+        "bf16": {"enabled": dtype == "bf16"},
+        "fp16": {"enabled": dtype == "fp16"},
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }
+    if dtype == "bf16" and zero_stage:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    if file is None:
+        return config
+    try:
+        given = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"--deepspeed_config {file}: cannot be read as JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise UserError(f"--deepspeed_config {file}: must hold a JSON object.")
+    for section in ("optimizer", "scheduler"):
+        if given.pop(section, "auto") != "auto":
+            raise UserError(
+                f"--deepspeed_config {file}: {section} is set by flags here (--learning_rate, "
+                "--weight_decay, --lr_scheduler_type, …): remove the section."
+            )
+    _merge(config, given, file)
+    return config
+
+
+def _zero_optimization(stage: int, offload: bool, pin_memory: bool) -> dict[str, Any]:
+    """The ZeRO section."""
+    zero: dict[str, Any] = {"stage": stage}
+    target = {"device": "cpu", "pin_memory": pin_memory}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = 10_000  # smaller parameters stay whole on every rank
+        if offload:
+            zero["offload_param"] = target
+    if offload:
+        zero["offload_optimizer"] = target
+    return zero
+
+
+def _merge(config: dict[str, Any], given: dict[str, Any], file: str, prefix: str = "") -> None:
+    """Writes ``given`` into ``config``, section by section."""
+    for key, value in given.items():
+        name = prefix + key
+        if value == "auto":
+            continue
+        if isinstance(value, dict) and isinstance(config.get(key, {}), dict):
+            _merge(config.setdefault(key, {}), value, file, f"{name}.")
+        elif name in DECIDED_BY_FLAGS and value != config[key]:
+            raise UserError(
+                f"--deepspeed_config {file}: {name} is {value}, but the flags give {config[key]}. "
+                f'Remove the key, or set it to "auto", and use {DECIDED_BY_FLAGS[name]}.'
+            )
+        else:
+            config[key] = value
