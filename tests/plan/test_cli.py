@@ -53,7 +53,8 @@ def ppo_flags(model: str) -> list[str]:
 def test_the_flags_of_a_step(model, capsys):
     """Two layers: (4000 · 64 + 64) + 2 · (64 · 64 · 2 + 64 · 32 · 2 + 3 · 64 · 128 + 2 · 64) weights."""
     sizes = ["--per_device_generation_batch_size", "8", "--per_device_training_batch_size", "4"]
-    (plan,) = planned(capsys, "--step", "3", "--gpus", "2", "--prompts", "100", *ppo_flags(model), *sizes)
+    words = ["--step", "3", "--gpus", "2", "--prompts", "100", *ppo_flags(model), *sizes]
+    (plan,), (graphs,) = (planned(capsys, *words, "--decode_graphs", how) for how in ("off", "auto"))
     parameters = 4000 * 64 + 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64)
     models = {one["role"]: one for one in plan["models"]}
     assert list(models) == ["actor", "critic", "reference", "reward model"]
@@ -62,7 +63,11 @@ def test_the_flags_of_a_step(model, capsys):
     phases = {phase["name"]: phase for phase in plan["phases"]}
     assert list(phases) == ["generate", "score", "train", "update"]
     # 8 slots of 512 + 512 tokens, 2 tensors of 2 layers, 2 key-value heads of 16, bf16.
-    assert phases["generate"]["parts"]["KV cache"] == 8 * 1024 * 2 * 2 * 2 * 16 * 2
+    cache = 8 * 1024 * 2 * 2 * 2 * 16 * 2
+    assert phases["generate"]["parts"]["KV cache"] == cache
+    # CUDA graphs write into the same buffers in every rollout.
+    assert [one["kept"] - other["kept"] for one, other in zip(graphs["phases"], plan["phases"])] == [cache] * 4
+    assert graphs["phases"][0]["total"] == plan["phases"][0]["total"]
     assert plan["peak"] == max(phase["total"] for phase in plan["phases"]) + 2_500_000_000
     assert plan["counts"]["updates"] == 100 // 16 * 2 and plan["counts"]["trained"] == 96
     assert plan["fits"] is True
@@ -81,13 +86,13 @@ def test_a_run_without_a_critic(model, capsys):
     flags += ["--samples_per_prompt", "4", "--per_device_generation_batch_size", "8"]
     flags += ["--per_device_training_batch_size", "4"]
     words = ["--step", "3", "--gpus", "2", "--prompts", "100"]
-    (plan,) = planned(capsys, *words, *flags)
+    (plan,) = planned(capsys, *words, *flags, "--decode_graphs", "off")
     assert [one["role"] for one in plan["models"]] == ["actor", "reference", "reward model"]
     phases = {phase["name"]: phase for phase in plan["phases"]}
     assert phases["generate"]["parts"]["KV cache"] == 32 * 1024 * 2 * 2 * 2 * 16 * 2
     assert plan["counts"]["updates"] == 6 * (64 // 8) and plan["counts"]["trained"] == 96
     ppo = ["--per_device_generation_batch_size", "32", "--per_device_training_batch_size", "4"]
-    (other,) = planned(capsys, *words, *ppo_flags(model), *ppo)
+    (other,) = planned(capsys, *words, *ppo_flags(model), *ppo, "--decode_graphs", "off")
     gone = {one["role"]: one for one in other["models"]}["critic"]["bytes"]
     kept = other["phases"][0]["kept"] - phases["generate"]["kept"]
     # In bf16, stage 0 runs as 1, which keeps its gradients between phases.
@@ -146,7 +151,8 @@ def test_refuel_online_from_its_script(model, capsys, monkeypatch):
     4 of a round wait for nothing. A million dialogues are 31,250 rounds of 32, each with 4 updates."""
     monkeypatch.setenv("MODEL", model)
     monkeypatch.setenv("REWARD_MODEL", model)
-    (plan,) = planned(capsys, str(ONLINE), "--trained_layers", "1", "--prompts", "100000")
+    words = [str(ONLINE), "--trained_layers", "1", "--prompts", "100000", "--decode_graphs", "off"]
+    (plan,) = planned(capsys, *words)
     layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
     models = {one["role"]: one for one in plan["models"]}
     assert plan["step"] == "refuel_online" and list(models) == ["policy", "reference", "reward model"]
@@ -155,7 +161,7 @@ def test_refuel_online_from_its_script(model, capsys, monkeypatch):
     phases = {phase["name"]: phase["parts"] for phase in plan["phases"]}
     assert phases["generate"]["KV cache"] == 16 * 4096 * 2 * 2 * 2 * 16 * 2
     assert plan["counts"]["updates"] == 4 * 31_250 and plan["counts"]["trained"] == 10**6
-    (offloaded,) = planned(capsys, str(ONLINE), "--trained_layers", "1", "--prompts", "100000", "--offload")
+    (offloaded,) = planned(capsys, *words, "--offload")
     kept = [one["phases"][0]["kept"] for one in (plan, offloaded)]
     away = 2 * sum(models[role]["parameters"] for role in ("reference", "reward model"))
     assert kept[0] - kept[1] == away + models["policy"]["bytes"]["optimizer"]

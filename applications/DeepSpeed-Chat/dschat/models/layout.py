@@ -17,6 +17,8 @@ Integers = npt.NDArray[np.int64]
 # Of the buffers of keys and values while prompts wait for slots, so that live rows move back to the first columns only
 # now and then.
 SPARE_COLUMNS = 64
+COLUMN_STEP = 256  # the columns that a decoding step of fixed shapes reads are a multiple of it
+PREFILL_TOKENS = 8192  # of a forward pass over prompts: as much as keeps a GPU busy
 SEARCHED = 256  # rows among which the best cuts are searched; the search takes their number cubed
 PADDING = 0.05  # largest share of it in groups that are cut by tokens
 WITHOUT_GRADIENT = 4  # times what a training pass holds: no activations wait for a backward pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import torch
 
@@ -14,7 +15,7 @@ from dschat.config.ppo import PPOConfig, SamplingFlags
 from dschat.config.refuel import RefuelOnlineConfig
 from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
-from dschat.models.layout import SPARE_COLUMNS, PassSize
+from dschat.models.layout import COLUMN_STEP, PREFILL_TOKENS, SPARE_COLUMNS, PassSize
 from dschat.models.save import FILE_SIZE
 from dschat.plan.models import Role, score_pass, shape, train_pass
 from dschat.plan.passes import Pass, kept_gradient, sampling_logits, scoring_logits, training_logits
@@ -122,15 +123,16 @@ def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], mach
         "train": _trained(config, plan, trained, device) | {"gradients": gradients},
         "update": {"gradients": gradients, "optimiser": update},
     }
-    kept = kept_bytes(roles, n) + _kept_beside(config, roles[0], machine)
+    kept = kept_bytes(roles, n) + _kept_beside(config, plan, roles[0], machine)
     return [Phase(name, kept, {part: size for part, size in of.items() if size}) for name, of in parts.items()]
 
 
-def _kept_beside(config: CommonConfig, actor: Role, machine: Machine) -> int:
-    """Bytes of the moving average; and of vLLM on a CPU, where it never sleeps."""
+def _kept_beside(config: CommonConfig, plan: BatchPlan, actor: Role, machine: Machine) -> int:
+    """Bytes of the moving average; of what CUDA graphs write into; and of vLLM on a CPU, where it never sleeps."""
+    kept = _kv_cache(config, plan, actor, machine) if _keeps_graphs(config, actor, machine) else 0
     if not isinstance(config, PPOConfig):
-        return 0
-    kept = averaging(actor.weights, machine.processes)[0] if config.enable_ema else 0
+        return kept
+    kept += averaging(actor.weights, machine.processes)[0] if config.enable_ema else 0
     if config.rollout_engine == "vllm" and machine.device_memory is None:
         kept += actor.weights.width * actor.weights.parameters + VLLM_CPU_CACHE
     return kept
@@ -156,14 +158,37 @@ def _sampled(config: SamplingFlags, plan: BatchPlan, actor: Role, machine: Machi
         return _vllm_parts(config, actor, machine)
     assert isinstance(config, PPOConfig | RefuelOnlineConfig)
     texts, slots = Texts.of(config), config.per_device_generation_batch_size * plan.samples_per_prompt
-    waiting = config.rollout_engine == "continuous" and plan.rollout_per_rank * plan.samples_per_prompt > slots
-    columns = texts.tokens + SPARE_COLUMNS * waiting
+    prompt, kept = texts.tokens - texts.scored, _keeps_graphs(config, actor, machine)
+    rows = min(slots, max(1, PREFILL_TOKENS // prompt)) if config.rollout_engine == "continuous" else slots
     return {
         "gathered weights": gathering(actor.weights, plan.world_size),
-        "KV cache": slots * columns * shape(actor.model).cached * actor.model.width,
-        "activations": score_pass(actor.model, slots, texts.tokens - texts.scored).forward,
+        "KV cache": 0 if kept else _kv_cache(config, plan, actor, machine),
+        "activations": score_pass(actor.model, rows, prompt).forward,
         "logits": sampling_logits(actor.head, slots, machine.device),
     }
+
+
+def _kv_cache(config: SamplingFlags, plan: BatchPlan, actor: Role, machine: Machine) -> int:
+    """Bytes of keys and values of all rows that are drawn together."""
+    assert isinstance(config, PPOConfig | RefuelOnlineConfig)
+    slots = config.per_device_generation_batch_size * plan.samples_per_prompt
+    waiting = config.rollout_engine == "continuous" and plan.rollout_per_rank * plan.samples_per_prompt > slots
+    columns = Texts.of(config).tokens + SPARE_COLUMNS * waiting
+    if _graphs(config, machine):
+        columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
+    return slots * columns * shape(actor.model).cached * actor.model.width
+
+
+def _graphs(config: CommonConfig, machine: Machine) -> bool:
+    """Whether decoding steps have fixed shapes."""
+    if not isinstance(config, PPOConfig | RefuelOnlineConfig) or config.rollout_engine != "continuous":
+        return False
+    return config.decode_graphs == "on" or (config.decode_graphs == "auto" and machine.device.type == "cuda")
+
+
+def _keeps_graphs(config: CommonConfig, actor: Role, machine: Machine) -> TypeGuard[SamplingFlags]:
+    """Whether what they write into stays between rollouts: where weights stay, too, and are not gathered anew."""
+    return _graphs(config, machine) and not gathering(actor.weights, machine.processes)
 
 
 def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, int]:

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from dschat.models.layout import SPARE_COLUMNS
+from dschat.models.layout import PREFILL_TOKENS, SPARE_COLUMNS
 from dschat.rollouts.decoder import Capacity, Decoder
 from dschat.rollouts.engine import Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
 
-PREFILL_TOKENS = 8192  # of a forward pass over prompts: as much as keeps a GPU busy
 SYNC_INTERVAL = {"cuda": 8}  # steps after which the host asks which rows have ended, which waits for the device
 DROP_SHARE = 8  # rows are dropped once one in so many has finished: each time, others are copied into their places
 

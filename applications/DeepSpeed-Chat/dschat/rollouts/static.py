@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from dschat.models.layout import COLUMN_STEP
 from dschat.rollouts.decoder import Capacity, Decoder
 from dschat.rollouts.sampling import Sampling
 from dschat.run.distributed import is_main
 
 logger = logging.getLogger(__name__)
 
-COLUMN_STEP = 256  # the columns that a step reads are a multiple of it
-ROW_STEP = 8  # so are its rows, from twice as many on; fewer rows are a power of two
+ROW_STEP = 8  # the rows of a step are a multiple of it, from twice as many on; fewer rows are a power of two
 # Operators whose result's shape or value the host must know.
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
 
