@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,12 @@ ROW_STEP = 8  # the rows of a step are a multiple of it, from twice as many on; 
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
 
 
+class Operator(Protocol):
+    """One of PyTorch's, as a dispatch mode meets it."""
+
+    def __call__(self, *args: object, **kwargs: object) -> object: ...
+
+
 class HostSyncs(TorchDispatchMode):
     """Notes operators for which the host waits for the device, and which a graph therefore cannot hold."""
 
@@ -41,7 +47,7 @@ class HostSyncs(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., object],
+        func: Operator,
         types: Sequence[type],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
