@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertConfig
 
 from contenders import ours
 from contenders.process import Job
@@ -109,10 +109,10 @@ def ppo_flags(work: Work, files: Path, case: str) -> list[str]:
             num_attention_heads=size.num_attention_heads,
             intermediate_size=4 * size.hidden_size,
             max_position_embeddings=work.longest_prompt + work.response,
-            num_labels=1,
         )
+        config.num_labels = 1
         other = DTYPES["bf16" if work.dtype == "fp32" else "fp32"]
-        BertForSequenceClassification(config).to(other).save_pretrained(files / "bert")
+        AutoModelForSequenceClassification.from_config(config, dtype=other).save_pretrained(files / "bert")
         make_tokenizer(size.vocab_size + 1).save_pretrained(files / "bert")
     return ours.flags(Job(work, str(files), str(files.parent), flags=flags))
 
