@@ -36,14 +36,14 @@ def updates(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def refuel(folder: Path, keep: Callable[..., None]) -> None:
-    """Two rounds of dialogues at ZeRO 0 and 3."""
+    """Two rounds of dialogues at ZeRO 0 and 3, with micro-batches by rows and by tokens."""
     from refuel_runs import two_rounds
 
-    for stage in (0, 3):
-        place = folder / f"refuel-{stage}"
+    for stage, tokens in ((0, None), (3, None), (3, 150)):
+        place = folder / f"refuel-{stage}-{tokens}"
         place.mkdir(exist_ok=True)
-        weights, metrics = two_rounds(place, stage)
-        keep(folder, f"refuel-zero{stage}", metrics, weights)
+        weights, metrics = two_rounds(place, stage, tokens)
+        keep(folder, f"refuel-zero{stage}-{tokens}", metrics, weights)
 
 
 def chunks(folder: Path, keep: Callable[..., None]) -> None:

@@ -133,8 +133,13 @@ def paired_rows(count: int, seed: int = 0) -> list[Any]:
     return [(state, reply) for part in replies for state, (_, reply) in zip(states, part, strict=True)]
 
 
-def two_rounds(folder: Path, zero_stage: int) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+def two_rounds(
+    folder: Path, zero_stage: int, tokens: int | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """A run of two rounds of two updates on the processes of this group, in micro-batches of half a share.
+
+    Args:
+        tokens: that a micro-batch holds at most, too.
 
     Returns:
         Whole weights on the main process ({} elsewhere), and the metrics of the last evaluation.
@@ -143,6 +148,7 @@ def two_rounds(folder: Path, zero_stage: int) -> tuple[dict[str, torch.Tensor], 
     sizes: dict[str, Any] = {
         "per_device_train_batch_size": GLOBAL // world_size() // 2,
         "gradient_accumulation_steps": 2,
+        "max_tokens_per_micro_batch": tokens,
     }
     trainer = trainer_of(folder, engine=engine, noptepochs=2, learning_rate=1e-4, **sizes)
     metrics = trainer.fit()
