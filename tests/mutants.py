@@ -140,6 +140,8 @@ GAP = "test_mean_and_largest_gap_of_the_response_tokens"
 GRADIENTS = "test_values_and_gradients_are_those_of_the_full_logits"
 IMPORTANCE = "test_the_weight_is_the_ratio_of_the_probabilities_up_to_the_clip"
 KL = "test_the_kl_coefficient_of_each_iteration"
+OTHER_RANKS = "test_weights_and_moments_that_other_ranks_wrote"
+OTHER_PIECES = "test_zero_3_goes_on_from_states_in_other_pieces"
 LARGE_MODEL = "test_the_identity_of_a_large_model_sees_every_weight"
 LATE = "test_weights_and_metrics_are_those_with_scoring_passes[0-flags5]"
 LOGPROBS = "test_logprobs::test_by_hand"
@@ -827,6 +829,11 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a large model is known by its ends", "model_hash", "_a > 2 * SAMPLE", "False", LARGE_MODEL),
     ("every hash of a large model is another's", "is_same", "_a.startswith(_b)", "False", LARGE_MODEL),
     ("parts rounded down", "own_part", "-(-_a // world_size())", "_a // world_size()", "test_ranks_share_a_weight"),
+    ("parts of other ranks rounded down", "SavedParts.fill", "-(-_a // _b)", "_a // _b", OTHER_RANKS),
+    ("parts of other ranks without padding", "SavedParts.__init__", "-(-_a // _b)", "_a // _b", OTHER_RANKS),
+    ("sub-groups of parameters share a step counter", "load_resized", "copy.deepcopy(_a)", "_a", OTHER_PIECES),
+    ("all parameters decay as the first group's", "load_resized", '_a | {"params": _b}',
+     'before["optimizer_state_dict"]["param_groups"][0] | {"params": _b}', OTHER_PIECES),
     ("seeds depend on their first part alone", "derive_seed", "_a.SeedSequence(_b)", "_a.SeedSequence(_b[:1])",
      "test_derived_seeds_differ"),
     ("evaluation is a kind of training", "SeedKind.EVALUATION", "1", "0", DRAWS),

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same training, cut up otherwise: micro-batches, accumulation, processes and ZeRO stages, on the command line."""
 
+import json
+import shutil
+
 import pytest
 from safetensors.torch import load_file
 
 from cli_runs import STEPS, arguments, run_process
 from closeness import WEIGHT_GAP
+from factories import largest_difference
 from launches import launch
 from real_size import as_large_as
 
@@ -49,6 +53,28 @@ def test_cut_up_otherwise(step, request, tmp_path):
     if step == "ppo":
         flags["global_batch_size"] = 16
     check_ways(step, flags, 16, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("launcher")
+def test_step_3_goes_on_cut_up_otherwise(ppo_flags, tmp_path):
+    """At ZeRO 3, two processes make four updates; then one makes the last three, and two the last two of those."""
+    model, out = ppo_flags["actor_model_name_or_path"], tmp_path / "out"
+    flags = ppo_flags | {"actor_zero_stage": 3, "critic_zero_stage": 3, "deepspeed_config": as_large_as(7e9, model)}
+    flags |= {"actor_learning_rate": 1e-4, "critic_learning_rate": 1e-4, "global_batch_size": 16, "enable_ema": True}
+    flags |= {"num_train_epochs": 2, "save_steps": 1, "save_total_limit": 0, "resume_from_checkpoint": "latest"}
+    found = []
+    for processes, done in (2, 0), (1, 1), (2, 2):
+        for later in range(done + 1, 5) if found else ():
+            shutil.rmtree(out / "checkpoints" / f"step-{later}")
+        run("ppo", flags | {"output_dir": out, "per_device_generation_batch_size": 16 // processes}, processes)
+        files = {file.parent.name: load_file(file) for file in out.glob("*/model.safetensors")}
+        found.append({f"{folder}.{name}": x for folder, weights in files.items() for name, x in weights.items()})
+    whole, *resumed = found
+    assert {name.split(".")[0] for name in whole} == {"actor", "actor_ema", "critic"}
+    assert json.loads((out / "run.json").read_text())["resumed_at"] == [1, 2]
+    for weights in resumed:
+        assert largest_difference(weights, whole) < WEIGHT_GAP
 
 
 def check_ways(step, flags, prompts, tmp_path):

@@ -4,10 +4,12 @@
 import shutil
 
 import pytest
+from safetensors.torch import load_file
 
 from closeness import WEIGHT_GAP
 from factories import largest_difference
-from resume_runs import Setup, result_of, supervised
+from launches import WORKERS, launch
+from resume_runs import RESIZED, result_of
 
 pytestmark = [pytest.mark.xdist_group("launcher"), pytest.mark.slow]
 
@@ -23,14 +25,35 @@ def test_inside_a_rollout_and_between_micro_batches(two_interrupted):
     check_points(two_interrupted, "resume", 2)
 
 
-def test_everywhere_and_by_another_number_of_processes(run_cases, group, tmp_path, caplog):
-    """Shards of ZeRO 2 from two processes go on with one: the weights of the uninterrupted run but for rounding."""
-    outputs = run_cases("resumed-everywhere", (), ("resume-everywhere",))
-    check_points(outputs, "resume-everywhere", 6)
-    shutil.copytree(outputs.folder / "resized", tmp_path / "out")
-    for later in (3, 4):
-        shutil.rmtree(tmp_path / "out" / "checkpoints" / f"step-{later}")
-    made = supervised("sft", tmp_path / "out", Setup(zero_stage=2), resume_from_checkpoint="latest")
-    found, _, _ = result_of(made, tmp_path / "out")
-    assert "was written by 2 processes, now there are 1" in caplog.text
-    assert largest_difference(found, outputs.tensors("resized")) < WEIGHT_GAP
+def test_everywhere(run_cases):
+    check_points(run_cases("resumed-everywhere", (), ("resume-everywhere",)), "resume-everywhere", 6)
+
+
+def run_alone(name, place):
+    """One process goes on from what is there, or begins."""
+    place.mkdir(exist_ok=True)
+    made = RESIZED[name](place, save_steps=1, save_total_limit=0, resume_from_checkpoint="latest")
+    return result_of(made, place)[0]
+
+
+def copy_begun(source, target):
+    """A run as it was after two updates."""
+    shutil.copytree(source, target)
+    for folder in (target / "checkpoints").iterdir():
+        if int(folder.name.removeprefix("step-")) > 2:
+            shutil.rmtree(folder)
+
+
+def test_by_another_number_of_processes(run_cases, group, tmp_path, caplog):
+    """Begun by two and ended by one, or by one and ended by two: the uninterrupted run but for rounding."""
+    two, up = run_cases("resized", (), ("resized",)), tmp_path / "up"
+    whole = {name: run_alone(name, tmp_path / name) for name in RESIZED}
+    for name in RESIZED:
+        copy_begun(two.folder / name, tmp_path / f"{name}-down")
+        copy_begun(tmp_path / name, up / name)
+    assert "the run goes on, but not to the last bit" not in caplog.text
+    launch(WORKERS, [up, "resized"], timeout=900).expect(0)
+    for name, alone in whole.items():
+        down = largest_difference(run_alone(name, tmp_path / f"{name}-down"), two.tensors(name))
+        assert max(down, largest_difference(load_file(up / f"{name}-0.safetensors"), alone)) < WEIGHT_GAP, name
+    assert caplog.text.count("was written by 2 processes, now there are 1: the run goes on") == len(RESIZED)

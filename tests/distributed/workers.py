@@ -81,15 +81,22 @@ def resume(folder: Path, keep: Callable[..., None]) -> None:
 
 
 def resume_everywhere(folder: Path, keep: Callable[..., None]) -> None:
-    """The same with everything sharded and with adapters, at many places; and shards for another number of ranks."""
-    from resume_runs import result_of, supervised
-
+    """The same with everything sharded and with adapters, at many places."""
     points = {}
     for setup, every in ((SHARDED_2, 23), (SHARDED_3, 23), (SHARDED_2 | {"lora_dim": 2}, 41)):
         points |= _resumed(folder / str(len(points)), {"ppo": (setup, every, 7), "sft": (setup, 4, 1)})
     keep(folder, "resume-everywhere", points)
-    made = _made(partial(supervised, "sft"), SHARDED_2, folder / "resized", save_steps=1, save_total_limit=0)
-    keep(folder, "resized", tensors=result_of(made, folder / "resized")[0])
+
+
+def resized(folder: Path, keep: Callable[..., None]) -> None:
+    """Runs to their end, from where another number of processes left them if there is something."""
+    from resume_runs import RESIZED, result_of
+
+    for name, make in RESIZED.items():
+        place = folder / name
+        place.mkdir(exist_ok=True)
+        made = make(place, save_steps=1, save_total_limit=0, resume_from_checkpoint="latest")
+        keep(folder, name, tensors=result_of(made, place)[0])
 
 
 SHARDED_2, SHARDED_3 = {"zero_stage": 2}, {"zero_stage": 3}
@@ -147,6 +154,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "refuel": refuel,
     "resume": resume,
     "resume-everywhere": resume_everywhere,
+    "resized": resized,
     "vllm": vllm,
     "shared_base": shared_base,
 }

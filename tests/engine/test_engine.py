@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 from closeness import UPDATE, WEIGHT_GAP, assert_near, near
 from dschat.config.batches import plan_batches
@@ -17,6 +18,7 @@ from dschat.models.policy import PolicyModel
 from dschat.rl.losses import sft_loss
 from dschat.run.distributed import device
 from factories import (
+    HIDDEN,
     engine_of,
     frozen_engine_of,
     largest_difference,
@@ -25,7 +27,9 @@ from factories import (
     ragged_rows,
     to_device,
     weights_of,
+    whole_state,
 )
+from real_size import as_large_as
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])
 TOKENS = sum(len(response) for _, response in ROWS)
@@ -204,6 +208,45 @@ def test_small_updates_are_not_lost_in_bf16(group):
     name = next(n for n in after if n.endswith("mlp.gate_proj.weight"))
     moved, wanted = after[name] - before[name], expected[name] - before[name]
     assert float(moved.norm()) == pytest.approx(float(wanted.norm()), rel=0.2)
+
+
+def states_of(engine):
+    """Master weights in float32 and Adam's moments, by DeepSpeed's own functions."""
+    weights = {name: safe_get_full_fp32_param(p) for name, p in engine.module.named_parameters()}
+    moments = {
+        f"{name}.{key}": safe_get_full_optimizer_state(p, key)
+        for name, p in engine.module.named_parameters()
+        for key in ("exp_avg", "exp_avg_sq")
+    }
+    return {name: x.cpu().clone() for name, x in (weights | moments).items()}
+
+
+@pytest.mark.parametrize(
+    ("updates", "options"),
+    [(2, {}), (2, {"dtype": torch.bfloat16}), (2, {"offload": True}), (0, {})],
+    ids=["float32", "bf16", "offload", "before the first update"],
+)
+def test_zero_3_goes_on_from_states_in_other_pieces(updates, options, group, tmp_path):
+    """In other sub-groups and with vectors in parts that are whole now, as another number of processes would."""
+
+    def made(weights, whole):
+        model = make_causal_lm("llama", tie_word_embeddings=True)
+        file = as_large_as(weights, model, whole)
+        more = {"weight_decay": 0.1, "schedule": "linear", "config_file": file} | options
+        return engine_of(model, 8, 1, learning_rate=1e-2, zero_stage=3, **more)
+
+    saved, resumed = made(7e9, 0), made(2e10, HIDDEN)
+    for _ in range(updates):
+        update(saved, 8)
+    saved.save_checkpoint(tmp_path / "model")
+    resumed.load_checkpoint(tmp_path / "model", tmp_path / "unused")
+    if updates:
+        assert largest_difference(states_of(resumed), states_of(saved)) == 0
+    assert resumed.learning_rate == saved.learning_rate and resumed._engine.global_steps == updates
+    update(saved, 8)
+    update(resumed, 8)
+    assert largest_difference(states_of(resumed), states_of(saved)) < WEIGHT_GAP
+    assert largest_difference(whole_state(resumed), whole_state(saved)) < WEIGHT_GAP
 
 
 def test_a_frozen_engine_has_no_gradients_and_is_the_model_itself(group):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may change between a run and its continuation, and what is refused without touching the folder."""
 
+import hashlib
 import json
 import shutil
 
@@ -9,7 +10,6 @@ import pytest
 from cli_runs import message_of
 from dschat.run.checkpoint import digest
 from fault_runs import FUNCTIONS, MOMENTS, RESUME, Trial, contents, expect_same, flags_of, make_inputs, outcome
-from real_size import as_large_as
 
 
 @pytest.fixture(scope="session")
@@ -87,30 +87,34 @@ def test_a_checkpoint_of_another_step_is_refused(trial, whole, shared):
     message_of(run.run(resume_from_checkpoint=other), str(other), "it is of the sft step")
 
 
-def as_of_two_processes(folder):
-    """Rewrites a checkpoint's manifest."""
+def as_of_two_processes(folder, more=None):
+    """Rewrites a checkpoint's manifest, with one more file."""
     file = folder / "manifest.json"
     manifest = json.loads(file.read_text()) | {"world_size": 2}
+    if more is not None:
+        (folder / more).parent.mkdir()
+        (folder / more).touch()
+        manifest["files"][more] = {"size": 0, "sha256": hashlib.sha256().hexdigest()}
     manifest["sha256"] = digest({name: value for name, value in manifest.items() if name != "sha256"})
     file.write_text(json.dumps(manifest))
 
 
-REFUSED = {"weights": "2 processes share ZeRO 3's weights in it", "rollout": "written inside a rollout of 2 processes"}
+REFUSED = {
+    "states": "2 processes offloaded their optimisers' states to NVMe in it",
+    "rollout": "written inside a rollout of 2 processes",
+}
 
 
-@pytest.mark.parametrize("shared_out", ["weights", "rollout", "nothing"])
+@pytest.mark.parametrize("shared_out", ["states", "rollout", "nothing"])
 def test_another_number_of_processes(shared_out, trial, whole, monkeypatch):
-    """It is refused where processes hold different parts: of the weights, or of a rollout that is in use."""
+    """It is refused where nothing cuts their parts anew: of states on a disk, or of a rollout that is in use."""
     run = trial("ppo", enable_ema=None)  # how an average is cut anew: run/test_average_parts.py
-    if shared_out == "weights":
-        model = run.flags["actor_model_name_or_path"]
-        run = trial("ppo", enable_ema=None, zero_stage=3, deepspeed_config=as_large_as(7e9, model))
     with monkeypatch.context() as hurt:
         hurt.setenv("FAULT", f"{MOMENTS['training' if shared_out == 'rollout' else 'generation']}|15")
         run.run().expect(143)
     newest = run.out / "checkpoints" / f"step-{run.checkpoints()[-1]}"
     assert not list(newest.rglob("*.py")), "DeepSpeed's converters are not kept"
-    as_of_two_processes(newest)
+    as_of_two_processes(newest, "actor/offloaded_tensors/0" if shared_out == "states" else None)
     result = run.run(**RESUME)
     if shared_out == "nothing":
         result.expect(0)

@@ -2,7 +2,7 @@
 """Small runs of the three steps, stopped wherever they can be stopped, and taken up again."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,8 @@ class Setup:
     dtype: torch.dtype = torch.float32
     whole: int = 0  # elements of the largest parameter that ZeRO 3 leaves whole
     gradient_clipping: float = 1.0
+    model: dict[str, Any] = field(default_factory=dict)  # options of `make_causal_lm` and `make_classifier`
+    options: dict[str, Any] = field(default_factory=dict)  # further ones of `engine_of`
 
     def engine(self, model: Any, **options: Any) -> Any:
         """A training engine of a Hugging Face model."""
@@ -104,7 +106,7 @@ class Setup:
                 add_lora(model, self.lora_dim, None, "base")
         options |= {"zero_stage": self.zero_stage, "dtype": self.dtype, "gradient_clipping": self.gradient_clipping}
         options |= {"config_file": as_large_as(7e9, model, self.whole)} if self.zero_stage else {}
-        return engine_of(model, GLOBAL // world_size(), 2, **options)
+        return engine_of(model, GLOBAL // world_size(), 2, **(options | self.options))
 
 
 Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], dict[str, str]]
@@ -117,7 +119,8 @@ def length(prompts: list[str], responses: list[str], rows: list[Any]) -> list[fl
 
 def supervised(step: str, folder: Path, setup: Setup = Setup(), **flags: Any) -> Any:
     """The loop of step 1 (sft), step 2 (reward or dpo) or REFUEL on pairs: 2 epochs of 2 updates."""
-    engine = setup.engine(make_classifier() if step == "reward" else make_causal_lm(), learning_rate=1e-2)
+    make = make_classifier if step == "reward" else make_causal_lm
+    engine = setup.engine(make(**setup.model), learning_rate=1e-2)
     flags = SUPERVISED | {"per_device_train_batch_size": GLOBAL // world_size()} | flags
     flags |= {"total_episodes": 0} if step == "refuel" else {}
     examples = EXAMPLES[step]
@@ -144,6 +147,26 @@ def ppo(
 def refuel_online(folder: Path, **flags: Any) -> Any:
     """The loop of REFUEL with users from data: 2 epochs of 2 rounds of 8 pairs in 2 micro-batches, 3 updates each."""
     return refuel_trainer_of(folder, **({"reward": dialogue_length} | REFUEL | flags))
+
+
+def lengths(prompts: list[str], responses: list[str], rows: list[Any]) -> list[float]:
+    """A reward that is the same on any number of processes."""
+    return [float(len(response)) for response in responses]
+
+
+DECAYED: dict[str, Any] = {"weight_decay": 0.1, "schedule": "linear"}
+ODD = {"kind": "llama", "intermediate_size": 33, "mlp_bias": True}  # two processes cannot share these biases evenly
+# Runs whose updates are the same on any number of processes.
+RESIZED: dict[str, Callable[..., Any]] = {
+    "zero2": partial(supervised, "sft", setup=Setup(zero_stage=2, options=DECAYED)),
+    "whole-vectors-offload": partial(
+        supervised, "sft", setup=Setup(zero_stage=3, whole=33, model=ODD, options=DECAYED | {"offload": True})
+    ),
+    "adapters": partial(supervised, "dpo", setup=Setup(zero_stage=3, lora_dim=3, model=ODD, options=DECAYED)),
+    "ppo": partial(
+        ppo, setup=Setup(zero_stage=3, options=DECAYED), reward=lengths, ppo_epochs=1, generation_batches=1
+    ),
+}
 
 
 def result_of(loop: Any, folder: Path) -> Result:

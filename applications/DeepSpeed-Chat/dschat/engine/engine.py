@@ -202,9 +202,13 @@ class Engine(Generic[M]):
 
         Args:
             folder: that was written.
-            scratch: where to put shards of ZeRO 1 and 2 together first, if another number of ranks wrote them.
+            scratch: if another number of ranks wrote it, where to put shards of ZeRO 1 and 2 together first.
         """
-        if scratch is not None and self._engine.zero_optimization_stage() > 0:
+        stage = self._engine.zero_optimization_stage()
+        if scratch is not None and stage == 3:
+            zero3.load_resized(self._engine, folder)
+            return
+        if scratch is not None and stage > 0:
             _put_shards_together(folder, self._engine, scratch)
             folder = scratch
         self._engine.load_checkpoint(str(folder.parent), tag=folder.name, load_module_strict=False)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """ZeRO stage 3: weights loaded in parts, whole weights for a while or one after another, and a process's own parts.
 
+Also those of checkpoints that another number of processes wrote.
+
 Gathering alone is not enough for generation: DeepSpeed's forward hooks release each module's weights right after its
 first use. So the hooks are taken off, the weights gathered once, and afterwards everything is put back.
 """
 
+import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -124,6 +128,81 @@ def whole_weights(engine: Any, instead: Mapping[str, Tensor]) -> Iterator[tuple[
             yield name, parameter.detach()
     persistent = engine.module.state_dict().keys()
     yield from ((name, buffer) for name, buffer in engine.module.named_buffers() if name in persistent)
+
+
+class SavedParts:
+    """What ranks saved at ZeRO 3: parts of the trained parameters and of their Adam moments, by name.
+
+    A rank's file holds flat tensors, one per sub-group of parameters: its parts in order, each padded to the same
+    length on all ranks. The files are mapped into memory, so that only what is asked for is read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Opens the files that DeepSpeed wrote."""
+        self.common = _mapped(folder, "zero_pp_rank_0_mp_rank_00_model_states.pt")  # but the optimiser
+        ranks = range(self.common["dp_world_size"])
+        files = [_mapped(folder, f"*zero_pp_rank_{number}_mp_rank_00_optim_states.pt") for number in ranks]
+        self.optimizers: list[dict[str, Any]] = [file["optimizer_state_dict"] for file in files]
+        self._places: dict[str, tuple[int, int, int]] = {}  # by name: sub-group, where a part begins, elements in all
+        for group, shapes in enumerate(self.common["param_shapes"]):
+            begin = 0
+            for name, shape in shapes.items():
+                self._places[name] = group, begin, shape.numel()
+                begin += -(-shape.numel() // len(ranks))
+
+    def fill(self, part: Tensor, name: str, moment: str | None) -> None:
+        """Writes this rank's new part of a parameter, or of its `moment`, into `part`, which may end in padding."""
+        group, start, total = self._places[name]
+        size = -(-total // len(self.optimizers))  # of a part that was saved
+        begin = rank() * part.numel()
+        for number, saved in enumerate(self.optimizers):
+            first, last = max(begin, number * size), min(begin + part.numel(), (number + 1) * size, total)
+            if first < last:
+                states, shift = saved["optimizer_state_dict"]["state"], start - number * size
+                flat = states[group][moment] if moment else saved["fp32_flat_groups"][group]
+                part[first - begin : last - begin] = flat[first + shift : last + shift]
+
+
+def _mapped(folder: Path, pattern: str) -> Any:
+    (file,) = folder.glob(pattern)
+    return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+
+
+@torch.no_grad()
+def load_resized(engine: Any, folder: Path) -> None:
+    """Restores what another number of ranks saved: weights, optimiser, schedule, loss scale. Every rank must call it.
+
+    DeepSpeed 0.19.8 converts such checkpoints, too, but then gives all parameter groups the first one's weight decay,
+    and all sub-groups one step counter, which each of them advances.
+
+    Args:
+        engine: DeepSpeed's, not loaded yet.
+        folder: that DeepSpeed wrote.
+    """
+    saved, optimizer = SavedParts(folder), engine.optimizer
+    optimizer.checkpoint_event_prologue()
+    engine.load_module_state_dict(saved.common, strict=False)  # buffers; of parameters, it holds nothing
+    live, before = optimizer.state_dict(), saved.optimizers[0]
+    adam = before["optimizer_state_dict"]["state"].get(0, {})  # it has no state before its first update
+    states: dict[int, dict[str, Any]] = {}
+    for group, weights in enumerate(live["fp32_flat_groups"]):  # the engine's own: they are written in place
+        moments = {key: torch.zeros_like(weights) for key in adam if key != "step"}
+        end = 0
+        for parameter in optimizer.fp16_groups[group]:
+            begin, end = end, end + parameter.ds_tensor.numel()
+            for key, flat in (None, weights), *moments.items():
+                saved.fill(flat[begin:end], engine.param_names[parameter], key)
+        if adam:
+            states[group] = {"step": copy.deepcopy(adam["step"])} | moments
+    pairs = zip(*(x["optimizer_state_dict"]["param_groups"] for x in (before, live)), strict=True)
+    groups = [old | {"params": own["params"]} for old, own in pairs]
+    live["optimizer_state_dict"] = {"state": states, "param_groups": groups}
+    own_states = ("fp32_flat_groups", "optimizer_state_dict")
+    optimizer.load_state_dict({rank(): before | {name: live[name] for name in own_states}})
+    optimizer.checkpoint_event_epilogue()
+    engine.lr_scheduler.load_state_dict(saved.common["lr_scheduler"])
+    for name in ("global_steps", "global_samples", "skipped_steps"):
+        setattr(engine, name, saved.common[name])
 
 
 def _remove_hooks(offload: Any) -> None:

@@ -260,9 +260,8 @@ class Checkpoints:
         size, here, found = manifest["world_size"], world_size(), self._differences(manifest)
         if size != here and in_rollout:
             found.append(f"it was written inside a rollout of {size} processes, here are {here}")
-        # DeepSpeed 0.19.8 puts the optimiser's states of vectors together wrongly from these.
-        if size != here and any("zero_pp_rank" in name and "model_states" in name for name in manifest["files"]):
-            found.append(f"{size} processes share ZeRO 3's weights in it, here are {here}")
+        if size != here and any("/offloaded_tensors/" in name for name in manifest["files"]):
+            found.append(f"{size} processes offloaded their optimisers' states to NVMe in it, here are {here}")
         if manifest["step"] != self._run.record.step:
             found = [f"it is of the {manifest['step']} step"]
         if found:
