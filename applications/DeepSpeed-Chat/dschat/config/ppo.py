@@ -102,10 +102,7 @@ class RolloutFlags(SamplingFlags):
         "responses per forward pass and process in training", 16, AT_LEAST_1, SHARE
     )
     eval_iters: int | None = flag(
-        "batches of per_device_eval_batch_size per process in an evaluation, instead of eval_prompts; 0 = all",
-        None,
-        AT_LEAST_0,
-        FREE,
+        "batches of an evaluation per process, instead of eval_prompts; 0 = all", None, AT_LEAST_0, FREE
     )
     ppo_epochs: int = flag("passes over one rollout", 1, AT_LEAST_1)
     top_k: int = flag("sample among the k likeliest tokens; 0 = all", 0, AT_LEAST_0)

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.integrations import sdpa_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dschat.models.layout import to_device
 from dschat.rollouts.sampling import Sampling, TokenSampler, uniforms
@@ -140,14 +144,15 @@ class Decoder:
         self, rows: slice[int, int], input_ids: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor]
     ) -> None:
         """Runs the model on new columns of some slots, and draws a token for each of them."""
-        output = self._model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with grouped_heads():
+            output = self._model(
+                input_ids=input_ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
         number, drawn = self.number[rows], self.drawn[rows]
         sampler = self._samplers[self._sampling]
         ids, logprobs = sampler(output.logits[:, -1], self.uniform[number, drawn])
@@ -155,3 +160,60 @@ class Decoder:
         self.id[rows] = ids
         self.ended[rows] |= sampler.ended(ids)
         self.drawn[rows] += 1
+
+
+@contextmanager
+def grouped_heads() -> Iterator[None]:
+    """Inside, sdpa copies no keys and values in decoding.
+
+    With a mask, a transformers without `pack_gqa` repeats every key and value for each query head of its group. The
+    query heads of a group can stand in the place of a sequence instead: one token's (rows, heads, 1, width) is
+    (rows, groups, heads of a group, width), and all of them see the same columns.
+    """
+    if hasattr(sdpa_attention, "pack_gqa"):  # transformers does it
+        yield
+        return
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = without_copies(ALL_ATTENTION_FUNCTIONS["sdpa"])
+    try:
+        yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+
+class Attention(Protocol):
+    """A function of transformers' AttentionInterface."""
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **options: object,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Query (rows, heads, tokens, width), key and value (rows, groups, columns, width) → (rows, tokens, …)."""
+
+
+def without_copies(attention: Attention) -> Attention:
+    """transformers' function for sdpa, where a step of decoding reads keys and values as they are."""
+
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **options: object,
+    ) -> tuple[Tensor, Tensor | None]:
+        (rows, heads, tokens, width), groups = query.shape, key.shape[1]
+        by_group = attention_mask is not None and attention_mask.shape[1] == 1 and options.get("position_bias") is None
+        if tokens > 1 or heads == groups or not by_group:
+            return attention(module, query, key, value, attention_mask, scaling=scaling, **options)
+        packed = query.reshape(rows, groups, heads // groups, width)
+        seen = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attention_mask, scale=scaling)
+        return seen.reshape(rows, 1, heads, value.shape[-1]), None
+
+    return attend

@@ -15,7 +15,6 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from dschat.models.engines import TrainedPolicy
-from dschat.rollouts.attention import grouped_heads
 from dschat.rollouts.decoder import Capacity, Decoder
 from dschat.rollouts.engine import Draw, Generation, assemble, pad_prompts
 from dschat.rollouts.sampling import Sampling
@@ -156,14 +155,13 @@ def sample(
         decoder_of: gives a decoder for the model with room for what is needed.
     """
     scheduler = BatchScheduler(causal_lm, prompts, sampling, seeds, slots, decoder_of)
-    with grouped_heads():
-        scheduler.refill()
-        while scheduler.live:
-            raise_if_stopped_here()
-            if scheduler.drop_finished():
-                scheduler.refill()
-            else:
-                scheduler.step()
+    scheduler.refill()
+    while scheduler.live:
+        raise_if_stopped_here()
+        if scheduler.drop_finished():
+            scheduler.refill()
+        else:
+            scheduler.step()
     return scheduler.generation()
 
 
