@@ -44,6 +44,7 @@ def flags(ppo_flags, tmp_path):
         "per_device_training_batch_size": 8,
         "reward_source": "programs",
         "sandbox_workers": 2,
+        "decode_graphs": "on",
     }
     rest = {k: v for k, v in ppo_flags.items() if k not in ("critic_model_name_or_path", "metric_function")}
     return rest | own
@@ -63,7 +64,7 @@ def test_scores_by_execution(run, flags, tmp_path):
     evaluation = evaluation_rows(tmp_path / "out")[-1]
     assert sum(evaluation[f"eval/programs/{status}"] for status in STATUSES) == pytest.approx(1)
     record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert record["sandbox"] in ("bubblewrap", "namespaces")
+    assert record["sandbox"] in ("bubblewrap", "namespaces") and record["decoding"] == "of fixed shapes"
     # Row 1 has no tests; the solutions of row 2 read an integer of 5,000 digits, which Python does not convert, and
     # that of row 3 defines no function.
     assert record["data"]["dropped"]["train"] == {"no tests": 1, "its own solution fails its tests": 2}

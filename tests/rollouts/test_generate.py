@@ -65,7 +65,14 @@ def engine_of(folder: Any, causal_lm: Any, **flags: Any) -> Any:
     return builders._rollout_engine(ppo_config(folder, **sizes, **flags), actor, None)
 
 
-@pytest.mark.parametrize(("flags", "kind"), [({}, ContinuousEngine), ({"rollout_engine": "generate"}, GenerateEngine)])
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        ({}, ContinuousEngine),
+        ({"decode_graphs": "on"}, ContinuousEngine),
+        ({"rollout_engine": "generate"}, GenerateEngine),
+    ],
+)
 def test_the_flag_chooses_the_engine_and_the_generation_batch_is_what_lives_at_once(
     flags: dict[str, str], kind: type, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,6 +81,7 @@ def test_the_flag_chooses_the_engine_and_the_generation_batch_is_what_lives_at_o
     assert isinstance(engine, kind) and not caplog.text
     causal_lm.register_forward_pre_hook(lambda *call: rows.append(len(call[2]["input_ids"])), with_kwargs=True)
     engine.draw_from(causal_lm)([[5, 6]] * 6, sampling_of(4), range(6))
+    assert ("decode_graphs" in flags) == (getattr(engine, "_kept", None) is not None)
     assert max(rows) == 3
 
 

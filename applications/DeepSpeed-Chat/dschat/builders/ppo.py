@@ -153,7 +153,7 @@ def _build_critic(
 
 
 def _rollout_engine(
-    config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None
+    config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None = None
 ) -> RolloutEngine:
     """What draws responses."""
     if config.rollout_engine == "vllm":
