@@ -112,7 +112,8 @@ def ppo_flags(work: Work, files: Path, case: str) -> list[str]:
         )
         config.num_labels = 1
         other = DTYPES["bf16" if work.dtype == "fp32" else "fp32"]
-        AutoModelForSequenceClassification.from_config(config, dtype=other).save_pretrained(files / "bert")
+        bert = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False, dtype=other)
+        bert.save_pretrained(files / "bert")
         make_tokenizer(size.vocab_size + 1).save_pretrained(files / "bert")
     return ours.flags(Job(work, str(files), str(files.parent), flags=flags))
 
