@@ -187,6 +187,7 @@ def test_summaries(chromium, tmp_path):
         server.kill()
 
 
+@pytest.mark.slow
 def test_a_model_or_an_address_that_cannot_be_used_is_named(tmp_path):
     words = [sys.executable, "-m", "dschat.demo", "chat"]
     message_of(run_command([*words, "--model", tmp_path / "away"]), "away: no such folder")

@@ -148,6 +148,7 @@ sys.exit(run_main("sft", SFTConfig, train))
 
 
 @pytest.mark.xdist_group("launcher")
+@pytest.mark.slow
 def test_a_failure_on_one_rank_ends_all_and_says_why(tmp_path):
     for rank in (0, 1):
         (tmp_path / str(rank)).mkdir()

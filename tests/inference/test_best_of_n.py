@@ -86,6 +86,7 @@ def test_models_are_opened_once_and_not_for_a_finished_sweep(sweep, interrupt):
     assert files_of(chosen.result_path) == before
 
 
+@pytest.mark.slow
 def test_killed_between_two_temperatures_and_started_again_gives_the_same_files(project, sweep, tmp_path):
     flags = {"dataset": "hh-rlhf", "max_new_tokens": 16, "batch_size": 2, "num_samples": 8, "name": "killed"}
     uninterrupted = sweep(**flags)

@@ -191,6 +191,7 @@ def test_a_double_click_and_a_key_held_down_vote_once(server, chromium):
         assert [row["verdict"] for row in of(server, "Dora")] == ["tie", "skip"]
 
 
+@pytest.mark.slow
 def test_a_killed_server_has_lost_nothing(server, chromium):
     with opened(chromium, server.address, "Kim") as page:
         before = press(page, "1", "2 of 5")
