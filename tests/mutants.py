@@ -504,7 +504,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("a row that moves leaves columns behind", "StaticDecoder.move", "super().move(_a, _b, _c)",
      "super().move(_a, _b, columns)", STATIC_LEFT),
     ("slots without a row write into a prompt's", "StaticDecoder.rows_changed", "self.number[_a:] = _b", "pass",
-     FAMILY),
+     "test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order[StaticDecoder-7-24]"),
     ("graphs of weights that are gone", "StaticDecoder.is_valid", "_a == _b", "True", LASTS),
     ("the host may wait for the device", "HostSyncs.__torch_dispatch__", "_a in _b", "False", WAITS),
     ("a group of prompts is one too large", "prefill_groups", "_a - _b + 1", "_a - _b",
