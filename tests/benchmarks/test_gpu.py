@@ -9,7 +9,6 @@ from argparse import Namespace
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,19 +106,15 @@ def test_what_fails_or_comes_too_late_is_said(
 
 
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """When 8 minutes are over, here at once, who waits for a process learns that it was killed."""
-    slow, seconds = subprocess.Popen(["sleep", "600"]), []
-
-    def timer(after: float, call: Any) -> Any:
-        seconds.append(after)
-        return SimpleNamespace(start=call, cancel=lambda: None)
-
-    monkeypatch.setattr(gpu.threading, "Timer", timer)
-    monkeypatch.setattr(gpu.psutil, "Process", lambda: SimpleNamespace(children=lambda recursive: [slow]))
-    monkeypatch.setitem(gpu.PIECES, "decoding", lambda *args: [({"way": "a"}, lambda: [{"status": slow.wait()}])])
-    assert run_gpu(monkeypatch, f"--pieces decoding --json_folder {tmp_path}") == 0
-    rows = json.loads((tmp_path / "decoding.json").read_text())["figures"]["rows"]
-    assert rows == [{"way": "a", "status": -signal.SIGKILL}] and seconds == [8 * 60]
+    """Who waits for a process of a piece learns that it was killed; what was there before goes on."""
+    with subprocess.Popen(["sleep", "600"]) as other:
+        monkeypatch.setattr(gpu, "MOST_SECONDS", 0.2)
+        tasks = [({"way": "a"}, lambda: [{"status": subprocess.call(["sleep", "600"])}])]
+        monkeypatch.setitem(gpu.PIECES, "decoding", lambda *args: tasks)
+        assert run_gpu(monkeypatch, f"--pieces decoding --json_folder {tmp_path}") == 0
+        rows = json.loads((tmp_path / "decoding.json").read_text())["figures"]["rows"]
+        assert rows == [{"way": "a", "status": -signal.SIGKILL}] and other.poll() is None
+        other.kill()
 
 
 def test_tables_of_the_pieces_that_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from cli_runs import (
 
 HUB_NAME = "nobody-at-all/no-such-model"
 
-# -- one of each step as a real process
+# -- real processes
 
 
 def test_a_corrupt_row_as_a_process(sft_flags, tmp_path):
@@ -31,12 +31,6 @@ def test_a_corrupt_row_as_a_process(sft_flags, tmp_path):
     file.write_text(file.read_text().replace('"a", "response"', '"a" "response"', 2).replace('"a" "', '"a", "', 1))
     result = run_process("sft", sft_flags | {"data_path": file, "output_dir": tmp_path / "out"})
     message_of(result, "rows.jsonl:2", "JSON")
-
-
-def test_equal_pad_and_eos_as_a_process(reward_flags, tmp_path):
-    base = copy_model(reward_flags["model_name_or_path"], tmp_path / "base", pad_token="<eos>")
-    result = run_process("reward", reward_flags | {"model_name_or_path": base, "output_dir": tmp_path / "out"})
-    message_of(result, "--model_name_or_path", "pad and eos", "step 1")
 
 
 def test_an_unknown_condition_as_a_process(tmp_path):
@@ -53,16 +47,11 @@ runpy.run_path(sys.argv[0], {}, "__main__")
 """
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [{"HF_HUB_OFFLINE": "1"}, {"HF_HUB_OFFLINE": None, "HF_ENDPOINT": "http://127.0.0.1:9"}],
-    ids=["offline", "unreachable"],
-)
-def test_a_hub_name_without_the_hub(variables, sft_flags, tmp_path):
+def test_a_hub_that_cannot_be_reached(sft_flags, tmp_path):
     """Without the pauses between huggingface_hub's attempts, which take most of a minute."""
     flags = sft_flags | {"model_name_or_path": HUB_NAME, "output_dir": tmp_path / "out"}
     command = [sys.executable, "-c", NO_PAUSES, STEPS["sft"] / "main.py", *arguments(flags)]
-    result = run_command(command, HF_HOME=str(tmp_path / "hf"), **variables)
+    result = run_command(command, HF_HOME=str(tmp_path / "hf"), HF_HUB_OFFLINE=None, HF_ENDPOINT="http://127.0.0.1:9")
     message_of(result, "--model_name_or_path", HUB_NAME, "Hugging Face hub", "hf download")
 
 

@@ -63,8 +63,9 @@ MODEL_FLAGS = [
 @pytest.mark.parametrize(("step", "flag"), MODEL_FLAGS)
 def test_no_such_model(step, flag, request, run, tmp_path):
     flags = request.getfixturevalue(f"{step}_flags")
-    for path in (tmp_path / "absent", HUB_NAME, "no-such-model"):
-        message_of(run(step, flags | {flag: path}), f"--{flag} {path}")
+    message_of(run(step, flags | {flag: tmp_path / "absent"}), f"--{flag} {tmp_path / 'absent'}")
+    for name in (HUB_NAME, "no-such-model"):
+        message_of(run(step, flags | {flag: name}), f"--{flag} {name}", "Hugging Face hub", "hf download")
 
 
 @pytest.mark.parametrize("damage", ["empty folder", "no weights", "cut weights", "no config", "bad config", "pickle"])
@@ -96,6 +97,12 @@ def test_a_tokenizer_without_eos(step, flag, request, run, tmp_path):
     model = flags.get(flag) or flags["critic_model_name_or_path"]
     folder = copy_model(model, tmp_path / "model", eos_token=None)
     message_of(run(step, flags | {flag: folder}), f"--{flag} {folder}", "no eos token")
+
+
+def test_equal_pad_and_eos(run, reward_flags, tmp_path):
+    base = copy_model(reward_flags["model_name_or_path"], tmp_path / "base", pad_token="<eos>")
+    flags = reward_flags | {"model_name_or_path": base}
+    message_of(run("reward", flags), "--model_name_or_path", "pad and eos", "step 1")
 
 
 def test_no_pad(run, reward_flags, sft, tmp_path):

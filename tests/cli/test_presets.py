@@ -17,8 +17,8 @@ PUBLISHED = json.loads((TRAINING / "published.json").read_text(encoding="utf-8")
 RUNS = {TRAINING / run["script"]: run for run in PUBLISHED["runs"]}
 PRESETS = sorted(RUNS)
 every_preset = pytest.mark.parametrize("script", PRESETS, ids=script_id)
-# Run in every `make test`; those that differ from one of them in numbers alone are slow tests.
-KINDS = ("tldr_gemma_2b", "tldr_gemma_2b_rloo", "tldr_gemma_2b_ppl", "hh_gemma_2b_parsing", "tldr_gemma2_27b")
+# Run in every `make test`; slow are those that differ from one of them in numbers alone, or offload.
+KINDS = ("tldr_gemma_2b", "tldr_gemma_2b_rloo", "tldr_gemma_2b_ppl", "hh_gemma_2b_parsing")
 
 
 def _run_at_once_or_slow(script):

@@ -57,14 +57,9 @@ def run(ppo_flags, sft, tmp_path):
     return run
 
 
-CASES = [(name, processes) for processes in (1, 2) for name in WAYS]
-
-
+@pytest.mark.slow
 @pytest.mark.xdist_group("launcher")
-@pytest.mark.parametrize(
-    ("name", "processes"),
-    [pytest.param(*case, marks=pytest.mark.slow if number else ()) for number, case in enumerate(CASES)],
-)
+@pytest.mark.parametrize(("name", "processes"), [(name, processes) for processes in (1, 2) for name in WAYS])
 def test_metrics_are_those_of_whole_weights(name, processes, run):
     rows, place = run(name, 0, WAYS[name], processes)
     found, sharded = run(name, 3, WAYS[name], processes)

@@ -107,8 +107,9 @@ def test_a_run_with_a_users_function(flags, talks, tmp_path, run_online):
     AutoModelForCausalLM.from_pretrained(out)
 
 
-def test_a_reward_model_top_layers_offload_and_a_checkpoint(flags, talks, tmp_path, run_online):
-    more = {"reward_model": talks / "reward", "trained_layers": 1, "offload": True, "save_steps": 8}
+@pytest.mark.parametrize("offload", [None, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_reward_model_top_layers_and_a_checkpoint(offload, flags, talks, tmp_path, run_online):
+    more = {"reward_model": talks / "reward", "trained_layers": 1, "offload": offload, "save_steps": 8}
     more |= {"deepspeed_config": as_large_as(7e9, talks / "model")}
     run_online(flags | more | {"total_episodes": 11, "eval_prompts": 2, "adaptive_kl_target": 6}).expect(0)
     rows = training_rows(tmp_path / "out")

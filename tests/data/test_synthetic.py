@@ -249,14 +249,15 @@ def test_there_are_128_problems_of_both_kinds():
 
 @needs_walls
 @pytest.mark.xdist_group("sandbox")
-def test_right_solutions_pass_and_most_demonstrations_do_not():
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_right_solutions_pass_and_most_demonstrations_do_not(count):
     pool = ProgramPool("namespaces", workers=2)
     passed = {}
     for kind in ("problems", "demonstrations"):
-        rows = [apps_row(make_row(index, 3, kind), f"row {index}") for index in range(60)]
-        found = pool.run([row.chosen for row in rows], [row.extra["input_output"] for row in rows], ["row"] * 60)
+        rows = [apps_row(make_row(index, 3, kind), f"row {index}") for index in range(count)]
+        found = pool.run([row.chosen for row in rows], [row.extra["input_output"] for row in rows], ["row"] * count)
         passed[kind] = sum(outcome.status == "passed" for outcome in found)
-    assert passed["problems"] == 60 and 3 <= passed["demonstrations"] <= 30
+    assert passed["problems"] == count and count / 20 <= passed["demonstrations"] <= count / 2
 
 
 def test_files_of_problems(tmp_path):

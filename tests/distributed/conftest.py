@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One launch of two processes, whose results many tests look at."""
+"""One run of two processes, whose results many tests look at."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from cli_runs import built_once
-from launches import WORKERS, launch
+from launches import WORKERS, run_ranks
 from recorded import FAST_CASES, Case
 
 CHECKS = ("updates", "chunks", "generation", "saving", "evaluation", "lora", "loading", "shared_base", "self_checks")
@@ -35,14 +35,14 @@ class Outputs:
 
 @pytest.fixture(scope="session")
 def run_cases(shared: Path) -> Callable[..., Outputs]:
-    """run_cases(name, cases, checks): launches two processes, once for all test processes."""
+    """run_cases(name, cases, checks): starts two processes, once for all test processes."""
 
     def run(name: str, cases: tuple[Case, ...], checks: tuple[str, ...]) -> Outputs:
         def build(folder: Path) -> None:
             folder.mkdir()
             (folder / "cases.json").write_text(json.dumps([vars(case) for case in cases]))
-            result = launch(WORKERS, [folder, *checks], timeout=900).expect(0)
-            (folder / "printed.txt").write_text(result.stdout)
+            for rank in run_ranks(WORKERS, [str(folder), *checks], folder / "printed", timeout=900):
+                rank.expect(0)
 
         return Outputs(built_once(shared, name, build))
 

@@ -38,6 +38,7 @@ def rows_of(metrics: Path) -> int:
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
+@pytest.mark.slow
 def test_killing_a_rank_ends_the_run_and_names_it(tmp_path: Path) -> None:
     write_corpus(tmp_path / "data", 32, 8, 8, seed=1)
     texts = row_texts(make_rows(50, 1, "demonstrations"))

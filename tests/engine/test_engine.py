@@ -33,6 +33,7 @@ from real_size import as_large_as
 
 ROWS = ragged_rows([2, 5, 9, 1, 3, 4, 6, 2], [7, 1, 4, 3, 9, 2, 5, 8])
 TOKENS = sum(len(response) for _, response in ROWS)
+OFFLOAD = pytest.param(True, marks=pytest.mark.slow)  # DeepSpeed compiles its optimiser for it, which takes minutes
 
 
 def loss_of(model, rows, count=TOKENS):
@@ -223,7 +224,7 @@ def states_of(engine):
 
 @pytest.mark.parametrize(
     ("updates", "options"),
-    [(2, {}), (2, {"dtype": torch.bfloat16}), (2, {"offload": True}), (0, {})],
+    [(2, {}), (2, {"dtype": torch.bfloat16}), pytest.param(2, {"offload": True}, marks=pytest.mark.slow), (0, {})],
     ids=["float32", "bf16", "offload", "before the first update"],
 )
 def test_zero_3_goes_on_from_states_in_other_pieces(updates, options, group, tmp_path):
@@ -346,7 +347,7 @@ def test_adams_first_step_is_the_learning_rate(group, dtype):
     assert float(steps.max()) == pytest.approx(0.5, abs=0.01)
 
 
-@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("offload", [False, OFFLOAD])
 @pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2)), 3])
 def test_in_bf16_small_gradients_add_up(stage, offload, group):
     """One micro-batch, and 32 of a 512th of its loss: bf16, with 8 digits, would forget each of these."""

@@ -14,10 +14,10 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from cli_runs import message_of, read_jsonl, result_of, sft_flags_of, start_forked
+from cli_runs import arguments, message_of, read_jsonl, result_of, sft_flags_of, start_forked
 from dschat.common.lock import Lock
 from fault_runs import MOMENTS, RESUME, contents, expect_same, outcome, wait_for
-from launches import free_port, launch_environment
+from launches import run_ranks
 
 OVERWRITE = {"overwrite_output_dir": True}
 STOPPED = f"{MOMENTS['learning']}|{signal.SIGSTOP.value}"
@@ -79,22 +79,13 @@ def test_a_second_run_is_refused_and_the_first_one_finishes(flags, trial, whole,
     first.run(**RESUME).expect(0)
 
 
-def as_rank(number, port):
-    """In a fork: this process is one of two, as the launcher would start it."""
-    os.environ.update(launch_environment())
-    os.environ.update({"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
-
-
 @pytest.mark.xdist_group("launcher")
 def test_all_ranks_of_a_second_run_are_refused_together_and_one_says_why(inputs, tmp_path):
-    out, port = tmp_path / "out", free_port()
+    out = tmp_path / "out"
     lock = Lock(out / ".lock", "another run")
     flags = sft_flags_of(inputs) | OVERWRITE | {"output_dir": out, "global_batch_size": 8}
     flags["per_device_train_batch_size"] = 4
-    places = [tmp_path / str(number) for number in (0, 1)]
-    ranks = [start_forked("sft", flags, place, partial(as_rank, n, port)) for n, place in enumerate(places)]
-    first, second = (result_of(process, place) for process, place in zip(ranks, places, strict=True))
+    first, second = run_ranks("sft", arguments(flags), tmp_path)
     assert (first.status, second.status) == (2, 2), first.stderr + second.stderr
     (said,) = [line for line in (first.stderr + second.stderr).splitlines() if "error" in line]
     assert said.startswith(

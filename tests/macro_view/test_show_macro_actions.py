@@ -127,10 +127,10 @@ def test_bad_flags(flags, words, model, capsys, tmp_path, monkeypatch):
     assert not output.out
 
 
-def test_as_a_module(model, tmp_path):
+def test_as_a_module(model, tmp_path, capsys):
     file = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "a cat"}])
     command = [sys.executable, "-m", "dschat.show_macro_actions", "--model", model, "--jsonl", file, "--colour"]
     assert "\x1b[30;48" in run_command(command).expect(0).stdout
-    bad = run_command([*command[:4], model, "--text", "a", "--html", tmp_path / "r.jsonl" / "x.html"])
-    assert bad.status == 2 and "--html" in bad.stderr and "Traceback" not in bad.stderr
+    status, output = shown(capsys, "--model", model, "--text", "a", "--html", str(tmp_path / "r.jsonl" / "x.html"))
+    assert status == 2 and "--html" in output.err and "Traceback" not in output.err
     assert json.loads(file.read_text())["response"] == "a cat"

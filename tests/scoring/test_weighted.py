@@ -2,14 +2,10 @@
 """Sums of several sources by hand, and what happens where one fails or gives no number."""
 
 import json
-import multiprocessing
-import runpy
-from typing import Any
 
 import pytest
 import torch
 
-from cli_runs import PRELOADED, TIMEOUT
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.run import stop
@@ -18,7 +14,7 @@ from dschat.scoring.function import FunctionScores
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.scoring.source import ResponseTexts, Scores, Weighted, WeightedScores
 from factories import make_classifier, make_prompt, make_rollout, ragged_rows
-from launches import free_port, launch_environment
+from launches import run_ranks
 
 ROWS = ragged_rows([2, 5, 9], [7, 1, 4])
 TEXTS = ResponseTexts(["p"] * 3, ["a", "bb", "ccc"], [make_prompt([], "p", i, {"n": i}).row for i in range(3)])
@@ -132,8 +128,7 @@ def test_rows_at_which_a_function_fails_are_found(caplog):
 
 
 TWO = """
-import json, os, torch
-os.environ.update({variables!r})
+import json, sys
 import torch.distributed as dist
 dist.init_process_group("gloo")
 from dschat.run.distributed import make_host_groups
@@ -145,7 +140,7 @@ from dschat.scoring.programs.scores import ProgramScores
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.source import Weighted, WeightedScores
 from factories import make_prompt, make_rollout, ragged_rows
-rows = [make_prompt([], "p", i, {{"input_output": "{{}}"}}).row for i in range(2)]
+rows = [make_prompt([], "p", i, {"input_output": "{}"}).row for i in range(2)]
 texts, rollout = ResponseTexts(["p"] * 2, ["a", "bb"], rows), make_rollout(ragged_rows([1, 1], [2, 2]))
 rank = dist.get_rank()
 def f(prompts, responses, rows):
@@ -164,7 +159,7 @@ try:
     ProgramScores(Pool(), "ratio")(rollout, texts)
 except UserError as error:
     found.append(str(error))
-json.dump(found, open({out!r}, "w"))
+json.dump(found, open(f"{sys.argv[1]}/{rank}.json", "w"))
 """
 
 
@@ -175,19 +170,10 @@ def test_one_of_two_processes_without_scores(tmp_path):
 
     Without --on_reward_error skip both stop where rank 1 could run no program.
     """
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    group, processes = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}, []
-    for rank in ("0", "1"):
-        script, out = tmp_path / f"rank{rank}.py", str(tmp_path / f"{rank}.json")
-        variables = launch_environment(**group, RANK=rank, LOCAL_RANK=rank)
-        script.write_text(TWO.format(variables=variables, out=out))
-        processes.append(context.Process(target=runpy.run_path, args=(str(script),)))
-        processes[-1].start()
-    for process in processes:
-        process.join(TIMEOUT)
-        if process.is_alive():
-            process.kill()
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    for rank in run_ranks(script, [str(tmp_path)], tmp_path):
+        rank.expect(0)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in "01")
     assert first[:2] == [[[2, 8], [False, False], [1, 4]], [[1, 2], [False, False], [0.5, 1]]]
     assert second[:2] == [[[5, 5], [True, True], [2.5, 2.5]], [[1.5, 1.5], [True, True], [0.75, 0.75]]]

@@ -12,8 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +40,25 @@ PLAIN = {
 PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
+    "dschat.builders.data",
     "dschat.builders.ppo",
     "dschat.builders.engines",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
     "dschat.data.sources",
     "dschat.main",
+    "dschat.plan.plan",
     "dschat.trainers.evaluation",
     "dschat.trainers.dpo",
+    "dschat.trainers.ppo",
     "dschat.trainers.sft",
     "dschat.trainers.reward",
+    "deepspeed.module_inject.auto_ep_layer",
     "torch.utils.tensorboard",
     "transformers.models.gemma.modeling_gemma",
+    "warm",
 )
+FORKS: Any = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(list(PRELOADED))
 
 
 @dataclass(frozen=True)
@@ -150,8 +155,8 @@ def start_forked(
     script = step if isinstance(step, Path) else STEPS[step] / "main.py"
     command = [str(script), *(flags if isinstance(flags, list) else arguments(flags))]
     check_words(command)
-    process = _forks().Process(target=_run_here, args=(command, environment(), files, first))
-    process.start()
+    process = FORKS.Process(target=_run_here, args=(command, environment(), files, first))
+    start_fork(process)
     return process
 
 
@@ -167,19 +172,17 @@ def result_of(process: Any, scratch: Path, seconds: float = TIMEOUT) -> Result:
     return Result(process.exitcode, stdout, stderr)
 
 
-@cache
-def _forks() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
-    before, variables = dict(os.environ), environment()
+def start_fork(process: Any) -> None:
+    """Starts a process of FORKS; what it is forked from is begun with the variables that libraries read on import."""
+    # Until Python 3.12 the server does not get sys.path, from which it would import `warm`.
+    before, variables = dict(os.environ), environment(PYTHONPATH=os.pathsep.join(sys.path))
     try:
         os.environ.clear()
         os.environ.update(variables)
-        forkserver.ensure_running()  # with these variables, which libraries read on import
+        process.start()
     finally:
         os.environ.clear()
         os.environ.update(before)
-    return context
 
 
 def _run_here(

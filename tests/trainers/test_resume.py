@@ -33,7 +33,7 @@ RUNS = {
 SOME = {
     **{"sft": (1, 0), "reward": (1, 0), "dpo": (3, 0), "refuel": (5, 0)},
     **{"fixed": (43, 0), "randomized": (43, 9), "parsing": (43, 18), "ppl": (43, 27), "rloo": (19, 12)},
-    **{"ppo, ZeRO 3": (47, 40), "ppo, adapters": (47, 40), "refuel online": (29, 0)},
+    **{"ppo, adapters": (47, 40), "refuel online": (29, 0)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations
 POINTS = {"sft": MICRO_BATCHES, "reward": MICRO_BATCHES, "dpo": MICRO_BATCHES + 5 + 2 + 1}  # DPO's of the reference

@@ -38,8 +38,8 @@ from shared_base_runs import (
     write_base,
 )
 
-STAGES = [{}, {"zero_stage": 1}, {"zero_stage": 2}, {"actor_zero_stage": 2, "critic_zero_stage": 0}]
-STAGES += [{"zero_stage": 3}, {"zero_stage": 3, "ppo_epochs": 1, "critic_gradient_checkpointing": True}]
+STAGES = [{}, *({"zero_stage": stage} for stage in (1, 2, 3)), {"actor_zero_stage": 2, "critic_zero_stage": 0}]
+SLOW = {"zero_stage": 3, "ppo_epochs": 1, "critic_gradient_checkpointing": True}
 FORMS = [
     {"actor_gradient_checkpointing": True, "critic_gradient_checkpointing": True},
     {"ppo_epochs": 1},
@@ -66,7 +66,7 @@ def name_of(flags):
     return ",".join(f"{name}={value}" for name, value in flags.items()) or "plain"
 
 
-@pytest.mark.parametrize("flags", [*STAGES, *FORMS], ids=name_of)
+@pytest.mark.parametrize("flags", [*STAGES, *FORMS, pytest.param(SLOW, marks=pytest.mark.slow)], ids=name_of)
 def test_updates_are_those_of_separate_models(flags, group, tokenizer, tmp_path):
     base, models = paths(tmp_path, tokenizer)
     if "advantage_estimator" in flags:

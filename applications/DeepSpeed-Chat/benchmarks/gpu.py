@@ -100,7 +100,7 @@ def main() -> None:
 def measure(name: str, settings: argparse.Namespace, limits: Limits) -> list[Figures]:
     """The rows of a piece, which are in its file as they come; what would take too long is left out or ended."""
     begun, longest, rows = time.monotonic(), 0.0, list[Figures]()
-    watch = threading.Timer(MOST_SECONDS, end_children)
+    watch = threading.Timer(MOST_SECONDS, end_children, [children()])
     watch.start()
     with tempfile.TemporaryDirectory() as place:
         for label, task in [({}, list), *PIECES[name](settings, limits, Path(place))]:
@@ -114,9 +114,14 @@ def measure(name: str, settings: argparse.Namespace, limits: Limits) -> list[Fig
     return rows
 
 
-def end_children() -> None:
-    """Ends what this process has started; who waits for it gets an error."""
-    for child in psutil.Process().children(recursive=True):
+def children() -> set[psutil.Process]:
+    """The processes that this one has started, and theirs."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def end_children(others: set[psutil.Process]) -> None:
+    """Ends all children but the others; who waits for one gets an error."""
+    for child in children() - others:
         child.kill()
 
 
