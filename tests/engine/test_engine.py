@@ -2,6 +2,7 @@
 """Engines against plain torch: accumulation, schedule, norm, clipping, checkpointing, precision, configuration."""
 
 import json
+from dataclasses import replace
 import math
 from types import SimpleNamespace
 
@@ -292,6 +293,13 @@ def test_a_users_deepspeed_config_is_merged(given, tmp_path):
         elif value != "auto":
             expected[key] = value
     assert deepspeed_config(settings_with(given, tmp_path), 1.0) == expected
+
+
+def test_a_file_may_repeat_batches_that_are_cut_by_tokens(tmp_path):
+    """8 rows of an update may be 8 micro-batches."""
+    given = settings_with({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, tmp_path)
+    config = deepspeed_config(replace(given, plan=replace(given.plan, max_tokens=100)), 1.0)
+    assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (1, 8)
 
 
 @pytest.mark.parametrize(

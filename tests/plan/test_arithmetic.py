@@ -217,9 +217,9 @@ def ppo(**flags):
     [
         (Texts(128, 64), 8, None, (8, 128, 8 * 64)),
         (Texts(128, 64), 8, 1024, (8, 128, 8 * 64)),
-        (Texts(128, 64), 8, 512, (4, 128, 4 * 64)),
-        (Texts(128, 64), 8, 600, (5, 120, 5 * 64)),  # no text is longer than 128: 5 of 120 fill it
-        (Texts(128, 64), 8, 100, (1, 128, 64)),  # a longer text passes alone
+        (Texts(128, 64), 8, 512, (4, 128, 8 * 64)),  # 8 short prompts may stand in the place of 4
+        (Texts(128, 64), 8, 600, (5, 120, 8 * 64)),  # no text is longer than 128: 5 of 120 fill it
+        (Texts(128, 64), 8, 100, (1, 128, 128)),  # a longer text passes alone
         (Texts(128, 128, 2), 4, 100, (2, 128, 2 * 128)),  # and so does a pair
         (Texts(128, 128, 2), 4, 300, (3, 100, 3 * 100)),
     ],

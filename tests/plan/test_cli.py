@@ -74,6 +74,19 @@ def test_the_flags_of_a_step(model, capsys):
     assert plan["fits"] is True
 
 
+def test_an_evaluation_may_score_more_rows_at_once_than_a_rollout(model, capsys):
+    """By tokens, passes without gradients hold 4 times as much, of a rollout's 8 rows or an evaluation's 32."""
+    sizes = ["--per_device_generation_batch_size", "8", "--per_device_training_batch_size", "8"]
+    words = ["--step", "3", "--prompts", "100", *ppo_flags(model), *sizes, "--max_tokens_per_micro_batch", "8192"]
+
+    def scoring(*more: str) -> int:
+        (plan,) = planned(capsys, *words, *more)
+        return next(phase["parts"] for phase in plan["phases"] if phase["name"] == "score")["activations"]
+
+    assert scoring("--eval_prompts", "32") == scoring("--eval_prompts", "0") == scoring("--eval_prompts", "512")
+    assert scoring("--eval_prompts", "32") / scoring("--eval_prompts", "8") == pytest.approx(4, rel=0.01)
+
+
 def test_a_run_without_a_critic(model, capsys):
     """8 prompts with 4 responses each are 32 slots; 100 prompts make 6 rollouts of 16, each with 64 / 8 updates."""
     flags = [

@@ -42,11 +42,9 @@ def deepspeed_settings(
     Raises:
         UserError: the file cannot be read, or contradicts a flag.
     """
-    # Cut by tokens, an update may have as many micro-batches as rows, see `Engine.begin_update`.
-    micro_batch, accumulation = (1, plan.update_per_rank) if plan.max_tokens else (plan.micro_batch, plan.accumulation)
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": accumulation,
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.accumulation,
         "train_batch_size": plan.global_batch,
         "zero_optimization": _zero_optimization(zero_stage, offload, pin_memory),
         "zero_allow_untested_optimizer": True,
@@ -58,8 +56,15 @@ def deepspeed_settings(
     }
     if dtype == "bf16" and zero_stage:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
-    if file is None:
-        return config
+    if file is not None:
+        _merge(config, _read(file), file)
+    if plan.max_tokens:  # an update may have as many micro-batches as rows, see `Engine.begin_update`
+        config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": plan.update_per_rank}
+    return config
+
+
+def _read(file: str) -> dict[str, Any]:
+    """The sections of a file that flags do not decide."""
     try:
         given = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -72,8 +77,7 @@ def deepspeed_settings(
                 f"--deepspeed_config {file}: {section} is set by flags here (--learning_rate, "
                 "--weight_decay, --lr_scheduler_type, …): remove the section."
             )
-    _merge(config, given, file)
-    return config
+    return given
 
 
 def _zero_optimization(stage: int, offload: bool, pin_memory: bool) -> dict[str, Any]:

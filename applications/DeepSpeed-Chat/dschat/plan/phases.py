@@ -99,7 +99,8 @@ class Texts:
             area = max(budget, self.per_example * tokens)
             rows = -(-area // tokens)
             tokens = area // rows
-        return rows, tokens, rows * min(self.scored, tokens)
+        # Short texts, of which more go together, may have as many log-probs.
+        return rows, tokens, min(examples * self.per_example * self.scored, rows * tokens)
 
 
 def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], machine: Machine) -> list[Phase]:
@@ -220,10 +221,11 @@ def _scored(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.dev
         most = config.per_device_eval_batch_size
     elif isinstance(config, RefuelOnlineConfig) and role.name == "reward model":
         texts, most = replace(texts, per_example=1), config.per_device_eval_batch_size
-    elif isinstance(config, RefuelOnlineConfig) and role.name == "policy":  # in the passes of its updates
+    elif isinstance(config, RefuelOnlineConfig) and not config.kl_coef:  # the policy, in the passes of its updates
         size, most = training, training.rows
     else:
-        most = min(most, plan.rollout_per_rank * plan.samples_per_prompt)
+        drawn, held_out = plan.rollout_per_rank * plan.samples_per_prompt, _held_out(config, plan.world_size)
+        most = min(most, max(drawn, held_out)) if held_out else most
     rows, tokens, positions = texts.filling(most, size.tokens)
     body = score_pass(role.model, rows, min(tokens, shape(role.model).limit or tokens))
     logits = scoring_logits(role.head, positions, device) if role.model.kind == "policy" else 0
@@ -233,6 +235,14 @@ def _scored(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.dev
         "logits": logits,
         "whole weights": passing(role.weights, plan.world_size),
     }
+
+
+def _held_out(config: CommonConfig, processes: int) -> int:
+    """Responses of an evaluation, or pairs of replies, on each process at most; 0 = any number."""
+    if isinstance(config, PPOConfig):
+        return -(-config.num_eval_prompts(processes) // processes)
+    assert isinstance(config, RefuelOnlineConfig)
+    return -(-config.eval_prompts * config.max_turns // (2 * processes))
 
 
 def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:

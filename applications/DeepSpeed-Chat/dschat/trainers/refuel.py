@@ -157,8 +157,7 @@ class Refuel:
         logprobs = reply_logprobs(models.policy, rows, temperature)
         ref_logprobs = logprobs
         if models.reference is not None:
-            wide = rows if self.plan.max_tokens is None else pair_layouts(rollout, self.settings.size.without_gradient)
-            ref_logprobs = reply_logprobs(models.reference, wide, temperature)
+            ref_logprobs = reply_logprobs(models.reference, rows, temperature)  # the same passes: KL begins at 0
         penalty = self.config.penalty_reward_value
         rewards = reply_rewards(scores, rollout.finished, logprobs - ref_logprobs, self.kl.value, penalty)
         return PairBatch(rollout, logprobs, ref_logprobs, scores, rewards)

@@ -30,6 +30,7 @@ from dschat.trainers.ppo_models import response_logprobs
 # goes into what is compared, and of 1 at least.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 ROWS = 2
+GAP_ROWS = 8  # of a rollout on each process, where log-probs are computed to be compared alone
 POSITIONS = 32
 WRONG = "The model's architecture is computed wrongly here, or actor and reference differ; please report the model."
 RANDOM = (
@@ -260,10 +261,10 @@ def check_gap(
     """How far the log-probs of the engine that drew the tokens are from the actor's. Every rank must call it.
 
     Args:
-        known: of this rank. Of a scored rollout, the actor's log-probs are computed for a few rows.
+        known: of this rank. Of a scored rollout, the actor's log-probs are computed for GAP_ROWS.
         actor: its engine, as it was when the tokens were drawn.
         temperature: that of sampling.
-        size: of a forward pass, whose rows are that few.
+        size: of a forward pass.
 
     Returns:
         rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest difference in nats over the response
@@ -278,7 +279,7 @@ def check_gap(
     if isinstance(known, Trajectory):
         logprobs = known.logprobs
     else:
-        rows = torch.arange(min(size.rows, len(drawn)), device=drawn.device)
+        rows = torch.arange(min(size.rows, GAP_ROWS, len(drawn)), device=drawn.device)
         rollout, drawn = select_rows(rollout, rows), drawn[rows]
         logprobs = response_logprobs(actor, rollout, temperature, size)
     gaps = (logprobs - drawn)[rollout.response_mask].abs().double()
