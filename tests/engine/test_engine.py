@@ -2,8 +2,8 @@
 """Engines against plain torch: accumulation, schedule, norm, clipping, checkpointing, precision, configuration."""
 
 import json
-from dataclasses import replace
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest

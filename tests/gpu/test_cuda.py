@@ -124,6 +124,12 @@ def test_a_model_whose_step_cannot_be_captured_draws_on(caplog):
     drawn = sample(causal_lm, prompts, sampling, range(6), 3, StaticDecoder)
     assert torch.equal(drawn.rollout.input_ids, expected.rollout.input_ids)
     assert "cannot be captured as CUDA graphs" in caplog.text
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    del drawn
+    torch.empty(10**9, dtype=torch.uint8, device="cuda")
+    reserved = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()  # does nothing while an allocator believes that it records
+    assert torch.cuda.memory_reserved() <= reserved - 10**9
     assert torch.equal(sample(causal_lm, prompts, sampling, range(6), 3).rollout.input_ids, expected.rollout.input_ids)
 
 

@@ -77,7 +77,8 @@ def test_the_flags_of_a_step(model, capsys):
 def test_an_evaluation_may_score_more_rows_at_once_than_a_rollout(model, capsys):
     """By tokens, passes without gradients hold 4 times as much, of a rollout's 8 rows or an evaluation's 32."""
     sizes = ["--per_device_generation_batch_size", "8", "--per_device_training_batch_size", "8"]
-    words = ["--step", "3", "--prompts", "100", *ppo_flags(model), *sizes, "--max_tokens_per_micro_batch", "8192"]
+    sizes += ["--gpus", "1", "--max_tokens_per_micro_batch", "8192"]
+    words = ["--step", "3", "--prompts", "100", *ppo_flags(model), *sizes]
 
     def scoring(*more: str) -> int:
         (plan,) = planned(capsys, *words, *more)

@@ -242,7 +242,7 @@ def _held_out(config: CommonConfig, processes: int) -> int:
     if isinstance(config, PPOConfig):
         return -(-config.num_eval_prompts(processes) // processes)
     assert isinstance(config, RefuelOnlineConfig)
-    return -(-config.eval_prompts * config.max_turns // (2 * processes))
+    return -(-(config.eval_prompts or 0) * config.max_turns // (2 * processes))
 
 
 def _passes(role: Role, rows: int, tokens: int, positions: int, device: torch.device) -> tuple[Pass, Pass, int]:

@@ -65,14 +65,15 @@ class Decoder:
         self.uniform = torch.zeros(shape, dtype=torch.float64, device=device)
         self._samplers: dict[Sampling, TokenSampler] = {}
 
-    def begin(self, sampling: Sampling, seeds: Sequence[int]) -> None:
+    def begin(self, sampling: Sampling, seeds: Sequence[int], slots: int) -> None:
         """Empties the slots.
 
         Args:
             sampling: how to draw from now on.
             seeds: of each prompt.
+            slots: that are used from now on.
         """
-        self._sampling = sampling
+        self._sampling, self._used = sampling, slots
         if sampling not in self._samplers:
             self._samplers[sampling] = TokenSampler(sampling, self._model.config.vocab_size, self._device)
         numbers = uniforms(torch.tensor(seeds, device=self._device), sampling.max_new_tokens)

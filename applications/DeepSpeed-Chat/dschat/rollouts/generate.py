@@ -4,7 +4,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -50,16 +50,18 @@ class ContinuousEngine:
         """
         self._slots, self._decode_graphs, self._report = slots, decode_graphs, report
         self._kept: StaticDecoder | None = None  # with its graphs, as long as weights stay where they are
+        self._launches = "launched one by one"
 
     @contextmanager
     def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
         """See `RolloutEngine`."""
         with actor.gathered() as policy:
             yield self.draw_from(policy.inner)
-        if self._report is not None:
-            self._report("launched one by one" if self._kept is None else self._kept.launches)
+        self._note_launches()
         if self._kept is not None and not self._kept.is_valid():
             self._kept = None  # its buffers are of no use while the models train
+        if self._report is not None:
+            self._report(self._launches)
 
     def draw_from(self, causal_lm: PreTrainedModel) -> Draw:
         """Draws from a model with whole weights."""
@@ -67,8 +69,18 @@ class ContinuousEngine:
         decoder_of = self._static_decoder if graphs else Decoder
         return partial(sample, causal_lm, slots=self._slots, decoder_of=decoder_of)
 
-    def _static_decoder(self, causal_lm: PreTrainedModel, capacity: Capacity) -> StaticDecoder:
+    def _note_launches(self) -> None:
+        """A decoder whose steps cannot be captured goes, and no other is tried."""
+        if self._kept is not None:
+            self._launches = self._kept.launches
+            if self._kept.refusal is not None:
+                self._kept, self._decode_graphs = None, False
+
+    def _static_decoder(self, causal_lm: PreTrainedModel, capacity: Capacity) -> Decoder:
         """The decoder of before, if it serves, or a new one with as much room."""
+        self._note_launches()
+        if self._decode_graphs is False:
+            return Decoder(causal_lm, capacity)
         kept = self._kept
         if kept is None or not kept.serves(causal_lm, capacity):
             self._kept, grown = None, capacity if kept is None else kept.capacity.grown(capacity)
@@ -154,15 +166,17 @@ def sample(
         slots: rows that are computed together at most.
         decoder_of: gives a decoder for the model with room for what is needed.
     """
-    scheduler = BatchScheduler(causal_lm, prompts, sampling, seeds, slots, decoder_of)
-    scheduler.refill()
-    while scheduler.live:
-        raise_if_stopped_here()
-        if scheduler.drop_finished():
-            scheduler.refill()
-        else:
-            scheduler.step()
-    return scheduler.generation()
+    on_gpu = causal_lm.device.type == "cuda"
+    with torch.cuda.device(causal_lm.device) if on_gpu else nullcontext():  # graphs and events are of the current one
+        scheduler = BatchScheduler(causal_lm, prompts, sampling, seeds, slots, decoder_of)
+        scheduler.refill()
+        while scheduler.live:
+            raise_if_stopped_here()
+            if scheduler.drop_finished():
+                scheduler.refill()
+            else:
+                scheduler.step()
+        return scheduler.generation()
 
 
 class FiniteLogits(LogitsProcessor):

@@ -58,8 +58,8 @@ class BatchScheduler:
         self._slots, self._end = min(slots, len(prompts)), max(self._lengths)
         columns = self._end + longest + (SPARE_COLUMNS if self._slots < len(prompts) else 0)
         self._decoder = decoder_of(causal_lm, Capacity(self._slots, columns, len(prompts), longest))
-        self._decoder.begin(sampling, seeds)
-        self._columns = self._decoder.capacity.columns
+        self._decoder.begin(sampling, seeds, self._slots)
+        self._columns = columns  # and not the decoder's, whose room depends on what was drawn before
         self._sync_interval, self._steps = SYNC_INTERVAL.get(device.type, 1), 0
 
     def refill(self) -> None:

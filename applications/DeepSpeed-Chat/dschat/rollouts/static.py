@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 ROW_STEP = 8  # the rows of a step are a multiple of it, from twice as many on; fewer rows are a power of two
 # Operators whose result's shape or value the host must know.
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal"}
+WAITING |= {"bincount", "repeat_interleave"}
 
 
 class Operator(Protocol):
@@ -58,6 +61,32 @@ class HostSyncs(TorchDispatchMode):
         if name in WAITING or _indexes_by_mask(name, args) or _crosses_devices(name, args, result):
             self.found.append(name)
         return result
+
+
+def host_syncs(step: Callable[[], None], device: torch.device) -> set[str]:
+    """Runs a step; the operators for which the host waits for the device.
+
+    On a GPU PyTorch also warns of those inside of operators, as where experts of a mixture are counted on the host.
+    """
+    with HostSyncs() as syncs, warnings.catch_warnings(record=True) as warned, _told_of_waiting(device):
+        warnings.simplefilter("always")
+        step()
+    inside = any("synchronizing CUDA operation" in str(warning.message) for warning in warned)
+    return {*syncs.found, *(["something inside of an operator"] if inside and not syncs.found else [])}
+
+
+@contextmanager
+def _told_of_waiting(device: torch.device) -> Iterator[None]:
+    """Inside, PyTorch warns where the host waits for a GPU."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _indexes_by_mask(name: str, args: Sequence[object]) -> bool:
@@ -106,7 +135,9 @@ class StaticDecoder(Decoder):
         self._addresses = addresses_of(causal_lm)
         self._column = torch.zeros(1, dtype=torch.long, device=self._device)  # that was filled last
         self._steps: dict[tuple[Sampling, int, int], Callable[[], None]] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        on_gpu = self._device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        self._stream = torch.cuda.Stream(self._device) if on_gpu else None
         self._late = LateCopy(self.ended)
         self.refusal: str | None = None  # why the model's step cannot be captured
         if str(causal_lm.config._attn_implementation).startswith("flash"):
@@ -141,16 +172,14 @@ class StaticDecoder(Decoder):
         if self.refusal is not None:
             super().step(live, low, end)
             return
-        rows = min(rows_of_step(live), self.capacity.slots)
+        rows = min(rows_of_step(live), self._used)
         key = (self._sampling, rows, round_up(end + 1, COLUMN_STEP))
         if key in self._steps:
             self._steps[key]()
             return
         step = partial(self._static_step, *key[1:])
-        with HostSyncs() as syncs:
-            step()
-        if syncs.found:
-            self._refuse(f"the host waits for {', '.join(sorted(set(syncs.found)))}")
+        if found := host_syncs(step, self._device):
+            self._refuse(f"the host waits for {', '.join(sorted(found))}")
         elif captured := step if self._pool is None else self._capture(step):
             self._steps[key] = captured
 
@@ -179,11 +208,16 @@ class StaticDecoder(Decoder):
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None] | None:
         """A graph's `replay`; None where there can be none."""
-        graph = torch.cuda.CUDAGraph()
+        assert self._pool is not None
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 step()
         except RuntimeError as error:
+            # What torch.cuda.graph leaves behind when it fails: its stream, and an allocator that is still recording.
+            torch.cuda.set_stream(before)
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(before.device_index, self._pool)
             self._refuse(str(error).splitlines()[0])
             return None
         return graph.replay
