@@ -13,7 +13,6 @@ from cli_runs import (
     STEPS,
     TRAINING,
     arguments,
-    copy_model,
     environment,
     message_of,
     run_command,
