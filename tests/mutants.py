@@ -173,6 +173,7 @@ RLOO_UNSCORED = "test_a_response_that_could_not_be_scored_is_no_baseline"
 ROW_SEEDS = "test_row_seeds_do_not_collide"
 RUN_ID = "test_a_run_that_goes_on_keeps_its_id"
 RUN_SEED = "test_another_seed_of_the_run_draws_and_shuffles_otherwise"
+SAME_BUCKETS = "test_buckets_do_not_depend_on_what_was_drawn_before"
 SAMPLES = "test_samples_of_a_prompt_depend_on_nothing_else"
 SCHEDULE = "test_schedule_and_warm_up_count_optimiser_updates"
 SFT_COUNT = "test_the_loss_is_the_mean_over_the_tokens_of_the_whole_update"
@@ -506,6 +507,12 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("slots without a row write into a prompt's", "StaticDecoder.rows_changed", "self.number[_a:] = _b", "pass",
      "test_a_row_depends_neither_on_slots_nor_on_looks_nor_on_order[StaticDecoder-7-24]"),
     ("graphs of weights that are gone", "StaticDecoder.is_valid", "_a == _b", "True", LASTS),
+    ("a step's rows depend on what was drawn before", "StaticDecoder.step", "min(_a, self._used)",
+     "min(_a, self.capacity.slots)", SAME_BUCKETS),
+    ("a draw's columns depend on what was drawn before", "BatchScheduler.__init__", "self._columns = columns",
+     "self._columns = self._decoder.capacity.columns", SAME_BUCKETS),
+    ("the host may wait inside of an operator", "host_syncs", "any(_a)", "False",
+     "test_a_model_that_makes_the_host_wait_is_launched_as_before[operator]"),
     ("the host may wait for the device", "HostSyncs.__torch_dispatch__", "_a in _b", "False", WAITS),
     ("a group of prompts is one too large", "prefill_groups", "_a - _b + 1", "_a - _b",
      "test_prompts_are_read_in_groups_of_so_many_tokens"),
@@ -880,6 +887,8 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("two buckets become one", "Zero.of", "_a * int(_b)", "int(_b)", "test_a_deepspeed_config_is_read"),
     ("tokens of a micro-batch make whole texts alone", "Texts.filling", "-(-_a // _b)", "_a // _b",
      "test_the_largest_micro_batch"),
+    ("rows of an evaluation count for nothing", "_scored", "max(drawn, held_out)", "drawn",
+     "test_an_evaluation_may_score_more_rows_at_once_than_a_rollout"),
     ("recomputation costs nothing", "operations", "2 + checkpointing", "2",
      "test_recomputation_pays_where_micro_batches_are_small"),
     ("vLLM sleeps on a CPU", "_kept_beside", "_a + VLLM_CPU_CACHE", "0", "test_vllm_never_sleeps_on_a_cpu"),
