@@ -173,7 +173,7 @@ def test_buckets_do_not_depend_on_what_was_drawn_before(monkeypatch: pytest.Monk
     fresh, other = ContinuousEngine(5, decode_graphs=True), ContinuousEngine(5, decode_graphs=True)
     draw(other, *[90] * 12)
     few = [4, 9, 2]
-    many = [4, 9, 2, 7, 3] * 8  # so many that the columns are used up
+    many = [4, 9, 2, 7, 3] * 24  # so many that the columns are used up
     assert draw(fresh, *few) == draw(other, *few) and draw(fresh, *many) == draw(other, *many)
 
 
