@@ -14,7 +14,7 @@ class Needs:
         critic: values of states, from a critic that learns the returns.
         group: several responses to each prompt, which are compared with each other.
         macro_actions: advantages differ between the macro actions of a response; else all of its tokens have the same.
-        reads: flags that this estimator reads and others may not.
+        reads: flags that this estimator reads and others do not, where they are refused or of no effect.
     """
 
     title: str
