@@ -65,10 +65,11 @@ def test_the_flags_of_a_step(model, capsys):
     # 8 slots of 512 + 512 tokens, 2 tensors of 2 layers, 2 key-value heads of 16, bf16.
     cache = 8 * 1024 * 2 * 2 * 2 * 16 * 2
     assert phases["generate"]["parts"]["KV cache"] == cache
-    # CUDA graphs write into the same buffers in every rollout.
+    # CUDA graphs write into the same buffers in every rollout, and hold what a step of 8 rows makes.
     before, after = ([phase["kept"] for phase in one["phases"]] for one in (plan, graphs))
-    assert after == [kept + cache for kept in before]
-    assert graphs["phases"][0]["total"] == plan["phases"][0]["total"]
+    (step,) = {kept - smaller - cache for kept, smaller in zip(after, before, strict=True)}
+    assert phases["generate"]["parts"]["logits"] < step < 1.1 * phases["generate"]["parts"]["logits"]
+    assert graphs["phases"][0]["total"] == plan["phases"][0]["total"] + step
     assert plan["peak"] == max(phase["total"] for phase in plan["phases"]) + 2_500_000_000
     assert plan["counts"]["updates"] == 100 // 16 * 2 and plan["counts"]["trained"] == 96
     assert plan["fits"] is True

@@ -130,7 +130,9 @@ def phases_of(config: CommonConfig, plan: BatchPlan, roles: Sequence[Role], mach
 
 def _kept_beside(config: CommonConfig, plan: BatchPlan, actor: Role, machine: Machine) -> int:
     """Bytes of the moving average; of what CUDA graphs write into; and of vLLM on a CPU, where it never sleeps."""
-    kept = _kv_cache(config, plan, actor, machine) if _keeps_graphs(config, actor, machine) else 0
+    kept = 0
+    if _keeps_graphs(config, actor, machine):
+        kept = _kv_cache(config, plan, actor, machine) + _decoding_step(config, plan, actor, machine)
     if not isinstance(config, PPOConfig):
         return kept
     kept += averaging(actor.weights, machine.processes)[0] if config.enable_ema else 0
@@ -178,6 +180,13 @@ def _kv_cache(config: SamplingFlags, plan: BatchPlan, actor: Role, machine: Mach
     if _graphs(config, machine):
         columns = -(-columns // COLUMN_STEP) * COLUMN_STEP
     return slots * columns * shape(actor.model).cached * actor.model.width
+
+
+def _decoding_step(config: SamplingFlags, plan: BatchPlan, actor: Role, machine: Machine) -> int:
+    """Bytes of all that a step makes anew, which a graph's memory holds."""
+    assert isinstance(config, PPOConfig | RefuelOnlineConfig)
+    slots = config.per_device_generation_batch_size * plan.samples_per_prompt
+    return score_pass(actor.model, slots, 1).forward + sampling_logits(actor.head, slots, machine.device)
 
 
 def _graphs(config: CommonConfig, machine: Machine) -> bool:
