@@ -78,14 +78,16 @@ def test_the_flags_of_a_step(model, capsys):
 def test_an_evaluation_may_score_more_rows_at_once_than_a_rollout(model, capsys):
     """By tokens, passes without gradients hold 4 times as much, of a rollout's 8 rows or an evaluation's 32."""
     sizes = ["--per_device_generation_batch_size", "8", "--per_device_training_batch_size", "8"]
-    sizes += ["--gpus", "1", "--max_tokens_per_micro_batch", "8192"]
+    sizes += ["--max_tokens_per_micro_batch", "8192"]
     words = ["--step", "3", "--prompts", "100", *ppo_flags(model), *sizes]
 
-    def scoring(*more: str) -> int:
-        (plan,) = planned(capsys, *words, *more)
+    def scoring(*more: str, gpus: str = "1") -> int:
+        (plan,) = planned(capsys, *words, "--gpus", gpus, *more)
         return next(phase["parts"] for phase in plan["phases"] if phase["name"] == "score")["activations"]
 
     assert scoring("--eval_prompts", "32") == scoring("--eval_prompts", "0") == scoring("--eval_prompts", "512")
+    assert scoring("--eval_prompts", "64", gpus="2") == scoring("--eval_prompts", "32")
+    assert scoring("--eval_prompts", "32", gpus="4") == scoring("--eval_prompts", "8"), "8 rows a process"
     assert scoring("--eval_prompts", "32") / scoring("--eval_prompts", "8") == pytest.approx(4, rel=0.01)
 
 
@@ -181,6 +183,19 @@ def test_refuel_online_from_its_script(model, capsys, monkeypatch):
     kept = [one["phases"][0]["kept"] for one in (plan, offloaded)]
     away = 2 * sum(models[role]["parameters"] for role in ("reference", "reward model"))
     assert kept[0] - kept[1] == away + models["policy"]["bytes"]["optimizer"]
+
+
+def test_the_policy_of_refuel_online_passes_without_gradients_where_there_is_a_kl(model, capsys):
+    """In evaluations, 4 times as many tokens as in the passes of its updates; with adapters no other model does."""
+    Path("rewards.py").write_text("def length(prompts, responses):\n    return [float(len(text)) for text in responses]\n")
+    words = ["--step", "refuel_online", "--model_name_or_path", model, "--reward_function", "rewards.py:length", "--lora_dim", "4"]
+    words += ["--max_tokens_per_micro_batch", "8192", "--prompts", "100000"]
+
+    def scoring(coefficient: str) -> int:
+        (plan,) = planned(capsys, *words, "--kl_coef", coefficient)
+        return next(phase["parts"] for phase in plan["phases"] if phase["name"] == "score")["activations"]
+
+    assert scoring("0.05") / scoring("0") == pytest.approx(4, rel=0.02)
 
 
 def test_refuel_on_pairs(model, capsys):

@@ -17,6 +17,7 @@ from closeness import EPS, FORMULA, assert_near
 from dschat.rollouts import scheduler, static
 from dschat.rollouts.decoder import Capacity
 from dschat.rollouts.generate import ContinuousEngine, sample
+from dschat.rollouts.sampling import Sampling
 from dschat.rollouts.static import HostSyncs, StaticDecoder, rows_of_step
 from factories import hf_logprobs, make_causal_lm, sampling_of
 from rollout_cases import ENDS, model_of, prompts_of, seeds_of
@@ -42,7 +43,7 @@ class Operators(TorchDispatchMode):
         return tensor.dtype, tuple(tensor.shape), place
 
 
-def decoder_in_use(family: str, sampling: Any, slots: int = 3) -> StaticDecoder:
+def decoder_in_use(family: str, sampling: Sampling, slots: int = 3) -> StaticDecoder:
     """A decoder whose slots have rows, of which none has drawn its second token."""
     decoder = StaticDecoder(model_of(family), Capacity(4, 60, slots, 20))
     decoder.begin(sampling, seeds_of(slots), 4)
@@ -104,7 +105,7 @@ def test_a_model_that_makes_the_host_wait_is_launched_as_before(
     causal_lm, prompts, sampling, seeds = model_of("llama"), prompts_of(), sampling_of(12, ENDS), seeds_of(8)
     expected = sample(causal_lm, prompts, sampling, seeds, 3)
 
-    def wait(module: Any, args: Any, result: torch.Tensor) -> None:
+    def wait(module: torch.nn.Module, args: tuple[torch.Tensor, ...], result: torch.Tensor) -> None:
         SPOILT[operator](result)
 
     causal_lm.model.layers[0].mlp.register_forward_hook(wait)
