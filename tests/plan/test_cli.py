@@ -187,9 +187,9 @@ def test_refuel_online_from_its_script(model, capsys, monkeypatch):
 
 def test_the_policy_of_refuel_online_passes_without_gradients_where_there_is_a_kl(model, capsys):
     """In evaluations, 4 times as many tokens as in the passes of its updates; with adapters no other model does."""
-    Path("rewards.py").write_text("def length(prompts, responses):\n    return [float(len(text)) for text in responses]\n")
-    words = ["--step", "refuel_online", "--model_name_or_path", model, "--reward_function", "rewards.py:length", "--lora_dim", "4"]
-    words += ["--max_tokens_per_micro_batch", "8192", "--prompts", "100000"]
+    Path("rewards.py").write_text("def length(prompts, responses):\n    return [float(len(one)) for one in responses]\n")
+    words = ["--step", "refuel_online", "--model_name_or_path", model, "--reward_function", "rewards.py:length"]
+    words += ["--lora_dim", "4", "--max_tokens_per_micro_batch", "8192", "--prompts", "100000"]
 
     def scoring(coefficient: str) -> int:
         (plan,) = planned(capsys, *words, "--kl_coef", coefficient)
