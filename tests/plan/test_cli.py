@@ -187,7 +187,7 @@ def test_refuel_online_from_its_script(model, capsys, monkeypatch):
 
 def test_the_policy_of_refuel_online_passes_without_gradients_where_there_is_a_kl(model, capsys):
     """In evaluations, 4 times as many tokens as in the passes of its updates; with adapters no other model does."""
-    Path("rewards.py").write_text("def length(prompts, responses):\n    return [float(len(one)) for one in responses]\n")
+    Path("rewards.py").write_text("def length(prompts, responses):\n    return [0.0 for one in responses]\n")
     words = ["--step", "refuel_online", "--model_name_or_path", model, "--reward_function", "rewards.py:length"]
     words += ["--lora_dim", "4", "--max_tokens_per_micro_batch", "8192", "--prompts", "100000"]
 
