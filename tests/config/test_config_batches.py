@@ -56,6 +56,13 @@ def test_unreachable_global_batch_names_the_nearest(wanted, world_size, words):
     assert "change --per_device_train_batch_size" in str(refusal.value)
 
 
+def test_processes_that_vllm_cannot_divide():
+    config = _ppo(rollout_engine="vllm", vllm_tensor_parallel=4)
+    assert config.plan_batches(8).world_size == 8
+    with pytest.raises(UserError, match="--vllm_tensor_parallel 4 does not divide .* processes, 6: .* 1, 2, 3, 6"):
+        config.plan_batches(6)
+
+
 def test_accumulation_and_global_batch_must_agree():
     config = _supervised(SFTConfig, gradient_accumulation_steps=2, global_batch_size=64)
     with pytest.raises(UserError) as refusal:

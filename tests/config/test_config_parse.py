@@ -43,7 +43,7 @@ def test_the_table_of_flags_and_defaults(step):
 
 @pytest.mark.parametrize(("step", "name"), EXAMPLES)
 def test_each_flag_sets_its_field_by_each_spelling(step, name, monkeypatch):
-    monkeypatch.setattr("dschat.config.ppo.find_spec", lambda name: object())  # as if vLLM were installed
+    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: object())  # as if vLLM were installed
     shown, words, value = TABLE[step, name]
     # A function stands in the place of the online form's reward model.
     required = REQUIRED[step][:-2] if (step, name) == ("online", "reward_function") else None

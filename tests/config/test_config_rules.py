@@ -181,6 +181,7 @@ REFUSALS = [
     ("ppo", "--kl_action stop", "--kl_action stop", "add --max_kl"),
     ("ppo", "--rollout_engine vllm", "--rollout_engine vllm needs vLLM", "pip install 'ma-rlhf[vllm]'"),
     ("ppo", "--vllm_gpu_memory 0.5", "--vllm_gpu_memory 0.5", "add --rollout_engine vllm"),
+    ("ppo", "--vllm_tensor_parallel 2", "--vllm_tensor_parallel 2", "add --rollout_engine vllm"),
     ("ppo", "--rollout_is_clip 2", "--rollout_is_clip 2", "add --rollout_engine vllm"),
     ("ppo", "--parsing_cutoff 2", "--parsing_cutoff 2", "at least 3", "each sentence becomes one macro action"),
     ("ppo", "--bf16 --dtype fp16", "--bf16", "--dtype fp16"),

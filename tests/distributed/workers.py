@@ -4,7 +4,9 @@
 import json
 import sys
 import time
-from collections.abc import Callable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,31 +123,56 @@ def _made(make: Callable[..., Any], setup: dict[str, Any], place: Path, **flags:
     return make(place, Setup(**setup), **flags)
 
 
-def vllm(folder: Path, keep: Callable[..., None]) -> None:
-    """At ZeRO 3, draws of two prompts on one rank and three on the other, before and after an update."""
+def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
+    """At ZeRO 3, draws of two prompts on one rank and three on the other, before and after an update.
+
+    `rows`: how the first draws begin. `held`: share of the layers' weights that this rank's engine holds. `passed`:
+    the most that were on their way to it at a time.
+    """
     from transformers import AutoModelForCausalLM
 
+    from dschat.rollouts import vllm as engines
     from dschat.rollouts.sampling import Sampling
     from dschat.rollouts.vllm import VllmEngine
     from factories import BOS, EOS, PAD, engine_of, random_ids
 
     causal_lm = AutoModelForCausalLM.from_pretrained(folder / "model")
     actor = engine_of(causal_lm, zero_stage=3, learning_rate=0.01)
-    engine = VllmEngine(str(folder / "model"), 32, 0.3)
-    sampling = Sampling(max_new_tokens=4 + 4 * rank(), end_ids=(EOS,), pad_id=PAD, bos_id=BOS)
+    engine = VllmEngine(str(folder / "model"), 32, 0.3, shares)
+    alive, most = Counter[str](), Counter[str]()
+    plain_weights = engines.plain_weights
+
+    def counted(*given: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in plain_weights(*given):
+            alive["weights"] += tensor.numel()
+            weakref.finalize(tensor.untyped_storage(), alive.subtract, {"weights": tensor.numel()})
+            most["weights"] = max(most["weights"], alive["weights"])
+            yield name, tensor
+
+    engines.plain_weights = counted
+    answer = 8 if shares > 1 else 4 + 4 * rank()
+    sampling = Sampling(max_new_tokens=answer, end_ids=(EOS,), pad_id=PAD, bos_id=BOS)
     prompts = [random_ids(3 + i, i) for i in range(2 + rank())]
     gaps: list[float] = []
+    rows: list[list[int]] = []
     for _ in range(2):
         with engine.session(actor) as draw:
             drawn = draw(prompts, sampling, range(len(prompts)))
         rollout, mask = drawn.rollout, drawn.rollout.response_mask
+        rows += [row[:4] for row in rollout.response_rows()]
         actor.train()
         logprobs, _ = actor(rollout.input_ids, rollout.attention_mask, mask.shape[1])
         gaps.append(float((logprobs.detach() - rollout.drawn_logprobs)[mask].abs().max()))
         actor.backward(-logprobs[mask].sum())
         actor.step()
         actor.eval()
-    keep(folder, "vllm", {"gaps": gaps, "rows": [row[:4] for row in rollout.response_rows()]})
+    matrices = engine._llm.apply_model(
+        lambda model: [m for m in model.modules() if hasattr(m, "input_size_per_partition")]
+    )[0]
+    held = sum(m.input_size_per_partition * m.output_size_per_partition for m in matrices)
+    held /= sum(m.input_size * m.output_size for m in matrices)
+    numbers = {"gaps": gaps, "rows": rows[: len(prompts)], "held": held, "passed": most["weights"]}
+    keep(folder, f"vllm-{shares}", numbers)
 
 
 CHECKS: dict[str, Callable[..., None]] = {
@@ -156,6 +183,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "resume-everywhere": resume_everywhere,
     "resized": resized,
     "vllm": vllm,
+    "vllm_shared": partial(vllm, shares=2),
     "shared_base": shared_base,
 }
 

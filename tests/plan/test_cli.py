@@ -138,12 +138,13 @@ def test_a_gpu_that_is_too_small(model, capsys):
 )
 def test_an_actor_that_no_gpu_holds_whole(gpus, flags, model, capsys, monkeypatch):
     """Its 0.7 MB and CUDA's 2.5 GB are more than 2.5005 GB, wherever the weights lie between rollouts."""
-    monkeypatch.setattr("dschat.config.ppo.find_spec", lambda name: None)  # vLLM is not installed
+    monkeypatch.setattr("dschat.config.rollouts.find_spec", lambda name: None)  # vLLM is not installed
     words = ["--step", "3", *ppo_flags(model), "--zero_stage", "3", "--gpus", gpus, "--prompts", "9999", *flags]
     assert main([*words, "--gpu_memory", "2.5005"]) == 1
     out = capsys.readouterr().out
     (told,) = (line for line in out.splitlines() if "What helps" in line)
-    assert "a smaller actor, or GPUs with more memory. More GPUs do not, nor does LoRA" in told
+    assert "a smaller actor, or GPUs with more memory; or --rollout_engine vllm with --vllm_tensor_parallel 2" in told
+    assert "more GPUs do not, nor does LoRA" in told
     assert "use more GPUs" not in out and ", LoRA (" not in out
     assert main([*words, "--gpu_memory", "2.51"]) == 1  # for the lack of room for other things
     assert "What helps: more GPUs, smaller batches" in capsys.readouterr().out
@@ -160,6 +161,9 @@ def test_vllm_holds_the_actor_whole(model, capsys, caplog):
             "vLLM": held,
             "weights passed on": 2 * 2 * 4000 * 64,
         }
+    shared = ["--vllm_gpu_memory", "0.25", "--gpu_memory", "0.0003", "--gpus", "2", "--vllm_tensor_parallel", "2"]
+    (plan,) = planned(capsys, *words, *shared)
+    assert {phase["name"]: phase["parts"] for phase in plan["phases"]}["generate"]["vLLM"] == weights
     assert main([*words, "--vllm_gpu_memory", "0.000008"]) == 2
     assert "--vllm_gpu_memory 8e-06: vLLM would have 0.0 GB of a GPU, and holds the actor whole" in caplog.text
 

@@ -9,9 +9,8 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from closeness import assert_near
-from dschat.errors import UserError
 from dschat.models.lora import add_lora
-from dschat.rollouts.vllm import check_layers, plain_weights
+from dschat.rollouts.vllm import plain_weights, wrong_layers
 from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows
 from model_families import MODEL_FAMILIES
 
@@ -76,8 +75,12 @@ def test_the_first_inputs_weights_are_noted(kind, group):
     columns = {}
     names = {name for name, _ in plain_weights(engine_of(causal_lm), columns)}
     assert expected.keys() < columns.keys() < names
-    assert all(torch.equal(columns[name], expected[name]) for name in expected)
+    assert all(torch.equal(columns[name][0], expected[name]) for name in expected)
     assert not any(".experts." in name for name in columns)
+    halves = {}
+    weights = dict(plain_weights(engine_of(make_causal_lm("gemma")), halves, 2))
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert torch.equal(halves[name], weights[name].T[[0, weights[name].shape[1] // 2]])
 
 
 class Layer(nn.Module):
@@ -96,21 +99,47 @@ def test_a_layer_with_other_weights_is_found():
     """One weight that is off by a rounding error is enough; rows may be moved, and a vocabulary is filled up."""
     random = torch.Generator().manual_seed(0)
     q, v, embedding = (torch.randn(rows, HIDDEN, generator=random) for rows in (8, 4, 10))
-    columns = {"q.weight": q[:, 0], "v.weight": v[:, 0], "embed.weight": embedding[:, 0], "other.weight": q[:, 1]}
+    columns = {"q": q[:, :1].T, "v": v[:, :1].T, "embed": embedding[:, :1].T, "other": q[:, 1:2].T}
+    columns = {f"{name}.weight": of_input for name, of_input in columns.items()}
     model = nn.Module()
     model.packed_modules_mapping = {"qv": ["q", "v"]}
     model.qv = Layer(torch.cat([v, q]).flip(0))
     model.embed = Layer(torch.cat([embedding, torch.zeros(6, HIDDEN)]), nn.Parameter(embedding))
     model.tied = Layer(model.embed.packed.clone(), model.embed.weight)
     model.unknown = Layer(q)
-    check_layers(model, columns)
+    assert wrong_layers(model, columns) == []
     for name in ("qv", "embed", "tied"):
         row = getattr(model, name).packed[3]
         kept = row.clone()
         row[0] = torch.nextafter(row[0], torch.tensor(9.0))
-        with pytest.raises(UserError, match=f"^--rollout_engine vllm: {name} computes with other weights"):
-            check_layers(model, columns)
+        assert wrong_layers(model, columns) == [name]
         row[1] = float("nan")  # what is not finite is noted where it is drawn from
-        check_layers(model, columns)
+        assert wrong_layers(model, columns) == []
         row.copy_(kept)
-    check_layers(model, columns)
+    assert wrong_layers(model, columns) == []
+
+
+def test_a_part_of_a_layer_with_other_weights_is_found():
+    """Of two ranks, the second has the second half of `down`'s inputs, of `up`'s outputs and of q's; both have k."""
+    random = torch.Generator().manual_seed(0)
+    down, up, q, k = (torch.randn(8, HIDDEN, generator=random) for _ in range(4))
+    weights = {"down": down, "up": up, "q": q, "k": k}
+    columns = {f"{name}.weight": weight.T[[0, HIDDEN // 2]] for name, weight in weights.items()}
+    model = nn.Module()
+    model.packed_modules_mapping = {"qk": ["q", "k"]}
+    model.down, model.up, model.qk = Layer(down[:, HIDDEN // 2 :]), Layer(up[4:]), Layer(torch.cat([q[4:], k]))
+    model.down.input_size, model.down.input_size_per_partition = HIDDEN, HIDDEN // 2
+    model.qk.num_kv_head_replicas = 2
+    for layer in (model.down, model.up, model.qk):
+        layer.tp_size = 2
+    others = {4: up[:4, 0], 12: torch.cat([q[:4, 0], k[:, 0]])}
+
+    def wrong() -> list[str]:
+        return wrong_layers(model, columns, 1, lambda part: torch.cat([others[len(part)], part]))
+
+    assert wrong() == []
+    for name in ("down", "up", "qk"):
+        weight = getattr(model, name).packed
+        kept, weight[1, 0] = weight[1, 0].clone(), 9
+        assert wrong() == [name]
+        weight[1, 0] = kept

@@ -6,12 +6,14 @@ import torch
 
 from closeness import near
 from dschat.builders import ppo as builders
+from dschat.builders.data import check_lengths
+from dschat.errors import UserError
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Trajectory
 from dschat.run.distributed import device
 from dschat.trainers.credit import assign_credit
 from dschat.trainers.ppo_update import UpdateSettings
-from factories import EOS, make_rollout, ppo_config, to_device
+from factories import EOS, make_causal_lm, make_rollout, make_tokenizer, ppo_config, save_folder, to_device
 
 CPU = torch.device("cpu")
 
@@ -65,10 +67,23 @@ def test_update_flags(tmp_path):
     assert (settings.update_size, settings.micro_batch, settings.temperature) == (4, 2, 0.7)
 
 
+def test_heads_that_vllm_cannot_divide(tmp_path):
+    path = save_folder(tmp_path / "model", make_causal_lm("llama"), make_tokenizer(100))
+    config = ppo_config(tmp_path, actor_model_name_or_path=path, rollout_engine="vllm", vllm_tensor_parallel=3)
+    with pytest.raises(UserError, match="--vllm_tensor_parallel 3 does not divide the 2 attention heads of"):
+        check_lengths(config)
+
+
 def test_vllm_flags(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr("dschat.rollouts.vllm.VllmEngine", lambda *arguments: made.append(arguments))
-    flags = {"rollout_engine": "vllm", "vllm_gpu_memory": 0.4, "max_prompt_seq_len": 6, "max_answer_seq_len": 8}
+    flags = {
+        "rollout_engine": "vllm",
+        "vllm_gpu_memory": 0.4,
+        "vllm_tensor_parallel": 2,
+        "max_prompt_seq_len": 6,
+        "max_answer_seq_len": 8,
+    }
     monkeypatch.setattr(builders, "grows", lambda *_: False)
     builders._rollout_engine(ppo_config(tmp_path, actor_model_name_or_path="model", **flags), None, None)
-    assert made == [("model", 14, 0.4)]
+    assert made == [("model", 14, 0.4, 2)]

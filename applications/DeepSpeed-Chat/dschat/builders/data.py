@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 from dschat.builders.engines import ACTOR, BASE, CRITIC
-from dschat.builders.ppo import check_shared_base, is_on_base
+from dschat.builders.ppo import check_heads, check_shared_base, is_on_base
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import OneModelConfig
@@ -72,6 +72,7 @@ def check_lengths(config: CommonConfig) -> None:
     elif isinstance(config, PPOConfig):
         tokens = config.max_prompt_seq_len + config.max_answer_seq_len
         check_shared_base(config)
+        check_heads(config)
         # What the reward model reads depends on its tokenizer, see `load_ppo_tokenizer`.
         for flag, path in ((ACTOR, config.actor_model_name_or_path), (CRITIC, config.critic_model_name_or_path)):
             if path and not is_on_base(config, path):

@@ -165,10 +165,23 @@ def _rollout_engine(
                 "embeddings must grow by a token to pad with. Use --rollout_engine continuous, or a model of step 1."
             )
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
-        return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory)
+        share = config.vllm_tensor_parallel
+        return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory, share)
     rows = config.per_device_generation_batch_size * config.samples_per_prompt
     name, causal_lm = config.rollout_engine, actor.module.inner
     return choose_engine(name, rows, causal_lm, "--rollout_engine", config.decode_graphs, report)
+
+
+def check_heads(config: PPOConfig) -> None:
+    """Raises UserError where the actor's attention heads cannot be dealt out to the ranks that share vLLM."""
+    if config.vllm_tensor_parallel == 1:
+        return
+    heads: int = open_config(config.actor_model_name_or_path, ACTOR).get_text_config().num_attention_heads
+    if heads % config.vllm_tensor_parallel:
+        raise UserError(
+            f"--vllm_tensor_parallel {config.vllm_tensor_parallel} does not divide the {heads} attention heads of "
+            f"{ACTOR} {config.actor_model_name_or_path}."
+        )
 
 
 def is_on_base(config: PPOConfig, path: str | None) -> bool:

@@ -4,25 +4,21 @@
 import logging
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from dschat.config.batches import BatchPlan, plan_rollouts
-from dschat.config.common import CommonConfig, KLFlags, LogprobFlags, ZeroStage
+from dschat.config.common import CommonConfig, KLFlags, ZeroStage
 from dschat.config.macro_actions import PoolingFlags, TerminationFlags
 from dschat.config.rewards import RewardFlags
+from dschat.config.rollouts import EVAL_PROMPTS, RolloutFlags
 from dschat.config.rules import (
     ABOVE_0,
     AT_LEAST_0,
-    AT_LEAST_1,
     FREE,
     NOT_EMPTY,
-    SHARE,
-    UP_TO_1,
     ZERO_TO_ONE,
     Changed,
     default_of,
-    engine_name,
     flag,
     redeclared,
 )
@@ -31,9 +27,6 @@ from dschat.rl.needs import NEEDS, Needs
 
 logger = logging.getLogger(__name__)
 
-RolloutEngineName = Literal["continuous", "generate", "vllm"]
-VLLM = "rollout_engine vllm"  # which the flags of vLLM need beside them
-EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
 BOTH_MODELS = ("gradient_checkpointing", "zero_stage", "lora_dim")  # flags of actor and critic, unless one has its own
 # What a run without a critic does not read, unless its estimator does.
 CRITIC_FLAGS = (
@@ -57,68 +50,6 @@ class PPOModelFlags:
         None,
         NOT_EMPTY,
         FREE,
-    )
-
-
-@dataclass(kw_only=True)
-class SamplingFlags(LogprobFlags):
-    """How responses are drawn, in PPO and in online REFUEL."""
-
-    _argument_group_name = "rollouts and batches"
-
-    per_device_generation_batch_size: int = flag(
-        "prompts answered at once on one process, each samples_per_prompt times", 16, AT_LEAST_1, SHARE
-    )
-    max_prompt_seq_len: int = flag("longest prompt in tokens; a longer one is dropped", 512, AT_LEAST_1)
-    max_answer_seq_len: int = flag("longest response in tokens; sampling stops there", 512, AT_LEAST_1)
-    decode_graphs: Literal["auto", "on", "off"] = flag(
-        "continuous batching decodes in steps of fixed shapes, which a GPU replays as CUDA graphs; auto: on a GPU",
-        "auto",
-    )
-    eval_prompts: int | None = flag(
-        f"held-out prompts answered in an evaluation, on all processes together; 0 = all ({EVAL_PROMPTS}, unless"
-        " eval_iters is given)",
-        None,
-        AT_LEAST_0,
-        FREE,
-    )
-
-
-@dataclass(kw_only=True)
-class RolloutFlags(SamplingFlags):
-    """Sampling and the sizes of rollouts and updates."""
-
-    _argument_group_name = "rollouts and batches"
-
-    rollout_engine: Annotated[RolloutEngineName, engine_name] = flag(
-        "what draws responses: our own continuous batching, which drops rows that have ended and takes in waiting"
-        " prompts (continuous); transformers' generate; or vLLM in the training process (vllm)",
-        "continuous",
-        choices=get_args(RolloutEngineName),
-    )
-    generation_batches: int = flag("generation batches of one rollout", 1, AT_LEAST_1, SHARE)
-    samples_per_prompt: int = flag("responses to each prompt of a rollout", 1, AT_LEAST_1)
-    per_device_training_batch_size: int = flag(
-        "responses per forward pass and process in training", 16, AT_LEAST_1, SHARE
-    )
-    eval_iters: int | None = flag(
-        "batches of an evaluation per process, instead of eval_prompts; 0 = all", None, AT_LEAST_0, FREE
-    )
-    ppo_epochs: int = flag("passes over one rollout", 1, AT_LEAST_1)
-    top_k: int = flag("sample among the k likeliest tokens; 0 = all", 0, AT_LEAST_0)
-    top_p: float = flag("sample among the likeliest tokens that make up this probability; 1 = all", 1.0, UP_TO_1)
-    vllm_gpu_memory: float = flag(
-        "share of a GPU's memory that vLLM uses while it draws: weights and cache", 0.3, UP_TO_1, FREE, only_with=VLLM
-    )
-    rollout_is_clip: float | None = flag(
-        "with vllm, a token's policy loss weighs as much as it is likelier under the actor than under vLLM, at most"
-        " this; off if not given",
-        None,
-        ABOVE_0,
-        only_with=VLLM,
-    )
-    print_answers: bool = flag(
-        "show some held-out prompts with their responses at each evaluation", False, on_resume=FREE
     )
 
 
@@ -255,8 +186,7 @@ class PPOConfig(
     def check_installed(self) -> None:
         """See `TrackingFlags.check_installed`."""
         super().check_installed()
-        if self.rollout_engine == "vllm" and find_spec("vllm") is None:
-            raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
+        self.check_vllm()
 
     def _check_models(self) -> None:
         if not self.source_names:
@@ -394,6 +324,7 @@ class PPOConfig(
 
     def plan_batches(self, world_size: int) -> BatchPlan:
         """Work out the batch sizes; raises UserError when updates do not divide the rollout or cannot be reached."""
+        self.check_neighbours(world_size)
         sizes = (self.per_device_training_batch_size, self.gradient_accumulation_steps, self.global_batch_size)
         rollout = self.per_device_generation_batch_size * self.generation_batches
         max_tokens = self.max_tokens_per_micro_batch

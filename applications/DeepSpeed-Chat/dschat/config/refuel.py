@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig, KLFlags, LogprobFlags
-from dschat.config.ppo import SamplingFlags
 from dschat.config.rewards import RewardModelFlags
+from dschat.config.rollouts import SamplingFlags
 from dschat.config.rules import (
     ABOVE_0,
     AT_LEAST_0,

@@ -30,6 +30,11 @@ logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = "deepspeed_shm_comm"  # DeepSpeed's collectives between processes of one machine
 YOUNG = 600  # seconds; no op takes so long to compile
+SHARED_FOLDER = Path("/dev/shm")
+# Of collectives between processes of one machine without GPUs: DeepSpeed's, 69 MB a process, which it never removes,
+# and vLLM's, whose next start fails where they are.
+SHARED_FILES = ("deepspeed_allreduce_buffer_*", "*tp:0-*cpushm*")
+SECONDS_TO_MAP = 10  # from a file's making to its use, at most
 
 
 @contextmanager
@@ -51,6 +56,7 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
         # Shared-memory collectives are of no use to one process, and compiling them takes most of a minute.
         decide_on_shared_memory(False)
     elif not torch.cuda.is_available():
+        remove_left_memory()
         decide_on_shared_memory(True)
         prepare_op(SHARED_MEMORY)
     if torch.cuda.is_available():
@@ -63,6 +69,7 @@ def process_group(timeout: float = 1800) -> Iterator[None]:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+        remove_own_memory()
         if not launched:  # processes started later shall not think they belong here
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 os.environ.pop(name, None)
@@ -106,6 +113,40 @@ def decide_on_shared_memory(wanted: bool) -> None:
     elif SHARED_MEMORY not in known:
         builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
         known[SHARED_MEMORY] = builder is not None and builder.is_compatible()
+
+
+def remove_left_memory() -> None:
+    """Removes this user's shared memory that no process uses: killed runs left it. For one process of a machine."""
+    if int(os.environ.get("LOCAL_RANK", "0")) > 0:
+        return
+    own = [file for file in _shared_files() if file.stat().st_uid == os.getuid()]
+    left = [file for file in own if time.time() - file.stat().st_mtime > SECONDS_TO_MAP]
+    used = set().union(*(_files_used_by(process) for process in Path("/proc").glob("[0-9]*"))) if left else set()
+    for file in left:
+        if str(file) not in used:
+            logger.info("removing %s, which a killed run left", file)
+            file.unlink(missing_ok=True)
+
+
+def remove_own_memory() -> None:
+    """Removes the names of shared memory that this process uses, once it needs them no more."""
+    used = _files_used_by(Path("/proc/self"))
+    for file in _shared_files():
+        if str(file) in used:
+            file.unlink(missing_ok=True)
+
+
+def _shared_files() -> list[Path]:
+    return [file for pattern in SHARED_FILES for file in SHARED_FOLDER.glob(pattern)]
+
+
+def _files_used_by(process: Path) -> set[str]:
+    """Files that a process, a folder of /proc, has in its memory."""
+    try:
+        lines = (process / "maps").read_text().splitlines()
+    except OSError:  # somebody else's, or gone
+        return set()
+    return {line[line.index("/") :] for line in lines if "/" in line}
 
 
 def prepare_op(name: str) -> None:

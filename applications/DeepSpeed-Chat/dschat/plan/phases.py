@@ -11,8 +11,9 @@ import torch
 
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig, SamplingFlags
+from dschat.config.ppo import PPOConfig
 from dschat.config.refuel import RefuelOnlineConfig
+from dschat.config.rollouts import SamplingFlags
 from dschat.config.supervised import SupervisedConfig
 from dschat.errors import UserError
 from dschat.models.layout import COLUMN_STEP, PREFILL_TOKENS, SPARE_COLUMNS, PassSize
@@ -137,7 +138,7 @@ def _kept_beside(config: CommonConfig, plan: BatchPlan, actor: Role, machine: Ma
         return kept
     kept += averaging(actor.weights, machine.processes)[0] if config.enable_ema else 0
     if config.rollout_engine == "vllm" and machine.device_memory is None:
-        kept += actor.weights.width * actor.weights.parameters + VLLM_CPU_CACHE
+        kept += actor.weights.width * actor.weights.parameters // config.vllm_tensor_parallel + VLLM_CPU_CACHE
     return kept
 
 
@@ -202,23 +203,27 @@ def _keeps_graphs(config: CommonConfig, actor: Role, machine: Machine) -> TypeGu
 
 
 def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, int]:
-    """vLLM's share of a GPU, in which its copy of the actor is whole; and the weight that is on its way to it.
+    """vLLM's share of a GPU, which holds the actor or, of neighbours that share an engine, its part of it; and the
+    weight that is on its way to it.
 
-    Where a GPU is too small for the actor, the share is the actor. While vLLM sleeps it counts for nothing; its CUDA
+    Where a GPU is too small for that, the share is that. While vLLM sleeps it counts for nothing; its CUDA
     graphs, which stay, are not known.
     """
     weights = actor.weights
     passed = weights.width * weights.largest * (2 if gathering(weights, machine.processes) else 1)
     if machine.device_memory is None:
         return {"weights passed on": passed}
-    device, whole = machine.device_memory, weights.width * weights.parameters
+    neighbours, device = config.vllm_tensor_parallel, machine.device_memory
+    held = -(-weights.width * weights.parameters // neighbours)
     share = int(config.vllm_gpu_memory * device)
-    if share < whole <= device:
+    if share < held <= device:
+        part = "the actor whole" if neighbours == 1 else f"1/{neighbours} of the actor"
         raise UserError(
             f"--vllm_gpu_memory {config.vllm_gpu_memory:g}: vLLM would have {share / GB:.1f} GB of a GPU, and"
-            f" holds the actor whole, {whole / GB:.1f} GB: give more than {whole / device:.2f}."
+            f" holds {part}, {held / GB:.1f} GB: give more than {held / device:.2f}, or a larger"
+            " --vllm_tensor_parallel."
         )
-    return {"vLLM": max(share, whole), "weights passed on": passed}
+    return {"vLLM": max(share, held), "weights passed on": passed}
 
 
 def _scored(config: CommonConfig, plan: BatchPlan, role: Role, device: torch.device) -> dict[str, int]:

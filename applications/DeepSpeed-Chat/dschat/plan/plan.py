@@ -13,7 +13,8 @@ from transformers import PreTrainedConfig
 
 from dschat.config.batches import largest_part
 from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig, SamplingFlags
+from dschat.config.ppo import PPOConfig
+from dschat.config.rollouts import SamplingFlags
 from dschat.config.supervised import OneModelConfig
 from dschat.errors import UserError
 from dschat.models.limits import open_decoder_config
@@ -51,10 +52,16 @@ class Plan:
         return self.host.total + on_cpu
 
     @property
-    def whole_actor(self) -> int:
-        """Bytes of the actor's weights, which each GPU holds whole while it draws responses; 0 in other steps."""
-        actor = self.roles[0].weights
-        return actor.width * actor.parameters if isinstance(self.config, SamplingFlags) else 0
+    def drawing_actor(self) -> int:
+        """Bytes of the actor's weights that each GPU holds while it draws responses; 0 in other steps.
+
+        They are all of them, but where vLLM divides them among neighbours.
+        """
+        actor, config = self.roles[0].weights, self.config
+        if not isinstance(config, SamplingFlags):
+            return 0
+        share = config.vllm_tensor_parallel if isinstance(config, PPOConfig) else 1
+        return -(-actor.width * actor.parameters // share)
 
     @property
     def fits_device(self) -> bool:
@@ -137,12 +144,19 @@ def in_words(change: Change) -> str:
 
 def what_else(plan: Plan) -> str:
     """What helps where no flag does."""
-    actor = plan.whole_actor
-    if actor + CUDA_BYTES <= (plan.machine.device_memory or 0):
+    actor, memory = plan.drawing_actor, plan.machine.device_memory or 0
+    if actor + CUDA_BYTES <= memory:
         return "more GPUs, smaller batches, LoRA (--lora_dim) or a smaller model"
+    weights, n = plan.roles[0].weights, plan.machine.processes
+    shares = [
+        k for k in range(2, n + 1) if n % k == 0 and weights.width * weights.parameters / k + CUDA_BYTES < memory
+    ]
+    divided = ""
+    if isinstance(plan.config, PPOConfig) and shares:
+        divided = f" or --rollout_engine vllm with --vllm_tensor_parallel {shares[0]}, which divides the actor;"
     return (
-        f"a smaller actor, or GPUs with more memory. More GPUs do not, nor does LoRA: while responses are drawn, each"
-        f" GPU holds the whole actor, {actor / GB:.1f} GB, with every --rollout_engine"
+        f"a smaller actor, or GPUs with more memory;{divided} more GPUs do not, nor does LoRA: while responses are"
+        f" drawn, each GPU holds {actor / GB:.1f} GB of the actor"
     )
 
 

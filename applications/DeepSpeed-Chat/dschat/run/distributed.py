@@ -78,12 +78,25 @@ def barrier() -> None:
         dist.barrier(group=_patient)
 
 
-def gather_objects(item: T) -> list[T]:
-    """What every rank passes, in the order of ranks, on every rank. Small picklable objects."""
+def neighbours(size: int) -> dist.ProcessGroup | None:
+    """The group of `size` successive ranks that this one is in, for `gather_objects`; of all ranks, or none for one.
+
+    Every rank must call it; `size` divides the number of ranks.
+    """
+    if size == 1 or world_size() == 1:
+        return None
+    starts = range(0, world_size(), size)
+    groups = [dist.new_group(list(range(start, start + size)), backend="gloo") for start in starts]
+    own: dist.ProcessGroup = groups[rank() // size]
+    return own
+
+
+def gather_objects(item: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """What every rank passes, in the order of ranks, on every rank (of a group). Small picklable objects."""
     if world_size() == 1:
         return [item]
-    gathered = [item] * world_size()
-    dist.all_gather_object(gathered, item)
+    gathered = [item] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, item, group)
     return gathered
 
 
