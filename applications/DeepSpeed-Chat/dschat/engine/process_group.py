@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -119,8 +119,12 @@ def remove_left_memory() -> None:
     """Removes this user's shared memory that no process uses: killed runs left it. For one process of a machine."""
     if int(os.environ.get("LOCAL_RANK", "0")) > 0:
         return
-    own = [file for file in _shared_files() if file.stat().st_uid == os.getuid()]
-    left = [file for file in own if time.time() - file.stat().st_mtime > SECONDS_TO_MAP]
+    left = []
+    for file in _shared_files():
+        with suppress(FileNotFoundError):  # another run has just ended
+            status = file.stat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > SECONDS_TO_MAP:
+                left.append(file)
     used = set().union(*(_files_used_by(process) for process in Path("/proc").glob("[0-9]*"))) if left else set()
     for file in left:
         if str(file) not in used:

@@ -147,10 +147,8 @@ def what_else(plan: Plan) -> str:
     actor, memory = plan.drawing_actor, plan.machine.device_memory or 0
     if actor + CUDA_BYTES <= memory:
         return "more GPUs, smaller batches, LoRA (--lora_dim) or a smaller model"
-    weights, n = plan.roles[0].weights, plan.machine.processes
-    shares = [
-        k for k in range(2, n + 1) if n % k == 0 and weights.width * weights.parameters / k + CUDA_BYTES < memory
-    ]
+    n, whole = plan.machine.processes, plan.roles[0].weights.width * plan.roles[0].weights.parameters
+    shares = [k for k in range(2, n + 1) if n % k == 0 and whole / k + CUDA_BYTES < memory]
     divided = ""
     if isinstance(plan.config, PPOConfig) and shares:
         divided = f" or --rollout_engine vllm with --vllm_tensor_parallel {shares[0]}, which divides the actor;"
