@@ -72,6 +72,25 @@ def test_a_gpu_that_is_too_small_is_named_with_its_flags():
         check_reports(reports((1, small), hosts=("a", "b")), FOLDER)
 
 
+@pytest.mark.parametrize(
+    ("kept", "remedy"),
+    [
+        (
+            40,
+            "in step 3, --rollout_engine vllm --vllm_tensor_parallel 2, with which each GPU draws with 30.0 GB of it",
+        ),
+        (60, "--vllm_tensor_parallel 4, with which each GPU draws with 15.0 GB"),
+        (70, "Use larger GPUs or a smaller model.$"),
+    ],
+)
+def test_a_gpu_that_cannot_hold_the_whole_actor(kept, remedy):
+    """Of 60 GB, beside what it keeps; 80 GB are there, and 4 processes."""
+    needed = {"gpu_memory": 8 * 10**10, "needed_gpu_memory": kept * 10**9}
+    check_reports(reports((1, needed | {"drawing_memory": 10**10}), hosts="aabb"), FOLDER)
+    with pytest.raises(UserError, match=f"rank 1 .* while responses are drawn, the whole actor.*: 60.0 GB.*{remedy}"):
+        check_reports(reports((1, needed | {"drawing_memory": 6 * 10**10}), hosts="aabb"), FOLDER)
+
+
 def sft(output_dir, model="a/hub-model", **flags):
     """Flags of a run of step 1."""
     return SFTConfig(data_path=["unused"], output_dir=str(output_dir), model_name_or_path=str(model), **flags)
@@ -117,6 +136,10 @@ def test_what_a_run_surely_needs(tmp_path):
     # On a GPU in bf16: 2 + 12 bytes and 4 of gradients, which are never given back; and 2.
     assert minimum_memory(config, 1, torch.device("cuda")) == MinimumMemory(0, 20 * 1016 + 20 * 1024)
     assert minimum_memory(sft("unused"), 1, torch.device("cpu")) is None
+    # ZeRO 3 puts the actor's weights together, unless vLLM draws.
+    for engine, drawing in (("continuous", 2 * 1016), ("generate", 2 * 1016), ("vllm", 0)):
+        sharded = PPOConfig(data_path=["unused"], output_dir="unused", zero_stage=3, rollout_engine=engine, **names)
+        assert minimum_memory(sharded, 2, torch.device("cuda")).drawing == drawing
 
 
 def test_a_gpu_that_may_be_too_small_is_a_warning(tmp_path, caplog):

@@ -156,7 +156,7 @@ def _rollout_engine(
     config: PPOConfig, actor: Engine[PolicyModel], tokenizer: PreTrainedTokenizerBase, report: Report | None = None
 ) -> RolloutEngine:
     """What draws responses."""
-    if config.rollout_engine == "vllm":
+    if config.uses_vllm:
         from dschat.rollouts.vllm import VllmEngine
 
         if grows(config, tokenizer):

@@ -82,9 +82,14 @@ class RolloutFlags(SamplingFlags):
         "show some held-out prompts with their responses at each evaluation", False, on_resume=FREE
     )
 
+    @property
+    def uses_vllm(self) -> bool:
+        """Whether vLLM draws responses."""
+        return self.rollout_engine == "vllm"
+
     def check_vllm(self) -> None:
         """Raises UserError where vLLM is asked for and not installed."""
-        if self.rollout_engine == "vllm" and find_spec("vllm") is None:
+        if self.uses_vllm and find_spec("vllm") is None:
             raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
 
     def check_neighbours(self, world_size: int) -> None:

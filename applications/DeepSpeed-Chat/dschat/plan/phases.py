@@ -137,7 +137,7 @@ def _kept_beside(config: CommonConfig, plan: BatchPlan, actor: Role, machine: Ma
     if not isinstance(config, PPOConfig):
         return kept
     kept += averaging(actor.weights, machine.processes)[0] if config.enable_ema else 0
-    if config.rollout_engine == "vllm" and machine.device_memory is None:
+    if config.uses_vllm and machine.device_memory is None:
         kept += actor.weights.width * actor.weights.parameters // config.vllm_tensor_parallel + VLLM_CPU_CACHE
     return kept
 
@@ -158,7 +158,7 @@ def _trained(config: CommonConfig, plan: BatchPlan, trained: Sequence[Role], dev
 
 
 def _sampled(config: SamplingFlags, plan: BatchPlan, actor: Role, machine: Machine) -> dict[str, int]:
-    if isinstance(config, PPOConfig) and config.rollout_engine == "vllm":
+    if isinstance(config, PPOConfig) and config.uses_vllm:
         return _vllm_parts(config, actor, machine)
     assert isinstance(config, PPOConfig | RefuelOnlineConfig)
     texts, slots = Texts.of(config), config.per_device_generation_batch_size * plan.samples_per_prompt

@@ -20,7 +20,7 @@ from dschat.errors import UserError
 from dschat.models.limits import open_decoder_config
 from dschat.plan.models import Role, roles_of
 from dschat.plan.phases import CUDA_BYTES, GB, Host, Machine, Phase, host_of, kept_bytes, phases_of
-from dschat.plan.states import states
+from dschat.plan.states import gathering, states
 
 Configs = Callable[[str, str], PreTrainedConfig]
 
@@ -226,6 +226,7 @@ class MinimumMemory:
 
     main: int  # of main memory: on a CPU all models and optimiser states, else what is offloaded
     gpu: int  # of its GPU; 0 without one
+    drawing: int = 0  # more of its GPU while responses are drawn: the whole actor, which ZeRO 3 puts together
 
 
 def minimum_memory(config: CommonConfig, processes: int, device: torch.device) -> MinimumMemory | None:
@@ -244,7 +245,10 @@ def minimum_memory(config: CommonConfig, processes: int, device: torch.device) -
         return None
     kept = kept_bytes(roles, processes)
     offloaded = sum(states(role.weights, processes).host for role in roles)
-    return MinimumMemory(kept + offloaded, 0) if device.type == "cpu" else MinimumMemory(offloaded, kept)
+    if device.type == "cpu":
+        return MinimumMemory(kept + offloaded, 0)
+    draws = isinstance(config, SamplingFlags) and not (isinstance(config, PPOConfig) and config.uses_vllm)
+    return MinimumMemory(offloaded, kept, gathering(roles[0].weights, processes) if draws else 0)
 
 
 def warn_of_gpu_memory(config: CommonConfig, processes: int, free: int) -> None:

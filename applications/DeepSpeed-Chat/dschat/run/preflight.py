@@ -35,6 +35,7 @@ class ProcessReport:
     needed_memory: int  # bytes of models and optimiser states that it holds in main memory
     gpu_memory: int = 0  # bytes of its GPU
     needed_gpu_memory: int = 0  # bytes of models and optimiser states that it holds there
+    drawing_memory: int = 0  # bytes of the whole actor, which it holds beside them while responses are drawn
 
 
 def preflight(config: CommonConfig) -> None:
@@ -56,6 +57,7 @@ def preflight(config: CommonConfig) -> None:
         needed_memory=needs.main,
         gpu_memory=total,
         needed_gpu_memory=needs.gpu,
+        drawing_memory=needs.drawing,
     )
     check_reports(gather_objects(report), output_dir)
     outside = broadcast_object(_outside_problem(config) if is_main() else None)
@@ -92,6 +94,13 @@ def check_reports(reports: Sequence[ProcessReport], output_dir: Path) -> None:
                 f"keeps there take {report.needed_gpu_memory / 1e9:.1f} GB. Add --zero_stage 3, --offload or "
                 "--lora_dim, or use more or larger GPUs; `python -m dschat.plan` shows what fits."
             )
+        if report.needed_gpu_memory + report.drawing_memory > report.gpu_memory:
+            raise UserError(
+                f"{where} has a GPU of {report.gpu_memory / 1e9:.1f} GB, but holds "
+                f"{report.needed_gpu_memory / 1e9:.1f} GB of models and optimiser states and, while responses are "
+                f"drawn, the whole actor, which ZeRO 3 puts together: {report.drawing_memory / 1e9:.1f} GB. "
+                f"{_divided(report, len(reports))}"
+            )
 
 
 def _outside_problem(config: CommonConfig) -> str | None:
@@ -104,6 +113,19 @@ def _remedy(has_gpu: bool) -> str:
     if has_gpu:
         return "Leave out --offload or --offload_reference_model, use more nodes, or free memory."
     return "Use fewer processes per node or --zero_stage 3, --dtype bf16, --lora_dim, a smaller model, or free memory."
+
+
+def _divided(report: ProcessReport, processes: int) -> str:
+    """The smallest number of processes of which each has room for its part of the actor."""
+    room = report.gpu_memory - report.needed_gpu_memory
+    enough = [k for k in range(2, processes + 1) if processes % k == 0 and report.drawing_memory <= k * room]
+    if not enough:
+        return "Use larger GPUs or a smaller model."
+    share = report.drawing_memory / enough[0] / 1e9
+    return (
+        f"Use larger GPUs or a smaller model or, in step 3, --rollout_engine vllm --vllm_tensor_parallel {enough[0]}, "
+        f"with which each GPU draws with {share:.1f} GB of it; `python -m dschat.plan` shows what fits."
+    )
 
 
 def _folder_problem(output_dir: Path) -> str | None:
