@@ -183,6 +183,19 @@ REFUSALS = [
     ("ppo", "--vllm_gpu_memory 0.5", "--vllm_gpu_memory 0.5", "add --rollout_engine vllm"),
     ("ppo", "--vllm_tensor_parallel 2", "--vllm_tensor_parallel 2", "add --rollout_engine vllm"),
     ("ppo", "--rollout_is_clip 2", "--rollout_is_clip 2", "add --rollout_engine vllm"),
+    ("ppo", "--vllm_url http://a", "--vllm_url ['http://a']", "add --rollout_engine vllm"),
+    ("ppo", "--vllm_patience 3 --rollout_engine vllm", "--vllm_patience 3", "add --vllm_url"),
+    ("ppo", "--rollouts_ahead 1 --rollout_engine vllm", "--rollouts_ahead 1", "add --vllm_url"),
+    *(
+        ("ppo", f"--rollout_engine vllm --vllm_url {given}", told)
+        for given, told in (
+            ("localhost:8000", "localhost:8000 is no address of a server"),
+            ("http://a http://me:secret@host", "without a path, a user's name or a password"),
+            ("http://a http://a", "give each server once"),
+            ("http://a --vllm_tensor_parallel 2", "give it to python -m dschat.rollouts.serve"),
+            ("http://a --vllm_patience 1800", "--vllm_patience 1800 is not below --ddp_timeout 1800"),
+        )
+    ),
     ("ppo", "--parsing_cutoff 2", "--parsing_cutoff 2", "at least 3", "each sentence becomes one macro action"),
     ("ppo", "--bf16 --dtype fp16", "--bf16", "--dtype fp16"),
     ("ppo", "--output_dir file", "--output_dir file", "give a folder"),

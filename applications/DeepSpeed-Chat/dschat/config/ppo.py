@@ -10,7 +10,7 @@ from dschat.config.batches import BatchPlan, plan_rollouts
 from dschat.config.common import CommonConfig, KLFlags, ZeroStage
 from dschat.config.macro_actions import PoolingFlags, TerminationFlags
 from dschat.config.rewards import RewardFlags
-from dschat.config.rollouts import EVAL_PROMPTS, RolloutFlags
+from dschat.config.rollouts import AHEAD_CLIP, EVAL_PROMPTS, RolloutFlags
 from dschat.config.rules import (
     ABOVE_0,
     AT_LEAST_0,
@@ -158,6 +158,8 @@ class PPOConfig(
                 setattr(self, own, getattr(self, name if getattr(self, own) is None else own))
         if self.eval_prompts is None and self.eval_iters is None:
             self.eval_prompts = EVAL_PROMPTS
+        if self.rollouts_ahead and self.rollout_is_clip is None:
+            self.rollout_is_clip = AHEAD_CLIP
         if not self.source_names:
             self.reward_model_name_or_path = self.critic_model_name_or_path or None
         self._names_no_critic = not self.needs.critic and self.critic_model_name_or_path is not None
@@ -174,6 +176,7 @@ class PPOConfig(
         self._check_normalization()
         self.check_termination()
         self.check_rewards(self.ddp_timeout)
+        self.check_servers(self.ddp_timeout)
         self._check_estimator()
         self._check_shared_base()
         if self._dilutes_score and self.value_function == "first":

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flags of sampling: how responses are drawn, by what, and how many for a rollout and its updates."""
 
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Literal, get_args
 
 from dschat.config.common import LogprobFlags
-from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, SHARE, UP_TO_1, engine_name, flag
+from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FREE, NOT_EMPTY, SHARE, UP_TO_1, engine_name, flag
 from dschat.errors import UserError
 
 RolloutEngineName = Literal["continuous", "generate", "vllm"]
 VLLM = "rollout_engine vllm"  # which the flags of vLLM need beside them
 EVAL_PROMPTS = 512  # of an evaluation without --eval_prompts and --eval_iters
+AHEAD_CLIP = 2.0  # of importance weights with --rollouts_ahead and without --rollout_is_clip
 
 
 @dataclass(kw_only=True)
@@ -71,9 +73,25 @@ class RolloutFlags(SamplingFlags):
         FREE,
         only_with=VLLM,
     )
+    vllm_url: list[str] | None = flag(
+        "one or more vLLM servers, which draw instead of the training processes: http://host:8000 of"
+        " `python -m dschat.rollouts.serve`; docs/scaling.md",
+        None,
+        NOT_EMPTY,
+        FREE,
+        only_with=VLLM,
+    )
+    vllm_patience: float = flag(
+        "seconds to wait for a server of vllm_url that has gone", 600.0, AT_LEAST_0, FREE, only_with="vllm_url"
+    )
+    rollouts_ahead: Literal[0, 1] = flag(
+        "1: servers of vllm_url draw the next rollout while this one trains, with the weights of an iteration ago",
+        0,
+        only_with="vllm_url",
+    )
     rollout_is_clip: float | None = flag(
         "with vllm, a token's policy loss weighs as much as it is likelier under the actor than under vLLM, at most"
-        " this; off if not given",
+        f" this; off if not given, {AHEAD_CLIP:g} with rollouts_ahead",
         None,
         ABOVE_0,
         only_with=VLLM,
@@ -87,10 +105,38 @@ class RolloutFlags(SamplingFlags):
         """Whether vLLM draws responses."""
         return self.rollout_engine == "vllm"
 
+    @property
+    def runs_vllm(self) -> bool:
+        """Whether the training processes run it themselves."""
+        return self.uses_vllm and self.vllm_url is None
+
     def check_vllm(self) -> None:
-        """Raises UserError where vLLM is asked for and not installed."""
-        if self.uses_vllm and find_spec("vllm") is None:
+        """Raises UserError where the training processes need vLLM, and it is not installed."""
+        if self.runs_vllm and find_spec("vllm") is None:
             raise UserError("--rollout_engine vllm needs vLLM: pip install 'ma-rlhf[vllm]'")
+
+    def check_servers(self, ddp_timeout: int) -> None:
+        """Raises UserError where the servers' flags contradict each other, or --ddp_timeout, in seconds."""
+        if self.vllm_url is None:
+            return
+        for url in self.vllm_url:
+            if not re.match(r"https?://[^/\s@?]+/?$", url):
+                raise UserError(
+                    f"--vllm_url {url} is no address of a server: give one such as http://127.0.0.1:8000, without a"
+                    " path, a user's name or a password."
+                )
+        if len(set(self.vllm_url)) < len(self.vllm_url):
+            raise UserError("--vllm_url: give each server once.")
+        if self.vllm_tensor_parallel > 1:
+            raise UserError(
+                f"--vllm_tensor_parallel {self.vllm_tensor_parallel} with --vllm_url: a server divides the model among"
+                " its own GPUs. Drop the flag here, and give it to python -m dschat.rollouts.serve."
+            )
+        if self.vllm_patience >= ddp_timeout:
+            raise UserError(
+                f"--vllm_patience {self.vllm_patience:g} is not below --ddp_timeout {ddp_timeout}, after which the"
+                " other processes stop waiting: lower it, or raise that."
+            )
 
     def check_neighbours(self, world_size: int) -> None:
         """Raises UserError where processes cannot be dealt out to the engines of vLLM."""
