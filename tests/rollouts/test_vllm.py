@@ -24,39 +24,18 @@ from factories import (
     EOS,
     PAD,
     engine_of,
-    hf_logprobs,
-    make_causal_lm,
     make_classifier,
     make_prompts,
     make_tokenizer,
     ppo_config,
     ppo_loop,
-    random_ids,
     sampling_of,
     save_folder,
 )
 from launches import WORKERS, launch
+from vllm_cases import MAX_TOKENS, MODELS, PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
-
-# vLLM's attention on a CPU takes heads of 32 numbers at least. The first engine of a process decides whether there is
-# a group for experts, so models with experts come first.
-MODELS = {
-    "mixtral": {"head_dim": 32},
-    "qwen3_moe": {"head_dim": 32},
-    "gemma": {"tie_word_embeddings": True, "head_dim": 32},
-    "gemma2": {"tie_word_embeddings": True, "head_dim": 32, "query_pre_attn_scalar": 32},
-    "llama": {"tie_word_embeddings": False, "head_dim": 32},
-    "llama tied": {"tie_word_embeddings": True, "head_dim": 32},
-    "gpt2": {"n_embd": 64},
-}
-PROMPTS = [random_ids(length, seed=length) for length in (3, 7, 5, 8, 4)]
-SEEDS = [11, 12, 13, 14, 15]
-MAX_TOKENS = 32
-
-
-def causal_lm_of(name, **options):
-    return make_causal_lm(name.split()[0], **{"initializer_range": 0.2} | MODELS[name] | options)
 
 
 @pytest.fixture
@@ -80,25 +59,6 @@ ENGINES = {}
 @cache
 def tokenizer_of(vocab_size):
     return make_tokenizer(vocab_size)
-
-
-def largest_gap(actor, prompts, drawn, temperature=1.0):
-    """Between the engine's log-probs and the model's own, row by row."""
-    rollout, gaps = drawn.rollout, []
-    for prompt, response, row in zip(prompts, rollout.response_rows(), rollout.drawn_logprobs, strict=True):
-        own, _ = hf_logprobs(actor.module.inner, (list(prompt), response), temperature)
-        gaps.append((own - row[: len(response)]).abs().max())
-        assert not row[len(response) :].any()
-    return float(max(gaps))
-
-
-def one_update(actor):
-    """An optimiser step that makes drawn tokens likelier."""
-    ids = torch.tensor([random_ids(10, seed=1)])
-    actor.train()
-    actor.backward(-actor(ids, torch.ones_like(ids).bool(), 6)[0].sum())
-    actor.step()
-    actor.eval()
 
 
 @pytest.mark.parametrize("name", MODELS)

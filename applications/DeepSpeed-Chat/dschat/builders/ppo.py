@@ -38,6 +38,8 @@ from dschat.models.scalar import ScalarModel, warn_of_reward_loss
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.generate import Report, choose_engine
+from dschat.rollouts.vllm import VllmEngine
+from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
 from dschat.scoring.programs.run import ProgramPool
 from dschat.scoring.reward_model import RewardModelScores
 from dschat.trainers.iteration import pass_size
@@ -157,14 +159,16 @@ def _rollout_engine(
 ) -> RolloutEngine:
     """What draws responses."""
     if config.uses_vllm:
-        from dschat.rollouts.vllm import VllmEngine
-
         if grows(config, tokenizer):
             raise UserError(
                 f"{ACTOR} {config.actor_model_name_or_path}: --rollout_engine vllm opens the model as it is, but its "
                 "embeddings must grow by a token to pad with. Use --rollout_engine continuous, or a model of step 1."
             )
         max_tokens = config.max_prompt_seq_len + config.max_answer_seq_len
+        if config.vllm_url is not None:
+            vocabulary: int = actor.module.inner.config.get_text_config().vocab_size
+            needs = ServerNeeds(vocabulary, max_tokens, config.temperature or 1.0, config.vllm_patience)
+            return VllmServers(config.vllm_url, needs)
         share = config.vllm_tensor_parallel
         return VllmEngine(config.actor_model_name_or_path, max_tokens, config.vllm_gpu_memory, share)
     rows = config.per_device_generation_batch_size * config.samples_per_prompt

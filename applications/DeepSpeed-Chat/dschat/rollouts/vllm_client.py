@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to vLLM servers that `python -m dschat.rollouts.serve` has started. docs/scaling.md describes them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import httpx2
+
+from dschat.errors import UserError
+from dschat.run.stop import raise_if_stopped_here
+
+FLAG = "--vllm_url"
+TOKEN = "VLLM_API_KEY"
+CONNECTIONS = 256  # requests of one process that are under way at a time
+LOOK, LOOK_TIMEOUT = 5.0, 10.0  # seconds between two looks whether a server lives, and for its answer
+TICK = 0.1  # seconds between two looks for a signal
+GENERATE = "/inference/v1/generate"
+FRESH = "default"  # vLLM's name of the weights that nobody has sent
+
+Json = dict[str, object]
+
+
+class Lost(Exception):
+    """A server has gone, or has lost the weights; it may come back."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a server says of itself."""
+
+    backend: str | None  # how it takes weights
+    device: str  # "cuda" or "cpu"
+    dtype: str  # of its weights, as torch calls it
+    vocabulary: int  # tokens
+    max_tokens: int  # of a prompt with its response
+    workers: int  # GPUs that share the model
+    version: str  # of its weights
+
+
+@dataclass(frozen=True)
+class Row:
+    """One response that is asked for."""
+
+    prompt: list[int]
+    parameters: Json  # see `dschat.rollouts.vllm.sampling_parameters`
+
+
+Answer = tuple[list[int], list[float]]  # the tokens of a response and their log-probs
+
+
+class Servers:
+    """The servers of a run, each with all of the actor's weights."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        """Asks nothing yet.
+
+        Args:
+            urls: without a path.
+        """
+        self.urls = [url.rstrip("/") for url in urls]
+        token = os.environ.get(TOKEN)
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx2.Client(headers=self.headers, timeout=None)
+
+    def about(self) -> list[About]:
+        """What each server is. Raises UserError for one that is something else, Lost where there is none."""
+        return [self._about(url) for url in self.urls]
+
+    def all_answer(self) -> bool:
+        """Whether all servers are there."""
+        try:
+            return bool(self.about())
+        except Lost:
+            return False
+
+    def post(self, path: str, bodies: Json | Sequence[Json]) -> None:
+        """One request to every server, at the same time, and waits for the answers.
+
+        Args:
+            path: begins with a slash.
+            bodies: the JSON of all, or of each.
+
+        Raises:
+            UserError: a server refuses.
+            Lost: one does not answer.
+        """
+        each = [bodies] * len(self.urls) if isinstance(bodies, dict) else bodies
+        with ThreadPoolExecutor(len(self.urls)) as pool:
+            list(pool.map(lambda url, body: self._post(url, path, body), self.urls, each))
+
+    def _post(self, url: str, path: str, body: Json) -> None:
+        try:
+            answer = self._client.post(url + path, json=body)
+        except httpx2.HTTPError as error:
+            raise Lost(f"{url} has gone: {error or type(error).__name__}") from error
+        _require_ok(url, answer)
+
+    def _about(self, url: str) -> About:
+        try:
+            answer = self._client.get(url + "/run", timeout=LOOK_TIMEOUT)
+        except httpx2.HTTPError as error:
+            raise Lost(f"{url} does not answer: {error or type(error).__name__}") from error
+        except httpx2.InvalidURL as error:
+            raise UserError(f"{FLAG} {url} is no address: {error}.") from error
+        if answer.status_code == 404:
+            raise UserError(
+                f"{FLAG} {url}: this server takes no weights of a run. Start it with python -m dschat.rollouts.serve."
+            )
+        _require_ok(url, answer)
+        return About(**answer.json())
+
+    async def row(self, client: httpx2.AsyncClient, url: str, row: Row, version: str) -> Answer:
+        """One response. Raises UserError where the server refuses, Lost where it has gone or lost the weights."""
+        body = json.dumps({"token_ids": row.prompt, "sampling_params": row.parameters})  # with infinities
+        headers = {"Content-Type": "application/json", "X-Weight-Version": version}
+        try:
+            answer = await client.post(url + GENERATE, content=body, headers=headers)
+        except httpx2.HTTPError as error:
+            raise Lost(f"{url} has gone: {error or type(error).__name__}") from error
+        if answer.status_code == 500:  # vLLM's engine has died, and its server is about to end
+            raise Lost(f"{url} answers {answer.status_code}: {_said(answer)}")
+        if answer.status_code == 409:
+            raise other_weights(url, answer.json()["version"], version)
+        _require_ok(url, answer)
+        (choice,) = answer.json()["choices"]
+        for span in choice["weight_versions"]:
+            if span["version"] != version:
+                raise other_weights(url, span["version"], version)
+        return choice["token_ids"], [token["logprob"] for token in choice["logprobs"]["content"]]
+
+
+class Drawing:
+    """Rows that servers are drawing, in a thread of its own."""
+
+    def __init__(self, servers: Servers, rows: Mapping[int, Row], first: int, version: str) -> None:
+        """Begins.
+
+        Args:
+            servers: that rows are dealt out to in turn.
+            rows: of this process, by number.
+            first: which server gets the first row.
+            version: of the weights to draw with.
+        """
+        self.rows, self.answers = rows, dict[int, Answer]()
+        self._servers, self._first, self._version = servers, first, version
+        self._problem: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait(self, stoppable: bool = True) -> Exception | None:
+        """Until all rows are drawn, or cannot be: then a UserError or Lost. The rows that are have answers.
+
+        Raises:
+            Stopped: soon after a signal, on this rank alone, unless it is not stoppable.
+        """
+        while self._thread.is_alive():
+            if stoppable:
+                raise_if_stopped_here()
+            self._thread.join(TICK)
+        return self._problem
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._draw())
+        except (Lost, UserError) as error:
+            self._problem = error
+        except Exception as error:
+            self._problem = UserError(f"{FLAG}: a server's answer cannot be read: {error!r}.")
+
+    async def _draw(self) -> None:
+        """Raises the first problem once every row has been drawn, or cannot be."""
+        urls, limits = self._servers.urls, httpx2.Limits(max_connections=CONNECTIONS)
+        async with httpx2.AsyncClient(headers=self._servers.headers, timeout=None, limits=limits) as client:
+            tasks: dict[asyncio.Task[Answer], tuple[int, str]] = {}
+            for place, (number, row) in enumerate(self.rows.items(), self._first):
+                url = urls[place % len(urls)]
+                tasks[asyncio.create_task(self._servers.row(client, url, row, self._version))] = number, url
+            gone: Counter[str] = Counter()
+            pending = set(tasks)
+            while pending:
+                _, pending = await asyncio.wait(pending, timeout=LOOK)
+                for url in {tasks[task][1] for task in pending}:
+                    gone[url] = 0 if await _lives(url) else gone[url] + 1
+                for task in pending:
+                    if gone[tasks[task][1]] > 1:  # its machine may be off, which no connection notices
+                        task.cancel()
+        problems: list[BaseException] = []
+        for task, (number, url) in tasks.items():
+            if task.cancelled():
+                problems.append(Lost(f"{url} does not answer"))
+            elif (error := task.exception()) is not None:
+                problems.append(error)
+            else:
+                self.answers[number] = task.result()
+        for problem in sorted(problems, key=lambda problem: isinstance(problem, Lost)):  # refusals first
+            raise problem
+
+
+async def _lives(url: str) -> bool:
+    try:
+        async with httpx2.AsyncClient(timeout=LOOK_TIMEOUT) as client:
+            return (await client.get(url + "/health")).status_code == 200
+    except httpx2.HTTPError:
+        return False
+
+
+def other_weights(url: str, found: str, wanted: str) -> Exception:
+    """What it means that a server has them."""
+    if found != FRESH:
+        return UserError(
+            f"{FLAG} {url} has weights {found} and not {wanted}, which this run has sent: another run uses the server."
+            " Give each run servers of its own."
+        )
+    return Lost(f"{url} has been started anew, without this run's weights")
+
+
+def _require_ok(url: str, answer: httpx2.Response) -> None:
+    """Raises UserError, or Lost where there may be a better answer later."""
+    if answer.status_code == 200:
+        return
+    said = _said(answer)
+    if answer.status_code == 401:
+        raise UserError(f"{FLAG} {url}: {said}. Set {TOKEN} to what it is where the server was started.")
+    if answer.status_code in (502, 503, 504):
+        raise Lost(f"{url} answers {answer.status_code}: {said}")
+    raise UserError(f"{FLAG} {url}: it refuses, {answer.status_code}: {said}. Its own log may say more.")
+
+
+def _said(answer: httpx2.Response) -> str:
+    return " ".join(answer.text.split())[:300]

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling by vLLM servers (--vllm_url), which have GPUs of their own and get the actor's weights over the network.
+
+Prompts and responses go over HTTP, each process's own. Weights go from the main process to all servers, by vLLM's
+weight transfer: an NCCL broadcast where both sides have GPUs, else one by one over HTTP. They carry a version, which
+every answer must name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from dschat.errors import UserError
+from dschat.models.engines import TrainedPolicy
+from dschat.rollouts.engine import Draw, Generation
+from dschat.rollouts.sampling import Sampling
+from dschat.rollouts.vllm import generation_of, sampling_parameters
+from dschat.rollouts.vllm_client import (
+    FLAG,
+    FRESH,
+    TICK,
+    About,
+    Answer,
+    Drawing,
+    Json,
+    Lost,
+    Row,
+    Servers,
+    other_weights,
+)
+from dschat.rollouts.vllm_send import ActorWeights, Control, Sender, dtype_name, nccl_sender, pieces
+from dschat.rollouts.vllm_weights import inputs_first, plain_weights
+from dschat.run.distributed import broadcast_object, device, gather_objects, is_main, rank
+from dschat.run.stop import raise_if_stopped_here, stopping_together
+
+logger = logging.getLogger("dschat")
+
+TRIES = 5  # to draw a rollout, each time with servers that have come back
+BACKEND = "dschat"  # how servers take weights, see rollouts/vllm_worker.py
+
+
+@dataclass(frozen=True)
+class ServerNeeds:
+    """What servers must be able to do for a run."""
+
+    vocabulary: int  # tokens of the actor
+    max_tokens: int  # of the longest prompt and response together
+    temperature: float  # of the draws
+    patience: float  # seconds to wait for a server that has gone
+
+
+@dataclass
+class Asked:
+    """A response to each of this rank's prompts, which servers are drawing."""
+
+    rows: dict[int, Row]  # by number
+    sampling: Sampling
+    drawing: Drawing  # of all rows, or of those that are left
+    answers: dict[int, Answer]  # of earlier drawings
+
+
+class VllmServers:
+    """A rollout engine elsewhere. Seeds decide its draws, as those of `dschat.rollouts.vllm.VllmEngine`."""
+
+    def __init__(self, urls: Sequence[str], needs: ServerNeeds) -> None:
+        """Asks nothing yet; the first session does. Every rank must make one.
+
+        Args:
+            urls: addresses without a path.
+            needs: of the run.
+        """
+        self._servers, self._needs = Servers(urls), needs
+        self._run, self._count = broadcast_object(secrets.token_hex(4)), 0
+        self._problem: Exception | None = None  # what has gone wrong in sending, on the main process
+        self._introduction: Json = {}
+        self._nccl: tuple[Control, Sender] | None = None
+        self._asked: Asked | None = None  # what servers may still be drawing
+
+    @property
+    def _version(self) -> str:
+        """Of the weights that were sent last."""
+        return f"{self._run}.{self._count}"
+
+    @contextmanager
+    def session(self, actor: TrainedPolicy) -> Iterator[Draw]:
+        """The servers with the actor's weights; see `dschat.rollouts.engine.RolloutEngine`."""
+        if self._asked is not None:
+            with stopping_together():
+                self._asked.drawing.wait()
+            self._asked = None
+        self._send(actor)
+
+        def draw(prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
+            return self.finish(self.begin(prompts, sampling, seeds), actor)
+
+        yield draw
+
+    def begin(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Asked:
+        """Lets servers draw, as `dschat.rollouts.engine.Draw`, with the weights of the last session. Does not wait."""
+        numbered = enumerate(zip(prompts, seeds, strict=True))
+        rows = {n: Row(list(prompt), sampling_parameters(sampling, seed)) for n, (prompt, seed) in numbered}
+        self._asked = Asked(rows, sampling, self._drawing(rows), {})
+        return self._asked
+
+    def finish(self, asked: Asked, actor: TrainedPolicy) -> Generation:
+        """Waits for what `begin` asked for. Every rank must call it.
+
+        Where a server has gone meanwhile, waits until it is back; it then gets the weights of now, and draws with
+        these what is left.
+
+        Raises:
+            UserError: on every rank, where a server refuses or stays away.
+            Stopped: soon after a signal.
+        """
+        for tries in itertools.count(1):
+            with stopping_together():
+                problem = asked.drawing.wait()
+            asked.answers |= asked.drawing.answers
+            lost = _of_all_ranks(problem)
+            if lost is None:
+                break
+            if tries == TRIES:
+                raise UserError(f"{FLAG} {lost}. Tried {TRIES} times. The server's own log may say more.")
+            self._wait_until_back(lost)
+            self._send(actor)
+            asked.drawing = self._drawing({n: row for n, row in asked.rows.items() if n not in asked.answers})
+        answers = [asked.answers[n] for n in asked.rows]
+        return generation_of([row.prompt for row in asked.rows.values()], answers, asked.sampling)
+
+    def _drawing(self, rows: dict[int, Row]) -> Drawing:
+        return Drawing(self._servers, rows, rank(), self._version)
+
+    def _wait_until_back(self, lost: Lost) -> None:
+        """Every rank must call it. Raises UserError on all where a server stays away."""
+        patience, back = self._needs.patience, True
+        with stopping_together():
+            if is_main():
+                logger.warning("%s %s. Waiting for it, for up to %g s (--vllm_patience).", FLAG, lost, patience)
+                end = time.monotonic() + patience
+                while not (back := self._servers.all_answer()) and time.monotonic() < end:
+                    raise_if_stopped_here()
+                    time.sleep(TICK)
+        if not broadcast_object(back):
+            raise UserError(
+                f"{FLAG} {lost}, and did not come back within {patience:g} s (--vllm_patience). Start it again "
+                "(python -m dschat.rollouts.serve), and go on with --resume_from_checkpoint."
+            )
+
+    def _send(self, actor: TrainedPolicy) -> None:
+        """Gives all servers the actor's weights. Every rank must call it. Raises UserError on all."""
+        while True:
+            self._problem = None
+            workers = broadcast_object(self._meet(actor) if is_main() else [])
+            self._count += 1
+            if workers:
+                self._broadcast(actor, workers)
+            else:
+                self._post_weights(actor)
+            lost = _of_all_ranks(self._problem)
+            if lost is None:
+                return
+            self._wait_until_back(lost)
+
+    def _meet(self, actor: TrainedPolicy) -> list[int]:
+        """Looks at the servers, and introduces the run to those that do not know it.
+
+        Returns:
+            How many GPUs each has, where all sides can use NCCL; else nothing.
+        """
+        try:
+            abouts = self._servers.about()
+            for url, about in zip(self._servers.urls, abouts, strict=True):
+                self._check(url, about, actor)
+        except (Lost, UserError) as error:
+            self._problem = error
+            return []
+        if not all(about.version.startswith(self._run) for about in abouts):
+            self._nccl = None
+            names = sorted(inputs_first(actor))
+            self._post("/collective_rpc", {"method": "end_unfinished_update"})
+            self._introduction = {"temperature": self._needs.temperature, "inputs_first": names}
+            self._post("/init_weight_transfer_engine", {"init_info": self._introduction})
+        on_gpus = device().type == "cuda" and all(about.device == "cuda" for about in abouts)
+        if on_gpus and find_spec("vllm") is None and self._count == 0:
+            logger.warning("%s: weights go over HTTP, since vLLM is not installed here. NCCL is much faster.", FLAG)
+        return [about.workers for about in abouts] if on_gpus and find_spec("vllm") is not None else []
+
+    def _check(self, url: str, about: About, actor: TrainedPolicy) -> None:
+        """Raises UserError where a server cannot draw for this run."""
+        needs = self._needs
+        if self._count and not about.version.startswith((self._run, FRESH)):
+            raise other_weights(url, about.version, self._version)
+        own = {
+            "backend": BACKEND,
+            "vocabulary": needs.vocabulary,
+            "dtype": dtype_name(next(actor.module.parameters()).dtype),
+        }
+        remedies = {
+            "backend": "Start it with python -m dschat.rollouts.serve.",
+            "vocabulary": "Start it with --model of the actor.",
+            "dtype": "Start it with --dtype of the run.",
+        }
+        for name, wanted in own.items():
+            if getattr(about, name) != wanted:
+                raise UserError(f"{FLAG} {url}: its {name} is {getattr(about, name)}, not {wanted}. {remedies[name]}")
+        if about.max_tokens < needs.max_tokens:
+            raise UserError(
+                f"{FLAG} {url}: a prompt with its response may have {about.max_tokens} tokens there, but "
+                f"{needs.max_tokens} here. Start it with --max_tokens {needs.max_tokens}."
+            )
+
+    def _post_weights(self, actor: TrainedPolicy) -> None:
+        """Over HTTP."""
+        self._post("/start_weight_update", {})
+        for name, weight in plain_weights(actor):
+            for piece in pieces(name, weight):
+                self._post("/update_weights", {"update_info": piece})
+        self._post("/finish_weight_update", {"weight_version": self._version})
+
+    def _broadcast(self, actor: TrainedPolicy, workers: Sequence[int]) -> None:
+        """By NCCL, from the main process; the others go through the weights with it."""
+        try:
+            if self._nccl is None:
+                control = Control(self._servers, self._introduction, workers)
+                self._nccl = control, nccl_sender(control, ActorWeights(actor))
+            control, sender = self._nccl
+            control.version = self._version
+            sender.send_weights()
+        except (Lost, UserError) as error:
+            self._problem, self._nccl = error, None
+
+    def _post(self, path: str, bodies: Json) -> None:
+        """To all servers, from the main process, unless something has gone wrong before; notes what does."""
+        if is_main() and self._problem is None:
+            try:
+                self._servers.post(path, bodies)
+            except (Lost, UserError) as error:
+                self._problem = error
+
+
+def _of_all_ranks(problem: Exception | None) -> Lost | None:
+    """What is lost on some rank. Every rank must call it. Raises UserError on all where a server refuses one."""
+    told = None if problem is None else (isinstance(problem, Lost), str(problem))
+    found = sorted(one for one in gather_objects(told) if one is not None)
+    if found and not found[0][0]:
+        raise UserError(found[0][1])
+    return Lost(found[0][1]) if found else None
