@@ -72,13 +72,13 @@ def test_the_first_inputs_weights_are_noted(kind, group):
             outputs = layer(inputs) - layer(torch.zeros_like(inputs))
             expected[f"{name}.weight"] = outputs[0].detach()
     add_lora(causal_lm, 2, None, "base")
-    columns = {}
-    names = {name for name, _ in plain_weights(engine_of(causal_lm), columns)}
+    columns, actor = {}, engine_of(causal_lm)
+    names = {name for name, _ in noting(plain_weights(actor), columns, inputs_first(actor), 1)}
     assert expected.keys() < columns.keys() < names
     assert all(torch.equal(columns[name][0], expected[name]) for name in expected)
     assert not any(".experts." in name for name in columns)
     halves = {}
-    weights = dict(plain_weights(engine_of(make_causal_lm("gemma")), halves, 2))
+    weights = dict(noting(plain_weights(engine_of(make_causal_lm("gemma"))), halves, frozenset(), 2))
     name = "model.layers.1.mlp.down_proj.weight"
     assert torch.equal(halves[name], weights[name].T[[0, weights[name].shape[1] // 2]])
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import torch
@@ -32,11 +33,11 @@ SEEDS = [11, 12, 13, 14, 15]
 MAX_TOKENS = 32
 
 
-def causal_lm_of(name, **options):
+def causal_lm_of(name: str, **options: Any) -> Any:
     return make_causal_lm(name.split()[0], **{"initializer_range": 0.2} | MODELS[name] | options)
 
 
-def largest_gap(actor, prompts, drawn, temperature=1.0):
+def largest_gap(actor: Any, prompts: Any, drawn: Any, temperature: float = 1.0) -> float:
     """Between the engine's log-probs and the model's own, row by row."""
     rollout, gaps = drawn.rollout, []
     for prompt, response, row in zip(prompts, rollout.response_rows(), rollout.drawn_logprobs, strict=True):
@@ -46,7 +47,7 @@ def largest_gap(actor, prompts, drawn, temperature=1.0):
     return float(max(gaps))
 
 
-def one_update(actor):
+def one_update(actor: Any) -> None:
     """An optimiser step that makes drawn tokens likelier."""
     ids = torch.tensor([random_ids(10, seed=1)])
     actor.train()

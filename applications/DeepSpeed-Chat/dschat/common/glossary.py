@@ -40,6 +40,7 @@ ALL, SUPERVISED, ONLINE = " ".join(RUNS), "sft reward dpo refuel", "ppo refuel_o
 SEVERAL = "several sources, `--reward_weights` or `--metric_function`"
 SKIP, NONFINITE, NORMALISED = "`--on_reward_error skip`", "`--on_nonfinite skip`", "`--normalize_scores`"
 PARSING, PROGRAMS, VLLM = "`--termination_condition parsing`", "`--reward_source programs`", "`--rollout_engine vllm`"
+AHEAD = "`--rollouts_ahead`"
 CRITIC, FP16, KL = "a critic", "fp16", "a KL penalty"
 AVERAGE, OTHER_TOKENS = "`--reward_loss average`", "a loss that does not compare that number"
 
@@ -139,8 +140,11 @@ _TABLES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("val/explained_variance", "ppo", "share", "variance of the returns that the critic's values explain",
          "near 0 after the first updates: the critic knows nothing yet; below −1 a warning", CRITIC),
         ("rollout/logprob_gap", "ppo", "nats per token", "mean difference of the engine's log-probs from the actor's",
-         "more than rounding stops the run", VLLM),
+         "more than rounding stops the run, unless the rollout was drawn ahead", VLLM),
         ("rollout/logprob_gap_max", "ppo", "nats", "the largest one", "", VLLM),
+        ("rollout/importance_clipped", "ppo", "share", "tokens whose importance weight `--rollout_is_clip` bounds",
+         "more than a few in a hundred: the weights that draw are too old", "`--rollout_is_clip`"),
+        ("rollout/staleness", "ppo", "iterations", "age of the weights that drew the rollout", "", AHEAD),
         ("parsing/sentences", "ppo", "sentences", "in the responses of a rollout", "",
          PARSING),
         ("parsing/parsed", "ppo", "sentences", "that were parsed", "", PARSING),

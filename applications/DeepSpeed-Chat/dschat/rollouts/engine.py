@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,24 @@ class RolloutEngine(Protocol):
 
     def session(self, actor: TrainedPolicy) -> AbstractContextManager[Draw]:
         """Makes the actor's weights ready for drawing, once for all draws inside. Every rank must enter it."""
+
+
+class Pending(Protocol):
+    """Responses that are being drawn."""
+
+    def finish(self, actor: TrainedPolicy) -> Generation:
+        """Waits for them. Every rank must call it."""
+
+    def settle(self) -> Generation | None:
+        """Waits for them whatever signals come; None where they cannot be finished now. Every rank must call it."""
+
+
+@runtime_checkable
+class AheadEngine(RolloutEngine, Protocol):
+    """A rollout engine that draws while the models train."""
+
+    def begin(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Pending:
+        """As `Draw`, with the weights of the last session. Does not wait."""
 
 
 @dataclass

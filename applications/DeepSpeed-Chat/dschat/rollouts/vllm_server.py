@@ -56,16 +56,6 @@ class ServerNeeds:
     patience: float  # seconds to wait for a server that has gone
 
 
-@dataclass
-class Asked:
-    """A response to each of this rank's prompts, which servers are drawing."""
-
-    rows: dict[int, Row]  # by number
-    sampling: Sampling
-    drawing: Drawing  # of all rows, or of those that are left
-    answers: dict[int, Answer]  # of earlier drawings
-
-
 class VllmServers:
     """A rollout engine elsewhere. Seeds decide its draws, as those of `dschat.rollouts.vllm.VllmEngine`."""
 
@@ -98,7 +88,7 @@ class VllmServers:
         self._send(actor)
 
         def draw(prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> Generation:
-            return self.finish(self.begin(prompts, sampling, seeds), actor)
+            return self.begin(prompts, sampling, seeds).finish(actor)
 
         yield draw
 
@@ -106,36 +96,17 @@ class VllmServers:
         """Lets servers draw, as `dschat.rollouts.engine.Draw`, with the weights of the last session. Does not wait."""
         numbered = enumerate(zip(prompts, seeds, strict=True))
         rows = {n: Row(list(prompt), sampling_parameters(sampling, seed)) for n, (prompt, seed) in numbered}
-        self._asked = Asked(rows, sampling, self._drawing(rows), {})
+        self._asked = Asked(self, rows, sampling)
         return self._asked
 
-    def finish(self, asked: Asked, actor: TrainedPolicy) -> Generation:
-        """Waits for what `begin` asked for. Every rank must call it.
-
-        Where a server has gone meanwhile, waits until it is back; it then gets the weights of now, and draws with
-        these what is left.
-
-        Raises:
-            UserError: on every rank, where a server refuses or stays away.
-            Stopped: soon after a signal.
-        """
-        for tries in itertools.count(1):
-            with stopping_together():
-                problem = asked.drawing.wait()
-            asked.answers |= asked.drawing.answers
-            lost = _of_all_ranks(problem)
-            if lost is None:
-                break
-            if tries == TRIES:
-                raise UserError(f"{FLAG} {lost}. Tried {TRIES} times. The server's own log may say more.")
-            self._wait_until_back(lost)
-            self._send(actor)
-            asked.drawing = self._drawing({n: row for n, row in asked.rows.items() if n not in asked.answers})
-        answers = [asked.answers[n] for n in asked.rows]
-        return generation_of([row.prompt for row in asked.rows.values()], answers, asked.sampling)
-
-    def _drawing(self, rows: dict[int, Row]) -> Drawing:
+    def drawing(self, rows: dict[int, Row]) -> Drawing:
+        """Begins to draw rows of this rank with the weights that were sent last."""
         return Drawing(self._servers, rows, rank(), self._version)
+
+    def send_again(self, lost: Lost, actor: TrainedPolicy) -> None:
+        """Once a server that has gone is back. Every rank must call it. Raises UserError on all."""
+        self._wait_until_back(lost)
+        self._send(actor)
 
     def _wait_until_back(self, lost: Lost) -> None:
         """Every rank must call it. Raises UserError on all where a server stays away."""
@@ -243,6 +214,49 @@ class VllmServers:
                 self._servers.post(path, bodies)
             except (Lost, UserError) as error:
                 self._problem = error
+
+
+class Asked:
+    """A response to each of this rank's prompts, which servers are drawing."""
+
+    def __init__(self, engine: VllmServers, rows: dict[int, Row], sampling: Sampling) -> None:
+        """Begins; the rows by number."""
+        self._engine, self._rows, self._sampling = engine, rows, sampling
+        self.drawing = engine.drawing(rows)  # of all rows, or of those that are left
+        self._answers: dict[int, Answer] = {}
+
+    def finish(self, actor: TrainedPolicy) -> Generation:
+        """Waits for it. Every rank must call it.
+
+        Where a server has gone meanwhile, waits until it is back; it then gets the weights of now, and draws with
+        these what is left.
+
+        Raises:
+            UserError: on every rank, where a server refuses or stays away.
+            Stopped: soon after a signal.
+        """
+        for tries in itertools.count(1):
+            with stopping_together():
+                problem = self.drawing.wait()
+            self._answers |= self.drawing.answers
+            lost = _of_all_ranks(problem)
+            if lost is None:
+                break
+            if tries == TRIES:
+                raise UserError(f"{FLAG} {lost}. Tried {TRIES} times. The server's own log may say more.")
+            self._engine.send_again(lost, actor)
+            self.drawing = self._engine.drawing({n: row for n, row in self._rows.items() if n not in self._answers})
+        return self._generation()
+
+    def settle(self) -> Generation | None:
+        """Waits for it whatever signals come; None where a server has gone. Every rank must call it."""
+        problem = self.drawing.wait(stoppable=False)
+        self._answers |= self.drawing.answers
+        return None if any(gather_objects(problem is not None)) else self._generation()
+
+    def _generation(self) -> Generation:
+        answers = [self._answers[n] for n in self._rows]
+        return generation_of([row.prompt for row in self._rows.values()], answers, self._sampling)
 
 
 def _of_all_ranks(problem: Exception | None) -> Lost | None:

@@ -117,21 +117,8 @@ class Loop:
         per_epoch = len(self.algorithm.lengths) // iteration_size(self.run.plan)
         epoch, done = divmod(self.iteration, per_epoch)
         left = (total - self.update) // self.updates_per_iteration
-        for work in self.work(epoch)[done : done + left]:
+        for work in work_of_epoch(self.algorithm, self.config, self.run.plan, epoch)[done : done + left]:
             self.train_once(work, total, bar)
-
-    def work(self, epoch: int) -> Sequence[Work]:
-        """What the iterations of an epoch train on, on this rank."""
-        return update_batches(
-            self.algorithm.lengths,
-            iteration_size(self.run.plan),
-            self.algorithm.work_batch,
-            self.config.seed,
-            epoch,
-            rank=rank(),
-            world_size=world_size(),
-            balance_tokens=self.config.spreads_lengths,
-        )
 
     def train_once(self, work: Work, total: int, bar: Bar) -> None:
         """One iteration, and what is due after it."""
@@ -225,6 +212,29 @@ def loop_of(
     folders = ModelFolders(saved, tokenizer, config, run)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
     return Loop(algorithm, config, run, folders, Checkpoints(engines, config, run, identity, average))
+
+
+def work_of_epoch(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, epoch: int) -> Sequence[Work]:
+    """What the iterations of an epoch train on, on this rank."""
+    return update_batches(
+        algorithm.lengths,
+        iteration_size(plan),
+        algorithm.work_batch,
+        config.seed,
+        epoch,
+        rank=rank(),
+        world_size=world_size(),
+        balance_tokens=config.spreads_lengths,
+    )
+
+
+def work_of(algorithm: Algorithm, config: CommonConfig, plan: BatchPlan, iteration: int) -> Work | None:
+    """What an iteration trains on, on this rank; None after the last."""
+    examples = len(algorithm.lengths)
+    if iteration * (plan.updates_per_rollout or 1) >= total_updates(examples, config, plan):
+        return None
+    epoch, number = divmod(iteration, examples // iteration_size(plan))
+    return work_of_epoch(algorithm, config, plan, epoch)[number]
 
 
 def iteration_size(plan: BatchPlan) -> int:

@@ -25,11 +25,12 @@ from dschat.run.distributed import is_main, world_size
 from dschat.run.output import Run
 from dschat.run.state import Json, SeedKind, derive_seed, random_states
 from dschat.scoring.source import Measured, ResponseTexts
+from dschat.trainers.ahead import RolloutAhead
 from dschat.trainers.alarms import Alarms
 from dschat.trainers.credit import assign_credit, with_scores
 from dschat.trainers.evaluation import Sample, evaluate_responses, show_samples
 from dschat.trainers.iteration import Clock, Iteration, Metrics, State, pass_size, state_with
-from dschat.trainers.loop import Work
+from dschat.trainers.loop import Work, work_of
 from dschat.trainers.nonfinite import SKIPPED_NONFINITE, NonFinite
 from dschat.trainers.ppo_models import ActorSampler, AuxiliaryScores, MovingAverage, PPOModels
 from dschat.trainers.ppo_update import FusedCredit, PendingBatch, UpdateSettings, ppo_update
@@ -48,6 +49,7 @@ class Collected:
     bad_rows: Tensor  # (B,) bool, rows that were sampled from logits that are not finite
     outside: Outside  # what others than the models say of it
     rates: Metrics  # the learning rates, as metrics
+    is_stale: bool = False  # whether the weights that drew it are those of an iteration ago
 
 
 class PPO:
@@ -92,6 +94,8 @@ class PPO:
         self.alarms = Alarms.from_config(config, run.plan)
         sampling = Sampling.from_config(config, tokenizer, end_ids_of(models.actor.module.inner.generation_config))
         self.sample = ActorSampler(models.actor, tokenizer, sampling, config.seed, models.rollouts)
+        samples = run.plan.samples_per_prompt
+        self.ahead = RolloutAhead(self.sample, samples) if config.rollouts_ahead else None
         self.update_settings = UpdateSettings.from_config(config, run.plan)
         self.scoring = pass_size(run.plan).without_gradient
         self.current: Iteration[PPOBatch | PendingBatch] | None = None  # under way, from its first update on
@@ -120,7 +124,10 @@ class PPO:
         models, plan = self.models, self.plan
         rates = {f"lr/{name}": engine.learning_rate for name, engine in models.trained.items()}
         prompts = [self.prompts[number] for rows in work for number in rows]
-        drawn, texts = self.sample(prompts, SeedKind.TRAINING, iteration, plan.samples_per_prompt)
+        ahead = None if self.ahead is None else self.ahead.take(prompts, iteration)
+        drawn, texts = ahead or self.sample(prompts, SeedKind.TRAINING, iteration, plan.samples_per_prompt)
+        if self.ahead is not None and (following := work_of(self, self.config, plan, iteration + 1)) is not None:
+            self.ahead.begin([self.prompts[number] for rows in following for number in rows], iteration + 1)
         clock.lap("generation")
         scored, auxiliary, measured = models.score(drawn.rollout, texts, self.config.temperature, self.scoring)
         moments = None if self.moments is None else with_scores(self.moments, scored)
@@ -129,7 +136,7 @@ class PPO:
         found = self.condition(known, epoch)
         macro = segment(found.ends, scored.response_mask)
         outside = Outside(auxiliary, found.totals, measured)
-        return Collected(known, macro, moments, drawn.bad_rows, outside, rates)
+        return Collected(known, macro, moments, drawn.bad_rows, outside, rates, ahead is not None)
 
     def credited(self, collected: Collected) -> PPOBatch | PendingBatch:
         """Advantages and, of a critic, returns; or what is left until the update's own passes give what they need."""
@@ -146,7 +153,12 @@ class PPO:
         if self.nonfinite.in_rollout(checked, update, collected.bad_rows, collected.outside.auxiliary):
             return None
         metrics = outside_metrics(collected.outside)
-        metrics |= check_gap(collected.rollout, self.models.actor, self.config.temperature, pass_size(self.plan))
+        size, clip = pass_size(self.plan), self.config.rollout_is_clip
+        metrics |= check_gap(
+            collected.rollout, self.models.actor, self.config.temperature, size, clip, collected.is_stale
+        )
+        if self.ahead is not None:
+            metrics["rollout/staleness"] = float(collected.is_stale)
         if isinstance(batch, PPOBatch):
             metrics |= rollout_metrics(batch, self.config.lam)
         clock.lap("scoring")
@@ -241,7 +253,9 @@ class PPO:
     def state_dict(self) -> State:
         """Coefficients, and the iteration that is under way."""
         numbers: Json = {"kl": self.kl.value, "alarms": self.alarms.state_dict()}
-        return state_with(numbers | {"scores": self.moments and asdict(self.moments)}, self.current)
+        ahead, tensors = ({}, {}) if self.ahead is None else self.ahead.state()
+        state = state_with(numbers | {"scores": self.moments and asdict(self.moments)} | ahead, self.current)
+        return replace(state, tensors=state.tensors | tensors)
 
     def load_state_dict(self, state: State) -> None:
         """Takes up what `state_dict` gave."""
@@ -249,6 +263,8 @@ class PPO:
         self.kl = replace(self.kl, value=numbers["kl"])
         self.alarms.load_state_dict(numbers["alarms"])
         self.moments = self.moments and ScoreMoments(**numbers["scores"])
+        if self.ahead is not None:
+            self.ahead.load(state)
         if "current" in numbers:
             is_pending = any(name.startswith("batch.scored.") for name in state.tensors)
             self.current = Iteration.from_state(state, PendingBatch if is_pending else PPOBatch)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +15,7 @@ from dschat.data.examples import PromptExample
 from dschat.models.engines import PolicyEngine, PolicyForward, ScalarForward, Trained, TrainedPolicy, TrainedScalar
 from dschat.models.layout import Layout, PassSize, layouts
 from dschat.rl.types import Rollout, ScoredRollout, Trajectory, without_responses
-from dschat.rollouts.engine import Generation, PolicySampler, RolloutEngine
+from dschat.rollouts.engine import Draw, Generation, PolicySampler, RolloutEngine
 from dschat.rollouts.sampling import row_seed
 from dschat.run.distributed import largest_over_ranks
 from dschat.run.state import SeedKind
@@ -127,13 +128,42 @@ def _of_rows(rollout: Rollout, size: PassSize, numbers: Callable[[Layout], Tenso
     return result
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Responses that are asked for, prompt after prompt."""
+
+    examples: list[PromptExample]  # one for each row
+    numbers: list[int]  # of the row among those of its prompt
+    seeds: list[int]
+    samples: int  # responses to each prompt
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Their ids."""
+        return [example.prompt_ids for example in self.examples]
+
+
 class ActorSampler(PolicySampler):
     """Draws responses from the actor."""
 
     def __call__(
         self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1
     ) -> tuple[Generation, ResponseTexts]:
-        """Some responses to each prompt, in rows that follow each other. Every rank must call it.
+        """Some responses to each prompt, in rows that follow each other; see `rows`. Every rank must call it."""
+        rows = self.rows(examples, kind, draw, samples)
+        with self.session() as draw_responses:
+            drawn = draw_responses(rows.prompts, self.sampling, rows.seeds)
+        return self.told(drawn, rows)
+
+    @contextmanager
+    def session(self) -> Iterator[Draw]:
+        """That of the engine. Every rank must enter it; a signal ends it on all."""
+        self.policy.eval()
+        with stopping_together(), self.engine.session(self.policy) as draw_responses:
+            yield draw_responses
+
+    def rows(self, examples: Sequence[PromptExample], kind: SeedKind, draw: int, samples: int = 1) -> Rows:
+        """What is asked for.
 
         Args:
             examples: prompts of this rank.
@@ -142,24 +172,24 @@ class ActorSampler(PolicySampler):
                 the sample's number, so that it depends neither on the rank nor on the other rows.
             samples: responses to each prompt.
         """
-        self.policy.eval()
         numbers = list(range(samples)) * len(examples)
-        examples = [example for example in examples for _ in range(samples)]
-        prompts = [example.prompt_ids for example in examples]
+        of_rows = [example for example in examples for _ in range(samples)]
         # A first response has the seed of an only one.
         seeds = [
             row_seed(self.seed, kind, draw, example.index, *([number] if number else []))
-            for example, number in zip(examples, numbers, strict=True)
+            for example, number in zip(of_rows, numbers, strict=True)
         ]
-        with stopping_together(), self.engine.session(self.policy) as draw_responses:
-            drawn = draw_responses(prompts, self.sampling, seeds)
-        index = torch.tensor([example.index for example in examples], device=drawn.bad_rows.device)
-        sample_index = torch.tensor(numbers, device=index.device) if samples > 1 else None
+        return Rows(of_rows, numbers, seeds, samples)
+
+    def told(self, drawn: Generation, rows: Rows) -> tuple[Generation, ResponseTexts]:
+        """What was drawn, with its prompts' indices, and what it says."""
+        index = torch.tensor([example.index for example in rows.examples], device=drawn.bad_rows.device)
+        sample_index = torch.tensor(rows.numbers, device=index.device) if rows.samples > 1 else None
         drawn = replace(drawn, rollout=replace(drawn.rollout, prompt_index=index, sample_index=sample_index))
         return drawn, ResponseTexts(
-            [example.prompt_text for example in examples],
+            [example.prompt_text for example in rows.examples],
             [decode_response(self.tokenizer, ids) for ids in drawn.rollout.response_rows()],
-            [example.row for example in examples],
+            [example.row for example in rows.examples],
         )
 
 

@@ -256,7 +256,12 @@ def check_weights(engine: ModelEngine, number: float) -> None:
 
 
 def check_gap(
-    known: Trajectory | ScoredRollout, actor: PolicyEngine, temperature: float, size: PassSize
+    known: Trajectory | ScoredRollout,
+    actor: PolicyEngine,
+    temperature: float,
+    size: PassSize,
+    clip: float | None = None,
+    is_stale: bool = False,
 ) -> dict[str, float]:
     """How far the log-probs of the engine that drew the tokens are from the actor's. Every rank must call it.
 
@@ -265,10 +270,13 @@ def check_gap(
         actor: its engine, as it was when the tokens were drawn.
         temperature: that of sampling.
         size: of a forward pass.
+        clip: the largest importance weight, if there are weights.
+        is_stale: whether the tokens were drawn with the weights of an iteration ago, so that a gap is no fault.
 
     Returns:
         rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest difference in nats over the response
-        tokens of all ranks; {} where the engine has no log-probs of its own.
+        tokens of all ranks, and with a clip rollout/importance_clipped, the share of tokens whose weight it bounds;
+        {} where the engine has no log-probs of its own.
 
     Raises:
         UserError: on every rank, where the mean is more than rounding explains.
@@ -282,15 +290,18 @@ def check_gap(
         rows = torch.arange(min(size.rows, GAP_ROWS, len(drawn)), device=drawn.device)
         rollout, drawn = select_rows(rollout, rows), drawn[rows]
         logprobs = response_logprobs(actor, rollout, temperature, size)
-    gaps = (logprobs - drawn)[rollout.response_mask].abs().double()
-    own = (float(gaps.sum()), gaps.numel(), float(gaps.amax()) if gaps.numel() else 0.0)
-    sums, counts, largest = zip(*gather_objects(own), strict=True)
-    mean = sum(sums) / max(sum(counts), 1)
+    differences = (logprobs - drawn)[rollout.response_mask].double()
+    gaps, clipped = differences.abs(), 0 if clip is None else int((differences > math.log(clip)).sum())
+    own = (float(gaps.sum()), gaps.numel(), float(gaps.amax()) if gaps.numel() else 0.0, clipped)
+    sums, counts, largest, clips = zip(*gather_objects(own), strict=True)
+    tokens = max(sum(counts), 1)
+    mean = sum(sums) / tokens
     tolerance = TOLERANCE[next(actor.module.parameters()).dtype]
-    if not mean <= tolerance:
+    if not (is_stale or mean <= tolerance):
         raise UserError(
             f"--rollout_engine: the engine's log-probs differ from the actor's by {mean:.3g} on average (rounding "
             f"explains {tolerance:g}): it draws with other weights than the actor's, or computes this model in "
             "another way. Use --rollout_engine continuous, and please report the model."
         )
-    return {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": max(largest)}
+    metrics = {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": max(largest)}
+    return metrics if clip is None else metrics | {"rollout/importance_clipped": sum(clips) / tokens}
