@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is looked at before anything is loaded; a failure names the rank."""
 
+import json
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +11,14 @@ import pytest
 import torch
 from transformers import GemmaConfig
 
+from cli_runs import STEPS
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SFTConfig
+from dschat.data.synthetic import make_rows, row_texts
 from dschat.errors import UserError
+from dschat.models.tiny import make_model
 from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
+from dschat.run import preflight as looks
 from dschat.run.preflight import ProcessReport, check_reports, preflight
 from launches import launch
 
@@ -113,6 +119,20 @@ def test_a_folder_without_rights_is_named(tmp_path, monkeypatch):
         preflight(sft(tmp_path))
 
 
+@pytest.mark.parametrize("late", [0.0, 0.3])
+def test_a_file_of_another_node_may_be_seen_late(late, tmp_path):
+    writer = threading.Timer(late, (tmp_path / "mark").touch)
+    writer.start()
+    assert looks._is_seen(tmp_path / "mark")
+    writer.join()
+
+
+def test_a_file_that_never_appears(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(looks, "SEEN_WITHIN", 0.3)
+    assert not looks._is_seen(tmp_path / "mark")
+    assert caplog.messages == [f"{tmp_path} of rank 0 is not seen here yet: waiting up to 0 s"]
+
+
 def test_a_model_that_does_not_fit_is_refused(tmp_path):
     """An embedding of 10⁶ · 10⁵ weights, tied: float32 weights and two moments are 1200 GB, and a layer is small."""
     sizes = {"hidden_size": 100_000, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -165,7 +185,9 @@ def train(config, stage):
 
 from dschat.config.supervised import SFTConfig
 from dschat.main import run_main
+from dschat.run import preflight
 
+preflight.SEEN_WITHIN = 0
 sys.exit(run_main("sft", SFTConfig, train))
 """
 
@@ -182,3 +204,33 @@ def test_a_failure_on_one_rank_ends_all_and_says_why(tmp_path):
     assert cause in result.stdout and "does not see the folder that rank 0 writes to" in result.stdout
     assert "Traceback" not in result.stdout and "went on" not in result.stdout
     assert not any((tmp_path / "0" / "run").iterdir())
+
+
+OTHER_DATA = """
+import os, runpy, sys
+from pathlib import Path
+
+place = Path(__file__).parent
+os.chdir(place / os.environ["RANK"])  # two nodes with data of their own; the output folder is shared
+flags = "--data_path data.jsonl --max_seq_len 96 --per_device_train_batch_size 1 --dtype fp32"
+main, given = sys.argv[-1], [f"--model_name_or_path={place / 'model'}", f"--output_dir={place / 'run'}"]
+sys.argv = [main, *flags.split(), *given]
+runpy.run_path(main, run_name="__main__")
+"""
+
+
+@pytest.mark.xdist_group("launcher")
+@pytest.mark.slow
+def test_nodes_with_other_data_are_refused_before_training(tmp_path):
+    """Of as many rows, one differs."""
+    rows = make_rows(40, 1, "comparisons")
+    make_model(tmp_path / "model", row_texts(rows), seed=1)
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        own = [*rows[:-1], rows[-rank]]
+        (tmp_path / str(rank) / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    (tmp_path / "other.py").write_text(OTHER_DATA)
+    result = launch(tmp_path / "other.py", [STEPS["sft"] / "main.py"])
+    assert result.status != 0
+    assert "rank 1 (" in result.stdout and "different things: the data (data.jsonl). Start every node" in result.stdout
+    assert "Traceback" not in result.stdout and (tmp_path / "run" / "metrics.jsonl").read_text() == ""

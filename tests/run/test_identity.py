@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from dschat.run.identity import differences, identity_of, with_later_flags
+from dschat.errors import UserError
+from dschat.run.identity import check_same_everywhere, differences, identity_of, with_later_flags
 from factories import make_causal_lm, ppo_config, save_folder
 
 HUB = {"id": "a/b", "revision": "1" * 40}
@@ -109,3 +110,25 @@ def test_functions_and_addresses_of_scores(identity, tmp_path):
     here, there = (identity(reward_url=url, critic_model_name_or_path=None) for url in ("http://a", "http://b"))
     assert differences(here, there, other_size=False) == []
     assert differences(here, identity(), other_size=False) == ['--reward_url was "given", is null']
+
+
+def test_nodes_with_other_files_or_flags_are_named(identity, monkeypatch):
+    """Where files lie is each node's own affair; one process has nobody to differ from."""
+    source = {"name": "rows", "train": 8, "eval": 2}
+    first, moved, other = (
+        identity({"sources": [source], "sha256": files}) for files in ({"d/a": "1"}, {"e/b": "1"}, {"d/a": "2"})
+    )
+    check_same_everywhere(other)
+
+    def compare(*identities):
+        given = [(f"node-{number}", one) for number, one in enumerate(identities)]
+        monkeypatch.setattr("dschat.run.identity.gather_objects", lambda own: given)
+        check_same_everywhere(identities[0])
+
+    compare(first, moved, first)
+    told = r"^rank 2 \(node-2\) and rank 0 \(node-0\) .*: the data \(d/a\)\. Start every node"
+    with pytest.raises(UserError, match=told) as caught:
+        compare(first, moved, other)
+    assert caught.value.on_every_rank
+    with pytest.raises(UserError, match=r"rank 1 \(node-1\) .* different things: --seed, the tokenizer\. "):
+        compare(first, first | {"--seed": "7", "the tokenizer": "another"})

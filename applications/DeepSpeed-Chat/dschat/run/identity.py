@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import math
+import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.rules import FREE, SHARE, engine_name, flags_on_resume
 from dschat.config.supervised import OneModelConfig
-from dschat.run.distributed import device
+from dschat.errors import UserError
+from dschat.run.distributed import device, gather_objects
 from dschat.run.state import Json
 
 # What may differ between runs of different numbers of processes; the global sizes may not.
@@ -68,6 +70,28 @@ def identity_of(config: CommonConfig, plan: BatchPlan, tokenizer: PreTrainedToke
             for name, found in files.items()
         },
     }
+
+
+def check_same_everywhere(identity: Identity) -> None:
+    """Compares what processes were given: nodes may have files of their own. Every rank must call it.
+
+    Raises:
+        UserError: on every rank: names the first rank that has something else than rank 0, its host, and what.
+    """
+    (host, first), *others = gather_objects((socket.gethostname(), identity))
+    for number, (other_host, own) in enumerate(others, 1):
+        found = [
+            f"{name}{_changed_files(first, own)}" if name == DATA else name
+            for name in sorted({*first, *own} - {FILES, EARLIER_TOKENIZER})
+            if first.get(name) != own.get(name)
+        ]
+        if found:
+            error = UserError(
+                f"rank {number} ({other_host}) and rank 0 ({host}) were given different things: {', '.join(found)}. "
+                "Start every node with the same flags and the same files, or read them from a disk that all share."
+            )
+            error.on_every_rank = True
+            raise error
 
 
 def with_later_flags(before: Identity, now: Identity, config: CommonConfig) -> Identity:

@@ -2,8 +2,10 @@
 """Compares all processes before anything is loaded, so that what would fail after minutes fails at once."""
 
 import importlib.metadata
+import logging
 import os
 import socket
+import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +22,9 @@ from dschat.run.distributed import barrier, broadcast_object, device, gather_obj
 from dschat.run.hub import push_problem
 from dschat.run.trackers import wandb_problem
 
+logger = logging.getLogger(__name__)
+
+SEEN_WITHIN = 60.0  # seconds; NFS may remember for so long that a new folder was not there
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "numpy")
 
 
@@ -140,11 +145,26 @@ def _folder_problem(output_dir: Path) -> str | None:
             problem = f"cannot be written: {error}"
     main_problem = broadcast_object(problem)
     barrier()
-    if main_problem is None and not (output_dir / mark).exists():
-        problem = "does not see the folder that rank 0 writes to; it must lie on storage that all nodes share"
+    if main_problem is None and not _is_seen(output_dir / mark):
+        problem = (
+            "does not see the folder that rank 0 writes to, and would write its parts of checkpoints, also of the one "
+            "that a stopped run leaves, to another disk; the folder must lie on storage that all nodes share"
+        )
     elif main_problem is None and not os.access(output_dir, os.W_OK):
         problem = "cannot be written"
     barrier()
     if is_main() and main_problem is None:
         (output_dir / mark).unlink()
     return problem
+
+
+def _is_seen(file: Path) -> bool:
+    """Whether a file that was made on another node is there, now or soon."""
+    last = time.monotonic() + SEEN_WITHIN
+    if not file.exists() and os.environ.get("LOCAL_RANK", "0") == "0":
+        logger.warning("%s of rank 0 is not seen here yet: waiting up to %d s", file.parent, SEEN_WITHIN)
+    while not file.exists():
+        if time.monotonic() >= last:
+            return False
+        time.sleep(0.2)
+    return True

@@ -18,7 +18,7 @@ from dschat.errors import UserError
 from dschat.models.engines import Trained
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.distributed import is_main, rank, world_size
-from dschat.run.identity import identity_of
+from dschat.run.identity import check_same_everywhere, identity_of
 from dschat.run.model_folders import ModelFolders, SavedModel, evaluation_after_saving
 from dschat.run.output import Run, RunOutput, due
 from dschat.run.state import Progress, random_states, set_random_states
@@ -208,9 +208,13 @@ def loop_of(
         config: the flags.
         run: its output folder.
         average: this process's parts of the moving average, which checkpoints hold, too.
+
+    Raises:
+        UserError: processes have other files or flags than the main one.
     """
     folders = ModelFolders(saved, tokenizer, config, run)
     identity = identity_of(config, run.plan, tokenizer, run.record.data)
+    check_same_everywhere(identity)
     return Loop(algorithm, config, run, folders, Checkpoints(engines, config, run, identity, average))
 
 
