@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from closeness import assert_near
 from dschat.models.lora import add_lora
-from dschat.rollouts.vllm_weights import plain_weights, wrong_layers
+from dschat.rollouts.vllm_weights import inputs_first, noting, plain_weights, wrong_layers
 from factories import HIDDEN, engine_of, largest_difference, make_causal_lm, pad_rows, ragged_rows
 from model_families import MODEL_FAMILIES
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small runs of the three steps, stopped wherever they can be stopped, and taken up again."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from dschat.data.dialogue_pairs import RegressionExample
 from dschat.data.examples import PairExample, PreferenceExample, SFTExample
 from dschat.engine.engine import AdaptersOff
 from dschat.models.lora import add_lora
-from dschat.rollouts.engine import RolloutEngine
+from dschat.rollouts.engine import Generation, RolloutEngine
 from dschat.rollouts.generate import ContinuousEngine
 from dschat.run import stop
 from dschat.run.distributed import broadcast_object, is_main, world_size
-from dschat.run.stop import Stopped
+from dschat.run.stop import Stopped, raise_if_stopped_here, stopping_together
 from factories import (
     engine_of,
     frozen_engine_of,
@@ -108,6 +109,50 @@ class Setup:
         options |= {"config_file": as_large_as(7e9, model, self.whole)} if self.zero_stage else {}
         return engine_of(model, GLOBAL // world_size(), 2, **(options | self.options))
 
+
+class DrawsAhead:
+    """Our own loop as an engine that draws ahead: at once, with the weights of that moment."""
+
+    def __init__(self, rows: int) -> None:
+        self._engine = ContinuousEngine(rows)
+        self.gone = False  # a server, so that nothing can be finished now
+
+    @contextmanager
+    def session(self, actor: Any) -> Iterator[Any]:
+        """See `dschat.rollouts.engine.RolloutEngine`."""
+
+        def draw(*asked: Any) -> Generation:
+            drawn = own(*asked)
+            return replace(drawn, rollout=replace(drawn.rollout, drawn_logprobs=drawn.logprobs), logprobs=None)
+
+        with self._engine.session(actor) as own:
+            self._draw = draw
+            yield draw
+
+    def begin(self, *asked: Any) -> "Drawn":
+        """See `dschat.rollouts.engine.AheadEngine`."""
+        return Drawn(self, self._draw(*asked))
+
+
+@dataclass
+class Drawn:
+    """What it drew ahead."""
+
+    engine: DrawsAhead
+    generation: Generation
+
+    def finish(self, actor: Any) -> Generation:
+        """As if the last tokens were still to be waited for."""
+        with stopping_together():
+            raise_if_stopped_here()
+        return self.generation
+
+    def settle(self) -> Generation | None:
+        """None where a server has gone."""
+        return None if self.engine.gone else self.generation
+
+
+AHEAD: dict[str, Any] = {"rollout_engine": "vllm", "vllm_url": ["http://elsewhere"], "rollouts_ahead": 1}
 
 Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], dict[str, str]]
 

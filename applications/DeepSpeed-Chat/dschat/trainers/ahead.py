@@ -36,6 +36,7 @@ class RolloutAhead:
         assert isinstance(sample.engine, AheadEngine)  # the flags say so
         self._sample, self._engine, self._samples = sample, sample.engine, samples
         self._upcoming: Upcoming | None = None
+        self._taken: Upcoming | None = None  # what is being scored, and lies nowhere else so far
 
     def begin(self, examples: Sequence[PromptExample], iteration: int) -> None:
         """Lets servers draw for an iteration, with the actor's weights of now. Every rank must call it."""
@@ -52,12 +53,19 @@ class RolloutAhead:
         drawn = upcoming.responses
         if not isinstance(drawn, Generation):
             drawn = drawn.finish(self._sample.policy)
-        self._upcoming = None  # not before: after a signal the checkpoint has it
+        self._upcoming, self._taken = None, Upcoming(iteration, drawn)  # not before: a signal may come
         return self._sample.told(drawn, self._sample.rows(examples, SeedKind.TRAINING, iteration, self._samples))
 
+    def accept(self) -> None:
+        """The rollout that was taken has been scored: the iteration has it."""
+        self._taken = None
+
     def state(self) -> tuple[Json, dict[str, Tensor]]:
-        """What a checkpoint holds of it, with which a resumed run goes on exactly. Every rank must call it."""
-        upcoming = self._upcoming
+        """What a checkpoint holds of it, with which a resumed run goes on exactly. Every rank must call it.
+
+        As long as a rollout is scored, the actor has the weights with which the next one can be drawn again.
+        """
+        upcoming = self._taken or self._upcoming
         if upcoming is None:
             return {}, {}
         drawn = upcoming.responses

@@ -109,6 +109,8 @@ class PPO:
             collected = self.collect(work, iteration, clock)
             batch = self.credited(collected)
             self.current = self.accepted(collected, batch, iteration * updates, clock)
+            if self.ahead is not None:
+                self.ahead.accept()
         if self.current is None:
             return {SKIPPED_NONFINITE: float(updates)}
         metrics = self.current.metrics | self.update(self.current, iteration)
