@@ -175,6 +175,49 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
     keep(folder, f"vllm-{shares}", numbers)
 
 
+def vllm_served(folder: Path, keep: Callable[..., None]) -> None:
+    """Ten updates at ZeRO 3 with an engine in each process; with a server, twice: the second time the fifth reward
+    waits until the server has been killed. `url` is a file with its address."""
+    from transformers import AutoModelForCausalLM
+
+    from dschat.rollouts.engine import RolloutEngine
+    from dschat.rollouts.vllm import VllmEngine
+    from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
+    from factories import engine_of, frozen_engine_of, make_classifier, make_prompts, ppo_config, ppo_loop
+
+    model, calls = folder / "model", Counter[str]()
+    needs = ServerNeeds(vocabulary=100, max_tokens=16, temperature=0.8, patience=300)
+    urls = [(folder / "url").read_text()]
+
+    def reward(prompts: list[str], responses: list[str], rows: list[Any]) -> torch.Tensor:
+        calls[run] += 1
+        if run == "lost" and calls[run] == 5:
+            (folder / f"fifth-{rank()}").touch()
+            while not (folder / "killed").exists():
+                time.sleep(0.1)
+        return torch.tensor([response.count("a") / max(len(response), 1) for response in responses])
+
+    engines: dict[str, Callable[[], RolloutEngine]] = {
+        "inside": partial(VllmEngine, str(model), 16, 0.3),
+        "served": partial(VllmServers, urls, needs),
+        "lost": partial(VllmServers, urls, needs),
+    }
+    for run, engine in engines.items():
+        config = ppo_config(
+            folder / run,
+            per_device_generation_batch_size=4,
+            per_device_training_batch_size=4,
+            num_train_epochs=5,
+            temperature=0.8,
+            actor_learning_rate=1e-2,
+        )
+        torch.manual_seed(0)
+        actor = engine_of(AutoModelForCausalLM.from_pretrained(model), 4, zero_stage=3, learning_rate=1e-2)
+        reference = frozen_engine_of(AutoModelForCausalLM.from_pretrained(model))
+        critic = make_classifier(initializer_range=0.05)
+        ppo_loop(config, reward, make_prompts(16), (), actor, reference, critic, engine()).fit()
+
+
 CHECKS: dict[str, Callable[..., None]] = {
     "updates": updates,
     "chunks": chunks,
@@ -184,6 +227,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "resized": resized,
     "vllm": vllm,
     "vllm_shared": partial(vllm, shares=2),
+    "vllm_served": vllm_served,
     "shared_base": shared_base,
 }
 

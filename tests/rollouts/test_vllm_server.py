@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling by a vLLM server of two processes that share the model. `make test-vllm` runs these."""
 
+import threading
+import time
+from dataclasses import replace
 from importlib.util import find_spec
 
+import httpx2
 import pytest
+import torch
 
+from cli_runs import read_jsonl
 from closeness import EPS, FORWARD
+from dschat.errors import UserError
 from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
 from factories import engine_of, make_tokenizer, sampling_of, save_folder
-from vllm_cases import PROMPTS, SEEDS, causal_lm_of, largest_gap, one_update, serving
+from launches import WORKERS, launch
+from vllm_cases import PROMPTS, SEEDS, causal_lm_of, free_port, largest_gap, one_update, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM: make test-vllm")]
 
@@ -47,3 +55,86 @@ def test_log_probs_are_the_models_own_after_every_update(server, actor, token):
         assert largest_gap(actor, PROMPTS, drawn, 0.7) < FORWARD * EPS
         assert alone.rollout.response_rows() == drawn.rollout.response_rows()[2:3]
         one_update(actor)
+
+
+def test_what_a_server_refuses_and_what_the_run_says(server, actor, token, monkeypatch):
+    """Another vocabulary, length or type than the run's; a wrong token; no server; one of another kind."""
+    cases = {
+        r"its vocabulary is 100, not 99\. Start it with --model of the actor": {"vocabulary": 99},
+        r"may have 64 tokens there, but 65 here\. Start it with --max_tokens 65": {"max_tokens": 65},
+    }
+    for told, change in cases.items():
+        with pytest.raises(UserError, match=told), VllmServers([server.url], replace(NEEDS, **change)).session(actor):
+            pass
+    half = engine_of(causal_lm_of("gemma"), dtype=torch.bfloat16)
+    with pytest.raises(UserError, match="its dtype is float32, not bfloat16. Start it with --dtype"):
+        VllmServers([server.url], NEEDS).session(half).__enter__()
+    nowhere = VllmServers([f"http://127.0.0.1:{free_port()}"], replace(NEEDS, patience=0.5))
+    with pytest.raises(UserError, match=r"does not answer.*did not come back within 0.5 s \(--vllm_patience\)"):
+        nowhere.session(actor).__enter__()
+    monkeypatch.setenv("VLLM_API_KEY", "another")
+    with pytest.raises(UserError, match="the token is missing or wrong.*. Set VLLM_API_KEY to what it is where"):
+        VllmServers([server.url], NEEDS).session(actor).__enter__()
+
+
+def test_nobody_gets_in_without_the_token(server):
+    """Neither to draw, nor to the weights; vLLM itself would leave these open."""
+    for path in ("/run", "/update_weights", "/collective_rpc", "/pause", "/v1/models", "/inference/v1/generate"):
+        assert httpx2.post(server.url + path, json={}).status_code == 401
+    assert httpx2.get(server.url + "/health").status_code == 200
+
+
+def test_two_runs_cannot_share_a_server(server, actor, token):
+    """The one whose weights were replaced notices, before it draws and in what it draws."""
+    first, second = (VllmServers([server.url], NEEDS) for _ in range(2))
+    with first.session(actor) as draw:
+        with second.session(actor):
+            pass
+        with pytest.raises(UserError, match="has weights .* and not .*: another run uses the server. Give each run"):
+            draw(PROMPTS, sampling_of(4), SEEDS)
+    with pytest.raises(UserError, match="another run uses the server"):
+        first.session(actor).__enter__()
+
+
+def test_weights_that_do_not_fit_are_refused(server, group, token):
+    """What the server's log says reaches the run; the next run is not in its way."""
+    other = engine_of(causal_lm_of("gemma", intermediate_size=48))
+    with pytest.raises(UserError, match="it refuses, 500: .*collective_rpc"):
+        VllmServers([server.url], NEEDS).session(other).__enter__()
+    actor = engine_of(causal_lm_of("gemma"))
+    with VllmServers([server.url], NEEDS).session(actor) as draw:
+        assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(4, temperature=0.7), SEEDS), 0.7) < FORWARD * EPS
+
+
+def metrics_of(folder, run):
+    rows = read_jsonl(folder / run / "metrics.jsonl")
+    drop = ("seconds", "time/")
+    return [{name: x for name, x in row.items() if not name.startswith(drop)} for row in rows]
+
+
+@pytest.mark.slow
+def test_two_processes_train_beside_a_server(tmp_path):
+    """Ten updates at ZeRO 3 are those with an engine in each process; also where the server is killed in the middle,
+    and started again later: the run waits, and sends the weights once more."""
+    save_folder(tmp_path / "model", causal_lm_of("llama", initializer_range=0.05), make_tokenizer(100))
+    with serving(str(tmp_path / "model"), tmp_path, tensor_parallel=2) as server:
+        (tmp_path / "url").write_text(server.url)
+
+        def restart():
+            while not all((tmp_path / f"fifth-{rank}").exists() for rank in (0, 1)):
+                time.sleep(0.1)
+            server.kill()
+            (tmp_path / "killed").touch()
+            time.sleep(5)
+            server.start()
+
+        thread = threading.Thread(target=restart, daemon=True)
+        thread.start()
+        result = launch(WORKERS, [tmp_path, "vllm_served"], timeout=900).expect(0)
+    assert "has gone" in result.stdout or "does not answer" in result.stdout
+    inside, served, lost = (metrics_of(tmp_path, run) for run in ("inside", "served", "lost"))
+    assert len(inside) == 10 and lost == served
+    for one, other in zip(inside, served, strict=True):
+        assert one.keys() == other.keys()
+        for name, number in one.items():
+            assert other[name] == pytest.approx(number, rel=1e-4, abs=1e-4), name

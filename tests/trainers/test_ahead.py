@@ -8,6 +8,8 @@ import torch
 
 from cli_runs import read_jsonl
 from closeness import assert_near
+from dschat.trainers.iteration import Clock
+from dschat.trainers.loop import work_of
 from factories import hf_logprobs
 from resume_runs import AHEAD, DrawsAhead, ppo
 

@@ -70,6 +70,7 @@ class VllmServers:
         self._run, self._count = broadcast_object(secrets.token_hex(4)), 0
         self._problem: Exception | None = None  # what has gone wrong in sending, on the main process
         self._introduction: Json = {}
+        self._is_known = False  # whether the servers have been told of the run, and the last weights have reached them
         self._nccl: tuple[Control, Sender] | None = None
         self._asked: Asked | None = None  # what servers may still be drawing
 
@@ -135,6 +136,7 @@ class VllmServers:
             else:
                 self._post_weights(actor)
             lost = _of_all_ranks(self._problem)
+            self._is_known = lost is None
             if lost is None:
                 return
             self._wait_until_back(lost)
@@ -152,10 +154,10 @@ class VllmServers:
         except (Lost, UserError) as error:
             self._problem = error
             return []
-        if not all(about.version.startswith(self._run) for about in abouts):
+        if not (self._is_known and all(about.version.startswith(self._run) for about in abouts)):
             self._nccl = None
             names = sorted(inputs_first(actor))
-            self._post("/collective_rpc", {"method": "end_unfinished_update"})
+            self._post("/collective_rpc", {"method": "forget_update"})
             self._introduction = {"temperature": self._needs.temperature, "inputs_first": names}
             self._post("/init_weight_transfer_engine", {"init_info": self._introduction})
         on_gpus = device().type == "cuda" and all(about.device == "cuda" for about in abouts)

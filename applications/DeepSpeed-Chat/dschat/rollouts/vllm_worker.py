@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hmac
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +21,7 @@ from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferInitInfo
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from dschat.rollouts.vllm_weights import Temperature, noting, pack_again, wrong_layers
 
@@ -107,14 +108,15 @@ class TrainerWeights(NCCLWeightTransferEngine):
 class Extension:
     """What vLLM's workers take on. For it they import this module, in time for what follows."""
 
-    weight_transfer_engine: TrainerWeights
+    get_model: Callable[[], nn.Module]
     _weight_update_active: bool
 
-    def end_unfinished_update(self) -> None:
-        """Of a run that has gone in the middle of it. The weights are then of no use, nor have they a new version."""
-        if self._weight_update_active:
-            super(TrainerWeights, self.weight_transfer_engine).finish_weight_update()
-            self._weight_update_active = False
+    def forget_update(self) -> None:
+        """What a run has left unfinished: vLLM keeps weights of layers that are not complete."""
+        self._weight_update_active = False
+        for layer in self.get_model().modules():
+            unfinished = get_layerwise_info(layer)
+            unfinished.loaded_weights, unfinished.load_numel = [], 0
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, TrainerWeights)
