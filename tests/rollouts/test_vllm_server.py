@@ -14,7 +14,7 @@ from cli_runs import read_jsonl
 from closeness import EPS, FORWARD
 from dschat.errors import UserError
 from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
-from factories import engine_of, make_tokenizer, sampling_of, save_folder
+from factories import engine_of, make_prompts, make_tokenizer, ppo_config, ppo_loop, sampling_of, save_folder
 from launches import WORKERS, launch
 from vllm_cases import PROMPTS, SEEDS, causal_lm_of, free_port, largest_gap, one_update, serving
 
@@ -104,6 +104,41 @@ def test_weights_that_do_not_fit_are_refused(server, group, token):
     actor = engine_of(causal_lm_of("gemma"))
     with VllmServers([server.url], NEEDS).session(actor) as draw:
         assert largest_gap(actor, PROMPTS, draw(PROMPTS, sampling_of(4, temperature=0.7), SEEDS), 0.7) < FORWARD * EPS
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_run_that_died_goes_on_exactly(ahead, server, group, token, tmp_path):
+    """From its last checkpoint; the weights that drew ahead what it holds are nowhere any more."""
+
+    def loop(place, dies_at=None, **flags):
+        def reward(prompts, responses, rows):
+            calls.append(len(responses))
+            assert len(calls) != dies_at, "it dies"
+            return torch.tensor([response.count("a") / max(len(response), 1) for response in responses])
+
+        calls = []
+        config = ppo_config(
+            tmp_path / place,
+            rollout_engine="vllm",
+            vllm_url=[server.url],
+            rollouts_ahead=ahead,
+            temperature=0.7,
+            num_train_epochs=2,
+            save_steps=1,
+            actor_learning_rate=1e-2,
+            **flags,
+        )
+        torch.manual_seed(0)
+        models = {name: causal_lm_of("gemma") for name in ("actor", "reference")}
+        return ppo_loop(config, reward, make_prompts(16), (), rollouts=VllmServers([server.url], NEEDS), **models)
+
+    loop("whole").fit()
+    with pytest.raises(Exception, match="it dies"):
+        loop("died", dies_at=3).fit()
+    loop("died", resume_from_checkpoint="latest").fit()
+    whole, died = (metrics_of(tmp_path, run) for run in ("whole", "died"))
+    assert [row["update"] for row in whole] == [1, 2, 3, 4] and died == whole
+    assert [row.get("rollout/staleness") for row in whole] == ([0, 1, 1, 1] if ahead else [None] * 4)
 
 
 def metrics_of(folder, run):
