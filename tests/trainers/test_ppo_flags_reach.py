@@ -10,10 +10,11 @@ from dschat.builders.data import check_lengths
 from dschat.errors import UserError
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Trajectory
+from dschat.rollouts.vllm_server import ServerNeeds
 from dschat.run.distributed import device
 from dschat.trainers.credit import assign_credit
 from dschat.trainers.ppo_update import UpdateSettings
-from factories import EOS, make_causal_lm, make_rollout, make_tokenizer, ppo_config, save_folder, to_device
+from factories import EOS, engine_of, make_causal_lm, make_rollout, make_tokenizer, ppo_config, save_folder, to_device
 
 CPU = torch.device("cpu")
 
@@ -74,16 +75,28 @@ def test_heads_that_vllm_cannot_divide(tmp_path):
         check_lengths(config)
 
 
-def test_vllm_flags(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr("dschat.rollouts.vllm.VllmEngine", lambda *arguments: made.append(arguments))
-    flags = {
-        "rollout_engine": "vllm",
-        "vllm_gpu_memory": 0.4,
-        "vllm_tensor_parallel": 2,
-        "max_prompt_seq_len": 6,
-        "max_answer_seq_len": 8,
-    }
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"vllm_gpu_memory": 0.4, "vllm_tensor_parallel": 2}, ("VllmEngine", "model", 14, 0.4, 2)),
+        (
+            {"vllm_url": ["http://a", "http://b"], "vllm_patience": 5.0, "temperature": 0.7},
+            ("VllmServers", ["http://a", "http://b"], ServerNeeds(100, 14, 0.7, 5.0)),
+        ),
+        ({"vllm_url": ["http://a"], "temperature": 0}, ("VllmServers", ["http://a"], ServerNeeds(100, 14, 1, 600))),
+    ],
+)
+def test_vllm_flags(flags, expected, group, tmp_path, monkeypatch):
+    for name in ("VllmEngine", "VllmServers"):
+        monkeypatch.setattr(builders, name, lambda *arguments, name=name: (name, *arguments))
     monkeypatch.setattr(builders, "grows", lambda *_: False)
-    builders._rollout_engine(ppo_config(tmp_path, actor_model_name_or_path="model", **flags), None, None)
-    assert made == [("model", 14, 0.4, 2)]
+    sizes = {"max_prompt_seq_len": 6, "max_answer_seq_len": 8}
+    config = ppo_config(tmp_path, actor_model_name_or_path="model", rollout_engine="vllm", **sizes, **flags)
+    assert builders._rollout_engine(config, engine_of(make_causal_lm()), None) == expected
+
+
+def test_importance_weights_are_on_ahead(tmp_path):
+    flags = {"rollout_engine": "vllm", "vllm_url": ["http://a"]}
+    clips = [ppo_config(tmp_path, **flags, **more).rollout_is_clip for more in ({}, {"rollouts_ahead": 1})]
+    assert clips == [None, 2.0]
+    assert ppo_config(tmp_path, **flags, rollouts_ahead=1, rollout_is_clip=5.0).rollout_is_clip == 5.0

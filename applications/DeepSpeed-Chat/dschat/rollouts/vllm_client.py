@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx2
@@ -19,8 +20,12 @@ from dschat.run.stop import raise_if_stopped_here
 
 FLAG = "--vllm_url"
 TOKEN = "VLLM_API_KEY"
-CONNECTIONS = 256  # requests of one process that are under way at a time
+# Of one process: requests that are under way at a time, and seconds for which an idle connection is kept, fewer than
+# the servers keep it.
+LIMITS = httpx2.Limits(max_connections=256, keepalive_expiry=1.0)
+POST_TIMEOUT = 600.0  # seconds for a weight, or for all of them by NCCL
 LOOK, LOOK_TIMEOUT = 5.0, 10.0  # seconds between two looks whether a server lives, and for its answer
+TEMPORARY = (502, 503, 504)  # statuses of a server that is about to start, or to end
 TICK = 0.1  # seconds between two looks for a signal
 GENERATE = "/inference/v1/generate"
 FRESH = "default"  # vLLM's name of the weights that nobody has sent
@@ -68,7 +73,7 @@ class Servers:
         self.urls = [url.rstrip("/") for url in urls]
         token = os.environ.get(TOKEN)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx2.Client(headers=self.headers, timeout=None)
+        self._client = httpx2.Client(headers=self.headers, timeout=POST_TIMEOUT, limits=LIMITS)
 
     def about(self) -> list[About]:
         """What each server is. Raises UserError for one that is something else, Lost where there is none."""
@@ -110,12 +115,14 @@ class Servers:
             raise Lost(f"{url} does not answer: {error or type(error).__name__}") from error
         except httpx2.InvalidURL as error:
             raise UserError(f"{FLAG} {url} is no address: {error}.") from error
-        if answer.status_code == 404:
-            raise UserError(
-                f"{FLAG} {url}: this server takes no weights of a run. Start it with python -m dschat.rollouts.serve."
-            )
-        _require_ok(url, answer)
-        return About(**answer.json())
+        if answer.status_code in (401, *TEMPORARY):
+            _require_ok(url, answer)
+        if answer.status_code == 200:
+            with suppress(TypeError, ValueError):  # of another kind of server, which answers anything
+                return About(**answer.json())
+        raise UserError(
+            f"{FLAG} {url}: this server takes no weights of a run. Start it with python -m dschat.rollouts.serve."
+        )
 
     async def row(self, client: httpx2.AsyncClient, url: str, row: Row, version: str) -> Answer:
         """One response. Raises UserError where the server refuses, Lost where it has gone or lost the weights."""
@@ -177,8 +184,8 @@ class Drawing:
 
     async def _draw(self) -> None:
         """Raises the first problem once every row has been drawn, or cannot be."""
-        urls, limits = self._servers.urls, httpx2.Limits(max_connections=CONNECTIONS)
-        async with httpx2.AsyncClient(headers=self._servers.headers, timeout=None, limits=limits) as client:
+        urls = self._servers.urls
+        async with httpx2.AsyncClient(headers=self._servers.headers, timeout=None, limits=LIMITS) as client:
             tasks: dict[asyncio.Task[Answer], tuple[int, str]] = {}
             for place, (number, row) in enumerate(self.rows.items(), self._first):
                 url = urls[place % len(urls)]
@@ -229,7 +236,7 @@ def _require_ok(url: str, answer: httpx2.Response) -> None:
     said = _said(answer)
     if answer.status_code == 401:
         raise UserError(f"{FLAG} {url}: {said}. Set {TOKEN} to what it is where the server was started.")
-    if answer.status_code in (502, 503, 504):
+    if answer.status_code in TEMPORARY:
         raise Lost(f"{url} answers {answer.status_code}: {said}")
     raise UserError(f"{FLAG} {url}: it refuses, {answer.status_code}: {said}. Its own log may say more.")
 

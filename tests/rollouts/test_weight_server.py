@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run sends to vLLM servers and what it does where they go, with stand-ins for the servers."""
+
+import logging
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dschat.errors import UserError
+from dschat.rollouts import vllm_client
+from dschat.rollouts.serve import ServeOptions, command
+from dschat.rollouts.vllm_client import Servers
+from dschat.rollouts.vllm_send import ActorWeights, Control, pieces
+from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
+from dschat.rollouts.vllm_weights import plain_weights
+from dschat.run import stop
+from dschat.run.stop import Stopped, stop_signals
+from factories import engine_of, make_causal_lm, sampling_of
+from score_server import StandIn
+from weight_server import WeightServer
+
+NEEDS = ServerNeeds(vocabulary=100, max_tokens=32, temperature=0.7, patience=20)
+PROMPTS, SEEDS = [[5], [5, 6], [5, 6, 7], [5, 6, 7, 8], [9]], [11, 12, 13, 14, 15]
+
+
+@pytest.fixture
+def servers():
+    made = []
+
+    def make(**about):
+        made.append(WeightServer(**about))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()
+
+
+@pytest.fixture
+def actor(group):
+    return engine_of(make_causal_lm("gpt2"), learning_rate=0.1)
+
+
+def drawn_of(draw, prompts=PROMPTS, seeds=SEEDS):
+    found = draw(prompts, sampling_of(4), seeds)
+    return found.rollout.response_rows(), found.rollout.drawn_logprobs.tolist()
+
+
+EXPECTED = [[3 + seed, 4 + len(prompt)] for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+
+
+def test_weights_arrive_to_the_bit_and_rows_are_dealt_out(actor, servers):
+    """In pieces, on every server, with what it must know; before every session, under a new version."""
+    both = servers(), servers()
+    engine, versions = VllmServers([server.url for server in both], NEEDS), []
+    for _ in range(2):
+        with engine.session(actor) as draw:
+            assert drawn_of(draw) == (EXPECTED, [[-1.0, -2.0]] * 5)
+        expected = dict(plain_weights(actor))
+        for server in both:
+            assert server.weights.keys() == expected.keys()
+            assert all(torch.equal(server.weights[name], weight) for name, weight in expected.items())
+        versions.append(both[0].version)
+        with torch.no_grad():
+            next(actor.module.parameters()).mul_(2)
+    assert [server.drawn for server in both] == [PROMPTS[::2] * 2, PROMPTS[1::2] * 2]
+    assert len(set(versions)) == 2 and both[1].version == versions[1]
+    info = both[0].info
+    assert info["temperature"] == 0.7 and "transformer.h.0.attn.c_attn.weight" in info["inputs_first"]
+    assert both[0].paths.count("/init_weight_transfer_engine") == 1
+
+
+def test_pieces_of_a_weight():
+    weight = torch.arange(10, dtype=torch.bfloat16).view(2, 5)
+    server = WeightServer()
+    for piece in (found := list(pieces("w", weight, size=8))):
+        server.take(piece)
+    server.stop()
+    assert len(found) == 3 and torch.equal(server.weights["w"], weight)
+
+
+def test_a_server_that_goes_and_comes_back(actor, servers, caplog):
+    """It gets the weights again, and draws what it has not drawn; what the other drew stays."""
+    both = servers(), servers()
+    both[1].fails_after = 1
+    both[1].restart_after(1.0)
+    with caplog.at_level(logging.WARNING, "dschat"), VllmServers([s.url for s in both], NEEDS).session(actor) as draw:
+        assert drawn_of(draw)[0] == EXPECTED
+    assert both[0].drawn[:3] == PROMPTS[::2] and sorted(both[0].drawn[3:] + both[1].drawn) in (
+        [[5, 6, 7, 8]],
+        [[5, 6]],
+    )
+    assert "Waiting for it, for up to 20 s (--vllm_patience)" in caplog.text
+    assert torch.equal(both[1].weights["transformer.wte.weight"], dict(plain_weights(actor))["transformer.wte.weight"])
+
+
+def test_a_server_that_has_lost_the_weights(actor, servers):
+    """One that was started anew between the weights and the draws is given them again."""
+    server = servers()
+    with VllmServers([server.url], NEEDS).session(actor) as draw:
+        server.version = "default"
+        assert drawn_of(draw)[0] == EXPECTED
+
+
+def test_a_server_that_hangs_is_noticed(actor, servers, monkeypatch):
+    """As if its machine were off: no connection ends, and it does not answer a look either."""
+    monkeypatch.setattr(vllm_client, "LOOK", 0.1)
+    monkeypatch.setattr(vllm_client, "LOOK_TIMEOUT", 0.2)
+    server = servers()
+    with VllmServers([server.url], replace(NEEDS, patience=0.5)).session(actor) as draw:
+        server.sleeps = 5.0
+        with pytest.raises(
+            UserError, match=r"does not answer, and did not come back within 0.5 s"
+        ):
+            drawn_of(draw)
+
+
+def test_a_signal_ends_the_waiting(actor, servers, monkeypatch):
+    monkeypatch.setattr(stop, "_noted", 0)
+    server = servers()
+    with stop_signals(), VllmServers([server.url], NEEDS).session(actor) as draw:
+        server.sleeps = 5.0
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGTERM]).start()
+        with pytest.raises(Stopped):
+            drawn_of(draw)
+
+
+def test_what_was_begun_is_there_later(actor, servers):
+    """Beside other work; a session waits until it has been drawn, with the weights of then."""
+    server = servers()
+    engine = VllmServers([server.url], NEEDS)
+    with engine.session(actor):
+        pending = engine.begin(PROMPTS, sampling_of(4), SEEDS)
+    version = server.version
+    with engine.session(actor) as draw:
+        assert server.version != version and drawn_of(draw, PROMPTS[:1], [50])[0] == [[53, 5]]
+    assert pending.settle().rollout.response_rows() == EXPECTED == pending.finish(actor).rollout.response_rows()
+    with engine.session(actor):
+        pending = engine.begin(PROMPTS, sampling_of(4), SEEDS)
+        server.version = "default"
+    with engine.session(actor):
+        pass
+    lost = engine.begin(PROMPTS, sampling_of(4), SEEDS)
+    server.stop()
+    lost = engine.begin(PROMPTS, sampling_of(4), SEEDS)
+    assert lost.settle() is None
+    server.start()
+
+
+@pytest.mark.parametrize(
+    ("about", "told"),
+    [
+        ({"backend": "nccl"}, "its backend is nccl, not dschat. Start it with python -m dschat.rollouts.serve"),
+        ({"vocabulary": 99}, "its vocabulary is 99, not 100. Start it with --model of the actor"),
+        ({"dtype": "bfloat16"}, "its dtype is bfloat16, not float32. Start it with --dtype of the run"),
+        ({"max_tokens": 31}, "may have 31 tokens there, but 32 here. Start it with --max_tokens 32"),
+    ],
+)
+def test_servers_of_another_kind(about, told, actor, servers):
+    with pytest.raises(UserError, match=told):
+        VllmServers([servers(**about).url], NEEDS).session(actor).__enter__()
+
+
+def test_a_server_that_is_none_of_vllms(actor):
+    other = StandIn()
+    try:
+        with pytest.raises(
+            UserError, match="takes no weights of a run. Start it with python -m"
+        ):
+            VllmServers([other.url.removesuffix("/score")], NEEDS).session(actor).__enter__()
+    finally:
+        other.stop()
+
+
+def test_another_run_uses_the_server(actor, servers):
+    server = servers()
+    engine = VllmServers([server.url], NEEDS)
+    with engine.session(actor) as draw:
+        server.version = "another.1"
+        with pytest.raises(UserError, match="has weights another.1 and not .*: another run uses the server"):
+            drawn_of(draw)
+    with pytest.raises(UserError, match="another run uses the server"):
+        engine.session(actor).__enter__()
+
+
+def test_every_gpu_has_a_rank_of_its_own(servers):
+    """NCCL's group: the trainer is rank 0, the servers' GPUs follow each other."""
+    three = [servers(), servers(), servers()]
+    control = Control(Servers([server.url for server in three]), {"temperature": 1.0}, [2, 4, 1])
+    control.init_weight_transfer_engine(
+        {"master_address": "host", "master_port": 1, "rank_offset": 1, "world_size": 8}
+    )
+    assert [server.info["nccl"]["rank_offset"] for server in three] == [1, 3, 7]
+    assert all(server.info["nccl"]["world_size"] == 8 and server.info["temperature"] == 1.0 for server in three)
+    control.version = "run.7"
+    control.finish_weight_update()
+    assert {server.version for server in three} == {"run.7"}
+
+
+def test_what_nccl_is_told_of_the_weights(actor):
+    weights = ActorWeights(actor)
+    expected = [(name, weight.dtype, tuple(weight.shape)) for name, weight in weights]
+    assert [(shape.name, shape.dtype, shape.shape) for shape in weights.metadata()] == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"host": "0.0.0.0"}, "--host 0.0.0.0: whoever reaches it could replace the weights. Set VLLM_API_KEY"),
+        ({"host": "trainer"}, "Set VLLM_API_KEY"),
+        ({"tensor_parallel": 0}, "--tensor_parallel 0: must be at least 1"),
+        ({"port": 0}, "--port 0: must be between 1 and 65535"),
+        ({"gpu_memory": 1.5}, "--gpu_memory 1.5: must be above 0 and at most 1"),
+        ({"dtype": "int8"}, "--dtype int8: must be one of fp32, bf16, fp16"),
+    ],
+)
+def test_flags_of_a_server(flags, told, monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(UserError, match=told):
+        ServeOptions(model="m", **flags)
+
+
+def test_a_server_with_a_token_may_listen_everywhere(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    words = command(ServeOptions(model="m", host="0.0.0.0", tensor_parallel=2, max_tokens=9000, dtype="bf16"))
+    pairs = dict(zip(words, words[1:], strict=False))
+    expected = {"--host": "0.0.0.0", "--tensor-parallel-size": "2", "--dtype": "bfloat16", "--max-model-len": "9000"}
+    assert expected.items() <= pairs.items() and pairs["--max-num-batched-tokens"] == "9000"
+    assert "secret" not in words

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stands in for a vLLM server: takes weights, and draws tokens that its seed and the first weight decide."""
+
+import base64
+import json
+import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+
+ABOUT = {"backend": "dschat", "device": "cpu", "dtype": "float32", "vocabulary": 100, "max_tokens": 64, "workers": 1}
+
+
+class WeightServer:
+    """On loopback; it can be stopped, and started again on its port without what it knew."""
+
+    def __init__(self, **about: Any) -> None:
+        self.about, self.port = ABOUT | about, 0
+        self.fails_after: int | None = None  # responses, after which it stops
+        self.sleeps = 0.0  # seconds before it answers anything at all
+        self.start()
+
+    def start(self) -> None:
+        """With no weights."""
+        self.version, self.weights, self.info = "default", dict[str, torch.Tensor](), dict[str, Any]()
+        self.drawn, self.paths, self._pieces = list[list[int]](), list[str](), b""
+        self._http = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
+        self._http.daemon_threads = True
+        self.port = self._http.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def stop(self) -> None:
+        """Closes the port."""
+        self._http.shutdown()
+        self._http.server_close()
+
+    def restart_after(self, seconds: float) -> None:
+        """Returns at once."""
+
+        def restart() -> None:
+            time.sleep(seconds)
+            self.fails_after = None
+            self.start()
+
+        threading.Thread(target=restart, daemon=True).start()
+
+    def take(self, piece: dict[str, Any]) -> None:
+        """A piece of a weight."""
+        (name,), (dtype,), (shape,) = piece["names"], piece["dtype_names"], piece["shapes"]
+        self._pieces += base64.b64decode(piece["data"])
+        kind = getattr(torch, dtype)
+        if len(self._pieces) == torch.Size(shape).numel() * kind.itemsize:
+            self.weights[name] = torch.frombuffer(bytearray(self._pieces), dtype=kind).view(shape)
+            self._pieces = b""
+
+    def draw(self, prompt: list[int], parameters: dict[str, Any]) -> dict[str, Any]:
+        """Two tokens of the seed, and the log-probs -1 and -2."""
+        self.drawn.append(prompt)
+        tokens = [3 + parameters["seed"] % 90, 4 + len(prompt)]
+        content = [{"token_id": token, "logprob": -1.0 - n} for n, token in enumerate(tokens)]
+        versions = [{"version": self.version, "start": 0, "end": 2}]
+        return {"choices": [{"token_ids": tokens, "logprobs": {"content": content}, "weight_versions": versions}]}
+
+    def answer(self, path: str, body: dict[str, Any], headers: Any) -> tuple[int, dict[str, Any]]:
+        """To a request."""
+        time.sleep(self.sleeps)
+        self.paths.append(path)
+        if path == "/run":
+            return 200, self.about | {"version": self.version}
+        if path == "/init_weight_transfer_engine":
+            self.info = body["init_info"]
+        elif path == "/update_weights":
+            self.take(body["update_info"])
+        elif path == "/finish_weight_update":
+            self.version = body["weight_version"]
+        elif path == "/inference/v1/generate":
+            if headers["X-Weight-Version"] != self.version:
+                return 409, {"version": self.version}
+            if self.fails_after is not None and len(self.drawn) >= self.fails_after:
+                threading.Thread(target=self.stop, daemon=True).start()
+                return 503, {}
+            return 200, self.draw(body["token_ids"], body["sampling_params"])
+        return 200, {}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._send(*server.answer(self.path, {}, self.headers))
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self._send(*server.answer(self.path, body, self.headers))
+
+            def _send(self, status: int, content: dict[str, Any]) -> None:
+                body = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def handle(self) -> None:
+                with suppress(ConnectionError):  # who asked has gone
+                    super().handle()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        return Handler
