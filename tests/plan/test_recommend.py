@@ -2,14 +2,19 @@
 """`python -m dschat.plan --recommend`: what it recommends fits, and gives up no more than it must."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from transformers import LlamaConfig
 
 from cli_runs import STEPS
+from dschat.config.parse import parse
+from dschat.config.ppo import PPOConfig
 from dschat.plan.__main__ import main, plan_preset
+from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.presets import find_presets
+from dschat.plan.recommend import Recommendation, recommend
 from script_runs import VARIABLES
 
 PPO = STEPS["ppo"] / "training_scripts"
@@ -112,6 +117,17 @@ def test_what_is_trained_is_given_up_last(memory, main_memory, flags, model, cap
     assert way["trains_adapters_instead"] == ("lora_dim" in flags)
     main([*ppo_flags(model, *words), "--recommend"])
     assert ("ANOTHER TRAINING" in capsys.readouterr().out) == ("lora_dim" in flags)
+
+
+def test_the_way_that_gives_up_least(model):
+    """Not the one that does not fit; of those alike the first."""
+    words = ppo_flags(model)[2:-2]
+    config = parse(PPOConfig, [*words, "--data_path", "tldr", "--output_dir", "o"], runs_here=False)
+    fitting = recommend(config, Machine(1, 80 * GB), find_config).best
+    assert fitting is not None
+    outcomes = [replace(fitting, level=level) for level in (2, 1, 1, 0)]
+    outcomes[3] = replace(outcomes[3], plan=None)
+    assert Recommendation(tuple(outcomes), 8).best is outcomes[1]
 
 
 def test_where_nothing_fits(model, capsys):
