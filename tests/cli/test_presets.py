@@ -147,9 +147,10 @@ def test_the_published_results():
 
 
 def test_every_published_row_has_a_script():
-    """Beside the presets there are only the documented defaults and variants."""
+    """Beside the presets there are only the documented defaults, variants and examples."""
     folder = STEPS["ppo"] / "training_scripts"
     variants = {folder / "run_gemma_two_nodes.sh", folder / "apps_codegemma_2b_parsing.sh"}
+    variants |= {TRAINING / example["script"] for example in PUBLISHED["examples"]}
     assert set(SCRIPTS) == set(PRESETS) | {GEMMA[step] for step in STEPS} | variants
 
 

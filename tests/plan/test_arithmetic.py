@@ -20,8 +20,8 @@ from dschat.plan.passes import (
     shape_of,
     training_logits,
 )
-from dschat.plan.phases import GB, Machine, Texts, host_of
-from dschat.plan.plan import make_plan
+from dschat.plan.phases import GB, Machine, Texts, engines, host_of
+from dschat.plan.plan import changed, make_plan, minimum_memory, smaller
 from dschat.plan.report import counts, find_rows
 from dschat.plan.states import Weights, Zero, averaging, gathering, passing, reducing, states, stepping
 
@@ -288,6 +288,44 @@ def test_vllm_never_sleeps_on_a_cpu():
     for ours, vllm in zip(*(plan.phases for plan in plans), strict=True):
         assert vllm.kept - ours.kept == 4 * PARAMETERS + 2**28
     assert plans[1].phases[0].parts == {"weights passed on": 4 * 96}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_servers_take_nothing_of_the_gpus_that_train(stage):
+    """bf16: while responses are drawn the largest tensor is whole, 96 weights, and nothing of vLLM is there."""
+    servers = ppo(rollout_engine="vllm", vllm_url=["http://a:8000"], zero_stage=stage, dtype="bf16")
+    plan = make_plan(servers, Machine(4, 80 * GB), lambda path, flag: TINY)
+    assert plan.phases[0].parts == {"weights passed on": 2 * 96} and plan.drawing_actor == 0
+    found = minimum_memory(servers, 4, torch.device("cuda"), lambda path, flag: TINY)
+    assert (found.gpu, found.drawing) == (plan.phases[0].kept, 0)
+    on_cpus = [
+        make_plan(ppo(rollout_engine=engine, vllm_url=url), Machine(2, None), lambda path, flag: TINY).phases[1]
+        for engine, url in (("continuous", None), ("vllm", ["http://a:8000"]))
+    ]
+    assert on_cpus[0].kept == on_cpus[1].kept, "no copy of vLLM's"
+
+
+@pytest.mark.parametrize(("gpus", "on_a_node", "parts"), [(8, 8, [1, 2, 4]), (8, 2, [1, 2]), (6, 8, [1, 2])])
+def test_what_an_engine_of_vllm_needs(gpus, on_a_node, parts):
+    """4 heads; the actor's bf16 weights divided, the cache of 5 texts of 30 tokens (8 numbers of 2 bytes), 2 GB."""
+    config = ppo(rollout_engine="vllm", dtype="bf16", max_prompt_seq_len=10, max_answer_seq_len=20)
+    config = changed(config, {"per_device_generation_batch_size": 5, "per_device_training_batch_size": 5})
+    machine = Machine(gpus, 80 * GB, gpus_per_node=on_a_node)
+    actor = roles_of(config, config.plan_batches(gpus), lambda path, flag: TINY, torch.device("cuda"))[0]
+    found = engines(config, config.plan_batches(gpus), actor, machine, gpus)
+    assert found == {k: 2 * PARAMETERS // k + 5 * 30 * 8 * 2 + 2 * 10**9 for k in parts}
+
+
+def test_smaller_micro_batches_of_the_same_updates():
+    """8 rows in 1 pass become 4 in 2; a global batch says so itself, unless the passes were given, too."""
+    for flags, passes in (({}, 2), ({"global_batch_size": 32, "gradient_accumulation_steps": 1}, 2)):
+        config = ppo(per_device_generation_batch_size=8, per_device_training_batch_size=8, **flags)
+        *_, less = smaller(config)
+        assert less == {"per_device_training_batch_size": 4, "gradient_accumulation_steps": passes}
+        assert changed(config, less).plan_batches(4).global_batch == 32
+    config = ppo(per_device_generation_batch_size=8, per_device_training_batch_size=8, global_batch_size=32)
+    *_, less = smaller(config)
+    assert less == {"per_device_training_batch_size": 4} and changed(config, less).plan_batches(4).global_batch == 32
 
 
 def roles_on_a_cpu(config):

@@ -4,6 +4,7 @@
     python -m dschat.plan tldr_gemma_2b --step 3               # a training script, by name or path
     python -m dschat.plan tldr_gemma_7b --gpus 4 --zero_stage 3  # with flags that win over the script's
     python -m dschat.plan --step 3 --actor_model_name_or_path …  # the flags of a step's main.py
+    python -m dschat.plan tldr_gemma_7b --step 3 --gpus 4 --gpu_memory 40 --recommend  # which flags make it fit
 
 Exit status 1 where it does not fit, 2 after an error.
 """
@@ -31,6 +32,7 @@ from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
 from dschat.plan.plan import Plan, make_plan, remedies
 from dschat.plan.presets import Preset, Step, find_presets, flags_of
+from dschat.plan.recommend import Recommendation, advice, advice_json, recommend
 from dschat.plan.report import Counts, Remedies, as_json, as_text, counts, find_rows
 
 CONFIGS: dict[Step, type[CommonConfig]] = {
@@ -49,11 +51,18 @@ class Planned:
     plan: Plan
     counts: Counts | None
     remedies: Remedies
+    micro_batches: Sequence[Choice]
+    recommendation: Recommendation | None = None
 
-    @property
-    def told(self) -> tuple[str, Plan, Counts | None, Remedies]:
-        """What the report needs of it."""
-        return self.title, self.plan, self.counts, self.remedies
+    def text(self) -> str:
+        """The report."""
+        found = as_text(self.title, self.plan, self.counts, self.remedies, self.micro_batches)
+        return found if self.recommendation is None else f"{found}\n\n{advice(self.recommendation)}"
+
+    def json(self) -> dict[str, object]:
+        """The report as numbers."""
+        found = as_json(self.title, self.plan, self.counts, self.remedies, self.micro_batches)
+        return found if self.recommendation is None else found | {"recommendation": advice_json(self.recommendation)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,29 +72,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     own, flags = _parser().parse_known_args(words)
     planned: list[Planned] = []
 
-    def chosen(plan: Plan) -> Sequence[Choice]:
-        return choices(plan) if own.micro_batches else []
-
     def run() -> str:
         machine = _machine(own)
+        asked = Asked(own.prompts, own.micro_batches, own.recommend)
         if name is not None:
             for preset in find_presets(name, own.step):
-                planned.append(plan_preset(preset, machine, flags, own.prompts, own.config))
+                planned.append(plan_preset(preset, machine, flags, own.config, asked))
         elif own.step is None:
             raise UserError(f"give a training script, or --step {', '.join(map(str, CONFIGS))} with its flags.")
         else:
             configs = _configs(own.config, None)
-            planned.append(_planned(f"step {own.step}", own.step, flags, machine, own.prompts, configs))
+            planned.append(_planned(f"step {own.step}", own.step, flags, machine, configs, asked))
         if own.json:
-            return json.dumps([as_json(*p.told, chosen(p.plan)) for p in planned], indent=2)
-        return "\n\n\n".join(as_text(*p.told, chosen(p.plan)) for p in planned)
+            return json.dumps([p.json() for p in planned], indent=2)
+        return "\n\n\n".join(p.text() for p in planned)
 
     status = run_script(run, print)
     return status or int(not all(p.plan.fits for p in planned))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is to say."""
+
+    prompts: int | None = None  # training rows; those of the data where None
+    micro_batches: bool = False  # the largest that fit
+    recommend: bool = False  # the flags that fit, and the plan with them
+
+
 def plan_preset(
-    preset: Preset, machine: Machine, flags: Sequence[str] = (), prompts: int | None = None, config: str | None = None
+    preset: Preset, machine: Machine, flags: Sequence[str] = (), config: str | None = None, asked: Asked = Asked()
 ) -> Planned:
     """Plans what a training script starts.
 
@@ -93,14 +109,14 @@ def plan_preset(
         preset: the script.
         machine: for which.
         flags: given to the script.
-        prompts: training rows; those of the data where None.
         config: what to take for folders that are not there yet; the published model where None.
+        asked: what it is to say.
 
     Raises:
-        UserError: see `flags_of`, `make_plan` and `counts`.
+        UserError: see `flags_of`, `make_plan`, `recommend` and `counts`.
     """
     words = flags_of(preset, machine.processes, flags)
-    return _planned(preset.script.name, preset.step, words, machine, prompts, _configs(config, preset.base))
+    return _planned(preset.script.name, preset.step, words, machine, _configs(config, preset.base), asked)
 
 
 def _planned(
@@ -108,15 +124,18 @@ def _planned(
     step: Step,
     flags: Sequence[str],
     machine: Machine,
-    prompts: int | None,
     configs: Callable[[str, str], PreTrainedConfig],
+    asked: Asked,
 ) -> Planned:
     data = [] if {"--data_path", "--task.query_dataset"} & {*flags} else ["--data_path", "unnamed"]
     config = parse(CONFIGS[step], [*flags, *data, *NOWHERE], runs_here=False)
-    plan = make_plan(config, machine, configs)
-    rows = find_rows(config) if prompts is None else (prompts, 0)
-    counted = None if rows is None else counts(config, config.plan_batches(machine.processes), *rows)
-    return Planned(title, plan, counted, [] if plan.fits else remedies(plan, configs))
+    found = recommend(config, machine, configs) if asked.recommend else None
+    plan = found.best.plan if found and found.best else None
+    plan = plan or make_plan(config, machine, configs)
+    rows = find_rows(config) if asked.prompts is None else (asked.prompts, 0)
+    counted = None if rows is None else counts(plan.config, plan.config.plan_batches(plan.machine.processes), *rows)
+    helps = [] if plan.fits or found else remedies(plan, configs)
+    return Planned(title, plan, counted, helps, choices(plan) if asked.micro_batches else [], found)
 
 
 def _configs(given: str | None, base: str | None) -> Callable[[str, str], PreTrainedConfig]:
@@ -162,6 +181,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", help="folder or hub id of the model in folders that are not there yet")
     most = "also the largest micro-batches that fit, with gradient checkpointing and without (takes longer)"
     parser.add_argument("--micro_batches", action="store_true", help=most)
+    best = "step 3: also the flags that make it fit, what then stands on which GPU, and the other ways of drawing"
+    parser.add_argument("--recommend", action="store_true", help=best)
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     return parser
 

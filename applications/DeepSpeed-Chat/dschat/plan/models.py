@@ -41,6 +41,9 @@ GEMMA2_27B = {"hidden_size": 4608, "intermediate_size": 36864, "num_hidden_layer
 GEMMA2_27B |= {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 144}
 LLAMA3_8B = {"vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
 LLAMA3_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192}
+LLAMA31_8B = LLAMA3_8B | {"max_position_embeddings": 131_072}
+LLAMA31_70B = LLAMA31_8B | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+LLAMA31_70B |= {"num_attention_heads": 64}
 # Hub id → family and the sizes that differ from transformers' defaults, or are written out although they do not.
 PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
     "google/gemma-2b": ("gemma", GEMMA_2B),
@@ -49,6 +52,8 @@ PUBLISHED: dict[str, tuple[str, Mapping[str, int]]] = {
     "google/codegemma-7b-it": ("gemma", GEMMA_7B),
     "google/gemma-2-27b": ("gemma2", GEMMA2_27B),
     "meta-llama/Meta-Llama-3-8B-Instruct": ("llama", LLAMA3_8B),
+    "meta-llama/Llama-3.1-8B": ("llama", LLAMA31_8B),
+    "meta-llama/Llama-3.1-70B": ("llama", LLAMA31_70B),
     "sfairXC/FsfairX-LLaMA3-RM-v0.1": ("llama", LLAMA3_8B),
 }
 VOCABULARY = 256_000  # of the Gemmas

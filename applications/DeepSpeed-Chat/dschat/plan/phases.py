@@ -25,6 +25,7 @@ from dschat.plan.states import averaging, gathering, keeps_gradients, passing, r
 # Of a GPU's memory, what is none of ours: CUDA's context, NCCL's and cuBLAS's work space.
 CUDA_BYTES = 2_500_000_000
 VLLM_CPU_CACHE = 1 << 28  # of vLLM on a CPU, as `dschat.rollouts.vllm` asks for it
+VLLM_PASSES = 2_000_000_000  # of a GPU, for vLLM's activations and logits; an allowance that nobody has measured
 GB = 10**9
 
 
@@ -137,7 +138,7 @@ def _kept_beside(config: CommonConfig, plan: BatchPlan, actor: Role, machine: Ma
     if not isinstance(config, PPOConfig):
         return kept
     kept += averaging(actor.weights, machine.processes)[0] if config.enable_ema else 0
-    if config.uses_vllm and machine.device_memory is None:
+    if config.runs_vllm and machine.device_memory is None:
         kept += actor.weights.width * actor.weights.parameters // config.vllm_tensor_parallel + VLLM_CPU_CACHE
     return kept
 
@@ -202,15 +203,37 @@ def _keeps_graphs(config: CommonConfig, actor: Role, machine: Machine) -> TypeGu
     return _graphs(config, machine) and not gathering(actor.weights, machine.processes)
 
 
+def engines(config: PPOConfig, plan: BatchPlan, actor: Role, machine: Machine, gpus: int) -> dict[int, int]:
+    """GPUs of an engine of vLLM, which divide its attention heads and stay within a node → bytes of each of them.
+
+    They are the GPU's part of the actor, keys and values of what one training process draws at once, and VLLM_PASSES.
+
+    Args:
+        config: the flags.
+        plan: its batch sizes.
+        actor: the model.
+        machine: of the training.
+        gpus: all that draw.
+    """
+    heads: int = actor.model.config.get_text_config().num_attention_heads
+    on_a_node = min(gpus, machine.gpus_per_node)
+    parts = [k for k in range(1, on_a_node + 1) if gpus % k == on_a_node % k == heads % k == 0]
+    beside = _kv_cache(config, plan, actor, machine) + VLLM_PASSES
+    return {k: -(-actor.weights.width * actor.weights.parameters // k) + beside for k in parts}
+
+
 def _vllm_parts(config: PPOConfig, actor: Role, machine: Machine) -> dict[str, int]:
     """vLLM's share of a GPU, which holds the actor or, of neighbours that share an engine, its part of it; and the
-    weight that is on its way to it.
+    weight that is on its way to it, of which a server is sent the one that is whole.
 
     Where a GPU is too small for that, the share is that. While vLLM sleeps it counts for nothing; its CUDA
     graphs, which stay, are not known.
     """
     weights = actor.weights
-    passed = weights.width * weights.largest * (2 if gathering(weights, machine.processes) else 1)
+    passed = weights.width * weights.largest
+    if not config.runs_vllm:
+        return {"weights passed on": passed}
+    passed *= 2 if gathering(weights, machine.processes) else 1
     if machine.device_memory is None:
         return {"weights passed on": passed}
     neighbours, device = config.vllm_tensor_parallel, machine.device_memory

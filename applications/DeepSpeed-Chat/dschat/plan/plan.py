@@ -7,13 +7,14 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedConfig
 
 from dschat.config.batches import largest_part
 from dschat.config.common import CommonConfig
-from dschat.config.ppo import PPOConfig
+from dschat.config.ppo import BOTH_MODELS, PPOConfig
 from dschat.config.rollouts import SamplingFlags
 from dschat.config.supervised import OneModelConfig
 from dschat.errors import UserError
@@ -23,6 +24,7 @@ from dschat.plan.phases import CUDA_BYTES, GB, Host, Machine, Phase, host_of, ke
 from dschat.plan.states import gathering, states
 
 Configs = Callable[[str, str], PreTrainedConfig]
+Config = TypeVar("Config", bound=CommonConfig)
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ class Plan:
     def drawing_actor(self) -> int:
         """Bytes of the actor's weights that each GPU holds while it draws responses; 0 in other steps.
 
-        They are all of them, but where vLLM divides them among neighbours.
+        They are all of them, but where vLLM divides them among neighbours, and none where its servers draw.
         """
         actor, config = self.roles[0].weights, self.config
-        if not isinstance(config, SamplingFlags):
+        if not isinstance(config, SamplingFlags) or (isinstance(config, PPOConfig) and config.vllm_url):
             return 0
         share = config.vllm_tensor_parallel if isinstance(config, PPOConfig) else 1
         return -(-actor.width * actor.parameters // share)
@@ -122,24 +124,26 @@ def remedies(plan: Plan, configs: Configs) -> list[tuple[Change, Plan]]:
     config, changes = plan.config, list[Change]()
     for change in _changes(plan.config):
         changes += [change] if change not in changes else []
-    tried = [(change, _changed(config, change, plan, configs)) for change in changes]
-    enough = [(change, changed) for change, changed in tried if changed.fits]
+    tried = [(change, make_plan(changed(config, change), plan.machine, configs)) for change in changes]
+    enough = [(change, made) for change, made in tried if made.fits]
     if enough:
         return enough
     together: Change = {}
-    changed = plan
+    best = plan
     for change in changes:
-        attempt = _changed(config, together | change, plan, configs)
-        if attempt.excess < changed.excess:
-            together, changed = together | change, attempt
-        if changed.fits:
+        attempt = make_plan(changed(config, together | change), plan.machine, configs)
+        if attempt.excess < best.excess:
+            together, best = together | change, attempt
+        if best.fits:
             break
-    return [(together, changed)] if together else []
+    return [(together, best)] if together else []
 
 
 def in_words(change: Change) -> str:
     """The flags as they are written on a command line."""
-    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in change.items())
+    given = {name: value for name, value in change.items() if value is not None}
+    words = {name: " ".join(value) if isinstance(value, list) else value for name, value in given.items()}
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in words.items())
 
 
 def what_else(plan: Plan) -> str:
@@ -151,7 +155,8 @@ def what_else(plan: Plan) -> str:
     shares = [k for k in range(2, n + 1) if n % k == 0 and whole / k + CUDA_BYTES < memory]
     divided = ""
     if isinstance(plan.config, PPOConfig) and shares:
-        divided = f" or --rollout_engine vllm with --vllm_tensor_parallel {shares[0]}, which divides the actor;"
+        divided = f" or --rollout_engine vllm with --vllm_tensor_parallel {shares[0]}, which divides the actor,"
+        divided += " or with servers on other GPUs (--vllm_url);"
     return (
         f"a smaller actor, or GPUs with more memory;{divided} more GPUs do not, nor does LoRA: while responses are"
         f" drawn, each GPU holds {actor / GB:.1f} GB of the actor"
@@ -159,14 +164,12 @@ def what_else(plan: Plan) -> str:
 
 
 def _changes(config: CommonConfig) -> Iterator[Change]:
-    """In the order of what they cost: less at a time, activations again, then weights and states elsewhere."""
-    budget = config.max_tokens_per_micro_batch
-    if budget is not None and budget // 2 >= config.longest_example[0]:
-        yield {"max_tokens_per_micro_batch": budget // 2}
+    """In the order of what they cost: activations again, less at a time, then weights and states elsewhere."""
     if isinstance(config, PPOConfig):
         yield from _ppo_changes(config)
         return
     assert isinstance(config, OneModelConfig)
+    yield from _smaller_budget(config)
     if not config.gradient_checkpointing:
         yield {"gradient_checkpointing": True}
     if config.per_device_train_batch_size > 1:
@@ -181,17 +184,36 @@ def _changes(config: CommonConfig) -> Iterator[Change]:
         yield {"zero_stage": 3, "offload": True}
 
 
-def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
-    for role in ("actor", "critic") if config.needs.critic else ("actor",):
-        if not getattr(config, f"{role}_gradient_checkpointing"):
-            yield {f"{role}_gradient_checkpointing": True}
+def _smaller_budget(config: CommonConfig) -> Iterator[Change]:
+    budget = config.max_tokens_per_micro_batch
+    if budget is not None and budget // 2 >= config.longest_example[0]:
+        yield {"max_tokens_per_micro_batch": budget // 2}
+
+
+def recomputation(config: PPOConfig) -> list[Change]:
+    """Activations computed again, of the models where they are not yet."""
+    names = [f"{role}_gradient_checkpointing" for role in ("actor", "critic")[: 1 + config.needs.critic]]
+    return [{name: True} for name in names if not getattr(config, name)]
+
+
+def smaller(config: PPOConfig) -> Iterator[Change]:
+    """Less at a time, of the same rollouts and updates: tokens of a pass, prompts drawn together, rows of a pass."""
+    yield from _smaller_budget(config)
     slots, rows = config.per_device_generation_batch_size, config.per_device_training_batch_size
     if slots > 1:
         half = _half(slots)
         batches = config.generation_batches * slots // half
         yield {"per_device_generation_batch_size": half, "generation_batches": batches}
     if rows > 1:
-        yield {"per_device_training_batch_size": _half(rows)}
+        half, passes = _half(rows), config.gradient_accumulation_steps
+        more = {} if passes is None and config.global_batch_size else {"gradient_accumulation_steps": passes or 1}
+        more = {name: number * rows // half for name, number in more.items()}
+        yield {"per_device_training_batch_size": half, **more}
+
+
+def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
+    yield from recomputation(config)
+    yield from smaller(config)
     for stage in (2, 3):
         if min(config.zero_stages) < stage:
             yield {"zero_stage": stage}
@@ -202,14 +224,15 @@ def _ppo_changes(config: PPOConfig) -> Iterator[Change]:
         yield {"zero_stage": 3, "offload": True}
 
 
-def _changed(config: CommonConfig, change: Change, plan: Plan, configs: Configs) -> Plan:
-    """The plan with flags that win over the run's own."""
+def changed(config: Config, change: Change) -> Config:
+    """The flags with others that win over them."""
     fields = dict(change)
-    if "zero_stage" in fields and isinstance(config, PPOConfig):
-        fields |= {"actor_zero_stage": fields["zero_stage"], "critic_zero_stage": fields["zero_stage"]}
+    if isinstance(config, PPOConfig):
+        for name in {*BOTH_MODELS} & {*change}:
+            fields |= {f"{role}_{name}": change[name] for role in ("actor", "critic")}
     if config.global_batch_size is not None:
-        fields |= {"gradient_accumulation_steps": None}
-    return make_plan(dataclasses.replace(config, **fields), plan.machine, configs)  # type: ignore[arg-type]
+        fields = {"gradient_accumulation_steps": None} | fields
+    return dataclasses.replace(config, **fields)  # type: ignore[arg-type]
 
 
 def _half(size: int) -> int:
@@ -229,7 +252,9 @@ class MinimumMemory:
     drawing: int = 0  # more of its GPU while responses are drawn: the whole actor, which ZeRO 3 puts together
 
 
-def minimum_memory(config: CommonConfig, processes: int, device: torch.device) -> MinimumMemory | None:
+def minimum_memory(
+    config: CommonConfig, processes: int, device: torch.device, configs: Configs = open_decoder_config
+) -> MinimumMemory | None:
     """What a run surely needs; None where it is not known.
 
     That is so where a model cannot be opened, which the run itself will say better.
@@ -238,9 +263,10 @@ def minimum_memory(config: CommonConfig, processes: int, device: torch.device) -
         config: its flags.
         processes: N.
         device: of a process; only its kind matters.
+        configs: (path, flag) → a model's config.
     """
     try:
-        roles = roles_of(config, config.plan_batches(processes), open_decoder_config, device)
+        roles = roles_of(config, config.plan_batches(processes), configs, device)
     except UserError:
         return None
     kept = kept_bytes(roles, processes)

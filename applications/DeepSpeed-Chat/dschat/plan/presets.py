@@ -109,9 +109,10 @@ def _step(script: Path) -> Step:
 
 def _base(script: Path) -> str | None:
     """The published model of a script, or of the one that it calls."""
-    called = CALLED.search(script.read_text(encoding="utf-8"))
-    if called and (script.parent / called[1]).is_file():
-        return _base(script.parent / called[1])
-    runs = json.loads((TRAINING / "published.json").read_text(encoding="utf-8"))["runs"]
+    published = json.loads((TRAINING / "published.json").read_text(encoding="utf-8"))
     name = script.relative_to(script.parents[2]).as_posix()
-    return next((run["model"] for run in runs if run["script"] == name), None)
+    found = [run["model"] for run in published["runs"] + published["examples"] if run["script"] == name]
+    called = CALLED.search(script.read_text(encoding="utf-8"))
+    if not found and called and (script.parent / called[1]).is_file():
+        return _base(script.parent / called[1])
+    return found[0] if found else None

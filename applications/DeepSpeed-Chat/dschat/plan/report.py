@@ -21,7 +21,7 @@ from dschat.data.sources import TRAIN_EVAL_SPLIT, load_share, parse_fractions, s
 from dschat.errors import UserError
 from dschat.plan.micro_batches import RIDGE, Choice
 from dschat.plan.models import shape
-from dschat.plan.phases import CUDA_BYTES, GB
+from dschat.plan.phases import CUDA_BYTES, GB, engines
 from dschat.plan.plan import Change, Plan, in_words, what_else
 from dschat.plan.states import states
 
@@ -139,6 +139,7 @@ def as_text(title: str, plan: Plan, counts: Counts | None, remedies: Remedies, c
             _models(plan),
             _phases(plan),
             _verdict(plan, remedies),
+            *_servers(plan),
             *([_micro_batches(choices)] if choices else []),
             _host(plan),
             _counts(plan, counts),
@@ -218,6 +219,22 @@ def _verdict(plan: Plan, remedies: Remedies) -> str:
     if not any(changed.fits_device for _, changed in remedies):
         lines.append(f"  What helps: {what_else(plan)}.")
     return "\n".join(lines)
+
+
+def _servers(plan: Plan) -> list[str]:
+    """What --vllm_url asks of other GPUs, which are taken to be as large."""
+    config, machine = plan.config, plan.machine
+    if not isinstance(config, PPOConfig) or not config.vllm_url or machine.device_memory is None:
+        return []
+    sizes = engines(config, config.plan_batches(machine.processes), plan.roles[0], machine, machine.gpus_per_node)
+    fitting = [k for k, size in sizes.items() if size + CUDA_BYTES <= machine.device_memory]
+    parts = fitting[0] if fitting else max(sizes)
+    holds = "the actor" if parts == 1 else f"1/{parts} of the actor"
+    return [
+        f"Each server of --vllm_url, on GPUs of its own: with --tensor_parallel {parts} at least"
+        f" {(sizes[parts] + CUDA_BYTES) / GB:.1f} GB of each GPU ({holds}, and a cache for what one process draws at"
+        f" once){'' if fitting else ', which DOES NOT FIT'}."
+    ]
 
 
 def _step(config: CommonConfig) -> int | str:

@@ -3,7 +3,9 @@
 # Step 3, Gemma-2-27B on TL;DR: PPO with macro actions of 5 tokens; with --ngram 1 vanilla PPO
 # (give it an --output_dir of its own).
 # Settings of the published run. Environment variables: ../../launch.sh. Flags given to the script win.
-# Four models of 27 billion weights: about 1.35 TB of main memory in all.
+# Four models of 27 billion weights: about 1.35 TB of main memory in all, and 69 GB of each of 8 GPUs, since each draws
+# with the whole actor. Where vLLM is installed, two GPUs may share it, with 45 GB of each:
+#   --rollout_engine vllm --vllm_tensor_parallel 2 --vllm_gpu_memory 0.45
 # Alternative: --value_function first, faster than PPO on tokens with every critic of docs/results.md.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
