@@ -55,7 +55,7 @@ $(VLLM)/installed: requirements.txt requirements-dev.txt setup.py
 	touch $@
 
 test-vllm: $(VLLM)/installed
-	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/rollouts/test_vllm.py -m vllm $(PYTEST_ARGS)
+	PATH="$(VLLM_BIN):$$PATH" OMP_NUM_THREADS=1 $(VLLM_BIN)/python -m pytest tests/rollouts -m vllm $(PYTEST_ARGS)
 
 NUMERIC := $(addprefix tests/,rl conditions models engine rollouts scoring inference trainers test_sizes.py)
 OLDEST := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41

@@ -185,7 +185,7 @@ def test_flags_in_the_text(document):
     programs += ROOT.glob("applications/DeepSpeed-Chat/training/refuel/*.py")
     programs += [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("inference/*.py")]
     programs += [*ROOT.glob("evaluation/**/*.py"), ROOT / "applications/DeepSpeed-Chat/dschat/plan/__main__.py"]
-    places = ("push", "evaluation/text/__main__", "scoring/serve")
+    places = ("push", "evaluation/text/__main__", "scoring/serve", "rollouts/serve")
     programs += [ROOT / f"applications/DeepSpeed-Chat/dschat/{place}.py" for place in places]
     known: set[str] = {"--help", "--num_gpus", "--hostfile"}  # the last two are the launcher's
     for program in programs:

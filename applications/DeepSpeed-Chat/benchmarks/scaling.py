@@ -225,7 +225,7 @@ def plan(name: str, processes: int, slots: int, flags: str, work: Work, given: A
 
 
 def layouts(way: str, name: str, gpus: int, work: Work, given: Assumptions) -> Iterator[Layout]:
-    """Those that fit. Beside servers, the processes that train keep what they keep otherwise, and draw nothing."""
+    """Those that fit."""
     powers, rows = [1 << i for i in range(gpus.bit_length())], rows_of(gpus, work)
     engines = [k for k in powers if k <= NODE]
     for stage in ("--zero_stage 0", "--zero_stage 2", "--zero_stage 3"):
@@ -240,9 +240,9 @@ def layouts(way: str, name: str, gpus: int, work: Work, given: Assumptions) -> I
                     yield from with_rows(Layout(found, parallel=k), share, work, given) if found.fits_device else ()
         else:
             for servers in (n for n in powers if n < gpus):
-                found = plan(name, gpus - servers, work.micro_batch, f"{stage} --rollout_engine generate", work, given)
-                kept = CUDA_BYTES + max(phase.total for phase in found.phases if phase.name != "generate")
-                for k in (k for k in engines if k <= servers and kept <= given.memory):
+                flags = f"{stage} --rollout_engine vllm --vllm_url http://SERVER:8000"
+                found = plan(name, gpus - servers, work.micro_batch, flags, work, given)
+                for k in (k for k in engines if k <= servers and found.fits_device):
                     yield from with_rows(Layout(found, servers, k), SERVER_MEMORY, work, given)
 
 
