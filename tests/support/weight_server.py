@@ -21,6 +21,8 @@ class WeightServer:
         self.about, self.port = ABOUT | about, 0
         self.fails_after: int | None = None  # responses, after which it stops
         self.sleeps = 0.0  # seconds before it answers anything at all
+        self.draws_for = 0.0  # seconds, a response
+        self.says: str | None = None  # that these weights drew, whichever did
         self.start()
 
     def start(self) -> None:
@@ -60,9 +62,10 @@ class WeightServer:
     def draw(self, prompt: list[int], parameters: dict[str, Any]) -> dict[str, Any]:
         """Two tokens of the seed, and the log-probs -1 and -2."""
         self.drawn.append(prompt)
+        time.sleep(self.draws_for)
         tokens = [3 + parameters["seed"] % 90, 4 + len(prompt)]
         content = [{"token_id": token, "logprob": -1.0 - n} for n, token in enumerate(tokens)]
-        versions = [{"version": self.version, "start": 0, "end": 2}]
+        versions = [{"version": self.says or self.version, "start": 0, "end": 2}]
         return {"choices": [{"token_ids": tokens, "logprobs": {"content": content}, "weight_versions": versions}]}
 
     def answer(self, path: str, body: dict[str, Any], headers: Any) -> tuple[int, dict[str, Any]]:

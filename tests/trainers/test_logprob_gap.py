@@ -117,3 +117,10 @@ def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tmp_path):
     scored = iteration.batch.scored
     batch = replace(iteration.batch, scored=replace(scored, rollout=replace(scored.rollout, drawn_logprobs=None)))
     assert taken_up(Iteration(batch, {}, {})).batch.rollout.drawn_logprobs is None
+
+
+def test_the_share_of_clipped_weights():
+    """Of three response tokens, log-ratios 0.7 and 0.69 lie on both sides of log 2; the fourth is padding."""
+    metrics = check_gap(trajectory_with(-0.7, -0.69, 3.0, -9.0), FLOAT32, 1.0, ROWS, 2.0, is_stale=True)
+    assert metrics["rollout/importance_clipped"] == pytest.approx(1 / 3)
+    assert "rollout/importance_clipped" not in check_gap(trajectory_with(1e-4, 0, 0, 0), FLOAT32, 1.0, ROWS)

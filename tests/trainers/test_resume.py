@@ -25,7 +25,7 @@ RUNS = {
     **{name: partial(ppo, termination_condition=name, **flags) for name, flags in CONDITIONS.items()},
     "normalised scores": partial(ppo, **NORMALISED),  # the running moments go on where they were
     "rloo": partial(ppo, termination_condition="randomized", **RLOO),
-    "one ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
+    "ahead": partial(ppo, rollouts=DrawsAhead(4), **AHEAD),
     **{f"ppo, {name}": partial(ppo, setup=setup) for name, setup in SETUPS.items()},
     "refuel online": refuel_online,
     "refuel online, adapters": partial(refuel_online, lora_dim=2),
@@ -34,7 +34,7 @@ RUNS = {
 SOME = {
     **{"sft": (1, 0), "reward": (1, 0), "dpo": (3, 0), "refuel": (5, 0)},
     **{"fixed": (43, 0), "randomized": (43, 9), "parsing": (43, 18), "ppl": (43, 27), "rloo": (19, 12)},
-    **{"one ahead": (23, 5)},
+    **{"ahead": (23, 5)},
     **{"ppo, adapters": (47, 40), "refuel online": (29, 0)},
 }
 MICRO_BATCHES = 4 * 2 + 3 * 2  # of 4 updates, and batches of 3 evaluations
