@@ -89,10 +89,8 @@ def test_a_server_that_goes_and_comes_back(actor, servers, caplog):
     both[1].restart_after(1.0)
     with caplog.at_level(logging.WARNING, "dschat"), VllmServers([s.url for s in both], NEEDS).session(actor) as draw:
         assert drawn_of(draw)[0] == EXPECTED
-    assert both[0].drawn[:3] == PROMPTS[::2] and sorted(both[0].drawn[3:] + both[1].drawn) in (
-        [[5, 6, 7, 8]],
-        [[5, 6]],
-    )
+    assert sorted(both[0].drawn[:3]) == PROMPTS[::2]
+    assert both[0].drawn[3:] + both[1].drawn in ([[5, 6, 7, 8]], [[5, 6]])  # the one of its two that was left
     assert "Waiting for it, for up to 20 s (--vllm_patience)" in caplog.text
     assert torch.equal(both[1].weights["transformer.wte.weight"], dict(plain_weights(actor))["transformer.wte.weight"])
 
@@ -112,9 +110,7 @@ def test_a_server_that_hangs_is_noticed(actor, servers, monkeypatch):
     server = servers()
     with VllmServers([server.url], replace(NEEDS, patience=0.5)).session(actor) as draw:
         server.sleeps = 5.0
-        with pytest.raises(
-            UserError, match=r"does not answer, and did not come back within 0.5 s"
-        ):
+        with pytest.raises(UserError, match=r"does not answer, and did not come back within 0.5 s"):
             drawn_of(draw)
 
 
@@ -168,9 +164,7 @@ def test_servers_of_another_kind(about, told, actor, servers):
 def test_a_server_that_is_none_of_vllms(actor):
     other = StandIn()
     try:
-        with pytest.raises(
-            UserError, match="takes no weights of a run. Start it with python -m"
-        ):
+        with pytest.raises(UserError, match="takes no weights of a run. Start it with python -m"):
             VllmServers([other.url.removesuffix("/score")], NEEDS).session(actor).__enter__()
     finally:
         other.stop()

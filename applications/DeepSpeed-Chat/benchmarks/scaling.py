@@ -25,7 +25,7 @@ from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.errors import UserError
 from dschat.plan.models import published_config, shape
-from dschat.plan.phases import CUDA_BYTES, Machine
+from dschat.plan.phases import Machine
 from dschat.plan.plan import Plan, make_plan
 from dschat.plan.states import Weights
 from harness import GB, origin, report_of, settings_parser, table, write_section
