@@ -127,7 +127,8 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
     """At ZeRO 3, draws of two prompts on one rank and three on the other, before and after an update.
 
     `rows`: how the first draws begin. `held`: share of the layers' weights that this rank's engine holds. `passed`:
-    the most that were on their way to it at a time.
+    the most that were whole here at a time, the actor's own and those on their way to the engine. `drawing`: the
+    actor's that are whole while the engine draws.
     """
     from transformers import AutoModelForCausalLM
 
@@ -146,8 +147,11 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
         for name, tensor in plain_weights(*given):
             alive["weights"] += tensor.numel()
             weakref.finalize(tensor.untyped_storage(), alive.subtract, {"weights": tensor.numel()})
-            most["weights"] = max(most["weights"], alive["weights"])
+            most["weights"] = max(most["weights"], alive["weights"] + whole())
             yield name, tensor
+
+    def whole() -> int:
+        return sum(x.data.numel() for x in actor.module.parameters() if x.data.numel() == x.ds_numel)
 
     engines.plain_weights = counted
     answer = 8 if shares > 1 else 4 + 4 * rank()
@@ -158,6 +162,7 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
     for _ in range(2):
         with engine.session(actor) as draw:
             drawn = draw(prompts, sampling, range(len(prompts)))
+            most["drawing"] = max(most["drawing"], whole())
         rollout, mask = drawn.rollout, drawn.rollout.response_mask
         rows += [row[:4] for row in rollout.response_rows()]
         actor.train()
@@ -172,6 +177,7 @@ def vllm(folder: Path, keep: Callable[..., None], shares: int = 1) -> None:
     held = sum(m.input_size_per_partition * m.output_size_per_partition for m in matrices)
     held /= sum(m.input_size * m.output_size for m in matrices)
     numbers = {"gaps": gaps, "rows": rows[: len(prompts)], "held": held, "passed": most["weights"]}
+    numbers["drawing"] = most["drawing"]
     keep(folder, f"vllm-{shares}", numbers)
 
 
