@@ -28,15 +28,9 @@ from dschat.models.tiny import make_gemma
 from inputs import COMMON, FULL, SMALL, critic_flags, make_inputs, ppo_flags, train_reward_model, train_sft
 
 SEED = 1234  # of corpus, model and the first two steps
-COLUMNS = {
-    "gold": "eval/gold_scores",
-    "KL": "eval/kl",
-    "gap, nats": "rollout/logprob_gap",
-    "clipped": "rollout/importance_clipped",
-}
-
-
-NAMES = (*COLUMNS, "seconds")
+EVALUATED = {"gold": "eval/gold_scores", "KL": "eval/kl"}
+ROLLOUTS = {"gap, nats": "rollout/logprob_gap", "clipped": "rollout/importance_clipped"}
+NAMES = (*EVALUATED, *ROLLOUTS, "seconds")
 
 
 @contextmanager
@@ -58,11 +52,14 @@ def server(python: Path, model: Path, log: Path) -> Iterator[str]:
 
 
 def measured(folder: Path) -> dict[str, float]:
-    """The last evaluation of a run, and the seconds of its iterations."""
+    """The last evaluation of a run, the mean of its rollouts, and the seconds of its iterations."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = {name: x for row in rows for name, x in row.items()}
     seconds = [sum(x for name, x in row.items() if name.startswith("time/")) for row in rows]
-    found = {name: float(last[metric]) for name, metric in COLUMNS.items() if metric in last}
+    found = {name: float(last[metric]) for name, metric in EVALUATED.items()}
+    for name, metric in ROLLOUTS.items():
+        numbers = [float(row[metric]) for row in rows if metric in row]
+        found |= {name: statistics.mean(numbers)} if numbers else {}
     return found | {"seconds": sum(seconds)}
 
 
