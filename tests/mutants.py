@@ -475,7 +475,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     ("GPT-2's matrices are taken for others", "noting", "_a if _b in inputs_first else _c", "_c",
      "test_the_first_inputs_weights_are_noted"),
     ("pieces of a weight without its last", "pieces", "_a.split(_b)", "_a.split(_b)[:-1]", "test_pieces_of_a_weight"),
-    ("every server's GPUs begin at rank 1", "Control.init_weight_transfer_engine", "1 + sum(_a)", "1",
+    ("every server's GPUs begin at rank 1", "invitations", "1 + sum(_a)", "1",
      "test_every_gpu_has_a_rank_of_its_own"),
     ("all rows go to the first server", "Drawing._draw", "_a[_b % len(_c)]", "_a[0]",
      "test_weights_arrive_to_the_bit_and_rows_are_dealt_out"),

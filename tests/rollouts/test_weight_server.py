@@ -3,17 +3,18 @@
 
 import logging
 import signal
+import sys
 import threading
+import types
 from dataclasses import replace
 
 import pytest
 import torch
 
 from dschat.errors import UserError
-from dschat.rollouts import vllm_client
+from dschat.rollouts import vllm_client, vllm_server
 from dschat.rollouts.serve import ServeOptions, command
-from dschat.rollouts.vllm_client import Servers
-from dschat.rollouts.vllm_send import ActorWeights, Control, pieces
+from dschat.rollouts.vllm_send import invitations, pieces
 from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
 from dschat.rollouts.vllm_weights import plain_weights
 from dschat.run import stop
@@ -187,24 +188,62 @@ def test_another_run_uses_the_server(actor, servers):
         engine.session(actor).__enter__()
 
 
-def test_every_gpu_has_a_rank_of_its_own(servers):
+def test_every_gpu_has_a_rank_of_its_own():
     """NCCL's group: the trainer is rank 0, the servers' GPUs follow each other."""
-    three = [servers(), servers(), servers()]
-    control = Control(Servers([server.url for server in three]), {"temperature": 1.0}, [2, 4, 1])
-    control.init_weight_transfer_engine(
-        {"master_address": "host", "master_port": 1, "rank_offset": 1, "world_size": 8}
-    )
-    assert [server.info["nccl"]["rank_offset"] for server in three] == [1, 3, 7]
-    assert all(server.info["nccl"]["world_size"] == 8 and server.info["temperature"] == 1.0 for server in three)
-    control.version = "run.7"
-    control.finish_weight_update()
-    assert {server.version for server in three} == {"run.7"}
+    found = [one["init_info"] for one in invitations({"temperature": 0.5}, {"world_size": 8}, [2, 4, 1])]
+    assert [one["nccl"]["rank_offset"] for one in found] == [1, 3, 7]
+    assert all(one["nccl"]["world_size"] == 8 and one["temperature"] == 0.5 for one in found)
 
 
-def test_what_nccl_is_told_of_the_weights(actor):
-    weights = ActorWeights(actor)
-    expected = [(name, weight.dtype, tuple(weight.shape)) for name, weight in weights]
-    assert [(shape.name, shape.dtype, shape.shape) for shape in weights.metadata()] == expected
+class Group:
+    """Stands in for NCCL's: keeps what it broadcasts."""
+
+    def __init__(self, meeting):
+        self.meeting, self.sent = meeting, []
+        GROUPS.append(self)
+
+    def broadcast(self, weight, src):
+        self.sent.append(weight.clone())
+
+
+GROUPS = []
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """Both sides say that they have GPUs and vLLM."""
+    GROUPS.clear()
+    module = types.ModuleType("nccl_common")
+    module.trainer_init = Group
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    for name in ("vllm.distributed", "vllm.distributed.weight_transfer"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer.nccl_common", module)
+    monkeypatch.setattr(vllm_server, "find_spec", lambda name: name)
+    monkeypatch.setattr(vllm_server, "on_gpu", lambda: True)
+
+
+def test_weights_go_by_nccl_where_both_sides_can(actor, servers, nccl):
+    """Every weight, in the order that the servers are told; a server that comes back is met again."""
+    both = servers(device="cuda", workers=2), servers(device="cuda")
+    for server in both:
+        server.waits_for = lambda: GROUPS and len(GROUPS[-1].sent) == len(weights)
+    weights = dict(plain_weights(actor))
+    engine = VllmServers([server.url for server in both], NEEDS)
+    with engine.session(actor) as draw:
+        assert drawn_of(draw)[0] == EXPECTED
+    (group,) = GROUPS
+    assert group.meeting["world_size"] == 4 and [server.info["nccl"]["rank_offset"] for server in both] == [1, 3]
+    for server in both:
+        assert server.sent["names"] == list(weights) and "data" not in server.sent
+        assert server.sent["shapes"] == [list(weight.shape) for weight in weights.values()]
+    assert all(torch.equal(one, other) for one, other in zip(group.sent, weights.values(), strict=True))
+    group.sent.clear()
+    with engine.session(actor):
+        assert len(GROUPS) == 1
+    both[0].version = "default"
+    with engine.session(actor):
+        assert len(GROUPS) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import base64
 import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,6 +23,7 @@ class WeightServer:
         self.fails_after: int | None = None  # responses, after which it stops
         self.sleeps = 0.0  # seconds before it answers anything at all
         self.draws_for = 0.0  # seconds, a response
+        self.waits_for: Callable[[], bool] = lambda: True  # until when it takes weights by NCCL
         self.says: str | None = None  # that these weights drew, whichever did
         self.start()
 
@@ -76,8 +78,12 @@ class WeightServer:
             return 200, self.about | {"version": self.version}
         if path == "/init_weight_transfer_engine":
             self.info = body["init_info"]
-        elif path == "/update_weights":
+        elif path == "/update_weights" and "data" in body["update_info"]:
             self.take(body["update_info"])
+        elif path == "/update_weights":
+            self.sent = body["update_info"]
+            while not self.waits_for():
+                time.sleep(0.01)
         elif path == "/finish_weight_update":
             self.version = body["weight_version"]
         elif path == "/inference/v1/generate":

@@ -6,24 +6,21 @@ from __future__ import annotations
 import base64
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 
-from dschat.models.engines import TrainedPolicy
 from dschat.rollouts.vllm_client import Json, Servers
-from dschat.rollouts.vllm_weights import plain_weights
-from dschat.run.distributed import is_main, rank
 
 PIECE = 1 << 24  # bytes of a weight that one request carries
 
 
 def pieces(name: str, weight: Tensor, size: int = PIECE) -> Iterator[Json]:
     """A weight as bodies of requests of so many bytes at most, see `dschat.rollouts.vllm_worker.SentWeights`."""
-    about = {"names": [name], "dtype_names": [dtype_name(weight.dtype)], "shapes": [list(weight.shape)]}
+    about = sent_weights([WeightShape.of(name, weight)])
     content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
     for part in content.split(size):
         yield {**about, "data": base64.b64encode(part.numpy().tobytes()).decode()}
@@ -39,81 +36,77 @@ class WeightShape:
     """Of a whole weight."""
 
     name: str
-    dtype: torch.dtype
+    dtype: str
     shape: tuple[int, ...]
 
-
-class ActorWeights:
-    """The actor as vLLM's weight transfer wants it. Every rank must go through it."""
-
-    def __init__(self, actor: TrainedPolicy) -> None:
-        self._actor, self._shapes = actor, list[WeightShape]()
-
-    def metadata(self) -> list[WeightShape]:
-        """Names, types and shapes, in the order of the weights. The first time, it goes through them to find out."""
-        if not self._shapes:
-            weights = plain_weights(self._actor)
-            self._shapes = [WeightShape(name, weight.dtype, tuple(weight.shape)) for name, weight in weights]
-        return self._shapes
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return plain_weights(self._actor)
+    @classmethod
+    def of(cls, name: str, weight: Tensor) -> WeightShape:
+        """That of a tensor."""
+        return cls(name, dtype_name(weight.dtype), tuple(weight.shape))
 
 
-class Control:
-    """What vLLM's trainer side asks servers to do, on all of them at a time."""
+def sent_weights(shapes: Sequence[WeightShape]) -> Json:
+    """What a server must know of weights to take them."""
+    return {
+        "names": [one.name for one in shapes],
+        "dtype_names": [one.dtype for one in shapes],
+        "shapes": [list(one.shape) for one in shapes],
+    }
+
+
+class NcclSender:
+    """The main process in one NCCL group with all GPUs of the servers. Weights go one by one, so that nobody holds
+    more than the largest beside its own share.
+    """
 
     def __init__(self, servers: Servers, introduction: Json, workers: Sequence[int]) -> None:
-        """Takes what servers must know of the run, and how many GPUs each has."""
-        self.servers, self._introduction, self.workers = servers, introduction, workers
-        self.version = ""  # of the weights that go next
+        """Meets them.
 
-    def init_weight_transfer_engine(self, init_info: Mapping[str, object]) -> None:
-        """Each server's GPUs follow those of the servers before it in the group; the trainer is its rank 0."""
-        firsts = [1 + sum(self.workers[:place]) for place in range(len(self.workers))]
-        self.servers.post("/shutdown_weight_transfer_engine", {})  # of a group before
-        infos = [self._introduction | {"nccl": {**init_info, "rank_offset": first}} for first in firsts]
-        self.servers.post("/init_weight_transfer_engine", [{"init_info": info} for info in infos])
+        Args:
+            servers: all of them.
+            introduction: what they must know of the run.
+            workers: how many GPUs each has.
 
-    def start_weight_update(self) -> None:
-        """Before the first weight."""
-        self.servers.post("/start_weight_update", {})
+        Raises:
+            UserError, Lost: see `Servers.post`.
+        """
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-    def update_weights(self, update_info: Mapping[str, object]) -> None:
-        """While they are broadcast."""
-        self.servers.post("/update_weights", {"update_info": dict(update_info)})
+        self._servers, self._pool = servers, ThreadPoolExecutor(1)
+        host, port = meeting_place(servers.urls[0])
+        meeting = {"master_address": host, "master_port": port, "world_size": 1 + sum(workers)}
+        servers.post("/shutdown_weight_transfer_engine", {})  # of a group before
+        # Both sides wait for each other.
+        met = self._pool.submit(
+            servers.post, "/init_weight_transfer_engine", invitations(introduction, meeting, workers)
+        )
+        self._group = trainer_init(meeting)
+        met.result()
 
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """After the last."""
-        self.servers.post("/finish_weight_update", {"weight_version": self.version})
+    def begin(self, shapes: Sequence[WeightShape]) -> None:
+        """Lets the servers take weights of these shapes, in their order."""
+        self._taken = self._pool.submit(self._servers.post, "/update_weights", {"update_info": sent_weights(shapes)})
+
+    def send(self, weight: Tensor) -> None:
+        """The next of them. Does nothing once a server has gone: nobody would take it."""
+        if not self._taken.done():
+            self._group.broadcast(weight, src=0)
+
+    def finish(self) -> None:
+        """Waits until they have been taken. Raises UserError or Lost, see `Servers.post`."""
+        self._taken.result()
 
 
-class Sender(Protocol):
-    """vLLM's trainer side."""
-
-    def send_weights(self) -> None:
-        """Sends all weights to all servers. Every rank must call it."""
-
-
-def nccl_sender(control: Control, weights: ActorWeights) -> Sender:
-    """Meets the servers' GPUs. Every rank must call it; only the main process is in the group.
-
-    Weights go one by one, not packed together, so that nobody holds more than the largest beside its own share.
-    """
-    from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-
-    host, port = meeting_place(control.servers.urls[0]) if is_main() else ("", 0)
-    info = NCCLTrainerInitInfo(host, port, 1 + sum(control.workers), packed=False, rank=rank())
-    sender: Sender = WeightTransferTrainerFactory.trainer_init(info, client=control, source=weights)
-    return sender
+def invitations(introduction: Json, meeting: Mapping[str, object], workers: Sequence[int]) -> list[Json]:
+    """To the group: each server's GPUs follow those of the servers before it; the trainer is rank 0."""
+    firsts = [1 + sum(workers[:place]) for place in range(len(workers))]
+    return [{"init_info": {**introduction, "nccl": {**meeting, "rank_offset": first}}} for first in firsts]
 
 
 def meeting_place(url: str) -> tuple[str, int]:
     """This machine's address as a server sees it, and a free port."""
-    host = urlsplit(url).hostname or ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        towards.connect((socket.gethostbyname(host), 9))  # sends nothing
+        towards.connect((socket.gethostbyname(urlsplit(url).hostname or ""), 9))  # sends nothing
         own = towards.getsockname()[0]
     with socket.socket() as listener:
         listener.bind((own, 0))

@@ -35,7 +35,7 @@ from dschat.rollouts.vllm_client import (
     Servers,
     other_weights,
 )
-from dschat.rollouts.vllm_send import ActorWeights, Control, Sender, dtype_name, nccl_sender, pieces
+from dschat.rollouts.vllm_send import NcclSender, WeightShape, dtype_name, pieces
 from dschat.rollouts.vllm_weights import inputs_first, plain_weights
 from dschat.run.distributed import broadcast_object, device, gather_objects, is_main, rank
 from dschat.run.stop import raise_if_stopped_here, stopping_together
@@ -71,7 +71,8 @@ class VllmServers:
         self._problem: Exception | None = None  # what has gone wrong in sending, on the main process
         self._introduction: Json = {}
         self._is_known = False  # whether the servers have been told of the run, and the last weights have reached them
-        self._nccl: tuple[Control, Sender] | None = None
+        self._nccl: NcclSender | None = None
+        self._shapes: list[WeightShape] = []  # of the weights, for NCCL
         self._asked: Asked | None = None  # what servers may still be drawing
 
     @property
@@ -130,12 +131,14 @@ class VllmServers:
         while True:
             self._problem = None
             workers = broadcast_object(self._meet(actor) if is_main() else [])
-            self._count += 1
-            if workers:
-                self._broadcast(actor, workers)
-            else:
-                self._post_weights(actor)
             lost = _of_all_ranks(self._problem)
+            if lost is None:
+                self._count += 1
+                if workers:
+                    self._broadcast(actor, workers)
+                else:
+                    self._post_weights(actor)
+                lost = _of_all_ranks(self._problem)
             self._is_known = lost is None
             if lost is None:
                 return
@@ -160,7 +163,7 @@ class VllmServers:
             self._post("/collective_rpc", {"method": "forget_update"})
             self._introduction = {"temperature": self._needs.temperature, "inputs_first": names}
             self._post("/init_weight_transfer_engine", {"init_info": self._introduction})
-        on_gpus = device().type == "cuda" and all(about.device == "cuda" for about in abouts)
+        on_gpus = on_gpu() and all(about.device == "cuda" for about in abouts)
         if on_gpus and find_spec("vllm") is None and self._count == 0:
             logger.warning("%s: weights go over HTTP, since vLLM is not installed here. NCCL is much faster.", FLAG)
         return [about.workers for about in abouts] if on_gpus and find_spec("vllm") is not None else []
@@ -190,32 +193,48 @@ class VllmServers:
             )
 
     def _post_weights(self, actor: TrainedPolicy) -> None:
-        """Over HTTP."""
+        """Over HTTP, from the main process; the others go through the weights with it."""
         self._post("/start_weight_update", {})
         for name, weight in plain_weights(actor):
-            for piece in pieces(name, weight):
+            for piece in pieces(name, weight) if self._sends else ():
                 self._post("/update_weights", {"update_info": piece})
         self._post("/finish_weight_update", {"weight_version": self._version})
 
     def _broadcast(self, actor: TrainedPolicy, workers: Sequence[int]) -> None:
-        """By NCCL, from the main process; the others go through the weights with it."""
-        try:
-            if self._nccl is None:
-                control = Control(self._servers, self._introduction, workers)
-                self._nccl = control, nccl_sender(control, ActorWeights(actor))
-            control, sender = self._nccl
-            control.version = self._version
-            sender.send_weights()
-        except (Lost, UserError) as error:
-            self._problem, self._nccl = error, None
+        """The same by NCCL. The first time, it goes through the weights to know their shapes."""
+        if not self._shapes:
+            self._shapes = [WeightShape.of(name, weight) for name, weight in plain_weights(actor)]
+        self._post("/start_weight_update", {})
+        with self._noting_problems():
+            if self._sends:
+                self._nccl = self._nccl or NcclSender(self._servers, self._introduction, workers)
+                self._nccl.begin(self._shapes)
+        for _, weight in plain_weights(actor):
+            if self._sends and self._nccl is not None:
+                self._nccl.send(weight)
+        with self._noting_problems():
+            if self._sends and self._nccl is not None:
+                self._nccl.finish()
+        self._post("/finish_weight_update", {"weight_version": self._version})
+
+    @property
+    def _sends(self) -> bool:
+        """Whether this is the main process, and nothing has gone wrong so far."""
+        return is_main() and self._problem is None
 
     def _post(self, path: str, bodies: Json) -> None:
-        """To all servers, from the main process, unless something has gone wrong before; notes what does."""
-        if is_main() and self._problem is None:
-            try:
+        """To all servers, if it is this process that sends."""
+        with self._noting_problems():
+            if self._sends:
                 self._servers.post(path, bodies)
-            except (Lost, UserError) as error:
-                self._problem = error
+
+    @contextmanager
+    def _noting_problems(self) -> Iterator[None]:
+        """What goes wrong inside is noted, so that this process goes through the weights with the others."""
+        try:
+            yield
+        except (Lost, UserError) as error:
+            self._problem, self._nccl = error, None
 
 
 class Asked:
@@ -259,6 +278,11 @@ class Asked:
     def _generation(self) -> Generation:
         answers = [self._answers[n] for n in self._rows]
         return generation_of([row.prompt for row in self._rows.values()], answers, self._sampling)
+
+
+def on_gpu() -> bool:
+    """Whether this process computes on one."""
+    return device().type == "cuda"
 
 
 def _of_all_ranks(problem: Exception | None) -> Lost | None:
