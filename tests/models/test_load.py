@@ -206,7 +206,7 @@ def test_a_vocabulary_that_does_not_fit_the_tokenizer(tokenizer, tmp_path, caplo
     for folder in folders.values():
         for load in (load_causal_lm, load_causal_lm, load_scalar):
             assert load(folder, "--m", torch.float32, tokenizer).get_input_embeddings().num_embeddings >= 100
-    (message,) = [message for message in caplog.messages if "embeddings" in message]
+    (message,) = [message for message in caplog.messages if "embeddings of" in message]
     assert message.startswith(f"--m {folders[97]}: the model has embeddings of 97 tokens, its tokenizer knows 100: 3")
     assert "give it its own" in message
 

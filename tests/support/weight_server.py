@@ -20,7 +20,7 @@ class WeightServer:
 
     def __init__(self, **about: Any) -> None:
         self.about, self.port = ABOUT | about, 0
-        self.fails_after: int | None = None  # responses, after which it stops
+        self.fails_after: int | None = None  # responses, after which it stops, and begins anew soon after
         self.sleeps = 0.0  # seconds before it answers anything at all
         self.draws_for = 0.0  # seconds, a response
         self.waits_for: Callable[[], bool] = lambda: True  # until when it takes weights by NCCL
@@ -30,6 +30,7 @@ class WeightServer:
     def start(self) -> None:
         """With no weights."""
         self.version, self.weights, self.info = "default", dict[str, torch.Tensor](), dict[str, Any]()
+        self.is_loading = False
         self.drawn, self.paths, self._pieces = list[list[int]](), list[str](), b""
         self._http = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
         self._http.daemon_threads = True
@@ -42,15 +43,10 @@ class WeightServer:
         self._http.shutdown()
         self._http.server_close()
 
-    def restart_after(self, seconds: float) -> None:
-        """Returns at once."""
-
-        def restart() -> None:
-            time.sleep(seconds)
-            self.fails_after = None
-            self.start()
-
-        threading.Thread(target=restart, daemon=True).start()
+    def _restart(self) -> None:
+        self.stop()
+        time.sleep(0.5)
+        self.start()
 
     def take(self, piece: dict[str, Any]) -> None:
         """A piece of a weight."""
@@ -74,9 +70,15 @@ class WeightServer:
         """To a request."""
         time.sleep(self.sleeps)
         self.paths.append(path)
+        if self.is_loading and path in ("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"):
+            return 500, {"error": "not in the middle of an update"}  # as vLLM
+        if path == "/collective_rpc":
+            self.is_loading = False
         if path == "/run":
             return 200, self.about | {"version": self.version}
-        if path == "/init_weight_transfer_engine":
+        if path == "/start_weight_update":
+            self.is_loading = True
+        elif path == "/init_weight_transfer_engine":
             self.info = body["init_info"]
         elif path == "/update_weights" and "data" in body["update_info"]:
             self.take(body["update_info"])
@@ -85,12 +87,15 @@ class WeightServer:
             while not self.waits_for():
                 time.sleep(0.01)
         elif path == "/finish_weight_update":
-            self.version = body["weight_version"]
+            self.version, self.is_loading = body["weight_version"], False
+        elif path == "/update_weight_version":
+            self.version = body["new_version"]
         elif path == "/inference/v1/generate":
             if headers["X-Weight-Version"] != self.version:
                 return 409, {"version": self.version}
             if self.fails_after is not None and len(self.drawn) >= self.fails_after:
-                threading.Thread(target=self.stop, daemon=True).start()
+                self.fails_after = None
+                threading.Thread(target=self._restart, daemon=True).start()
                 return 503, {}
             return 200, self.draw(body["token_ids"], body["sampling_params"])
         return 200, {}

@@ -2,6 +2,7 @@
 """One rollout ahead: with which weights each rollout is drawn, and what is said of it."""
 
 import logging
+from unittest import mock
 
 import pytest
 import torch
@@ -61,13 +62,21 @@ def test_each_rollout_is_drawn_with_the_weights_of_an_iteration_ago(loop, tmp_pa
     assert rows[0]["rollout/logprob_gap"] < 1e-5 < 1e-3 < rows[1]["rollout/logprob_gap"]
 
 
-def test_a_checkpoint_without_the_rollout_ahead(loop, tmp_path, caplog):
-    """Where a server has gone, the run goes on from it with a rollout of the weights of then."""
+def test_what_a_checkpoint_holds_of_the_rollout_ahead(loop, caplog):
+    """Nothing where a server has gone: the run goes on from it with a rollout of the weights of then."""
     algorithm = loop.algorithm
     algorithm.collect(work_of(algorithm, algorithm.config, loop.run.plan, 0), 0, Clock())
-    assert algorithm.state_dict().numbers["ahead"] == 1
+    assert "ahead" not in algorithm.state_dict().numbers  # the actor still has the weights that draw it
+    algorithm.ahead.accept()
+    state = algorithm.state_dict()
+    assert state.numbers["ahead"] == [1, 1]
     algorithm.models.rollouts.gone = True
     with caplog.at_level(logging.WARNING, "dschat"):
-        state = algorithm.state_dict()
-    assert "ahead" not in state.numbers and not any(name.startswith("ahead") for name in state.tensors)
-    assert "is not in the checkpoint" in caplog.text
+        without = algorithm.state_dict()
+    assert "ahead" not in without.numbers and not any(name.startswith("ahead") for name in without.tensors)
+    assert "cannot be finished now: no checkpoint has it" in caplog.text
+    algorithm.ahead._upcoming = None
+    with mock.patch("dschat.trainers.ahead.world_size", lambda: 2), caplog.at_level(logging.WARNING, "dschat"):
+        algorithm.ahead.load(state)
+        assert algorithm.ahead.take([], 1) is None  # two processes have other prompts each
+    assert "drawn ahead by 1 processes is drawn again" in caplog.text

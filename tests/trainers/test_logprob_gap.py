@@ -121,6 +121,8 @@ def test_an_iteration_keeps_the_engines_log_probs_in_its_state(group, tmp_path):
 
 def test_the_share_of_clipped_weights():
     """Of three response tokens, log-ratios 0.7 and 0.69 lie on both sides of log 2; the fourth is padding."""
-    metrics = check_gap(trajectory_with(-0.7, -0.69, 3.0, -9.0), FLOAT32, 1.0, ROWS, 2.0, is_stale=True)
+    metrics = check_gap(trajectory_with(-0.7, -0.69, 1.5, -9.0), FLOAT32, 1.0, ROWS, 2.0, is_stale=True)
     assert metrics["rollout/importance_clipped"] == pytest.approx(1 / 3)
+    with pytest.raises(UserError, match="by 1.46 on average .an iteration explains 1.: it draws with other weights"):
+        check_gap(trajectory_with(-0.7, -0.69, 3.0, -9.0), FLOAT32, 1.0, ROWS, 2.0, is_stale=True)
     assert "rollout/importance_clipped" not in check_gap(trajectory_with(1e-4, 0, 0, 0), FLOAT32, 1.0, ROWS)

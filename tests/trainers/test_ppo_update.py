@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from closeness import EPS, FORMULA, FORWARD, UPDATE, WEIGHT_GAP, assert_near, near
+from dschat.rl.macro_actions import token_weights
 from dschat.rl.types import select_rows
 from dschat.trainers.credit import whiten_advantages
 from dschat.trainers.ppo_update import UpdateSettings, ppo_update
@@ -162,3 +163,17 @@ def test_truncated_importance_weights_multiply_the_advantages(batch):
         expected, expected_stats = updated(replace(batch, advantages=weight * batch.advantages))
         assert largest_difference(found, expected) < FORWARD * EPS / 10
         assert stats == near(expected_stats, scale=0.1)
+
+
+@pytest.mark.parametrize(("policy_ratio", "power"), [("macro", True), ("macro_mean", False)])
+def test_importance_weights_are_of_what_the_ratio_is_of(policy_ratio, power, batch):
+    """Of a macro action of n tokens, each drawn with half of the actor's probability: 2^n, or their geometric mean."""
+    rollout = replace(batch.rollout, drawn_logprobs=batch.trajectory.logprobs - math.log(2))
+    drawn = replace(batch, trajectory=replace(batch.trajectory, rollout=rollout))
+    lengths = 1 / token_weights(batch.macro).clamp(min=1e-9)
+    for clip in (100.0, 3.0):
+        weights = (2**lengths if power else torch.full_like(lengths, 2.0)).clamp(max=clip)
+        found, _ = updated(drawn, rollout_is_clip=clip, policy_ratio=policy_ratio)
+        advantages = torch.where(batch.response_mask, weights * batch.advantages, 0.0)
+        expected, _ = updated(replace(batch, advantages=advantages), policy_ratio=policy_ratio)
+        assert largest_difference(found, expected) < FORWARD * EPS / 10

@@ -75,7 +75,9 @@ def main() -> None:
     scale, one, folder = SMALL if args.small else FULL, Processes(), args.folder.resolve()
     data, model = make_inputs(folder, SEED, scale)
     # vLLM's attention on a CPU takes heads of 32 numbers at least.
-    make_gemma(PreTrainedTokenizerFast.from_pretrained(model), SEED, heads=2).save_pretrained(model)
+    make_gemma(PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False), SEED, heads=2).save_pretrained(
+        model
+    )
     sft, reward, common = folder / "sft", folder / "reward", [*COMMON, "--seed", str(SEED)]
     train_sft(data, model, sft, scale, common, one)
     train_reward_model(data / "comparisons", sft, reward, scale, common, one)

@@ -161,13 +161,18 @@ def _ways(config: PPOConfig, machine: Machine, configs: Configs) -> Iterator[Way
 
 def _served(config: PPOConfig, half: Machine, servers: int) -> Change:
     """The servers' flags, and rollouts and updates that stay as large on half of the processes."""
-    host = "SERVER" if 2 * half.processes > half.gpus_per_node else "127.0.0.1"
+    nodes = -(-2 * half.processes // half.gpus_per_node)
+    on_each = servers if nodes == 1 else max(1, half.gpus_per_node * servers // half.processes)
+    several = servers > on_each
+    hosts = [
+        f"SERVER{1 + n // on_each}" if several else "SERVER" if nodes > 1 else "127.0.0.1" for n in range(servers)
+    ]
     passes = config.gradient_accumulation_steps
     derived = passes is None and config.global_batch_size
     alone: Change = {"vllm_tensor_parallel": 1} if config.vllm_tensor_parallel > 1 else {}
     return alone | {
         "rollout_engine": "vllm",
-        "vllm_url": [f"http://{host}:{8000 + number}" for number in range(servers)],
+        "vllm_url": [f"http://{host}:{8000 + number % on_each}" for number, host in enumerate(hosts)],
         "per_device_generation_batch_size": config.per_device_generation_batch_size,
         "generation_batches": 2 * config.generation_batches,
         "per_device_training_batch_size": config.per_device_training_batch_size,

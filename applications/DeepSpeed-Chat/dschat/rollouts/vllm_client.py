@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 import httpx2
 
 from dschat.errors import UserError
-from dschat.run.stop import raise_if_stopped_here
+from dschat.run.stop import is_stopping_here, raise_if_stopped_here
 
 FLAG = "--vllm_url"
 TOKEN = "VLLM_API_KEY"
@@ -26,6 +28,7 @@ LIMITS = httpx2.Limits(max_connections=256, keepalive_expiry=1.0)
 POST_TIMEOUT = 600.0  # seconds for a weight, or for all of them by NCCL
 LOOK, LOOK_TIMEOUT = 5.0, 10.0  # seconds between two looks whether a server lives, and for its answer
 TEMPORARY = (502, 503, 504)  # statuses of a server that is about to start, or to end
+PATIENCE_AT_STOP = 20.0  # seconds that a run which must stop waits for what it draws ahead
 TICK = 0.1  # seconds between two looks for a signal
 GENERATE = "/inference/v1/generate"
 FRESH = "default"  # vLLM's name of the weights that nobody has sent
@@ -79,13 +82,6 @@ class Servers:
         """What each server is. Raises UserError for one that is something else, Lost where there is none."""
         return [self._about(url) for url in self.urls]
 
-    def all_answer(self) -> bool:
-        """Whether all servers are there."""
-        try:
-            return bool(self.about())
-        except Lost:
-            return False
-
     def post(self, path: str, bodies: Json | Sequence[Json]) -> None:
         """One request to every server, at the same time, and waits for the answers.
 
@@ -106,6 +102,8 @@ class Servers:
             answer = self._client.post(url + path, json=body)
         except httpx2.HTTPError as error:
             raise Lost(f"{url} has gone: {error or type(error).__name__}") from error
+        if answer.status_code == 500 and not asyncio.run(_lives(url)):
+            raise Lost(f"{url} has gone: {_said(answer)}")
         _require_ok(url, answer)
 
     def _about(self, url: str) -> About:
@@ -115,6 +113,8 @@ class Servers:
             raise Lost(f"{url} does not answer: {error or type(error).__name__}") from error
         except httpx2.InvalidURL as error:
             raise UserError(f"{FLAG} {url} is no address: {error}.") from error
+        if answer.status_code == 500:
+            raise Lost(f"{url} answers {answer.status_code}: {_said(answer)}")
         if answer.status_code in (401, *TEMPORARY):
             _require_ok(url, answer)
         if answer.status_code == 200:
@@ -162,15 +162,25 @@ class Drawing:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wait(self, stoppable: bool = True) -> Exception | None:
+    def wait(self) -> Exception | None:
         """Until all rows are drawn, or cannot be: then a UserError or Lost. The rows that are have answers.
 
         Raises:
-            Stopped: soon after a signal, on this rank alone, unless it is not stoppable.
+            Stopped: soon after a signal, on this rank alone.
         """
         while self._thread.is_alive():
-            if stoppable:
-                raise_if_stopped_here()
+            raise_if_stopped_here()
+            self._thread.join(TICK)
+        return self._problem
+
+    def settle(self) -> Exception | None:
+        """The same whatever signals come; after one, it waits for a while only."""
+        end = math.inf
+        while self._thread.is_alive():
+            if is_stopping_here():
+                end = min(end, time.monotonic() + PATIENCE_AT_STOP)
+            if time.monotonic() > end:
+                return Lost("responses are still being drawn")
             self._thread.join(TICK)
         return self._problem
 

@@ -76,11 +76,17 @@ class NcclSender:
         host, port = meeting_place(servers.urls[0])
         meeting = {"master_address": host, "master_port": port, "world_size": 1 + sum(workers)}
         servers.post("/shutdown_weight_transfer_engine", {})  # of a group before
-        # Both sides wait for each other.
+        invited = invitations(introduction, meeting, workers)
         met = self._pool.submit(
-            servers.post, "/init_weight_transfer_engine", invitations(introduction, meeting, workers)
-        )
-        self._group = trainer_init(meeting)
+            servers.post, "/init_weight_transfer_engine", invited
+        )  # both sides wait for each other
+        self._stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+        try:
+            with torch.cuda.stream(self._stream):  # vLLM would put another in its place
+                self._group = trainer_init(meeting)
+        finally:
+            if met.done():
+                met.result()  # why nobody came
         met.result()
 
     def begin(self, shapes: Sequence[WeightShape]) -> None:
@@ -90,7 +96,7 @@ class NcclSender:
     def send(self, weight: Tensor) -> None:
         """The next of them. Does nothing once a server has gone: nobody would take it."""
         if not self._taken.done():
-            self._group.broadcast(weight, src=0)
+            self._group.broadcast(weight.contiguous(), src=0, stream=self._stream)
 
     def finish(self) -> None:
         """Waits until they have been taken. Raises UserError or Lost, see `Servers.post`."""

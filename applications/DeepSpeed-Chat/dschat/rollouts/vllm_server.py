@@ -25,7 +25,6 @@ from dschat.rollouts.vllm import generation_of, sampling_parameters
 from dschat.rollouts.vllm_client import (
     FLAG,
     FRESH,
-    TICK,
     About,
     Answer,
     Drawing,
@@ -42,7 +41,8 @@ from dschat.run.stop import raise_if_stopped_here, stopping_together
 
 logger = logging.getLogger("dschat")
 
-TRIES = 5  # to draw a rollout, each time with servers that have come back
+TRIES = 5  # to send weights or to draw a rollout, each time with servers that have come back
+PAUSE = 0.5  # seconds between two looks whether they have
 BACKEND = "dschat"  # how servers take weights, see rollouts/vllm_worker.py
 
 
@@ -112,23 +112,36 @@ class VllmServers:
 
     def _wait_until_back(self, lost: Lost) -> None:
         """Every rank must call it. Raises UserError on all where a server stays away."""
-        patience, back = self._needs.patience, True
+        patience, problem = self._needs.patience, None
         with stopping_together():
             if is_main():
                 logger.warning("%s %s. Waiting for it, for up to %g s (--vllm_patience).", FLAG, lost, patience)
-                end = time.monotonic() + patience
-                while not (back := self._servers.all_answer()) and time.monotonic() < end:
-                    raise_if_stopped_here()
-                    time.sleep(TICK)
-        if not broadcast_object(back):
+                problem = self._return(patience)
+        if _of_all_ranks(problem) is not None:
             raise UserError(
                 f"{FLAG} {lost}, and did not come back within {patience:g} s (--vllm_patience). Start it again "
                 "(python -m dschat.rollouts.serve), and go on with --resume_from_checkpoint."
             )
 
+    def _return(self, patience: float) -> Lost | UserError | None:
+        """Waits until all servers are there. Raises Stopped on this rank alone."""
+        end = time.monotonic() + patience
+        while True:
+            raise_if_stopped_here()
+            time.sleep(PAUSE)
+            try:
+                self._servers.about()
+            except UserError as error:
+                return error
+            except Lost as error:
+                if time.monotonic() > end:
+                    return error
+            else:
+                return None
+
     def _send(self, actor: TrainedPolicy) -> None:
         """Gives all servers the actor's weights. Every rank must call it. Raises UserError on all."""
-        while True:
+        for tries in itertools.count(1):
             self._problem = None
             workers = broadcast_object(self._meet(actor) if is_main() else [])
             lost = _of_all_ranks(self._problem)
@@ -142,6 +155,7 @@ class VllmServers:
             self._is_known = lost is None
             if lost is None:
                 return
+            _require_hope(tries, lost)
             self._wait_until_back(lost)
 
     def _meet(self, actor: TrainedPolicy) -> list[int]:
@@ -157,6 +171,8 @@ class VllmServers:
         except (Lost, UserError) as error:
             self._problem = error
             return []
+        # From here on, they draw with nobody's weights.
+        self._post("/update_weight_version", {"new_version": f"{self._run}.{self._count + 1}.loading"})
         if not (self._is_known and all(about.version.startswith(self._run) for about in abouts)):
             self._nccl = None
             names = sorted(inputs_first(actor))
@@ -204,14 +220,16 @@ class VllmServers:
         """The same by NCCL. The first time, it goes through the weights to know their shapes."""
         if not self._shapes:
             self._shapes = [WeightShape.of(name, weight) for name, weight in plain_weights(actor)]
-        self._post("/start_weight_update", {})
         with self._noting_problems():
             if self._sends:
                 self._nccl = self._nccl or NcclSender(self._servers, self._introduction, workers)
-                self._nccl.begin(self._shapes)
+        self._post("/start_weight_update", {})
+        if self._sends and self._nccl is not None:
+            self._nccl.begin(self._shapes)
         for _, weight in plain_weights(actor):
-            if self._sends and self._nccl is not None:
-                self._nccl.send(weight)
+            with self._noting_problems():
+                if self._sends and self._nccl is not None:
+                    self._nccl.send(weight)
         with self._noting_problems():
             if self._sends and self._nccl is not None:
                 self._nccl.finish()
@@ -235,6 +253,8 @@ class VllmServers:
             yield
         except (Lost, UserError) as error:
             self._problem, self._nccl = error, None
+        except (OSError, RuntimeError) as error:  # of sockets and of NCCL
+            self._problem, self._nccl = UserError(f"{FLAG}: the weights cannot be sent by NCCL: {error}"), None
 
 
 class Asked:
@@ -263,15 +283,16 @@ class Asked:
             lost = _of_all_ranks(problem)
             if lost is None:
                 break
-            if tries == TRIES:
-                raise UserError(f"{FLAG} {lost}. Tried {TRIES} times. The server's own log may say more.")
+            _require_hope(tries, lost)
             self._engine.send_again(lost, actor)
             self.drawing = self._engine.drawing({n: row for n, row in self._rows.items() if n not in self._answers})
         return self._generation()
 
     def settle(self) -> Generation | None:
-        """Waits for it whatever signals come; None where a server has gone. Every rank must call it."""
-        problem = self.drawing.wait(stoppable=False)
+        """Waits for it whatever signals come, after one for a while; None where it could not be finished. Every rank
+        must call it.
+        """
+        problem = self.drawing.settle()
         self._answers |= self.drawing.answers
         return None if any(gather_objects(problem is not None)) else self._generation()
 
@@ -283,6 +304,12 @@ class Asked:
 def on_gpu() -> bool:
     """Whether this process computes on one."""
     return device().type == "cuda"
+
+
+def _require_hope(tries: int, lost: Lost) -> None:
+    """Raises UserError where it has been tried often enough, with servers that came back each time."""
+    if tries == TRIES:
+        raise UserError(f"{FLAG} {lost}. Tried {TRIES} times. The server's own log may say more.")
 
 
 def _of_all_ranks(problem: Exception | None) -> Lost | None:

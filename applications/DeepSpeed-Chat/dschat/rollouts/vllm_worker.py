@@ -147,6 +147,8 @@ class Gate:
             return JSONResponse({"error": "the token is missing or wrong"}, 401)
         if path not in (ABOUT, GENERATE):
             return None
+        if engine.errored:
+            return JSONResponse({"error": "the engine has died"}, 503)
         version = await engine.get_weight_version()
         if path == ABOUT:
             return JSONResponse(about(engine.vllm_config) | {"version": version})

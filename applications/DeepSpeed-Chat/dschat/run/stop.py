@@ -51,6 +51,11 @@ def raise_if_stopped() -> None:
         raise Stopped(number)
 
 
+def is_stopping_here() -> bool:
+    """Whether this rank has noted a signal."""
+    return bool(_noted)
+
+
 def raise_if_stopped_here() -> None:
     """Raises Stopped on this rank alone, inside `stopping_together`."""
     if _noted:

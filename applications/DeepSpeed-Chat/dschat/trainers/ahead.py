@@ -12,6 +12,7 @@ from torch import Tensor
 from dschat.data.examples import PromptExample
 from dschat.rl.types import tensors_of
 from dschat.rollouts.engine import AheadEngine, Generation, Pending
+from dschat.run.distributed import world_size
 from dschat.run.state import Json, SeedKind
 from dschat.scoring.source import ResponseTexts
 from dschat.trainers.iteration import State, put_together
@@ -36,14 +37,16 @@ class RolloutAhead:
         assert isinstance(sample.engine, AheadEngine)  # the flags say so
         self._sample, self._engine, self._samples = sample, sample.engine, samples
         self._upcoming: Upcoming | None = None
-        self._taken: Upcoming | None = None  # what is being scored, and lies nowhere else so far
+        # While a rollout is scored: that one, if it was drawn ahead. It lies nowhere else so far.
+        self._is_scoring = False
+        self._taken: Upcoming | None = None
 
     def begin(self, examples: Sequence[PromptExample], iteration: int) -> None:
         """Lets servers draw for an iteration, with the actor's weights of now. Every rank must call it."""
         rows = self._sample.rows(examples, SeedKind.TRAINING, iteration, self._samples)
         with self._sample.session():
             pending = self._engine.begin(rows.prompts, self._sample.sampling, rows.seeds)
-        self._upcoming = Upcoming(iteration, pending)
+        self._upcoming, self._is_scoring = Upcoming(iteration, pending), True
 
     def take(self, examples: Sequence[PromptExample], iteration: int) -> tuple[Generation, ResponseTexts] | None:
         """The rollout of an iteration, if it was begun. Every rank must call it."""
@@ -53,30 +56,33 @@ class RolloutAhead:
         drawn = upcoming.responses
         if not isinstance(drawn, Generation):
             drawn = drawn.finish(self._sample.policy)
-        self._upcoming, self._taken = None, Upcoming(iteration, drawn)  # not before: a signal may come
+        # Not before: a signal may come.
+        self._upcoming, self._taken, self._is_scoring = None, Upcoming(iteration, drawn), True
         return self._sample.told(drawn, self._sample.rows(examples, SeedKind.TRAINING, iteration, self._samples))
 
     def accept(self) -> None:
-        """The rollout that was taken has been scored: the iteration has it."""
-        self._taken = None
+        """The rollout has been scored: the iteration has it."""
+        self._is_scoring, self._taken = False, None
 
     def state(self) -> tuple[Json, dict[str, Tensor]]:
         """What a checkpoint holds of it, with which a resumed run goes on exactly. Every rank must call it.
 
         As long as a rollout is scored, the actor has the weights with which the next one can be drawn again.
         """
-        upcoming = self._taken or self._upcoming
+        upcoming = self._taken if self._is_scoring else self._upcoming
         if upcoming is None:
             return {}, {}
         drawn = upcoming.responses
         settled = drawn if isinstance(drawn, Generation) else drawn.settle()
         if settled is None:
-            logger.warning("The rollout that servers draw ahead is not in the checkpoint, since one of them has gone.")
+            logger.warning("The rollout that servers draw ahead cannot be finished now: no checkpoint has it.")
             return {}, {}
-        return {"ahead": upcoming.iteration}, tensors_of(settled, "ahead")
+        return {"ahead": [upcoming.iteration, world_size()]}, tensors_of(settled, "ahead")
 
     def load(self, state: State) -> None:
         """Takes up what `state` gave."""
-        if "ahead" in state.numbers:
-            drawn = put_together(Generation, state.tensors, "ahead")
-            self._upcoming = Upcoming(state.numbers["ahead"], drawn)
+        iteration, ranks = state.numbers.get("ahead", (None, world_size()))
+        if ranks != world_size():  # each has other prompts now
+            logger.warning("The rollout that was drawn ahead by %d processes is drawn again.", ranks)
+        elif iteration is not None:
+            self._upcoming = Upcoming(iteration, put_together(Generation, state.tensors, "ahead"))

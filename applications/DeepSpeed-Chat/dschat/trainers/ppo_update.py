@@ -213,14 +213,15 @@ def _actor_step(
     """One micro-batch of the actor; returns its share of the update's statistics."""
     logprobs, weights, count = part.trajectory.logprobs, None, num_tokens
     advantages, drawn = part.advantages, part.rollout.drawn_logprobs
-    if settings.rollout_is_clip is not None and drawn is not None:
-        advantages = advantages * importance_weights(logprobs, drawn, settings.rollout_is_clip)
     if settings.policy_ratio != "token":
         mean = settings.policy_ratio == "macro_mean"
         new_logprobs = macro_logprobs(new_logprobs, part.macro, mean)
         logprobs = macro_logprobs(logprobs, part.macro, mean)
+        drawn = None if drawn is None else macro_logprobs(drawn, part.macro, mean)
         if not mean:
             weights, count = token_weights(part.macro), num_macro
+    if settings.rollout_is_clip is not None and drawn is not None:
+        advantages = advantages * importance_weights(logprobs, drawn, settings.rollout_is_clip)
     mask = part.response_mask
     loss, stats = policy_loss(new_logprobs, logprobs, advantages, mask, settings.cliprange, count, weights)
     actor.backward(loss)

@@ -30,6 +30,7 @@ from dschat.trainers.ppo_models import response_logprobs
 # goes into what is compared, and of 1 at least.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.01}
 ROWS = 2
+STALE_GAP = 1.0  # nats a token that no policy should move in one iteration
 GAP_ROWS = 8  # of a rollout on each process, where log-probs are computed to be compared alone
 POSITIONS = 32
 WRONG = "The model's architecture is computed wrongly here, or actor and reference differ; please report the model."
@@ -271,7 +272,8 @@ def check_gap(
         temperature: that of sampling.
         size: of a forward pass.
         clip: the largest importance weight, if there are weights.
-        is_stale: whether the tokens were drawn with the weights of an iteration ago, so that a gap is no fault.
+        is_stale: whether the tokens were drawn with the weights of an iteration ago, so that a gap is no fault, as
+            long as it is below STALE_GAP.
 
     Returns:
         rollout/logprob_gap and rollout/logprob_gap_max, the mean and the largest difference in nats over the response
@@ -296,12 +298,13 @@ def check_gap(
     sums, counts, largest, clips = zip(*gather_objects(own), strict=True)
     tokens = max(sum(counts), 1)
     mean = sum(sums) / tokens
-    tolerance = TOLERANCE[next(actor.module.parameters()).dtype]
-    if not (is_stale or mean <= tolerance):
+    tolerance = STALE_GAP if is_stale else TOLERANCE[next(actor.module.parameters()).dtype]
+    if not mean <= tolerance:
         raise UserError(
-            f"--rollout_engine: the engine's log-probs differ from the actor's by {mean:.3g} on average (rounding "
-            f"explains {tolerance:g}): it draws with other weights than the actor's, or computes this model in "
-            "another way. Use --rollout_engine continuous, and please report the model."
+            f"--rollout_engine: the engine's log-probs differ from the actor's by {mean:.3g} on average "
+            f"({'an iteration' if is_stale else 'rounding'} explains {tolerance:g}): it draws with other weights than "
+            "the actor's, or computes this model in another way. Use --rollout_engine continuous, and please report "
+            "the model."
         )
     metrics = {"rollout/logprob_gap": mean, "rollout/logprob_gap_max": max(largest)}
     return metrics if clip is None else metrics | {"rollout/importance_clipped": sum(clips) / tokens}
