@@ -161,7 +161,7 @@ def test_weights_one_small_update_old_are_an_error(name, lora_dim, pair, monkeyp
     one_update(actor)
     with monkeypatch.context() as context:
         context.setattr(engine._llm, "collective_rpc", lost)
-        context.setattr(engine, "_packed", [])  # experts that do not come anew are packed already
+        context.setattr("dschat.rollouts.vllm.pack_again", lambda model: None)
         with pytest.raises(UserError, match="computes with other weights than the actor's"), engine.session(actor):
             pass
     drawn = engine._draw(PROMPTS, sampling_of(12), SEEDS)
@@ -177,7 +177,7 @@ def test_a_head_one_small_update_old_is_an_error(pair, monkeypatch):
     with engine.session(actor):
         pass
     one_update(actor)
-    monkeypatch.setattr(engine, "_packed", [])
+    monkeypatch.setattr("dschat.rollouts.vllm.pack_again", lambda model: None)
     with pytest.raises(UserError, match="lm_head computes with other weights"), engine.session(actor):
         pass
 
