@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from dschat.config.parse import INERT_FLAGS, parse, to_json
+from dschat.config.parse import parse, to_json
+from dschat.config.parser import INERT_FLAGS
 from dschat.config.ppo import PPOConfig
 from flag_cases import FAMILIES
 
@@ -48,7 +49,7 @@ def test_help_shows_sections_defaults_and_aliases(capsys):
         "--kl_coef, --kl_ctl FLOAT",
         "--parsing_cutoff, --parser_cutoff INT",
         "--data_path TEXT [TEXT ...]",
-        "(default: [2, 3, 5, 10])",
+        "(default: 2 3 5 10)",
         "folder for models, metrics and records (required)",
         "--no_self_checks turn --self_checks off",
     ):

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from dschat.config.parse import INERT_FLAGS, parse
+from dschat.config.parse import parse
+from dschat.config.parser import INERT_FLAGS
 from flag_cases import FAMILIES, REQUIRED, config_of
 
 LINE = re.compile(r"([\w.]+): (.+) \(([a-z ]+)\)(?: \| (.*) \| (.*))?")
@@ -106,5 +107,5 @@ def test_missing_flags_are_named(capsys):
 
 def test_arguments_come_from_the_process_by_default(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["main.py", *REQUIRED["sft"], "--seed", "7"])
-    Path("main.args").write_text("--seed 8")  # HfArgumentParser would read it; only the command line counts
+    Path("main.args").write_text("--seed 8")  # only the command line counts
     assert parse(FAMILIES["sft"]).seed == 7

@@ -1,86 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a command line to a checked configuration, and from a configuration to a JSON file.
+"""From a command line and a file to a checked configuration, and back, for every subcommand of `dschat`.
 
-Flags of DeepSpeed-Chat that do nothing here are accepted, so that old command lines keep working; each one says why.
+A value comes from the command line, else from the file of `--config` (see `dschat.config.files`), else from the
+environment where its flag names a variable, else from the default.
 """
 
-import argparse
-import copy
 import dataclasses
-import difflib
-import inspect
 import json
-import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Annotated, Any, NoReturn, TypeVar, cast, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Generic, TypeVar
 
-from transformers import HfArgumentParser
+import yaml
 
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
-from dschat.config.macro_actions import parse_ngram
+from dschat.config.files import ConfigFile, read_file
+from dschat.config.parser import FlagParser, as_text, as_words, default_value, notes_of
+from dschat.config.presets import batch_sizes
 
-logger = logging.getLogger(__name__)
+Config = TypeVar("Config")
+DEFAULT = "default"
 
-Config = TypeVar("Config", bound=CommonConfig)
 
-_DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
-_TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
+@dataclass(frozen=True)
+class Resolved(Generic[Config]):
+    """A configuration, and where its values come from."""
 
-INERT_FLAGS: dict[str, str] = {
-    "data_output_path": "data files are read directly, nothing is cached on disk",
-    "num_padding_at_beginning": "padding is known from the attention mask, wherever it is",
-    "only_optimize_lora": "with LoRA only the adapters and a new head are ever trained",
-    "dropout": _DROPOUT,
-    "actor_dropout": _DROPOUT,
-    "critic_dropout": _DROPOUT,
-    "print_answers_interval": "answers are shown at each evaluation: set --eval_interval",
-    "print_loss": "losses are always written to metrics.jsonl",
-    "add_eot_token": "--end_of_conversation_token alone chooses the token",
-    "compute_fp32_loss": "losses are always computed in float32",
-    "align_overflow": "actor and critic each handle the overflow of their own fp16 steps",
-    "enable_hybrid_engine": "generation uses the training weights, there is no second engine",
-    "inference_tp_size": "generation is not split over devices",
-    "enable_zero3_generation_gather": "generation gathers the weights whenever they are split",
-    "enable_test_mode": _TEST_MODE,
-    "test_stop_step": _TEST_MODE,
-}
+    config: Config
+    values: dict[str, Any]  # by field, as given: before what follows from other flags is filled in
+    origins: dict[str, str]  # of each value that is no default: its flag, FILE:LINE or $VARIABLE
+    rest: list[str]  # words that are no flags of it
+
+    @property
+    def words(self) -> list[str]:
+        """A command line that says the same without a file."""
+        return [word for name in self.origins for word in as_words(name, self.values[name])]
+
+    @property
+    def yaml(self) -> str:
+        """A file that says the same, with where each value comes from."""
+        lines = [
+            (f"{name}: {_yaml_value(self.values[name])}", self.origins.get(name, DEFAULT))
+            for name in self.values
+        ]
+        width = min(48, max((len(line) for line, _ in lines), default=0))
+        return "".join(f"{line:<{width}}  # {origin}\n" for line, origin in lines)
+
+
+def resolve(
+    config_class: type[Config],
+    words: Sequence[str] | None = None,
+    *,
+    command: str = "",
+    prog: str | None = None,
+    processes: int | None = None,
+    runs_here: bool = True,
+    all_known: bool = True,
+    config: str | None = None,
+) -> Resolved[Config]:
+    """Reads, converts and checks what a command is told.
+
+    Args:
+        config_class: the dataclass of its flags.
+        words: the command line; that of the process if None.
+        command: the subcommand, among whose presets `--config NAME` is looked for.
+        prog: the program in messages; `dschat COMMAND`, or the script's name.
+        processes: that share a preset's batch; those of the launcher if None.
+        runs_here: the packages that the flags need must be installed.
+        all_known: words that are no flags are an error.
+        config: file or preset, as `--config` gives it.
+
+    Raises:
+        UserError: a value, a combination of flags or a file is not possible.
+        SystemExit: status 2 after one line on stderr for an unknown flag or a malformed value; status 0 after --help
+            and --print_config.
+    """
+    parser = FlagParser(config_class, prog or (f"dschat {command}" if command else None))
+    has_own = "config" in {field.name for field in fields(config_class)}  # type: ignore[arg-type]
+    if not has_own:
+        group = parser.add_argument_group("files")
+        group.add_argument("--config", metavar="FILE", help="YAML file of flags, or the name of a preset; flags win")
+        shown = "print every value with where it comes from, and end"
+        group.add_argument("--print_config", "--print-config", action="store_true", help=shown)
+    given, rest = parser.given(words)
+    if rest and all_known:
+        parser.error_unknown(rest)
+    name = config if has_own else given.pop("config", config)
+    prints = not has_own and given.pop("print_config", False)
+    file = read_file(name, command) if name else ConfigFile({}, {})
+    values, origins = _merge(config_class, parser, file, given)
+    share = int(os.environ.get("WORLD_SIZE") or 1) if processes is None else processes
+    if most := file.preset.get("most_per_gpu"):
+        for key, size in batch_sizes(most, values, share).items():
+            if key not in values:
+                values[key], origins[key] = size, f"preset, {share} processes"
+    for field in fields(config_class):  # type: ignore[arg-type]
+        variable = notes_of(field).environment
+        if field.name not in values and variable and os.environ.get(variable):
+            values |= parser.value_of(field.name, os.environ[variable], f"${variable}")
+            origins[field.name] = f"${variable}"
+    defaults = {field.name: default_value(field) for field in fields(config_class)}  # type: ignore[arg-type]
+    missing = [key for key, default in defaults.items() if default is MISSING and key not in values]
+    if missing:
+        parser.error(f"the following arguments are required: {', '.join(f'--{key}' for key in missing)}")
+    complete = {key: values.get(key, default) for key, default in defaults.items()}
+    if prints:
+        print(Resolved(None, complete, origins, rest).yaml, end="")
+        raise SystemExit(0)
+    made = config_class(**values)
+    if isinstance(made, CommonConfig):
+        made.validate()
+        if runs_here:
+            made.check_installed()
+    return Resolved(made, complete, origins, rest)
 
 
 def parse(config_class: type[Config], argv: Sequence[str] | None = None, runs_here: bool = True) -> Config:
-    """Read, convert and check a command line.
-
-    Args:
-        config_class: SFTConfig, RewardConfig, DPOConfig or PPOConfig.
-        argv: the arguments; those of the process if None.
-        runs_here: the packages that the flags need must be installed.
-
-    Returns:
-        A configuration whose every rule holds.
-
-    Raises:
-        UserError: when a value or a combination of flags is not possible.
-        SystemExit: status 2 after one line on stderr for an unknown flag or a malformed value; status 0 after --help.
-    """
-    parser = _Parser(
-        cast(Any, config_class),
-        usage="%(prog)s [flags]",
-        description=(config_class.__doc__ or "").strip(),
-        formatter_class=_HelpFormatter,
-        allow_abbrev=False,
-    )
-    _add_inert_flags(parser, config_class.own_inert_flags)
-    config, unknown = parser.parse_args_into_dataclasses(
-        args=argv, look_for_args_file=False, return_remaining_strings=True
-    )
-    if unknown:
-        parser.error_unknown(unknown)
-    config.validate()
-    if runs_here:
-        config.check_installed()
-    return config
+    """The configuration of a command line, see `resolve`."""
+    return resolve(config_class, argv, runs_here=runs_here).config
 
 
 def to_json(config: CommonConfig, plan: BatchPlan) -> str:
@@ -92,97 +132,34 @@ def to_json(config: CommonConfig, plan: BatchPlan) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-class _Parser(HfArgumentParser):
-    """HfArgumentParser with one help group per section, and errors of one line."""
-
-    def _add_dataclass_arguments(self, dtype: Any) -> None:
-        """Make a help group of each class; a field stands in that of the base class that declares it."""
-        hints = get_type_hints(dtype, include_extras=True)
-        sections = [section for section in dtype.__mro__ if section is not object]
-        groups: dict[str, Any] = {}
-        owners = {
-            field.name: next(
-                section for section in reversed(sections) if field.name in inspect.get_annotations(section)
-            )
-            for field in dataclasses.fields(dtype)
-        }
-        for section in sections:
-            if section in owners.values() and section._argument_group_name not in groups:
-                groups[section._argument_group_name] = self.add_argument_group(section._argument_group_name)
-        for field in map(copy.copy, dataclasses.fields(dtype)):
-            hint = hints[field.name]
-            # What turns a word into the value: the function of an Annotated type, else the type itself.
-            field.type = hint.__metadata__[0] if get_origin(hint) is Annotated else hint
-            field.metadata = MappingProxyType({k: v for k, v in field.metadata.items() if k != "notes"})
-            self._parse_dataclass_field(groups[owners[field.name]._argument_group_name], field)
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with status 2 after one line."""
-        line = " ".join(message.split())
-        self.exit(2, f"{self.prog}: error: {line} (--help lists the flags)\n")
-
-    def error_unknown(self, unknown: Sequence[str]) -> NoReturn:
-        """Exit as `error` does, with the nearest flag that exists."""
-        known = [option for option in self._option_string_actions if "-" not in option[2:]]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+def to_yaml(values: Mapping[str, object]) -> str:
+    """Flags as a file for --config."""
+    return "".join(f"{name}: {_yaml_value(value)}\n" for name, value in values.items())
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a default where there is one to show, and each flag once, without its spelling with hyphens."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.option_strings[0].startswith("--no_"):
-            return f"turn --{action.dest} off"
-        if action.required:
-            return f"{action.help} (required)"
-        if action.default is None or action.default is False:
-            return action.help
-        return super()._get_help_string(action)
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        names = {int: "INT", float: "FLOAT", str: "TEXT", parse_ngram: "INT"}
-        return names.get(cast(Any, action.type), "BOOL")
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        shown = [option for option in action.option_strings if "-" not in option[2:]]
-        arguments = (
-            self._format_args(action, self._get_default_metavar_for_optional(action)) if action.nargs != 0 else ""
-        )
-        return f"{', '.join(shown)} {arguments}".strip()
+def _merge(
+    config_class: type, parser: FlagParser, file: ConfigFile, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values of a file and of a command line, which wins, in the order of the fields; and where they come from."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for key, setting in file.settings.items():
+        if setting.value is None:
+            continue
+        found = parser.value_of(key, setting.value, setting.place)
+        values |= found
+        origins |= dict.fromkeys(found, setting.place)
+    values |= given
+    origins |= {name: f"--{name}" for name in given}
+    order = [field.name for field in fields(config_class)]
+    return {name: values[name] for name in order if name in values}, {n: origins[n] for n in order if n in origins}
 
 
-class _InertAction(argparse.Action):
-    """Takes an optional value, stores nothing and logs one warning however often the flag is given."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str, **kwargs: Any) -> None:
-        """Remember why the flag does nothing."""
-        super().__init__(option_strings, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, nargs="?", **kwargs)
-        self.reason = reason
-        self.warned = False
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        """Warn, the first time."""
-        if not self.warned:
-            logger.warning("%s does nothing here: %s.", self.option_strings[0], self.reason)
-        self.warned = True
-
-
-def _add_inert_flags(parser: argparse.ArgumentParser, own: Mapping[str, str]) -> None:
-    """Let `parser` accept every inert flag, in both spellings, with or without a value.
-
-    Args:
-        parser: of a step.
-        own: flag → reason, of flags that only this step accepts.
-    """
-    group = parser.add_argument_group("accepted with a warning, without effect")
-    for name, reason in (INERT_FLAGS | dict(own)).items():
-        options = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
-        group.add_argument(*options, action=_InertAction, reason=reason, metavar="VALUE", help=reason)
+def _yaml_value(value: object) -> str:
+    """On one line."""
+    if value is None or isinstance(value, bool):
+        return yaml.safe_dump(value).split("\n")[0]
+    plain = list(map(as_text, value)) if isinstance(value, list | tuple) else as_text(value)
+    if isinstance(plain, str) and not isinstance(value, str):
+        return plain
+    return str(yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True)).split("\n...")[0].strip()

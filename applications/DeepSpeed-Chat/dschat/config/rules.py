@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -46,6 +47,9 @@ class Notes:
     # A run that goes on must have the same value; or may have any (free); or may on another number of processes
     # (share: it is a process's share of a batch).
     on_resume: OnResume = "same"
+    environment: str | None = None  # variable that holds its value where the flag is not given
+    positional: bool = False  # a word without dashes
+    secret: bool = False  # never repeated in a message
 
 
 def flag(
@@ -57,13 +61,17 @@ def flag(
     factory: Any = MISSING,
     aliases: Sequence[str] = (),
     only_with: str | None = None,
+    environment: str | None = None,
+    positional: bool = False,
+    secret: bool = False,
     **options: Any,
 ) -> Any:
     """Declare a dataclass field that is a command-line flag; without a default the flag is required.
 
-    `rule`, `on_resume` and `only_with` are those of `Notes`; `options` are further ones of argparse's `add_argument`.
+    Help says the default behind it by itself. What has the name of an argument of `Notes` is that; `options` are
+    further ones of argparse's `add_argument`: choices, nargs, const.
     """
-    notes = Notes(rule, only_with, on_resume)
+    notes = Notes(rule, only_with, on_resume, environment, positional, secret)
     metadata = {"help": help, "aliases": list(aliases), "notes": notes, **options}
     return field(default=default, default_factory=factory, metadata=metadata)
 
@@ -99,6 +107,18 @@ def redeclared(**changes: Any) -> Callable[[type[T]], type[T]]:
         return next(found[name] for found in known if name in found)
 
     return apply
+
+
+def like(cls: type, name: str, default: Any = UNCHANGED, help: str | None = None, rule: Rule | None = None) -> Any:
+    """A flag that another class declares, for a class that does not inherit from it; what is given differs here."""
+    (old,) = (one for one in fields(cls) if one.name == name)
+    notes = replace(old.metadata["notes"], rule=rule or old.metadata["notes"].rule, only_with=None)
+    metadata = {**old.metadata, "help": help or old.metadata["help"], "notes": notes}
+    kept = (old.default, old.default_factory)
+    default, factory = kept if default is UNCHANGED else (default, MISSING)
+    if isinstance(default, list):
+        default, factory = MISSING, partial(list, default)
+    return field(default=default, default_factory=factory, metadata=metadata)
 
 
 def engine_name(value: str) -> str:

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command line's parser from a dataclass whose fields are flags, and the way back from values to words."""
+
+import argparse
+import copy
+import difflib
+import inspect
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from dschat.config.rules import Notes
+from dschat.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
+_DROPOUT = "dropout is always off: the policy that samples and the one that is updated must be the same function"
+_TEST_MODE = "there is no test mode: give --data_path a smaller file for a short run"
+
+# Flags of DeepSpeed-Chat that old command lines of training hold, and why they do nothing here.
+INERT_FLAGS: dict[str, str] = {
+    "data_output_path": "data files are read directly, nothing is cached on disk",
+    "num_padding_at_beginning": "padding is known from the attention mask, wherever it is",
+    "only_optimize_lora": "with LoRA only the adapters and a new head are ever trained",
+    "dropout": _DROPOUT,
+    "actor_dropout": _DROPOUT,
+    "critic_dropout": _DROPOUT,
+    "print_answers_interval": "answers are shown at each evaluation: set --eval_interval",
+    "print_loss": "losses are always written to metrics.jsonl",
+    "add_eot_token": "--end_of_conversation_token alone chooses the token",
+    "compute_fp32_loss": "losses are always computed in float32",
+    "align_overflow": "actor and critic each handle the overflow of their own fp16 steps",
+    "enable_hybrid_engine": "generation uses the training weights, there is no second engine",
+    "inference_tp_size": "generation is not split over devices",
+    "enable_zero3_generation_gather": "generation gathers the weights whenever they are split",
+    "enable_test_mode": _TEST_MODE,
+    "test_stop_step": _TEST_MODE,
+}
+
+
+class FlagParser(argparse.ArgumentParser):
+    """The flags of a dataclass, in a group per class that has a title, each spelled with underscores and hyphens.
+
+    Values that are not given are not in the namespace: defaults come later, after files.
+    """
+
+    def __init__(self, flags: type, prog: str | None = None) -> None:
+        """Adds every field of `flags`, and of a training step the flags without effect."""
+        usage = None if _positional(flags) else "%(prog)s [flags]"
+        super().__init__(
+            prog,
+            usage,
+            inspect.cleandoc(flags.__doc__ or ""),
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        self._flags = flags
+        self._place = ""  # of the file that words come from
+        self._discreet = any(notes_of(one).secret for one in fields(flags))
+        hints = get_type_hints(flags, include_extras=True)
+        groups: dict[str, Any] = {}
+        for field, owner in _in_order(flags):
+            title = getattr(owner, "_argument_group_name", None)
+            if title is not None and title not in groups:
+                groups[title] = self.add_argument_group(title)
+            _add(groups.get(title or "", self), field, hints[field.name], bool(_positional(flags)))
+        own: Mapping[str, str] | None = getattr(flags, "own_inert_flags", None)
+        if own is not None:
+            group = self.add_argument_group("accepted with a warning, without effect")
+            for name, reason in (INERT_FLAGS | dict(own)).items():
+                group.add_argument(*spellings(name), action=_InertAction, reason=reason, metavar="VALUE", help=reason)
+
+    def given(self, words: Sequence[str] | None) -> tuple[dict[str, Any], list[str]]:
+        """Values by field, and the words that are no flags of these."""
+        namespace, rest = self.parse_known_args(words)
+        return vars(namespace), rest
+
+    def value_of(self, key: str, value: str | list[str], place: str) -> dict[str, Any]:
+        """The field of a key in a file with its value, as a command line would give it; {} of a flag without effect.
+
+        Raises:
+            UserError: there is no such flag, or it has no such value; names the place.
+        """
+        action = self._option_string_actions.get(f"--{key}")
+        if action is None or action.dest in ("help", "config", "print_config"):
+            near = self._nearest(f"--{key}").replace("--", "") or "; --help lists the flags."
+            raise UserError(f"{place}: {key} is no flag of `{self.prog}`{near}")
+        words = value if isinstance(value, list) else [value]
+        with self._at(place):
+            if len(words) == 1:
+                return vars(self.parse_args([f"--{key}={words[0]}"]))
+            return vars(self.parse_args([f"--{key}", *words]))
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2 after one line; raise UserError where the words come from a file."""
+        line = " ".join(message.split())
+        if self._discreet:
+            line = re.sub(r"(invalid \w+ value|ignored explicit argument|ambiguous option).*", r"\1", line)
+        if self._place:
+            raise UserError(f"{self._place}: {line}.")
+        self.exit(2, f"{self.prog}: error: {line} (--help lists the flags)\n")
+
+    def error_unknown(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit as `error` does, with the nearest flag that exists."""
+        if self._discreet:
+            self.error("some words are no flags of this command (not repeated here: one may be a key)")
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown[0].partition('=')[0])}")
+
+    def _nearest(self, unknown: str) -> str:
+        known = [option for option in self._option_string_actions if "-" not in option[2:]]
+        near = difflib.get_close_matches(unknown, known, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+
+    @contextmanager
+    def _at(self, place: str) -> Iterator[None]:
+        self._place = place
+        try:
+            yield
+        finally:
+            self._place = ""
+
+
+def notes_of(field: "Field[Any]") -> Notes:
+    """What is declared of a flag beside name, default and help."""
+    notes: Notes = field.metadata["notes"]
+    return notes
+
+
+def default_value(field: "Field[Any]") -> Any:
+    """The default of a flag; MISSING where it must be given."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def spellings(name: str) -> list[str]:
+    """`num_samples` → `--num_samples`, `--num-samples`; `n` → `-n`."""
+    if len(name) == 1:
+        return [f"-{name}"]
+    return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))
+
+
+def as_text(value: object) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def as_words(name: str, value: object) -> list[str]:
+    """The words that give a flag a value; none of None, which stands for the default."""
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return [f"--{name}", *map(as_text, value)]
+    return [f"--{name}={as_text(value)}"]
+
+
+def _positional(flags: type) -> list[str]:
+    return [one.name for one in fields(flags) if notes_of(one).positional]
+
+
+def _in_order(flags: type) -> list[tuple["Field[Any]", type]]:
+    """Fields with the class that declares each first: its own flags come before those of its bases."""
+    sections = [section for section in flags.__mro__ if section is not object]
+    owned = {
+        field.name: next(s for s in reversed(sections) if field.name in inspect.get_annotations(s))
+        for field in fields(flags)
+    }
+    return sorted(((one, owned[one.name]) for one in fields(flags)), key=lambda pair: sections.index(pair[1]))
+
+
+def _add(parser: Any, field: "Field[Any]", hint: Any, has_positionals: bool) -> None:
+    """Adds a field to a parser or to a group of one."""
+    notes, default = notes_of(field), default_value(field)
+    options = {key: value for key, value in field.metadata.items() if key not in ("help", "aliases", "notes")}
+    options["help"] = _help(field)
+    kind, several, convert = _kind(hint)
+    if several:
+        options.setdefault("nargs", "+")
+    if notes.positional:
+        options.setdefault("nargs", None if default is MISSING or several else "?")
+        parser.add_argument(field.name, type=convert, metavar=field.name.upper(), **options)
+        return
+    names = [field.name, *(alias.lstrip("-") for alias in field.metadata["aliases"])]
+    words = [word for name in names for word in spellings(name)]
+    if kind is bool:
+        value = {"nargs": "?", "const": True, "type": convert, "metavar": "BOOL"}
+        if has_positionals:  # which a value of a flag would swallow
+            value = {"action": "store_true"}
+        parser.add_argument(*words, dest=field.name, **(options | value))
+        if default is True:
+            opposites = dict.fromkeys(word for name in names for word in (f"--no_{name}", f"--no-{name}"))
+            opposites |= dict.fromkeys(f"--no-{name.replace('_', '-')}" for name in names)
+            parser.add_argument(*opposites, dest=field.name, action="store_false", help=f"turn --{field.name} off")
+        return
+    if get_origin(kind) is Literal:
+        options.setdefault("choices", get_args(kind))
+    options.setdefault("metavar", None if "choices" in options else _metavar(kind))
+    parser.add_argument(*words, dest=field.name, type=convert, **options)
+
+
+def _kind(hint: Any) -> tuple[Any, bool, Callable[[str], Any]]:
+    """Of a type: what one value is, whether there are several, and what turns a word into one."""
+    convert = None
+    if get_origin(hint) is Annotated:
+        convert, hint = hint.__metadata__[0], get_args(hint)[0]
+    if get_origin(hint) in (Union, UnionType):
+        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+    several = get_origin(hint) in (list, tuple) or getattr(get_origin(hint), "__name__", "") == "Sequence"
+    if several:
+        hint = get_args(hint)[0]
+    if get_origin(hint) is Annotated:
+        convert, hint = hint.__metadata__[0], get_args(hint)[0]
+    if convert is None and get_origin(hint) is Literal:
+        convert = _one_of(get_args(hint))
+    return hint, several, convert or (_truth if hint is bool else hint)
+
+
+def _one_of(choices: Sequence[object]) -> Callable[[str], object]:
+    known = {str(choice): choice for choice in choices}
+    return lambda word: known.get(word, word)
+
+
+def _truth(word: str) -> bool:
+    if word.lower() not in (*TRUE, *FALSE):
+        raise argparse.ArgumentTypeError(f"{word!r} is neither true nor false")
+    return word.lower() in TRUE
+
+
+def _metavar(kind: Any) -> str:
+    return {int: "INT", float: "FLOAT", Path: "PATH"}.get(kind, "TEXT")
+
+
+def _help(field: "Field[Any]") -> str:
+    """The help line with the default behind it, where there is one to show."""
+    help, default = field.metadata["help"], default_value(field)
+    if default is MISSING:
+        return f"{help} (required)" if notes_of(field).environment is None else help
+    if default is None or default is False or default == [] or default == () or default == "":
+        return str(help)
+    shown = " ".join(map(as_text, default)) if isinstance(default, list | tuple) else as_text(default)
+    return f"{help} (default: {shown})".replace("%", "%%") if "%" in shown else f"{help} (default: {shown})"
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows each flag once, without its spelling with hyphens."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        shown = [option for option in action.option_strings if "-" not in option[2:]]
+        metavar = self._get_default_metavar_for_optional(action)
+        arguments = self._format_args(action, metavar) if action.nargs != 0 else ""
+        return f"{', '.join(shown)} {arguments}".strip()
+
+
+class _InertAction(argparse.Action):
+    """Takes an optional value, stores nothing and logs one warning however often the flag is given."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, reason: str, **kwargs: Any) -> None:
+        """Remember why the flag does nothing."""
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs="?", **kwargs)
+        self.reason = reason
+        self.warned = False
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Warn, the first time."""
+        if not self.warned:
+            logger.warning("%s does nothing here: %s.", self.option_strings[0], self.reason)
+        self.warned = True
