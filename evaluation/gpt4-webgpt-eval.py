@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a judge model compare two models' answers: by accuracy, coherence and usefulness, whatever --dataset says."""
+"""A judge compares two models by WebGPT's rubric, whatever --dataset says: `dschat judge`."""
 
 import sys
 
-from dschat.common.script import run_script
-from dschat.evaluation.judge.run import run_judge
+from dschat.cli import main
 
 if __name__ == "__main__":
-    sys.exit(run_script(lambda: run_judge(sys.argv[1:], str(__doc__), dataset="webgpt"), print, goes_on=True))
+    sys.exit(main(["judge", *sys.argv[1:], "--dataset", "webgpt"]))

@@ -11,12 +11,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, TypeVar
 
 from dschat.common.lock import close_all
 from dschat.common.progress import LinesAboveBars
 from dschat.config.common import CommonConfig
-from dschat.config.parse import parse
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 C = TypeVar("C", bound=CommonConfig)
 
 
-def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], None]) -> int:
-    """Parses the command line, joins the process group and runs a step.
+def run_main(
+    step: str, config: Callable[[], C], train: Callable[[C, RunOutput], None] | str
+) -> int:
+    """Reads the configuration, joins the process group and trains.
 
     Args:
         step: as run.json names it: sft, reward, dpo, ppo, refuel or refuel_online.
-        config_class: the step's configuration.
-        train: the step; gets the configuration and the run's output folder.
+        config: makes the configuration; raises UserError.
+        train: the step, or its "module:function"; gets the configuration and the run's output folder.
 
     Returns:
         The exit status: 0; 2 after a UserError, told on stderr; 143 after SIGTERM, 130 after Ctrl-C; else 1.
@@ -40,46 +42,10 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
     logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
     saved: list[str] = []
     try:
-        config = parse(config_class)
-        plan = config.plan_batches(int(os.environ.get("WORLD_SIZE") or 1))
-        # Flags are checked by now. What follows takes seconds to import.
-        import torch
-
-        from dschat.engine.process_group import process_group
-        from dschat.run.distributed import is_main, world_size
-        from dschat.run.hub import push_after_training
-        from dschat.run.output import RunOutput
-        from dschat.run.preflight import preflight
-        from dschat.run.stop import Stopped
-
-        _quieten_libraries()
-        with process_group(config.ddp_timeout):
-            try:
-                preflight(config)
-                torch.manual_seed(config.seed)  # adapters and new embedding rows; sampling has seeds of its own
-                if not is_main():
-                    logging.getLogger().setLevel(logging.WARNING)
-                run = RunOutput(step, config, plan)
-                saved = run.record.saved
-                with _clear_when_full(config):
-                    train(config, run)
-                    run.finish()
-                pushes = is_main()
-            except Stopped as stop:
-                if is_main():
-                    how = "to go on, add --resume_from_checkpoint to the command"
-                    if run.folder != Path(config.output_dir):  # the earlier run there is still whole
-                        how = "nothing was saved yet: start the same command again"
-                    print(f"stopped by {stop}; {how}", file=sys.stderr)
-                return stop.status
-            except BaseException as error:
-                if world_size() > 1:
-                    # Other ranks may wait in a collective for this one, and leaving the group would wait for them. The
-                    # launcher ends them when this process is gone.
-                    _leave_at_once(_report(error, saved))
-                raise
-        if config.push_to_hub and pushes:  # no other rank waits by now
-            push_after_training(config.output_dir, config.push_to_hub)
+        found = config()
+        stopped = _train(step, found, train, saved)
+        if stopped is not None:
+            return stopped
     except SystemExit:
         raise
     except BaseException as error:
@@ -87,6 +53,50 @@ def run_main(step: str, config_class: type[C], train: Callable[[C, RunOutput], N
     finally:
         close_all()
     return 0
+
+
+def _train(step: str, config: C, train: Callable[[C, RunOutput], None] | str, saved: list[str]) -> int | None:
+    """Trains; the exit status where a signal ended the run. Folders that models are written into go to `saved`."""
+    plan = config.plan_batches(int(os.environ.get("WORLD_SIZE") or 1))
+    # Flags are checked by now. What follows takes seconds to import.
+    import torch
+
+    from dschat.engine.process_group import process_group
+    from dschat.run.distributed import is_main, world_size
+    from dschat.run.hub import push_after_training
+    from dschat.run.output import RunOutput
+    from dschat.run.preflight import preflight
+    from dschat.run.stop import Stopped
+
+    _quieten_libraries()
+    with process_group(config.ddp_timeout):
+        try:
+            preflight(config)
+            torch.manual_seed(config.seed)  # adapters and new embedding rows; sampling has seeds of its own
+            if not is_main():
+                logging.getLogger().setLevel(logging.WARNING)
+            run = RunOutput(step, config, plan)
+            run.record.saved = saved
+            with _clear_when_full(config):
+                (resolve_name(train) if isinstance(train, str) else train)(config, run)
+                run.finish()
+            pushes = is_main()
+        except Stopped as stop:
+            if is_main():
+                how = "to go on, add --resume_from_checkpoint to the command"
+                if run.folder != Path(config.output_dir):  # the earlier run there is still whole
+                    how = "nothing was saved yet: start the same command again"
+                print(f"stopped by {stop}; {how}", file=sys.stderr)
+            return stop.status
+        except BaseException as error:
+            if world_size() > 1:
+                # Other ranks may wait in a collective for this one, and leaving the group would wait for them. The
+                # launcher ends them when this process is gone.
+                _leave_at_once(_report(error, saved))
+            raise
+    if config.push_to_hub and pushes:  # no other rank waits by now
+        push_after_training(config.output_dir, config.push_to_hub)
+    return None
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dschat.config import rules
 from dschat.config.batches import BatchPlan
 from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, default_of, flag
 from dschat.errors import UserError
+from dschat.launch import LaunchFlags
 
 logger = logging.getLogger(__name__)
 
@@ -273,7 +274,9 @@ class KLFlags:
 
 
 @dataclass(kw_only=True)
-class CommonConfig(DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, FinetuningFlags, EngineFlags, ABC):
+class CommonConfig(
+    DataFlags, OutputFlags, TrackingFlags, OptimisationFlags, FinetuningFlags, EngineFlags, LaunchFlags, ABC
+):
     """The flags of every step."""
 
     step: ClassVar[int]  # of the pipeline: 1, 2 or 3

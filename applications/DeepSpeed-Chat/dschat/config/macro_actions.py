@@ -5,10 +5,12 @@ import logging
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from dschat.config import rules
-from dschat.config.rules import AT_LEAST_1, NOT_EMPTY, default_of, flag
+from dschat.config.common import LogprobFlags, OptimisationFlags
+from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, NOT_EMPTY, default_of, flag, like
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -112,6 +114,46 @@ class PoolingFlags:
     policy_ratio: Literal["token", "macro", "macro_mean"] = flag(
         "probability ratio per token, per macro action (product), or its geometric mean", "token"
     )
+
+
+SEVERAL = ("termination_condition", "ngram", "parser")  # flags whose every value gets a panel
+# What each condition reads beside those; --parser_model is given once for each parser.
+READ = {
+    condition: [name for name in names if name not in (*SEVERAL, "parser_model")]
+    for condition, names in FLAGS_OF.items()
+}
+
+
+@dataclass(kw_only=True)
+class MacroActionsOptions:
+    """Show where termination conditions cut responses, side by side; their flags are those of step 3."""
+
+    model: str = flag("folder or Hugging Face name; its tokenizer cuts into tokens")
+    text: list[str] | None = flag("responses to cut", None)
+    jsonl: Path | None = flag("file of rows with prompt and response, as inference writes them", None)
+    prompt: str = flag("with --text: the prompt before each (matters for ppl)", "")
+    limit: int = flag("with --jsonl: rows to show; 0 = all", 8, AT_LEAST_0)
+    html: Path | None = flag("also write a page with the conditions side by side", None)
+    colour: bool = flag("colours even where the output is no terminal", False)
+    temperature: float = like(LogprobFlags, "temperature", help="ppl: of the log-probs")
+    seed: int = like(OptimisationFlags, "seed", help="randomized: of the run")
+    termination_condition: list[str] = like(TerminationFlags, "termination_condition", ["fixed"])
+    ngram: list[Annotated[float, parse_ngram]] = like(TerminationFlags, "ngram", [5])
+    parser: list[str] = like(TerminationFlags, "parser", ["benepar"])
+    parser_model: list[str] | None = like(
+        TerminationFlags, "parser_model", help="parsing: of each parser; - = its default"
+    )
+    repeat_times: int = like(TerminationFlags, "repeat_times")
+    ngram_lengths: list[int] = like(TerminationFlags, "ngram_lengths")
+    parsing_cutoff: int = like(TerminationFlags, "parsing_cutoff")
+    parser_device: str = like(TerminationFlags, "parser_device")
+    ppl_mode: Literal["chunk", "prefix", "token"] = like(TerminationFlags, "ppl_mode")
+
+    def __post_init__(self) -> None:
+        """Refuses values that mean nothing. Raises UserError, which names the flag."""
+        rules.check_flags(self)
+        if (self.text is None) == (self.jsonl is None):
+            raise UserError("give either --text or --jsonl: the responses to cut.")
 
 
 def _wrong_ngram(text: str) -> str:

@@ -59,6 +59,7 @@ def resolve(
     processes: int | None = None,
     runs_here: bool = True,
     all_known: bool = True,
+    checks: bool = True,
     config: str | None = None,
 ) -> Resolved[Config]:
     """Reads, converts and checks what a command is told.
@@ -71,6 +72,7 @@ def resolve(
         processes: that share a preset's batch; those of the launcher if None.
         runs_here: the packages that the flags need must be installed.
         all_known: words that are no flags are an error.
+        checks: a training step's rules hold.
         config: file or preset, as `--config` gives it.
 
     Raises:
@@ -111,7 +113,7 @@ def resolve(
         print(Resolved(None, complete, origins, rest).yaml, end="")
         raise SystemExit(0)
     made = config_class(**values)
-    if isinstance(made, CommonConfig):
+    if isinstance(made, CommonConfig) and checks:
         made.validate()
         if runs_here:
             made.check_installed()

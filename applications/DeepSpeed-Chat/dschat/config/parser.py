@@ -2,11 +2,9 @@
 """A command line's parser from a dataclass whose fields are flags, and the way back from values to words."""
 
 import argparse
-import copy
 import difflib
 import inspect
 import logging
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

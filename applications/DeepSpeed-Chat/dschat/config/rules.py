@@ -10,9 +10,8 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from dschat.common.jsonl import read_object
 from dschat.errors import UserError
@@ -23,6 +22,7 @@ OnResume = Literal["same", "free", "share"]
 FREE: OnResume = "free"
 SHARE: OnResume = "share"
 UNCHANGED = object()  # not MISSING, of which dataclasses make a field without default
+REQUIRED: Any = MISSING
 
 AT_LEAST_0: Rule = (lambda number: number >= 0, "a number of at least 0")
 AT_LEAST_1: Rule = (lambda number: number >= 1, "a whole number of at least 1")
@@ -109,16 +109,20 @@ def redeclared(**changes: Any) -> Callable[[type[T]], type[T]]:
     return apply
 
 
-def like(cls: type, name: str, default: Any = UNCHANGED, help: str | None = None, rule: Rule | None = None) -> Any:
-    """A flag that another class declares, for a class that does not inherit from it; what is given differs here."""
+def like(
+    cls: type, name: str, default: Any = UNCHANGED, help: str | None = None, rule: Rule | None = None, **options: Any
+) -> Any:
+    """A flag that another class declares, for one that does not inherit it; what is given differs here.
+
+    A default of REQUIRED is none. `options` are those of `flag`.
+    """
     (old,) = (one for one in fields(cls) if one.name == name)
     notes = replace(old.metadata["notes"], rule=rule or old.metadata["notes"].rule, only_with=None)
-    metadata = {**old.metadata, "help": help or old.metadata["help"], "notes": notes}
-    kept = (old.default, old.default_factory)
-    default, factory = kept if default is UNCHANGED else (default, MISSING)
+    metadata = {**old.metadata, "help": help or old.metadata["help"], "notes": notes, **options}
+    kept = (old.default, old.default_factory) if default is UNCHANGED else (default, MISSING)
     if isinstance(default, list):
-        default, factory = MISSING, partial(list, default)
-    return field(default=default, default_factory=factory, metadata=metadata)
+        kept = (MISSING, default.copy)
+    return field(default=kept[0], default_factory=kept[1], metadata=metadata)
 
 
 def engine_name(value: str) -> str:
@@ -143,14 +147,33 @@ def check_flags(config: Any) -> None:
     Raises:
         UserError: for the first that is refused.
     """
+    hints = get_type_hints(type(config), include_extras=True)
     for one in fields(config):
         value, rule = getattr(config, one.name), one.metadata["notes"].rule
-        if value is not None and rule is not None:
+        if value is None:
+            continue
+        _check_choice(one.name, value, one.metadata.get("choices") or choices_of(hints[one.name]))
+        if rule is not None:
             _check_value(one.name, value, rule)
     for one in fields(config):
         value, other = getattr(config, one.name), one.metadata["notes"].only_with
         if other and not _is_given(config, other) and value != default_of(config, one.name):
             raise UserError(f"--{one.name} {value} does nothing on its own: add --{other}, or drop it.")
+
+
+def choices_of(hint: Any) -> tuple[Any, ...]:
+    """The values that a type allows: of a Literal, also one with None or below Annotated; of others none."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    parts = get_args(hint)[:1] if get_origin(hint) is Annotated else get_args(hint)
+    return next((found for part in parts if (found := choices_of(part))), ()) if isinstance(parts, tuple) else ()
+
+
+def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if choices and one not in choices:
+            known = ", ".join(map(str, choices))
+            raise UserError(f"--{name} {one} is unknown: give one of {known}.")
 
 
 def _check_value(name: str, value: Any, rule: Rule) -> None:
@@ -159,8 +182,8 @@ def _check_value(name: str, value: Any, rule: Rule) -> None:
             raise UserError(f"--{name} is empty: give a value, or drop the flag.")
         return
     accept, wanted = rule
-    for number in value if isinstance(value, list) else [value]:
-        if not (math.isfinite(number) and accept(number)):
+    for number in value if isinstance(value, list | tuple) else [value]:
+        if not ((isinstance(number, str) or math.isfinite(number)) and accept(number)):
             raise UserError(f"--{name} {number} is out of range: give {wanted}.")
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.demo chat --model PATH`, `python -m dschat.demo summary --model PATH`; --help says the rest.
-
-A page, or a chat in a terminal, over ssh or in pipes.
-"""
+"""The demos `dschat demo chat` and `dschat demo summary`: a page, or a chat in a terminal, over ssh or in pipes."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dschat.cli import main
 from dschat.common.display import HOST, check_address, gradio, visible
-from dschat.common.script import run_script
 from dschat.demo.models import find_checkpoints
-from dschat.demo.options import DemoOptions, parse_options
+from dschat.demo.options import ChatOptions, DemoOptions
 from dschat.errors import UserError
 from dschat.macro_view.html import macro_text
 
@@ -31,18 +28,17 @@ COMMANDS = "/clear forgets the conversation, /load CHECKPOINT another model, /ex
 TITLES = ("model", "other")
 
 
-def run() -> str:
+def run(options: DemoOptions) -> str:
     """Loads what is named, then serves the page or chats; returns what is left to say.
 
     What cannot work is refused before a model is opened.
     """
-    task, options, termination = parse_options(sys.argv[1:])
-
+    in_terminal = isinstance(options, ChatOptions) and options.terminal
     for place in filter(None, (options.model, options.other)):
         find_checkpoints(place)
-    if not options.terminal:
+    if not in_terminal:
         check_address(options.host, options.port)
-        gradio(f"python -m dschat.demo {task}")
+        gradio(f"dschat demo {options.task}")
 
     from transformers.utils.logging import disable_progress_bar
 
@@ -50,10 +46,10 @@ def run() -> str:
 
     disable_progress_bar()
 
-    session = Session(options, termination, task)
+    session = Session(options, options.termination, options.task)
     for side in range(options.sides):
         session.load_named(side)
-    if options.terminal:
+    if in_terminal:
         chat_here(session, options)
         return ""
     return serve_page(session)
@@ -216,4 +212,4 @@ def _stopped_by_ctrl_c(stop: threading.Event) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, print))
+    sys.exit(main(["demo", *sys.argv[1:]]))

@@ -1,42 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of every command that answers or scores with finished models, checked before anything slow is imported.
+"""The flags of every command that answers or scores with finished models, checked before anything slow is imported."""
 
-A field is a flag: its name, type, default and help line. A rule is looked up by the flag's name, whichever command
-has it; what is about several flags stands with the command.
-"""
-
-import argparse
 import math
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import Annotated, Literal, get_args
 
-from dschat.common.script import add_flags, flag, run_script
-from dschat.config.rules import engine_name
+from dschat.config.common import DataFlags, EngineFlags, LogprobFlags, OptimisationFlags
+from dschat.config.rewards import ProgramFlags, RewardFlags, SandboxLevel
+from dschat.config.rollouts import RolloutFlags
+from dschat.config.rules import (
+    AT_LEAST_1,
+    REQUIRED,
+    Rule,
+    check_flags,
+    default_of,
+    engine_name,
+    flag,
+    like,
+)
+from dschat.config.supervised import OneModelConfig
 from dschat.data.hub import COMPARED_SETS, compared_set
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from dschat.evaluation.best_of import PUBLISHED
-from dschat.scoring.programs.sandbox import LEVELS, Level
 
-ENGINES = ("continuous", "generate")
-DTYPES = ("fp32", "bf16", "fp16")
-SPLITS = ("eval", "train")
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
 REFERENCE = "reference"  # name of the file of --ref-scores
-TRAINING_SEED = 1234  # training's default
 MODEL_HELP = "policy: folder or hub id, with or without /actor"
-
-Rule = tuple[Callable[[Any], bool], str]  # whether a value is sensible, and what it must be in words
-
-
-def _one_of(known: Iterable[str]) -> Rule:
-    return set(known).__contains__, f"must be one of {', '.join(known)}."
+TRAINING_SEED: int = default_of(OptimisationFlags, "seed")
+Dtype = Literal["fp32", "bf16", "fp16"]
+Engine = Literal["continuous", "generate"]
 
 
 def _is_temperature(value: float | str) -> bool:
@@ -46,28 +43,8 @@ def _is_temperature(value: float | str) -> bool:
         return False
 
 
-AT_LEAST_0: Rule = (lambda value: value >= 0, "must be 0 or more.")
-AT_LEAST_1: Rule = (lambda value: value >= 1, "must be at least 1.")
-TEMPERATURE: Rule = (_is_temperature, "must be 0 (greedy) or a positive number, such as 0.8.")
-COUNTS = (
-    *("batch_size", "best_of", "concurrency", "max_length", "max_new_tokens", "max_prompt_len", "max_seq_len"),
-    *("max_tests", "max_tries", "num_return", "num_samples", "num_turns", "sandbox_workers", "total_length"),
-)
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(COUNTS, AT_LEAST_1),
-    **dict.fromkeys(("temperature", "temperatures", "single_temperatures"), TEMPERATURE),
-    "dtype": _one_of(DTYPES),
-    "rollout_engine": _one_of(ENGINES),
-    "sandbox_level": _one_of(LEVELS),
-    "split": _one_of(SPLITS),
-    "num_data": (lambda value: value >= 0, "must be 0 (all) or more."),
-    "test_rows": AT_LEAST_0,
-    "top_k": (lambda value: value >= 0, "must be 0 (all tokens) or more."),
-    "top_p": (lambda value: 0 < value <= 1, "must be above 0 and at most 1 (all tokens)."),
-    "seed": (lambda value: 0 <= value < 2**32, f"must be between 0 and {2**32 - 1}."),
-    "gpu": (lambda value: value >= 0, "must be the number of a GPU, from 0; for the CPU give --device cpu."),
-    "timeout": (lambda value: 0 < value < math.inf, "must be a number of seconds above 0."),
-}
+TEMPERATURE: Rule = (_is_temperature, "0 (greedy) or a positive number, such as 0.8")
+SECONDS: Rule = (lambda value: 0 < value < math.inf, "a number of seconds above 0")
 
 
 class CheckedFlags:
@@ -75,47 +52,49 @@ class CheckedFlags:
 
     def __post_init__(self) -> None:
         """Looks at each flag by itself; subclasses add what is about several of them."""
-        if "rollout_engine" in vars(self):
-            object.__setattr__(self, "rollout_engine", engine_name(vars(self)["rollout_engine"]))
-        self.check_values(RULES)
+        check_flags(self)
 
-    def check_values(self, rules: dict[str, Rule]) -> None:
-        """Raises UserError for the first flag that breaks its rule; one that is not given breaks none."""
-        for name, (is_sensible, words) in rules.items():
-            value = vars(self).get(name)
-            for each in value if isinstance(value, list | tuple) else [value]:
-                if each is not None and not is_sensible(each):
-                    shown = f"{each:g}" if isinstance(value, list | tuple) else each
-                    raise UserError(f"{flag_of(name)} {shown}: {words}")
+    def prepare(self) -> None:
+        """Leaves the screen to our own bar and messages."""
+        import transformers
+
+        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ComputeFlags(CheckedFlags):
     """Where models compute."""
 
     device: str | None = flag("cpu, cuda or cuda:N (a GPU where there is one)", None)
-    dtype: str | None = flag("of the models: fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
+    dtype: Dtype | None = like(EngineFlags, "dtype", help="of the models; bf16 on a GPU and fp32 on a CPU if not given")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PromptFlags(ComputeFlags):
     """Flags of every command that answers a data set's prompts."""
 
-    gpu: int | None = flag("number of the GPU (0 where there is one)", None)
-    device: str | None = flag("cpu, cuda or cuda:N; decides over --gpu", None)
-    batch_size: int = flag("prompts answered at once (%(default)s)", 16)
-    rollout_engine: str = flag(
-        "what draws responses: continuous (our own batching) or generate (transformers'; slower) (%(default)s)",
-        "continuous",
+    gpu: int | None = flag(
+        "number of the GPU; 0 where there is one if not given",
+        None,
+        (lambda value: value >= 0, "the number of a GPU, from 0; for the CPU give --device cpu"),
     )
-    num_samples: int | None = flag("prompts (all)", None)
-    max_new_tokens: int = flag("longest response in tokens (%(default)s)", 512)
-    max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included (no limit)", None)
-    prompt_key: str = flag("column of the prompt (%(default)s)", DataKeys.prompt)
-    chosen_key: str = flag("column of the preferred response (%(default)s)", DataKeys.chosen)
-    rejected_key: str = flag("column of the other response (%(default)s)", DataKeys.rejected)
-    response_key: str = flag("column of the response in data without preferences (%(default)s)", DataKeys.response)
-    messages_key: str = flag("column of a conversation (%(default)s)", DataKeys.messages)
+    device: str | None = like(ComputeFlags, "device", help="cpu, cuda or cuda:N; decides over --gpu")
+    batch_size: int = flag("prompts answered at once", 16, AT_LEAST_1)
+    rollout_engine: Annotated[Engine, engine_name] = like(
+        RolloutFlags,
+        "rollout_engine",
+        help="what draws responses: continuous (our own batching) or generate (transformers'; slower)",
+        choices=get_args(Engine),
+    )
+    num_samples: int | None = flag("prompts; all if not given", None, AT_LEAST_1)
+    max_new_tokens: int = flag("longest response in tokens", 512, AT_LEAST_1)
+    max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included", None, AT_LEAST_1)
+    prompt_key: str = like(DataFlags, "prompt_key")
+    chosen_key: str = like(DataFlags, "chosen_key")
+    rejected_key: str = like(DataFlags, "rejected_key")
+    response_key: str = like(DataFlags, "response_key")
+    messages_key: str = like(DataFlags, "messages_key")
 
     @property
     def keys(self) -> DataKeys:
@@ -123,22 +102,26 @@ class PromptFlags(ComputeFlags):
         return DataKeys(self.prompt_key, self.chosen_key, self.rejected_key, self.response_key, self.messages_key)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class PolicyOptions(PromptFlags):
     """Flags of every command whose file lies below --proj-path."""
 
     proj_path: Path = flag(
-        "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set ($PROJ_PATH)"
+        "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set",
+        environment="PROJ_PATH",
     )
-    top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 50)
-    top_p: float = flag("draw from the likeliest tokens of this share, 1 = all (%(default)s)", 1.0)
-    seed: int = flag("of the draws (%(default)s); the choice of prompts does not depend on it", 1234)
-    data_path: str | None = flag(
-        "where to read the data set: file, folder or hub id (its own place); your own may have any --dataset name",
+    top_k: int = like(RolloutFlags, "top_k", 50)
+    top_p: float = like(RolloutFlags, "top_p")
+    seed: int = like(OptimisationFlags, "seed", help="of the draws; the choice of prompts does not depend on it")
+    data_path: str | None = like(
+        DataFlags,
+        "data_path",
         None,
+        "where to read the data set: file, folder or hub id; its own place if not given; your own may have any"
+        " --dataset name",
     )
-    name: str | None = flag("name of the result file, without .jsonl (the model's)", None)
-    overwrite: bool = flag("start anew, dropping a finished file or a run begun without this flag", False)
+    name: str | None = flag("name of the result file, without .jsonl; the model's if not given", None)
+    overwrite: bool = flag("start anew, dropping a finished result or a run begun without this flag", False)
 
     def __post_init__(self) -> None:
         """Looks at the name of the file as well."""
@@ -147,17 +130,23 @@ class PolicyOptions(PromptFlags):
         if stem is not None and (stem in ("", "..") or Path(stem).name != stem or stem.endswith(".jsonl")):
             raise UserError(f"--name {self.name}: give the file's name without a folder and without .jsonl.")
 
+    def prepare(self) -> None:
+        """Looks for data sets below --proj_path."""
+        super().prepare()
+        os.environ.setdefault("MA_RLHF_DATA", str(self.proj_path / "data"))
+
     def path_of(self, dataset: str, folder: str, name: str) -> Path:
         """The result file: results/{dataset}/{folder}/{name}.jsonl below `proj_path`."""
         return self.proj_path / "results" / dataset / folder / f"{self.name or name}.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TemperatureOptions(PolicyOptions):
     """Flags of a command that draws at one temperature."""
 
-    temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "0.8")  # text: it names a folder
-    num_return: int = flag("responses to a prompt (%(default)s)", 1)
+    # Text: it names a folder.
+    temperature: str = like(LogprobFlags, "temperature", "0.8", "of sampling; 0 = greedy", TEMPERATURE)
+    num_return: int = flag("responses to a prompt", 1, AT_LEAST_1)
 
     def __post_init__(self) -> None:
         """Greedy responses are all the same."""
@@ -179,7 +168,7 @@ class TemperatureOptions(PolicyOptions):
         return f"temperature={self.temperature.strip()}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ScoredOptions(PolicyOptions):
     """Flags of every command with a reward model."""
 
@@ -187,13 +176,15 @@ class ScoredOptions(PolicyOptions):
         f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data-path"
     )
     reward_model: str = flag("folder or hub id of a sequence classifier with one label")
-    rm_template: bool = flag("put prompt and response through the reward model's chat template", False)
-    num_samples: int | None = flag(f"prompts ({PROTOCOL_SAMPLES}; webgpt: all)", None)
+    rm_template: bool = like(RewardFlags, "rm_template")
+    num_samples: int | None = like(
+        PromptFlags, "num_samples", help=f"prompts; {PROTOCOL_SAMPLES}, and of webgpt all, if not given"
+    )
 
     def __post_init__(self) -> None:
         """Takes the data set by its name in the registry."""
         remedy = "for data of your own any name, with --data-path FILE"
-        object.__setattr__(self, "dataset", compared_set(self.dataset, self.data_path is not None, remedy))
+        self.dataset = compared_set(self.dataset, self.data_path is not None, remedy)
         super().__post_init__()
 
     @property
@@ -204,13 +195,19 @@ class ScoredOptions(PolicyOptions):
         return None if self.dataset == UNSHUFFLED else PROTOCOL_SAMPLES
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class InferenceOptions(ScoredOptions, TemperatureOptions):
-    """What inference_with_rewards.py is told."""
+    """Answer a data set's held-out prompts with a model and score the responses with a reward model.
 
-    model: str | None = flag(f"{MODEL_HELP} (not needed with --ref-scores)", None)
+    Writes PROJ_PATH/results/DATASET/temperature=T/MODEL.jsonl: prompt, response, reward, finished. Killed and started
+    again with the same flags, it goes on where it stood.
+    """
+
+    model: str | None = flag(f"{MODEL_HELP}; not needed with --ref-scores", None)
     ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
-    num_return: int = flag("draw so many responses to a prompt, keep the best by reward (%(default)s)", 1)
+    num_return: int = like(
+        TemperatureOptions, "num_return", help="draw so many responses to a prompt, keep the best by reward"
+    )
 
     def __post_init__(self) -> None:
         """A policy draws, or nothing is drawn."""
@@ -230,19 +227,22 @@ class InferenceOptions(ScoredOptions, TemperatureOptions):
         return self.path_of(self.dataset, self.temperature_folder, name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class BestOfOptions(ScoredOptions):
-    """What best_of_n.py is told."""
+    """Rewards of the best of N responses at several temperatures, and of a single response at each.
 
-    model: str = flag(MODEL_HELP)
-    best_of: Sequence[int] = flag("numbers of responses to choose from (4 8 16 32)", PUBLISHED, nargs="+")
+    Writes into PROJ_PATH/results/DATASET/best-of-n: MODEL.jsonl with all responses and their rewards, a row for each
+    prompt and temperature; MODEL.md and MODEL.json, the table; MODEL.png, the curves. Killed and started again with the
+    same flags, it goes on where it stood.
+    """
+
+    model: str = like(InferenceOptions, "model", REQUIRED, MODEL_HELP)
+    best_of: Sequence[int] = flag("numbers of responses to choose from", PUBLISHED, AT_LEAST_1)
     temperatures: Sequence[float] = flag(
-        "at which so many are drawn (0.2 0.4 0.6 0.8 1.0 1.2)", (0.2, 0.4, 0.6, 0.8, 1.0, 1.2), nargs="*"
+        "at which so many are drawn", (0.2, 0.4, 0.6, 0.8, 1.0, 1.2), TEMPERATURE, nargs="*"
     )
     single_temperatures: Sequence[float] = flag(
-        "of a single response to a prompt; 0 = greedy (0 0.2 0.4 0.6 0.8 1.0)",
-        (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
-        nargs="*",
+        "of a single response to a prompt; 0 = greedy", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), TEMPERATURE, nargs="*"
     )
 
     def __post_init__(self) -> None:
@@ -273,24 +273,30 @@ class BestOfOptions(ScoredOptions):
         return self.path_of(self.dataset, "best-of-n", model_name(self.model))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ProgramOptions(TemperatureOptions):
-    """What inference_with_programs.py is told."""
+    """Answer APPS's problems with a model and run the programs on the problems' tests, in a sandbox.
 
-    model: str = flag(MODEL_HELP)
-    dataset: str = flag("published set, or a name for the data of --data-path (%(default)s)", "apps")
-    temperature: str = flag("of sampling; 0 = greedy (%(default)s)", "1.0")
-    top_k: int = flag("draw from so many of the likeliest tokens, 0 = all (%(default)s)", 5)
-    num_return: int = flag("programs for a problem (%(default)s)", 5)
-    max_prompt_len: int | None = flag("leave out problems of more tokens, BOS included (%(default)s)", 600)
-    sandbox_level: str = flag("minimum isolation level of the programs' sandbox (%(default)s)", "namespaces")
-    sandbox_workers: int = flag("programs that are run at a time (%(default)s)", 4)
-    max_tests: int | None = flag("tests of a problem that are run, the first (all)", None)
+    Writes PROJ_PATH/results/DATASET/temperature=T/MODEL.jsonl: prompt, difficulty, and of each sample its response and
+    what became of it. Killed and started again with the same flags, it goes on where it stood.
+    """
+
+    model: str = like(BestOfOptions, "model")
+    dataset: str = like(ScoredOptions, "dataset", "apps", "published set, or a name for the data of --data-path")
+    temperature: str = like(TemperatureOptions, "temperature", "1.0")
+    top_k: int = like(PolicyOptions, "top_k", 5)
+    num_return: int = like(TemperatureOptions, "num_return", 5, "programs for a problem")
+    max_prompt_len: int | None = like(
+        PromptFlags, "max_prompt_len", 600, "leave out problems of more tokens, BOS included"
+    )
+    sandbox_level: SandboxLevel = like(ProgramFlags, "sandbox_level")
+    sandbox_workers: int = like(ProgramFlags, "sandbox_workers", help="programs that are run at a time")
+    max_tests: int | None = like(ProgramFlags, "max_tests")
 
     @property
-    def level(self) -> Level:
+    def level(self) -> SandboxLevel:
         """The minimum isolation level."""
-        return next(level for level in LEVELS if level == self.sandbox_level)
+        return self.sandbox_level
 
     @property
     def samples(self) -> int | None:
@@ -303,28 +309,43 @@ class ProgramOptions(TemperatureOptions):
         return self.path_of(self.dataset, self.temperature_folder, model_name(self.model))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TextOptions(PromptFlags):
-    """What `python -m dschat.evaluation.text` is told: what is measured, and on what."""
+    """Perplexity and ROUGE of policies, loss and accuracy of reward models, on a split of a data set.
 
-    model: Sequence[str] = flag("policies: folders or hub ids, with or without /actor", (), nargs="+")
-    reward_model: Sequence[str] = flag("reward models of step 2: folders or hub ids", (), nargs="+")
+    Writes into the folder of --output: rows.jsonl, a row for each model and text; report.md, report.json and report.png.
+    Killed and started again with the same flags, it goes on where it stood.
+    """
+
+    model: Sequence[str] = like(
+        InferenceOptions, "model", (), "policies: folders or hub ids, with or without /actor", nargs="+"
+    )
+    reward_model: Sequence[str] = like(
+        ScoredOptions, "reward_model", (), "reward models of step 2: folders or hub ids", nargs="+"
+    )
     checkpoints: Path | None = flag("output folder of a run: all of its models, models/step-N and the final one", None)
     data: str = flag("data set: as --data_path of training")
-    output: Path = flag("folder for rows.jsonl, report.md, report.json and report.png")
-    split: str = flag("eval, the held-out rows, or train (%(default)s)", "eval")
-    seed: int | None = flag(
-        f"of the 5 %% held out where the data have no evaluation rows ({TRAINING_SEED}; the run's of --checkpoints)",
+    output: Path = flag("where the result is written")
+    split: Literal["eval", "train"] = flag("eval, the held-out rows, or train", "eval")
+    seed: int | None = like(
+        PolicyOptions,
+        "seed",
         None,
+        f"of the 5 %% held out where the data have no evaluation rows; {TRAINING_SEED}, or the run's of --checkpoints,"
+        " if not given",
     )
-    num_samples: int | None = flag("texts: so many of the split, the same for every model (all)", None)
+    num_samples: int | None = like(
+        PromptFlags, "num_samples", help="texts: so many of the split, the same for every model; all if not given"
+    )
     no_rouge: bool = flag("do not answer the prompts, which takes longest", False)
     all_tokens: bool = flag("perplexity of prompts, too, as --sft_on_prompt trains; else of responses alone", False)
-    max_seq_len: int = flag("longest text in tokens; the rest is cut, as in training (%(default)s)", 1024)
-    max_new_tokens: int = flag("longest response in tokens, for ROUGE (%(default)s)", 512)
-    end_of_conversation_token: str | None = flag("token that ends a response instead of EOS, as in training", None)
-    batch_size: int = flag("texts computed at once (%(default)s)", 16)
-    overwrite: bool = flag("start anew, dropping a finished report or a run begun without this flag", False)
+    max_seq_len: int = like(
+        OneModelConfig, "max_seq_len", help="longest text in tokens; the rest is cut, as in training"
+    )
+    max_new_tokens: int = like(PromptFlags, "max_new_tokens", help="longest response in tokens, for ROUGE")
+    end_of_conversation_token: str | None = like(DataFlags, "end_of_conversation_token")
+    batch_size: int = like(PromptFlags, "batch_size", help="texts computed at once")
+    overwrite: bool = like(PolicyOptions, "overwrite")
 
     # Greedy responses depend on none of these.
     top_k = 0
@@ -335,43 +356,6 @@ class TextOptions(PromptFlags):
         super().__post_init__()
         if not (self.model or self.reward_model or self.checkpoints):
             raise UserError("Nothing to measure: give --model, --reward-model or --checkpoints.")
-
-
-Options = TypeVar("Options")
-
-
-def parse_flags(options: type[Options], words: Sequence[str], description: str) -> Options:
-    """The options of a command line; --proj-path may come from $PROJ_PATH. Raises UserError, see the class."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
-    project = os.environ.get("PROJ_PATH")
-    add_flags(parser, options, **({"proj_path": project} if project else {}))
-    return options(**vars(parser.parse_args(words)))
-
-
-def run_command(
-    options: type[Any], run: str, description: str, say: Callable[[str], object], goes_on: bool = True
-) -> int:
-    """A whole command: reads its flags, runs, says what that returns; the exit status, see `run_script`.
-
-    Args:
-        options: class of its flags.
-        run: "module:function" that does it, given the flags; imported once they are checked, since that is slow.
-        description: in --help.
-        say: writes a line to stdout: print.
-        goes_on: after Ctrl-C the same command goes on where it stood.
-    """
-
-    def command() -> str:
-        given = parse_flags(options, sys.argv[1:], description)
-        if isinstance(given, PolicyOptions):
-            os.environ.setdefault("MA_RLHF_DATA", str(given.proj_path / "data"))
-        import transformers
-
-        transformers.utils.logging.disable_progress_bar()  # the screen is for our own bar and messages
-        transformers.utils.logging.set_verbosity_error()
-        return str(resolve_name(run)(given))
-
-    return run_script(command, say, goes_on)
 
 
 def flag_of(field: str) -> str:

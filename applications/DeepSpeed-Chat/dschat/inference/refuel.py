@@ -7,17 +7,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dschat.common.atomic import writing
 from dschat.common.fingerprints import content_hash, contents_hash, file_hash
 from dschat.common.journal import Journal, first_change
 from dschat.common.jsonl import parse_json, write_rows
-from dschat.common.script import flag
+from dschat.config.commands import PushOptions
+from dschat.config.common import LogprobFlags, OptimisationFlags
+from dschat.config.refuel import DialogueFlags
+from dschat.config.rollouts import RolloutFlags
+from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, REQUIRED, engine_name, flag, like
 from dschat.data.hub import push
 from dschat.data.sources import is_folder
 from dschat.errors import UserError
-from dschat.inference.options import AT_LEAST_0, MODEL_HELP, CheckedFlags, ComputeFlags, Rule
+from dschat.evaluation.options import AskingOptions
+from dschat.inference.options import (
+    MODEL_HELP,
+    TEMPERATURE,
+    CheckedFlags,
+    ComputeFlags,
+    Engine,
+    InferenceOptions,
+    PolicyOptions,
+    PromptFlags,
+    ScoredOptions,
+)
 
 if TYPE_CHECKING:
     from dschat.inference.runner import BatchFunction, Entry
@@ -29,7 +44,7 @@ ROWS = "train.jsonl"
 RECORD = "made.json"  # beside the rows: how they were made; a data set without it is not finished
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class OutputFlags(CheckedFlags):
     """Where a command that makes REFUEL's data puts them."""
 
@@ -39,8 +54,8 @@ class OutputFlags(CheckedFlags):
         "else its name)",
         None,
     )
-    public: bool = flag("let everybody see a data set that is pushed", False)
-    overwrite: bool = flag("start anew, dropping a finished data set or a run begun without this flag", False)
+    public: bool = like(PushOptions, "public", help="let everybody see a data set that is pushed")
+    overwrite: bool = like(PolicyOptions, "overwrite")
 
     def __post_init__(self) -> None:
         """The place has a name."""
@@ -49,33 +64,38 @@ class OutputFlags(CheckedFlags):
             raise UserError("--output-repo is empty: give a folder, or owner/name on the hub.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class GenerateOptions(OutputFlags, ComputeFlags):
-    """What generate.py is told."""
+    """Roll out dialogues of a policy with a simulated user, and each of them once more from one of its turns on.
 
-    model: str = flag(MODEL_HELP)
+    Writes train.jsonl: trajectory, trajectory_sampled_h_from_sampled_len, sampled_len_from_5, sampled_h_from_sampled_len.
+    Killed and started again with the same flags, it goes on where it stood. The key of a server comes from
+    OPENAI_API_KEY.
+    """
+
+    model: str = like(InferenceOptions, "model", REQUIRED, MODEL_HELP)
     prompts: str = flag(
-        "first messages of users: a file, folder or data set of the hub, with a column messages, trajectory or prompt "
-        "(%(default)s)",
+        "first messages of users: a file, folder or data set of the hub, with a column messages, trajectory or prompt",
         ULTRAINTERACT,
     )
-    num_data: int = flag("dialogues, 0 = one for each first message (%(default)s)", 0)
-    num_turns: int = flag("turns of a dialogue (%(default)s)", 5)
-    temperature: float = flag("of policy and user, 0 = greedy (%(default)s)", 0.8)
-    top_p: float = flag("draw from the likeliest tokens of this share, 1 = all (%(default)s)", 1.0)
-    max_new_tokens: int = flag("longest reply and longest message of the user, in tokens (%(default)s)", 1024)
-    seed: int = flag("of the draws, and of the turns that are compared (%(default)s)", 0)
-    batch_size: int = flag("dialogues at once; a kill loses so many at most (%(default)s)", 64)
-    rollout_engine: str = flag("what draws: continuous or generate (%(default)s)", "continuous")
+    num_data: int = flag("dialogues, 0 = one for each first message", 0, AT_LEAST_0)
+    num_turns: int = flag("turns of a dialogue", 5, AT_LEAST_1)
+    temperature: float = like(LogprobFlags, "temperature", 0.8, "of policy and user, 0 = greedy", TEMPERATURE)
+    top_p: float = like(RolloutFlags, "top_p")
+    max_new_tokens: int = like(
+        PromptFlags, "max_new_tokens", 1024, "longest reply and longest message of the user, in tokens"
+    )
+    seed: int = like(OptimisationFlags, "seed", 0, "of the draws, and of the turns that are compared")
+    batch_size: int = like(PromptFlags, "batch_size", 64, "dialogues at once; a kill loses so many at most")
+    rollout_engine: Annotated[Engine, engine_name] = like(PromptFlags, "rollout_engine")
     user_model: str = flag(
-        "who plays the user: with --user-server the name of its model, else a folder or hub id (%(default)s)",
-        LLAMA_USER,
+        "who plays the user: with --user-server the name of its model, else a folder or hub id", LLAMA_USER
     )
     user_server: str | None = flag("address of an OpenAI-compatible server that has --user-model", None)
     user_function: str | None = flag("module.py:function in the user's place: dialogues → next messages", None)
-    concurrency: int = flag("requests to the server at the same time (%(default)s)", 32)
-    timeout: float = flag("seconds to wait for an answer of the server (%(default)s)", 600.0)
-    max_tries: int = flag("times to send a request (%(default)s)", 8)
+    concurrency: int = like(AskingOptions, "concurrency", 32, "requests to the server at the same time")
+    timeout: float = like(AskingOptions, "timeout", 600.0, "seconds to wait for an answer of the server")
+    max_tries: int = like(AskingOptions, "max_tries")
 
     top_k = 0  # all
 
@@ -86,15 +106,21 @@ class GenerateOptions(OutputFlags, ComputeFlags):
             raise UserError("--user-server and --user-function both play the user: drop one of them.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RankOptions(OutputFlags, ComputeFlags):
-    """What rank.py is told."""
+    """Score the dialogues of `dschat refuel-data generate` with a reward model, as they stand at the end of each turn.
 
-    prompts: str = flag("what generate.py wrote: a folder, or owner/name on the hub")
-    reward_model: str | None = flag("folder or hub id of a sequence classifier with one label", None)
-    reward_function: str | None = flag("module.py:function in its place: dialogues → numbers, None for failures", None)
-    max_length: int = flag("longest dialogue in the reward model's tokens; longer ones fail (%(default)s)", 4096)
-    batch_size: int = flag("dialogues that the reward model reads at once (%(default)s)", 8)
+    Writes train.jsonl: the columns it read, and the rewards of both dialogues; what could not be scored is -99999.
+    Killed and started again with the same flags, it goes on where it stood.
+    """
+
+    prompts: str = like(GenerateOptions, "prompts", REQUIRED, "what `refuel-data generate` wrote: a folder, or owner/name")
+    reward_model: str | None = like(ScoredOptions, "reward_model", None)
+    reward_function: str | None = like(
+        DialogueFlags, "reward_function", help="module.py:function in its place: dialogues → numbers, None for failures"
+    )
+    max_length: int = flag("longest dialogue in the reward model's tokens; longer ones fail", 4096, AT_LEAST_1)
+    batch_size: int = like(PromptFlags, "batch_size", 8, "dialogues that the reward model reads at once")
 
     def __post_init__(self) -> None:
         """One of the two scores."""
@@ -103,20 +129,25 @@ class RankOptions(OutputFlags, ComputeFlags):
             raise UserError("give either --reward-model or --reward-function: one of them scores the dialogues.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class MaskOptions(OutputFlags):
-    """What tokenize_masks.py is told."""
+    """Make pairs of tokens and masks from the scored dialogues of `dschat refuel-data rank`, for `dschat refuel`.
 
-    input_repo: str = flag("what rank.py wrote: a folder, or owner/name on the hub")
-    model: str = flag("folder or hub id of the policy, for its tokenizer (%(default)s)",
-                      "meta-llama/Meta-Llama-3-8B-Instruct", also="tokenizer")  # fmt: skip
-    total_length: int = flag("most tokens of a dialogue; all rows are padded to it (%(default)s)", 2048)
-    test_rows: int = flag("pairs held out, one in ten at most (%(default)s)", 500)
-    seed: int = flag("of the choice of pairs that are held out (%(default)s)", 0)
+    Writes train.parquet and test.parquet: chosen, reject, and of each _token, _mask and _reward.
+    """
 
-    def check_values(self, rules: dict[str, Rule]) -> None:
-        """As the others, but the seed, which draws no tokens, may be any whole number from 0."""
-        super().check_values(rules | {"seed": AT_LEAST_0})
+    input_repo: str = flag("what `refuel-data rank` wrote: a folder, or owner/name on the hub")
+    model: str = like(
+        InferenceOptions,
+        "model",
+        "meta-llama/Meta-Llama-3-8B-Instruct",
+        "folder or hub id of the policy, for its tokenizer",
+        aliases=["--tokenizer"],
+    )
+    total_length: int = flag("most tokens of a dialogue; all rows are padded to it", 2048, AT_LEAST_1)
+    test_rows: int = flag("pairs held out, one in ten at most", 500, AT_LEAST_0)
+    # Draws no tokens, so that it may be any whole number from 0.
+    seed: int = like(OptimisationFlags, "seed", 0, "of the choice of pairs that are held out", AT_LEAST_0)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from dschat.config.commands import PushOptions
 from dschat.config.common import check_repository
 from dschat.errors import UserError
 
@@ -175,3 +176,8 @@ def _explain(repository: str, error: Exception) -> str:
             f"{repository}: the token may not write there. Make one with write access, or push to a name of your own."
         )
     return f"{repository}: the hub refused the upload: {reason}"
+
+
+def run_push(options: PushOptions) -> str:
+    """`dschat push`; says where the model is."""
+    return f"uploaded to {push(options.folder, options.repository, options.public)}"

@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run of the judge from its flags to the line that sums it up."""
 
-import argparse
 import json
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from dschat.common.chat_servers import Endpoint, ReplyCache, checked_address, checked_key
+from dschat.common.chat_servers import Endpoint, checked_key
 from dschat.common.journal import Journal
 from dschat.common.progress import progress
-from dschat.common.script import add_flags, flag
 from dschat.common.statistics import score_verdict
-from dschat.data.hub import compared_set
 from dschat.errors import UserError
-from dschat.evaluation.judge.costs import Prices, Spending, estimated_tokens
-from dschat.evaluation.judge.rubrics import DIALOGUES, RUBRICS, Form, Rubric, read_rubric
-from dschat.evaluation.judge.verdicts import Setup, control_question, has_verdict, judge_pairs, questions_of
-from dschat.evaluation.pairs import Pair, compared, model_names, read_pairs
+from dschat.evaluation.judge.costs import Spending, estimated_tokens
+from dschat.evaluation.judge.rubrics import DIALOGUES, RUBRICS, Form, read_rubric
+from dschat.evaluation.judge.verdicts import Setup, control_question, judge_pairs, questions_of
+from dschat.evaluation.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
+from dschat.evaluation.pairs import Pair, compared, read_pairs
 from dschat.evaluation.turns import rates_by_turn, turn_pairs
 
 if TYPE_CHECKING:
@@ -31,122 +27,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_JUDGE = "gpt-4o-2024-05-13"
-DEFAULT_SERVER = "https://api.openai.com/v1"
-BY_SCORES = "--by-scores"
-Options = TypeVar("Options", bound="AskingOptions")
 
-
-@dataclass
-class AskingOptions:
-    """What every run of a judge is told. A field is a flag: its name, type, default and help line."""
-
-    model_name_a: Path = flag("responses of the first model", also="model_a")
-    model_name_b: Path = flag("responses of the second model", also="model_b")
-    output: Path = flag("verdicts, as JSON Lines in the order of the first file")
-    overwrite: bool = flag("make --output anew, also if it is there or was begun without this flag", False)
-    judge_model: str = flag("name of the judge; default: %(default)s", DEFAULT_JUDGE)
-    base_url: str | None = flag("an OpenAI-compatible server; default: OpenAI's, or OPENAI_BASE_URL", None)
-    sk: str | None = flag("the key; better: the environment variable OPENAI_API_KEY", None, nargs="?")
-    single_order: bool = flag("show each pair once, sides by chance, not in both orders", False)
-    seed: int = flag("of the sides with --single-order; default: %(default)s", 42)
-    max_tokens: int = flag("longest answer; default: %(default)s", 1024)
-    dry_run: bool = flag("estimate tokens and cost, send and write nothing", False)
-    price_in: float | None = flag("US dollars per million tokens sent", None)
-    price_out: float | None = flag("US dollars per million tokens answered", None)
-    max_cost: float | None = flag("stop before this run costs more dollars; every start counts from 0", None)
-    cache: Path | None = flag("answers of earlier runs; default: .judge-cache beside --output", None)
-    concurrency: int = flag("requests at the same time; default: %(default)s", 8)
-    timeout: float = flag("seconds to wait for an answer; default: %(default)s", 120.0)
-    max_tries: int = flag("times to send a request; default: %(default)s", 8)
-
-    def __post_init__(self) -> None:
-        """Refuses values that mean nothing. Raises UserError, which names the flag."""
-        for name in ("concurrency", "max_tries", "max_tokens"):
-            if not 1 <= getattr(self, name) <= 1_000_000:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}.")
-        for name in ("timeout", "max_cost", "price_in", "price_out"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise UserError(f"--{name.replace('_', '-')} must be a number from 0 on, not {value}.")
-        if self.timeout == 0:
-            raise UserError("--timeout must be more than 0 seconds.")
-        for name, file in (("model_name_a", self.model_name_a), ("model_name_b", self.model_name_b)):
-            if file.resolve() == self.output.resolve():
-                raise UserError(f"--output {self.output} is the file of --{name}; give another one.")
-
-    def prices(self) -> Prices | None:
-        """What --price-in and --price-out say; None where neither is given. Raises UserError where one is missing."""
-        if self.price_in is not None and self.price_out is not None:
-            return Prices(self.price_in, self.price_out)
-        if self.max_cost is not None:
-            raise UserError("--max-cost needs the prices of the model: give --price-in and --price-out.")
-        if self.price_in is not None or self.price_out is not None:
-            raise UserError("--price-in and --price-out: give both, or neither.")
-        return None
-
-    def endpoint(self) -> Endpoint:
-        """Whom to ask, at --base-url, OPENAI_BASE_URL or OpenAI's; raises UserError where that is no bare address."""
-        url = checked_address(self.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_SERVER, "--base-url")
-        return Endpoint(self.judge_model, url, self.max_tokens, self.timeout, self.max_tries)
-
-    def setup(self, rubric: Rubric) -> Setup:
-        """What all pairs of the run share; models are called after their files."""
-        first, second = model_names([self.model_name_a, self.model_name_b])
-        return Setup(rubric, self.judge_model, (first, second), self.single_order, self.seed)
-
-    def replies(self) -> ReplyCache:
-        """The answers of earlier runs."""
-        return ReplyCache(self.cache or self.output.parent / ".judge-cache", has_verdict)
-
-
-@dataclass
-class JudgeOptions(AskingOptions):
-    """What a run on responses to the prompts of a data set is told."""
-
-    dataset: str = flag(
-        "rubric: summarize, hh-rlhf (hh) or webgpt; with --rubric a name for the results; default: %(default)s",
-        "summarize",
-    )
-    rubric: Path | None = flag("file of your own rubric (.toml or .json), see docs/evaluation.md", None)
-
-    def __post_init__(self) -> None:
-        """Refuses values that mean nothing. Raises UserError, which names the flag."""
-        super().__post_init__()
-        remedy = "for data of your own any name, with --rubric FILE, which says how they are compared"
-        self.dataset = compared_set(self.dataset, self.rubric is not None, remedy)
-
-
-class _DiscreetParser(argparse.ArgumentParser):
-    """Says what is wrong without repeating words: one of them may be a key at the wrong place."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(re.sub(r"(invalid \w+ value|ignored explicit argument|ambiguous option).*", r"\1", message))
-
-
-def parse_flags(options: type[Options], words: Sequence[str], description: str) -> Options:
-    """The options of a command line without its program. Raises UserError, see the class."""
-    parser = _DiscreetParser(description=description, allow_abbrev=False)
-    add_flags(parser, options)
-    flags, unknown = parser.parse_known_args(words)
-    if unknown:
-        parser.error("some words are no flags of this script (not repeated here: one may be a key); see --help")
-    return options(**vars(flags))
-
-
-def run_judge(words: Sequence[str], description: str, dataset: str | None = None) -> str:
-    """Judges two files of responses; returns one line with counts, tokens, cost and file, or a dry run's estimate.
-
-    `words` are the command line without the program, `description` begins --help; the rubric is that of `dataset`,
-    whatever --dataset says, if it is given.
-    """
-    options = parse_flags(JudgeOptions, words, description)
-    if dataset is not None and options.rubric is not None:
-        raise UserError(f"--rubric: this script always judges by the {dataset} rubric; give yours to gpt4-eval.py.")
-    if dataset not in (None, options.dataset):
-        logger.info("--dataset %s: judged by the %s rubric, and recorded as %s", options.dataset, dataset, dataset)
+def run_judge(options: JudgeOptions) -> str:
+    """Judges two files of responses; returns one line with counts, tokens, cost and file, or a dry run's estimate."""
     pairs = read_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
-    rubric = read_rubric(options.rubric, options.dataset) if options.rubric else RUBRICS[dataset or options.dataset]
+    rubric = read_rubric(options.rubric, options.dataset) if options.rubric else RUBRICS[options.dataset]
     setup = options.setup(rubric)
     return estimate(pairs, setup, options) if options.dry_run else judge(pairs, setup, options)[1]
 
@@ -192,7 +77,7 @@ def _report_invalid(rows: Sequence[dict[str, Any]], options: AskingOptions) -> N
     if len(invalid) == len(rows):
         raise UserError(
             f"no pair of {len(rows)} got a verdict: {told}. The answers are in {options.output}; try another "
-            "--judge-model or --max-tokens with --overwrite."
+            "--judge_model or --max_tokens with --overwrite."
         )
     logger.warning("%d of %d pairs got no verdict: %s", len(invalid), len(rows), told)
 
@@ -230,31 +115,14 @@ def estimate(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> str
         f"dry run, nothing sent: {len(pairs)} pairs, {len(new)} requests to {endpoint.model} at {endpoint.base_url} "
         f"({len(questions) - len(new)} more are in the cache); estimated at 4 characters per token, without repeats "
         f"and repairs: {sent} tokens sent, {answered} answered"
-        f"{f', about ${prices.cost(sent, answered):.2f}' if prices else '; --price-in and --price-out give the cost'}"
+        f"{f', about ${prices.cost(sent, answered):.2f}' if prices else '; --price_in and --price_out give the cost'}"
     )
 
 
-@dataclass
-class TurnOptions(AskingOptions):
-    """What a comparison by turn is told."""
-
-    model_name_a: Path = flag("finished dialogues of the first policy", also="model_a")
-    model_name_b: Path = flag("finished dialogues of the second policy", also="model_b")
-    output: Path = flag("verdicts, as JSON Lines by dialogue and turn; table and picture go beside it")
-    by_scores: bool = flag("no judge: the higher number of the rows' column scores wins each turn", False)
-
-    def __post_init__(self) -> None:
-        """Refuses values that mean nothing. Raises UserError, which names the flag."""
-        super().__post_init__()
-        if self.by_scores and self.dry_run:
-            raise UserError(f"{BY_SCORES} asks no judge and costs nothing: leave --dry-run out.")
-
-
-def run_turns(words: Sequence[str], description: str) -> str:
+def run_turns(options: TurnOptions) -> str:
     """Judges every dialogue at every turn; returns the table, or a dry run's estimate. See `run_judge`."""
     from dschat.evaluation.report.build import write_turns
 
-    options = parse_flags(TurnOptions, words, description)
     pairs = turn_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
     setup = options.setup(DIALOGUES)
     if options.by_scores:

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each training step is made of: data, models, the algorithm, and the loop around them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from dschat.builders.data import check_lengths, load_problems, load_step_data
+from dschat.builders.engines import build_policy, build_refuel_models, build_reward_model
+from dschat.builders.ppo import build_ppo_models, load_ppo_tokenizer
+from dschat.builders.scores import build_dialogue_scores, build_program_pool
+from dschat.common.fingerprints import model_hash
+from dschat.conditions.termination import TerminationCondition
+from dschat.config.common import CommonConfig
+from dschat.config.ppo import PPOConfig
+from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
+from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
+from dschat.data.dialogue_pairs import load_regression_data
+from dschat.data.dialogues import DialogueLimits, dialogue_examples
+from dschat.data.encoding import turn_end, warn_of_turn_end
+from dschat.data.examples import (
+    PairExample,
+    PreferenceExample,
+    PromptExample,
+    SFTExample,
+    pair_examples,
+    preference_examples,
+    prompt_examples,
+    sft_examples,
+)
+from dschat.data.sources import load_share
+from dschat.models.load import warn_without_classifier
+from dschat.models.tokenizer import end_token_id, load_tokenizer
+from dschat.run.distributed import device
+from dschat.run.model_folders import SavedModel
+from dschat.run.output import RunOutput, warn_unless_made_by
+from dschat.trainers.dpo import DPOTask
+from dschat.trainers.loop import loop_of, total_updates
+from dschat.trainers.ppo import PPO
+from dschat.trainers.ppo_models import MovingAverage
+from dschat.trainers.refuel import Refuel
+from dschat.trainers.refuel_pairs import Kept, RefuelTask
+from dschat.trainers.reward import RewardTask
+from dschat.trainers.sft import SFTTask
+from dschat.trainers.supervised import Supervised
+
+MODEL = "--model_name_or_path"
+
+
+def train_sft(config: SFTConfig, run: RunOutput) -> None:
+    """Step 1: supervised fine-tuning."""
+    base = config.model_name_or_path
+    check_lengths(config)
+    tokenizer = load_tokenizer(base, MODEL, may_add_pad=True)
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    make = partial(
+        sft_examples,
+        tokenizer=tokenizer,
+        max_seq_len=config.max_seq_len,
+        eos_id=end_id,
+        all_turns=config.train_on == "all",
+    )
+    validate = partial(warn_of_turn_end, tokenizer, end_id=end_id)
+    data = load_step_data(config, SFTExample, make, validate, config.sft_on_prompt)
+    run.describe_data(data, **data.dropped)
+    updates = _announce(config, run, data.train)
+    warn_without_classifier(base)
+    engine = build_policy(config, run.plan, tokenizer, updates)
+    width = config.max_seq_len if config.packing else None
+    options = (config.sft_on_prompt, config.label_smoothing, width, config.max_tokens_per_micro_batch is not None)
+    task = SFTTask(data.train, data.eval, tokenizer.pad_token_id, *options)
+    algorithm = Supervised(engine, task, config, run)
+    loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
+
+
+def train_reward(config: RewardConfig, run: RunOutput) -> None:
+    """Step 2: the reward model."""
+    base = config.model_name_or_path
+    check_lengths(config)
+    tokenizer = load_tokenizer(base, MODEL)
+    warn_unless_made_by("sft", base, MODEL)
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    make = partial(
+        pair_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id, margin_key=config.margin_key
+    )
+    data = load_step_data(config, PairExample, make)
+    run.describe_data(data, **data.dropped)
+    updates = _announce(config, run, data.train)
+    engine = build_reward_model(config, run.plan, tokenizer, updates)
+    centering = config.center_rewards_coefficient
+    task = RewardTask(data.train, data.eval, tokenizer.pad_token_id, config.reward_loss, centering)
+    algorithm = Supervised(engine, task, config, run)
+    loop_of(algorithm, {"reward": engine}, [SavedModel(engine, "reward model", base)], tokenizer, config, run).fit()
+
+
+def train_dpo(config: DPOConfig, run: RunOutput) -> None:
+    """Step 2 as direct preference optimisation, without a reward model."""
+    base = config.model_name_or_path
+    check_lengths(config)
+    tokenizer = load_tokenizer(base, MODEL)
+    warn_unless_made_by("sft", base, MODEL)
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    make = partial(preference_examples, tokenizer=tokenizer, max_seq_len=config.max_seq_len, eos_id=end_id)
+    data = load_step_data(config, PreferenceExample, make, partial(warn_of_turn_end, tokenizer, end_id=end_id))
+    run.describe_data(data, **data.dropped)
+    updates = _announce(config, run, data.train)
+    engine = build_policy(config, run.plan, tokenizer, updates)
+    task = DPOTask(data.train, data.eval, tokenizer.pad_token_id, config, run, model_hash(base))
+    algorithm = Supervised(engine, task, config, run)
+    loop_of(algorithm, {"policy": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
+
+
+def train_ppo(config: PPOConfig, run: RunOutput) -> None:
+    """Step 3: PPO with macro actions."""
+    check_lengths(config)
+    tokenizer = load_ppo_tokenizer(config)
+    end_id = end_token_id(tokenizer, config.end_of_conversation_token)
+    condition = TerminationCondition(config, tokenizer, end_id, config.seed)
+    run.record.parser = condition.parser
+    programs = build_program_pool(config) if config.reward_source == "programs" else None
+    make = partial(prompt_examples, tokenizer=tokenizer, max_prompt_seq_len=config.max_prompt_seq_len)
+    if programs is not None:
+        run.record.sandbox = programs.level
+        data = load_problems(config, make, programs, config.drop_unsolvable)
+    else:
+        validate = partial(warn_of_turn_end, tokenizer, end_id=end_id)
+        data = load_step_data(config, PromptExample, make, validate)
+    run.describe_data(data, **data.dropped)
+    updates = _announce(config, run, data.train)
+    models = build_ppo_models(config, run.plan, tokenizer, updates, programs, _decoding(run))
+    average = MovingAverage(models.actor) if config.enable_ema else None
+
+    actor_base = config.actor_model_name_or_path
+    critic_base = config.critic_model_name_or_path or actor_base
+    saved = [SavedModel(models.actor, "policy", actor_base, "actor")]
+    if average is not None:
+        role = "policy (moving average)"
+        saved.append(SavedModel(models.actor, role, actor_base, "actor_ema", average.whole_weights))
+    if models.critic is not None:
+        saved.append(SavedModel(models.critic, "critic", critic_base, "critic"))
+    parts = None if average is None else average.parts
+    algorithm = PPO(models, data.train, data.eval, tokenizer, condition, config, run, average)
+    loop_of(algorithm, models.trained, saved, tokenizer, config, run, parts).fit()
+
+
+def train_refuel(config: RefuelConfig, run: RunOutput) -> None:
+    """REFUEL on pairs of dialogues that were drawn and scored before."""
+    base = config.model_name_or_path
+    check_lengths(config)
+    tokenizer = load_tokenizer(base, MODEL, may_add_pad=True)
+    rows = (config.start_idx, config.end_idx)
+    data = load_regression_data(config.data_path, config.max_seq_len, len(tokenizer), *rows)
+    run.describe_data(data, **data.dropped)
+    updates = _announce(config, run, data.train)
+    engine = build_policy(config, run.plan, tokenizer, updates)
+    pad_id = tokenizer.pad_token_id
+    reference = Kept(config, pad_id, model_hash(base), run)
+    rest = (config.eta, config.temperature, reference, config.self_checks)
+    task = RefuelTask(data.train, data.eval, pad_id, *rest)
+    algorithm = Supervised(engine, task, config, run)
+    loop_of(algorithm, {"refuel": engine}, [SavedModel(engine, "policy", base)], tokenizer, config, run).fit()
+
+
+def train_refuel_online(config: RefuelOnlineConfig, run: RunOutput) -> None:
+    """REFUEL online, with the users of the data."""
+    check_lengths(config)
+    tokenizer = load_tokenizer(config.model_name_or_path, MODEL, may_add_pad=True)
+    end_id = turn_end(tokenizer).token_id
+    share = load_share(config)
+    limits = DialogueLimits(config.max_turns, config.max_prompt_seq_len, config.max_answer_seq_len, config.max_seq_len)
+    dialogues, dropped = dialogue_examples(share.train, tokenizer, limits)
+    held_out, dropped_eval = dialogue_examples(share.eval, tokenizer, limits, held_out=True)
+    run.describe_data(share, train=dropped, eval=dropped_eval)
+    updates = _announce(config, run, dialogues)
+    reward = build_dialogue_scores(config, device())
+    models = build_refuel_models(config, run.plan, tokenizer, end_id, updates, reward, _decoding(run))
+    saved = [SavedModel(models.policy, "policy", config.model_name_or_path)]
+    algorithm = Refuel(models, dialogues, held_out, tokenizer, config, run)
+    loop_of(algorithm, {"policy": models.policy}, saved, tokenizer, config, run).fit()
+
+
+def _announce(config: CommonConfig, run: RunOutput, examples: Sequence[object]) -> int:
+    """Says how long the run is; its updates."""
+    updates = total_updates(len(examples), config, run.plan)
+    run.announce(updates, len(examples))
+    return updates
+
+
+def _decoding(run: RunOutput) -> Callable[[str], None]:
+    """Notes in the run's record how continuous batching launches its steps."""
+    return partial(setattr, run.record, "decoding")

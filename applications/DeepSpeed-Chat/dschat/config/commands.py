@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of the servers, and of commands that have few."""
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dschat.config.common import EngineFlags
+from dschat.config.rewards import RewardFlags
+from dschat.config.rollouts import RolloutFlags
+from dschat.config.rules import AT_LEAST_1, check_flags, flag, like
+from dschat.errors import UserError
+
+TOKEN = "VLLM_API_KEY"
+PORT = (lambda port: 0 <= port < 2**16, "a port, from 0 to 65535; 0 takes a free one")
+
+
+@dataclass(kw_only=True)
+class ServerFlags:
+    """Where a server listens."""
+
+    model: str = flag("model: folder or hub id")
+    host: str = flag("address to listen on; 0.0.0.0 lets anybody who reaches this machine ask", "127.0.0.1")
+    port: int = flag("port to listen on; 0 takes a free one and says which", 8500, PORT)
+    dtype: Literal["fp32", "bf16", "fp16"] | None = like(EngineFlags, "dtype")
+
+    def __post_init__(self) -> None:
+        """Raises UserError, which names the flag and what to change."""
+        check_flags(self)
+
+
+@dataclass(kw_only=True)
+class ServeOptions(ServerFlags):
+    """Serve a reward model to --reward_url; docs/rewards.md has its request."""
+
+    model: str = like(ServerFlags, "model", help="reward model: folder or hub id of a sequence classifier with one label")
+    batch_size: int = flag("responses read at once", 16, AT_LEAST_1)
+    device: str | None = flag("cpu, cuda or cuda:N; the first GPU where there is one if not given", None)
+    rm_template: bool = like(RewardFlags, "rm_template")
+
+
+@dataclass(kw_only=True)
+class ServeVllmOptions(ServerFlags):
+    """Start a vLLM server that draws responses for --vllm_url.
+
+    It begins with random weights; a run sends its own before every rollout. See docs/scaling.md.
+    """
+
+    model: str = like(ServerFlags, "model", help="the model that the run trains: a folder or hub id; its config is read")
+    host: str = like(
+        ServerFlags,
+        "host",
+        help=f"address to listen on; any other than this machine's own needs a token in {TOKEN}",
+    )
+    port: int = like(ServerFlags, "port", 8000, "port to listen on", (lambda port: 0 < port < 2**16, "1 to 65535"))
+    tensor_parallel: int = flag("GPUs that share the model", 1, AT_LEAST_1)
+    max_tokens: int = flag("of a prompt with its response: max_prompt_seq_len + max_answer_seq_len", 1024, AT_LEAST_1)
+    dtype: Literal["fp32", "bf16", "fp16"] | None = like(
+        EngineFlags, "dtype", help="that of the run; bf16 on a GPU and fp32 on a CPU if not given"
+    )
+    gpu_memory: float = like(RolloutFlags, "vllm_gpu_memory", 0.9, "share of each GPU's memory that it uses")
+
+    def __post_init__(self) -> None:
+        """Raises UserError, which names the flag and what to change."""
+        super().__post_init__()
+        if not _is_own(self.host) and not os.environ.get(TOKEN):
+            raise UserError(
+                f"--host {self.host}: whoever reaches it could replace the weights. Set {TOKEN} to a secret, here and "
+                "where the run starts, or keep 127.0.0.1."
+            )
+
+
+@dataclass(kw_only=True)
+class PushOptions:
+    """Upload a model with its card, run.json and metrics to the Hugging Face hub."""
+
+    folder: Path = flag("of a model, or step 3's output folder: its policy", positional=True)
+    repository: str = flag("owner/name; made where it is missing, private", positional=True)
+    public: bool = flag("a new repository is public; or push to one that is", False)
+
+
+@dataclass(kw_only=True)
+class EnvOptions:
+    """Print versions, GPUs, memory and what else a report of a bug needs."""
+
+
+@dataclass(kw_only=True)
+class CompletionOptions:
+    """Print what a shell needs to complete subcommands, flags and presets: `source <(dschat completion bash)`."""
+
+    shell: Literal["bash", "zsh"] = flag("bash or zsh", positional=True)
+
+
+def _is_own(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
