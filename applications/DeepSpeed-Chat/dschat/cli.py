@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from pkgutil import resolve_name
 
 from dschat.common.script import run_script
@@ -92,8 +93,11 @@ COMMANDS: dict[str, Command] = {
                                    "dschat.quickstart.programs:run"),
     "quickstart learners": Command("DPO, RLOO, PPO, MA-PPO side by side", "dschat.quickstart.options:LearnersOptions",
                                    "dschat.quickstart.learners:run"),
+    "quickstart reward-losses": Command("the losses of step 2 side by side",
+                                        "dschat.quickstart.options:RewardLossesOptions",
+                                        "dschat.quickstart.reward_losses:run"),
     "completion": Command("what a shell needs to complete these", "dschat.config.commands:CompletionOptions",
-                          "dschat.config.reference:completion"),
+                          "dschat.reference:completion"),
 }  # fmt: skip
 
 
@@ -139,8 +143,11 @@ def _train(name: str, command: Command, words: Sequence[str], may_launch: bool) 
 
     def start() -> str:
         found = resolve(resolve_name(command.flags), words, command=name, processes=1, checks=False)
-        processes = plan_processes(found.config, os.environ)
-        if processes.count == 1 and not processes.on_nodes:
+        if found.preset:
+            place = Path(os.environ.get("PROJ_PATH") or Path.cwd())
+            os.environ.setdefault("MA_RLHF_DATA", str(place / "data"))
+        processes = plan_processes(found.config)
+        if processes.alone:
             return ""
         told = read(processes.count)
         told.config.plan_batches(processes.count)

@@ -1,35 +1,263 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-in until the launcher is merged."""
+"""Training on several processes: which GPUs and machines, DeepSpeed's launcher, signals, and what ended the run.
+
+Several machines, either with ssh between them: --hostfile, DeepSpeed's list of machines, lines of "name slots=8", on one
+of them; or without, on each of them: --num_nodes, --node_rank and --master_addr.
+"""
 
 import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 
-from dschat.config.rules import FREE, flag
+import psutil
+
+from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, FREE, flag
+from dschat.errors import UserError
+
+ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
+VARIABLES_FILE = "DS_ENV_FILE"  # names the launcher's list of variables for other machines
+NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
+STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
 @dataclass(kw_only=True)
 class LaunchFlags:
-    """Processes."""
+    """Processes and machines; under a launcher they do nothing."""
 
-    _argument_group_name = "processes"
+    _argument_group_name = "processes and machines"
 
-    num_gpus: int | None = flag("processes on each machine", None, on_resume=FREE, environment="NUM_GPUS")
+    num_gpus: int | None = flag(
+        "processes on each machine; the GPUs of CUDA_VISIBLE_DEVICES or nvidia-smi, or 1, if not given",
+        None,
+        AT_LEAST_1,
+        FREE,
+        environment="NUM_GPUS",
+    )
+    hostfile: str | None = flag(
+        'several machines with ssh: file of lines of "name slots=8"', None, on_resume=FREE, environment="HOSTFILE"
+    )
+    num_nodes: int = flag(
+        "several machines without ssh: how many; start the command on each",
+        1,
+        AT_LEAST_1,
+        FREE,
+        environment="NUM_NODES",
+    )
+    node_rank: int | None = flag("which of them this is, from 0", None, AT_LEAST_0, FREE, environment="NODE_RANK")
+    master_addr: str | None = flag("address of the first of them", None, on_resume=FREE, environment="MASTER_ADDR")
+    master_port: int = flag(
+        "port of the launcher, for several runs on one machine", 29500, AT_LEAST_1, FREE, environment="MASTER_PORT"
+    )
 
 
 @dataclass(frozen=True)
 class Processes:
-    count: int = 1
-    on_nodes: bool = False
+    """What is started."""
+
+    count: int  # on all machines
+    options: list[str]  # the launcher's own
+    hosts: str | None = None  # content of the list of machines where there is none yet
+    ssh: bool = False  # the launcher starts those of other machines
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process may do it itself."""
+        return self.count == 1 and not self.ssh and self.hosts is None and "--hostfile" not in self.options
 
 
 def is_rank() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    """Whether a launcher has started this process."""
+    return {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= {*os.environ}
 
 
-def plan_processes(flags: LaunchFlags, environ: Mapping[str, str]) -> Processes:
-    return Processes()
+def plan_processes(flags: LaunchFlags) -> Processes:
+    """Which processes there will be.
+
+    Raises:
+        UserError: flags, the list of machines and CUDA_VISIBLE_DEVICES do not fit together.
+    """
+    port = ["--master_port", str(flags.master_port)]
+    if flags.hostfile or flags.node_rank is not None or flags.num_nodes > 1:
+        return _on_machines(flags, port)
+    count = flags.num_gpus or _count_gpus()
+    if count == 1:
+        return Processes(1, ["--num_gpus", "1", *port])
+    visible = _visible_gpus()
+    if not visible:
+        return Processes(count, ["--num_gpus", str(count), *port])
+    if count > len(visible):
+        raise UserError(
+            f"--num_gpus {count} (NUM_GPUS), but CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} names fewer:"
+            " change one of them."
+        )
+    # The launcher replaces CUDA_VISIBLE_DEVICES, so it has to be told.
+    return Processes(count, ["--include", f"localhost:{','.join(visible[:count])}", *port])
 
 
 def launch(processes: Processes, words: Sequence[str]) -> int:
-    return 1
+    """Runs `dschat` with these words in every process.
+
+    Waits for all of them. The first SIGTERM or Ctrl-C goes to the processes that train, which save a checkpoint however
+    long that takes and end; the launcher follows them. It would kill them after 30 seconds, and does so at a second
+    signal. What ended the run is repeated last, below the launcher's own lines.
+
+    Returns:
+        The launcher's exit status; 143 after SIGTERM, 130 after Ctrl-C.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        error = Path(scratch) / "error"
+        error.touch()
+        environment = {**os.environ, ERROR_FILE: str(error)}
+        options = list(processes.options)
+        if processes.hosts is not None:
+            hosts = Path(scratch) / "hostfile"
+            hosts.write_text(processes.hosts, encoding="utf-8")
+            options = ["--hostfile", str(hosts), *options]
+        if processes.ssh:
+            environment[VARIABLES_FILE] = str(_variables(Path(scratch)))
+        found = shutil.which("deepspeed")
+        launcher = [found] if found else [sys.executable, "-m", "deepspeed.launcher.runner"]
+        command = [*launcher, *options, "--module", "--no_local_rank", "dschat", *words]
+        status = _run(command, environment, local=not processes.ssh)
+        sys.stderr.write(error.read_text(encoding="utf-8"))
+    return status
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], local: bool) -> int:
+    """Runs the launcher in a process group of its own, and passes signals on."""
+    received: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        first = not received
+        received.append(number)
+        training = _training_processes(job.pid) if first and local else []
+        for process in training:
+            process.send_signal(number)
+        if not training:
+            _signal_group(job.pid, number)
+
+    job = subprocess.Popen(command, env=environment, process_group=0)
+    before = {number: signal.signal(number, pass_on) for number in STATUS}
+    try:
+        status = job.wait()
+        while _signal_group(job.pid, 0):  # its processes
+            time.sleep(0.2)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return STATUS[signal.Signals(received[-1])] if received else status if status >= 0 else 128 - status
+
+
+def _training_processes(launcher: int) -> list[psutil.Process]:
+    """Grandchildren of the launcher, on this machine; none before they are there."""
+    try:
+        return [process for child in psutil.Process(launcher).children() for process in child.children()]
+    except psutil.Error:
+        return []
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Sends a signal to a process group; whether it still has processes."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _visible_gpus() -> list[str]:
+    """The numbers in CUDA_VISIBLE_DEVICES; none where it is empty or not set.
+
+    Of anything else the launcher would only keep the count, and use that many GPUs from 0 on, which may be somebody
+    else's.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not given.strip():
+        return []
+    if not NUMBERS.fullmatch(given):
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES={given}: the launcher takes GPUs by number alone; give the numbers that"
+            " `nvidia-smi --list-gpus` shows, such as CUDA_VISIBLE_DEVICES=0,1."
+        )
+    return [number.strip() for number in given.split(",")]
+
+
+def _count_gpus() -> int:
+    """GPUs of this machine that may be used; 1 without any, or where an empty CUDA_VISIBLE_DEVICES hides them."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return len(_visible_gpus()) or 1
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
+    except OSError:
+        return 1
+    return sum(line.startswith("GPU ") for line in listed.splitlines()) or 1
+
+
+def _on_machines(flags: LaunchFlags, port: Sequence[str]) -> Processes:
+    visible = _visible_gpus()
+    if visible != [str(place) for place in range(len(visible))]:
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: on several machines the launcher uses the GPUs"
+            " from 0 on; unset the variable and give the first --num_gpus of each to this run."
+        )
+    hosts = None
+    if flags.hostfile is None:
+        if flags.node_rank is None:
+            raise UserError(
+                "--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, and so on."
+            )
+        if flags.num_nodes == 1:
+            raise UserError("--num_nodes (NUM_NODES) is missing: give the number of machines, or --hostfile.")
+        slots = flags.num_gpus or _count_gpus()
+        hosts = "".join(f"node-{node} slots={slots}\n" for node in range(flags.num_nodes))
+        count, options = slots * flags.num_nodes, []
+    else:
+        count, options = _count_slots(flags.hostfile, flags.num_gpus), ["--hostfile", flags.hostfile]
+    if flags.num_gpus is not None:
+        options += ["--num_gpus", str(flags.num_gpus)]
+    options += port
+    if flags.node_rank is None:
+        return Processes(count, options, hosts, ssh=True)
+    if flags.master_addr is None:
+        raise UserError("--master_addr (MASTER_ADDR) is missing: give the address of the first machine.")
+    options += ["--no_ssh", "--node_rank", str(flags.node_rank), "--master_addr", flags.master_addr]
+    return Processes(count, options, hosts)
+
+
+def _count_slots(hostfile: str, num_gpus: int | None) -> int:
+    """Processes on all machines of a list; `num_gpus`, if given, replaces its numbers of slots."""
+    try:
+        lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"--hostfile {hostfile}: there is no such file.") from error
+    count = 0
+    for words in (line.split() for line in lines):
+        if not words or words[0].startswith("#"):
+            continue
+        slots = words[1].removeprefix("slots=") if len(words) > 1 else ""
+        if not slots.isdecimal() or int(slots) < 1:
+            raise UserError(f'--hostfile {hostfile}: the line of {words[0]} must be like "{words[0]} slots=8".')
+        count += num_gpus or int(slots)
+    if not count:
+        raise UserError(f'--hostfile {hostfile} names no machine: give lines like "name slots=8".')
+    return count
+
+
+def _variables(scratch: Path) -> Path:
+    """The launcher's list of variables for other machines: those of its own file, and where local data are."""
+    given = Path(os.environ.get(VARIABLES_FILE, ".deepspeed_env"))
+    places = dict.fromkeys([Path.home() / given, Path.cwd() / given])
+    lines = [place.read_text(encoding="utf-8") for place in places if place.is_file()]
+    lines += [f"{name}={os.environ[name]}\n" for name in ("MA_RLHF_DATA", "MA_RLHF_CACHE") if name in os.environ]
+    file = scratch / "variables"
+    file.write_text("".join(lines), encoding="utf-8")
+    return file

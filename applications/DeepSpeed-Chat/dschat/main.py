@@ -26,9 +26,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 C = TypeVar("C", bound=CommonConfig)
 
 
-def run_main(
-    step: str, config: Callable[[], C], train: Callable[[C, RunOutput], None] | str
-) -> int:
+def run_main(step: str, config: Callable[[], C], train: Callable[[C, RunOutput], None] | str) -> int:
     """Reads the configuration, joins the process group and trains.
 
     Args:

@@ -92,7 +92,9 @@ def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[st
         return [(title, TerminationFlags(termination_condition=condition, **read))]
     models = [None if model == "-" else model for model in options.parser_model or ["-"] * len(options.parser)]
     if len(models) != len(options.parser):
-        raise UserError(f"--parser_model: give one for each of {len(options.parser)} parsers; - is a parser's default.")
+        raise UserError(
+            f"--parser_model: give one for each of {len(options.parser)} parsers; - is a parser's default."
+        )
     titles = [f"{name}, cutoff {options.parsing_cutoff}" for name in options.parser]
     parsers = [{"parser": name, "parser_model": model} for name, model in zip(options.parser, models, strict=True)]
     flags = [TerminationFlags(termination_condition=condition, **parser, **read) for parser in parsers]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mains of the three steps as processes of their own, for whoever runs several of them in turn."""
+"""Subcommands of `dschat` as processes of their own, for whoever runs several of them in turn."""
 
 import os
 import shlex
@@ -26,12 +26,10 @@ class Processes:
         """A process's part of a batch."""
         return batch // self.count
 
-    def command(self, script: str, flags: Sequence[str]) -> list[str]:
-        """The command line of a main: plain Python for one process, DeepSpeed's launcher for several."""
-        if self.count == 1:
-            return [sys.executable, script, *flags]
-        launcher = str(Path(sys.executable).parent / "deepspeed")
-        return [launcher, "--num_gpus", str(self.count), "--master_port", free_port(), script, *flags]
+    def command(self, name: str, flags: Sequence[str]) -> list[str]:
+        """The command line of a subcommand."""
+        words = [sys.executable, "-m", "dschat", *name.split(), *flags]
+        return words if self.count == 1 else [*words, "--num_gpus", str(self.count), "--master_port", free_port()]
 
 
 def as_arguments(flags: Mapping[str, object]) -> list[str]:
@@ -39,16 +37,12 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
     return [str(part) for item in flags.items() for part in item]
 
 
-def run_step(step: str, flags: Sequence[str], processes: Processes) -> None:
-    """The main of a step; its output is shown. Raises UserError where it fails."""
-    run_command(step, processes.command(os.path.relpath(TRAINING / step / "main.py"), flags))
-
-
-def run_command(name: str, command: Sequence[str]) -> None:
-    """A command of Python's or DeepSpeed's; its output is shown. Raises UserError, with the name, where it fails."""
-    print("== " + shlex.join([Path(command[0]).name, *command[1:]]), flush=True)
+def run_step(name: str, flags: Sequence[str], processes: Processes) -> None:
+    """A subcommand; its output is shown. Raises UserError, with its name, where it fails."""
+    command = processes.command(name, flags)
+    print("== " + shlex.join(["dschat", *command[3:]]), flush=True)
     # Models of demos are so small that threads would mostly wait for each other.
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    environment = {"OMP_NUM_THREADS": "1", "NUM_GPUS": "1", **os.environ}
     status = subprocess.run(command, env=environment).returncode
     if status:
         raise UserError(f"{name} ended with status {status}; its message is above.")

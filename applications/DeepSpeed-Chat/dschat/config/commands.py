@@ -35,7 +35,9 @@ class ServerFlags:
 class ServeOptions(ServerFlags):
     """Serve a reward model to --reward_url; docs/rewards.md has its request."""
 
-    model: str = like(ServerFlags, "model", help="reward model: folder or hub id of a sequence classifier with one label")
+    model: str = like(
+        ServerFlags, "model", help="reward model: folder or hub id of a sequence classifier with one label"
+    )
     batch_size: int = flag("responses read at once", 16, AT_LEAST_1)
     device: str | None = flag("cpu, cuda or cuda:N; the first GPU where there is one if not given", None)
     rm_template: bool = like(RewardFlags, "rm_template")
@@ -48,7 +50,9 @@ class ServeVllmOptions(ServerFlags):
     It begins with random weights; a run sends its own before every rollout. See docs/scaling.md.
     """
 
-    model: str = like(ServerFlags, "model", help="the model that the run trains: a folder or hub id; its config is read")
+    model: str = like(
+        ServerFlags, "model", help="the model that the run trains: a folder or hub id; its config is read"
+    )
     host: str = like(
         ServerFlags,
         "host",

@@ -5,6 +5,7 @@
     data_path: ${PROJ_PATH}/rows.jsonl
     kl_coef: 0.03
     seed: ${SEED:-1234}
+    parser_model: ${PARSER_MODEL:-}   # the flag's default where the variable is not set
 
 Presets have one key more, `preset`, see `dschat.config.presets`.
 """
@@ -125,4 +126,4 @@ def _filled_in(setting: Setting, environ: Mapping[str, str]) -> str | list[str] 
 
     if isinstance(setting.value, list):
         return [fill(text) for text in setting.value]
-    return None if setting.value is None else fill(setting.value)
+    return None if setting.value is None else fill(setting.value) or None

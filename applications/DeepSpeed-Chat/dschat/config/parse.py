@@ -10,7 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 import yaml
@@ -33,6 +33,7 @@ class Resolved(Generic[Config]):
     values: dict[str, Any]  # by field, as given: before what follows from other flags is filled in
     origins: dict[str, str]  # of each value that is no default: its flag, FILE:LINE or $VARIABLE
     rest: list[str]  # words that are no flags of it
+    preset: dict[str, Any] = field(default_factory=dict)  # the key `preset` of its file
 
     @property
     def words(self) -> list[str]:
@@ -43,8 +44,7 @@ class Resolved(Generic[Config]):
     def yaml(self) -> str:
         """A file that says the same, with where each value comes from."""
         lines = [
-            (f"{name}: {_yaml_value(self.values[name])}", self.origins.get(name, DEFAULT))
-            for name in self.values
+            (f"{name}: {_yaml_value(self.values[name])}", self.origins.get(name, DEFAULT)) for name in self.values
         ]
         width = min(48, max((len(line) for line, _ in lines), default=0))
         return "".join(f"{line:<{width}}  # {origin}\n" for line, origin in lines)
@@ -81,7 +81,7 @@ def resolve(
             and --print_config.
     """
     parser = FlagParser(config_class, prog or (f"dschat {command}" if command else None))
-    has_own = "config" in {field.name for field in fields(config_class)}  # type: ignore[arg-type]
+    has_own = "config" in {one.name for one in fields(config_class)}  # type: ignore[arg-type]
     if not has_own:
         group = parser.add_argument_group("files")
         group.add_argument("--config", metavar="FILE", help="YAML file of flags, or the name of a preset; flags win")
@@ -99,12 +99,12 @@ def resolve(
         for key, size in batch_sizes(most, values, share).items():
             if key not in values:
                 values[key], origins[key] = size, f"preset, {share} processes"
-    for field in fields(config_class):  # type: ignore[arg-type]
-        variable = notes_of(field).environment
-        if field.name not in values and variable and os.environ.get(variable):
-            values |= parser.value_of(field.name, os.environ[variable], f"${variable}")
-            origins[field.name] = f"${variable}"
-    defaults = {field.name: default_value(field) for field in fields(config_class)}  # type: ignore[arg-type]
+    for one in fields(config_class):  # type: ignore[arg-type]
+        variable = notes_of(one).environment
+        if one.name not in values and variable and os.environ.get(variable):
+            values |= parser.value_of(one.name, os.environ[variable], variable)
+            origins[one.name] = f"${variable}"
+    defaults = {one.name: default_value(one) for one in fields(config_class)}  # type: ignore[arg-type]
     missing = [key for key, default in defaults.items() if default is MISSING and key not in values]
     if missing:
         parser.error(f"the following arguments are required: {', '.join(f'--{key}' for key in missing)}")
@@ -117,7 +117,7 @@ def resolve(
         made.validate()
         if runs_here:
             made.check_installed()
-    return Resolved(made, complete, origins, rest)
+    return Resolved(made, complete, origins, rest, file.preset)
 
 
 def parse(config_class: type[Config], argv: Sequence[str] | None = None, runs_here: bool = True) -> Config:
@@ -153,7 +153,7 @@ def _merge(
         origins |= dict.fromkeys(found, setting.place)
     values |= given
     origins |= {name: f"--{name}" for name in given}
-    order = [field.name for field in fields(config_class)]
+    order = [one.name for one in fields(config_class)]
     return {name: values[name] for name in order if name in values}, {n: origins[n] for n in order if n in origins}
 
 
@@ -164,4 +164,8 @@ def _yaml_value(value: object) -> str:
     plain = list(map(as_text, value)) if isinstance(value, list | tuple) else as_text(value)
     if isinstance(plain, str) and not isinstance(value, str):
         return plain
-    return str(yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True)).split("\n...")[0].strip()
+    return (
+        str(yaml.safe_dump(plain, default_flow_style=True, width=math.inf, allow_unicode=True))
+        .split("\n...")[0]
+        .strip()
+    )

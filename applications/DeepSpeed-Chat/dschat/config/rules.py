@@ -178,7 +178,7 @@ def _check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
 
 def _check_value(name: str, value: Any, rule: Rule) -> None:
     if rule is NOT_EMPTY:
-        if not value or "" in list(value):
+        if not value or (isinstance(value, list | tuple) and "" in value):
             raise UserError(f"--{name} is empty: give a value, or drop the flag.")
         return
     accept, wanted = rule

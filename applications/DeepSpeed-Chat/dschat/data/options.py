@@ -6,8 +6,8 @@ from typing import Literal
 
 from dschat.config.common import DataFlags, OptimisationFlags
 from dschat.config.rewards import ProgramFlags, SandboxLevel
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, REQUIRED, Rule, check_flags, flag, like
 from dschat.config.rollouts import SamplingFlags
+from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, BELOW_1, REQUIRED, Rule, check_flags, flag, like
 from dschat.config.supervised import OneModelConfig, SFTConfig
 from dschat.data.hub import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.prepared.folder import SKIPPED
@@ -79,9 +79,7 @@ class PrepareOptions(RowOptions):
 
     output: str = flag("folder to write; training takes it as --data_path")
     tokenizer: str = like(RowOptions, "tokenizer", REQUIRED, "folder or hub id of the model to train")
-    stage: Literal["finetune", "preference"] = flag(
-        "finetune: for step 1; preference: for step 2 and DPO", "finetune"
-    )
+    stage: Literal["finetune", "preference"] = flag("finetune: for step 1; preference: for step 2 and DPO", "finetune")
     max_length: int = flag("tokens of prompt and response; the rest is cut", 512, AT_LEAST_2)
     max_prompt_length: int = flag("longest prompt; rows with a longer one are left out", 512, AT_LEAST_1)
     minimum_response_length: int = flag("shortest response; rows with a shorter one are left out", 5, AT_LEAST_0)

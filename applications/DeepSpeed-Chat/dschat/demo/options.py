@@ -12,7 +12,14 @@ from dschat.config.rewards import RewardFlags
 from dschat.config.rollouts import RolloutFlags
 from dschat.config.rules import flag, like
 from dschat.errors import UserError
-from dschat.inference.options import TEMPERATURE, ComputeFlags, InferenceOptions, PolicyOptions, PromptFlags, ScoredOptions
+from dschat.inference.options import (
+    TEMPERATURE,
+    ComputeFlags,
+    InferenceOptions,
+    PolicyOptions,
+    PromptFlags,
+    ScoredOptions,
+)
 
 
 @dataclass(kw_only=True)
@@ -21,7 +28,9 @@ class DemoOptions(TerminationFlags, ComputeFlags):
 
     task: ClassVar[str] = ""
     model: str | None = like(
-        InferenceOptions, "model", help="a run's output folder, a model's folder, or a hub id; the page asks if not given"
+        InferenceOptions,
+        "model",
+        help="a run's output folder, a model's folder, or a hub id; the page asks if not given",
     )
     other: str | None = flag("a second model, which answers the same beside the first", None)
     reward_model: str | None = like(

@@ -98,9 +98,7 @@ class JudgeOptions(AskingOptions):
     Killed and started again with the same flags, it goes on where it stood.
     """
 
-    dataset: str = flag(
-        "rubric: summarize, hh-rlhf (hh) or webgpt; with --rubric a name for the results", "summarize"
-    )
+    dataset: str = flag("rubric: summarize, hh-rlhf (hh) or webgpt; with --rubric a name for the results", "summarize")
     rubric: Path | None = flag("file of your own rubric (.toml or .json), see docs/evaluation.md", None)
 
     def __post_init__(self) -> None:

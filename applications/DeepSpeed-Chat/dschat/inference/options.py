@@ -67,7 +67,9 @@ class ComputeFlags(CheckedFlags):
     """Where models compute."""
 
     device: str | None = flag("cpu, cuda or cuda:N (a GPU where there is one)", None)
-    dtype: Dtype | None = like(EngineFlags, "dtype", help="of the models; bf16 on a GPU and fp32 on a CPU if not given")
+    dtype: Dtype | None = like(
+        EngineFlags, "dtype", help="of the models; bf16 on a GPU and fp32 on a CPU if not given"
+    )
 
 
 @dataclass(kw_only=True)

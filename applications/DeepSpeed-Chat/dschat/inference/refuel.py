@@ -114,10 +114,14 @@ class RankOptions(OutputFlags, ComputeFlags):
     Killed and started again with the same flags, it goes on where it stood.
     """
 
-    prompts: str = like(GenerateOptions, "prompts", REQUIRED, "what `refuel-data generate` wrote: a folder, or owner/name")
+    prompts: str = like(
+        GenerateOptions, "prompts", REQUIRED, "what `refuel-data generate` wrote: a folder, or owner/name"
+    )
     reward_model: str | None = like(ScoredOptions, "reward_model", None)
     reward_function: str | None = like(
-        DialogueFlags, "reward_function", help="module.py:function in its place: dialogues → numbers, None for failures"
+        DialogueFlags,
+        "reward_function",
+        help="module.py:function in its place: dialogues → numbers, None for failures",
     )
     max_length: int = flag("longest dialogue in the reward model's tokens; longer ones fail", 4096, AT_LEAST_1)
     batch_size: int = like(PromptFlags, "batch_size", 8, "dialogues that the reward model reads at once")

@@ -15,7 +15,16 @@ import torch
 from dschat.config.commands import EnvOptions
 from dschat.run.output import CHECKOUT, commit_of, new_record
 
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "NCCL_", "DS_", "HF_HOME", "HF_HUB_OFFLINE", "MA_RLHF_", "OMP_NUM_THREADS", "VLLM_")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "NCCL_",
+    "DS_",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "MA_RLHF_",
+    "OMP_NUM_THREADS",
+    "VLLM_",
+)
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
 OTHERS = ("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio", "openai")
 
@@ -61,7 +70,5 @@ def _gpus() -> dict[str, str]:
     found = {}
     for number in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(number)
-        found[f"GPU {number}"] = (
-            f"{torch.cuda.get_device_name(number)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
-        )
+        found[f"GPU {number}"] = f"{torch.cuda.get_device_name(number)}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free"
     return found or {"GPUs": "none"}

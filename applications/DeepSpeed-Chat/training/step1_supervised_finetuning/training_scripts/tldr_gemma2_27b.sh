@@ -1,34 +1,3 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Step 1, Gemma-2-27B on TL;DR: supervised fine-tuning.
-# Settings of the published run. Environment variables: ../../launch.sh. Flags given to the script win.
-# Optimiser states and weights live in main memory: about 0.6 TB.
-set -euo pipefail
-source "$(dirname -- "${BASH_SOURCE[0]}")/../../launch.sh"
-
-choose_run tldr-gemma2-27b google/gemma-2-27b openai/summarize_from_feedback
-
-batch_flags --global_batch_size 128 --per_device_train_batch_size 8 -- "$@"
-
-launch \
-    --data_path "$DATA" \
-    --data_split 2,4,4 \
-    --model_name_or_path "$MODEL" \
-    --max_seq_len 1024 \
-    "${BATCH[@]}" \
-    --per_device_eval_batch_size 2 \
-    --num_train_epochs 3 \
-    --learning_rate 5e-6 \
-    --weight_decay 0.01 \
-    --lr_scheduler_type cosine \
-    --warmup_ratio 0.1 \
-    --gradient_clipping 1.0 \
-    --zero_stage 3 \
-    --offload \
-    --dtype bf16 \
-    --gradient_checkpointing \
-    --eval_interval 50 \
-    --save_steps 50 \
-    --seed 1234 \
-    --output_dir "$RUN/sft" \
-    "$@"
+exec python -m dschat sft --config tldr_gemma2_27b "$@"

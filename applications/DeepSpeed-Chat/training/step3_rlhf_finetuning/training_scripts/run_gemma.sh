@@ -1,6 +1,3 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Step 3, PPO with macro actions: Gemma-2B on TL;DR. Other presets lie beside this one.
-# Environment variables: ../../launch.sh. Flags given to the script win.
-set -euo pipefail
-exec bash "$(dirname -- "${BASH_SOURCE[0]}")/tldr_gemma_2b.sh" "$@"
+exec python -m dschat ppo --config tldr_gemma_2b "$@"

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the examples share: how they start, and, on the reviews, corpus, model and the flags of the three steps."""
 
-import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.launch import Processes, as_arguments, run_step
+from dschat.data import synthetic
 from dschat.errors import UserError
 
-GOLD = Path(__file__).resolve().parents[2] / "dschat" / "data" / "synthetic.py"
+GOLD = Path(synthetic.__file__)
 COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
 
 
@@ -49,26 +48,6 @@ RUNS = {
     "MA-PPO (n = 5)": ("step3-ma-ppo", ["--ngram", "5"]),
     "PPO, λ = .99": ("step3-ppo-99", ["--ngram", "1", "--lam", "0.99"]),
 }
-
-
-def example_flags(description: str | None, folder: str, seed_of: str = "") -> argparse.ArgumentParser:
-    """The flags of every example; --seed where it says of what."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--output_dir", type=Path, default=Path(folder), help="folder of everything made")
-    parser.add_argument("--small", action="store_true", help="a few updates only: shows that every part runs")
-    if seed_of:
-        parser.add_argument("--seed", type=int, default=1234, help=f"of {seed_of}")
-    return parser
-
-
-def run_example(run: Callable[[], None]) -> int:
-    """Runs an example; returns the exit status."""
-    try:
-        run()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def make_folder(folder: Path, content: str) -> Path:
@@ -112,7 +91,7 @@ def train_sft(data: Path, model: Path, output: Path, scale: Scale, more: Sequenc
     """Step 1 on the demonstrations, with more flags."""
     batch = processes.share(scale.batch)
     flags = supervised_flags(data / "demonstrations", "1,0,0", model, output, scale.sft_epochs, batch)
-    run_step("step1_supervised_finetuning", [*flags, *more], processes)
+    run_step("sft", [*flags, *more], processes)
 
 
 def train_reward_model(
@@ -121,7 +100,7 @@ def train_reward_model(
     """Step 2 on the first share of the comparisons, with more flags."""
     batch = processes.share(scale.batch)
     flags = supervised_flags(pairs, scale.data_split, sft, output, scale.reward_epochs, batch)
-    run_step("step2_reward_model_finetuning", [*flags, *more], processes)
+    run_step("reward", [*flags, *more], processes)
 
 
 def ppo_flags(data: Path, sft: Path, reward: Path, output: Path, scale: Scale, processes: Processes) -> list[str]:

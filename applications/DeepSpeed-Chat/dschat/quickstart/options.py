@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of the examples that run the whole pipeline."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dschat.config.common import EngineFlags, OptimisationFlags, OutputFlags
+from dschat.config.rules import check_flags, flag, like
+from dschat.launch import LaunchFlags
+
+
+@dataclass(kw_only=True)
+class ExampleFlags:
+    """Those of every example."""
+
+    output_dir: Path = like(OutputFlags, "output_dir", Path("runs"), "folder of everything made")
+    small: bool = flag("a few updates only: shows that every part runs", False)
+    seed: int = like(OptimisationFlags, "seed", help="of data, model and training")
+
+    def __post_init__(self) -> None:
+        """Raises UserError, which names the flag."""
+        check_flags(self)
+
+
+@dataclass(kw_only=True)
+class QuickstartOptions(ExampleFlags):
+    """Run the whole pipeline on this machine, in minutes: corpus, model, steps 1 to 3 with and without macro actions, report.
+
+    Runs the same commands as any training, as processes of their own, on a synthetic corpus and a small Gemma.
+    """
+
+    output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/quickstart"))
+    num_gpus: Literal[1, 2, 4, 8] = like(LaunchFlags, "num_gpus", 1, "processes, each on a GPU or CPU")
+    zero_stage: Literal[0, 1, 2, 3] = like(EngineFlags, "zero_stage", help="ZeRO stage of every model")
+
+
+@dataclass(kw_only=True)
+class ProgramsOptions(ExampleFlags):
+    """Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5 before and after."""
+
+    output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/programs"))
+
+
+@dataclass(kw_only=True)
+class LearnersOptions(ExampleFlags):
+    """The learners on the quickstart's reviews: DPO, RLOO, PPO, MA-PPO and best-of-16, side by side; REFUEL on dialogues."""
+
+    output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/learners"))
+
+
+@dataclass(kw_only=True)
+class RewardLossesOptions(ExampleFlags):
+    """The four losses of step 2 on the quickstart's comparisons: how often each ranks held-out pairs right."""
+
+    output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/reward-losses"))
+    seeds: list[int] = flag("of step 2; the first also of the rest", factory=lambda: [1234, 1235, 1236])

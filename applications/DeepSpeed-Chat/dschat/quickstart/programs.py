@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5 before and after.
+
+Runs the same commands as any training, as processes of their own, on problems made by code and a small Gemma.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dschat.common.atomic import write_file
+from dschat.common.launch import Processes, as_arguments, run_step
+from dschat.evaluation.programs import ALL, pass_rates, pass_table
+from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
+from dschat.quickstart.options import ProgramsOptions
+from dschat.run_report.build import build_report
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything."""
+
+    demonstrations: int
+    rollout: int  # problems of one PPO iteration
+    iterations: int
+    held_out: int
+    sft_epochs: int
+
+
+FULL = Scale(12000, 64, 30, 128, 3)
+SMALL = Scale(64, 16, 2, 16, 1)  # shows that every part runs; learns nothing
+# Name of each run → its folder and tokens of a macro action.
+RUNS = {"PPO (n = 1)": ("ppo", 1), "MA-PPO (n = 10)": ("ma-ppo", 10)}
+
+
+def run(options: ProgramsOptions) -> str:
+    """Makes the problems and the model, trains, answers the held-out problems and writes the report; its numbers."""
+    folder, seed, scale = options.output_dir, options.seed, SMALL if options.small else FULL
+    start = time.perf_counter()
+    data, model = make_inputs(folder, seed, scale)
+    sft = folder / "sft"
+    common = [*COMMON, "--seed", str(seed)]
+    flags = supervised_flags(data / "demonstrations", "1,0,0", model, sft, scale.sft_epochs, 32)
+    run_step("sft", [*flags, *common], Processes())
+    for place, ngram in RUNS.values():
+        flags = [*ppo_flags(data, sft, folder / place, scale), "--ngram", str(ngram), *common]
+        run_step("ppo", flags, Processes())
+    models = {"sft": "SFT"} | {place: name for name, (place, _) in RUNS.items()}
+    found = pass_rates([answer(folder / place, data, folder, seed) for place in models], (1, 5))
+    table = pass_table(found)
+    write_file(folder / "pass-at-k.txt", table + "\n")
+    notes = ["Score: the published reward of programs, from what becomes of them on their tests."]
+    for each in found:
+        if each.difficulty == ALL:
+            rates = ", ".join(f"pass@{k} {rate.text()} %" for k, rate in each.rates.items() if rate is not None)
+            notes.append(f"{models[each.model]}, {each.problems} held-out problems, five programs each: {rates}.")
+    runs = {name: folder / place for name, (place, _) in RUNS.items()}
+    summary = build_report(runs, folder, title="Programs: PPO and MA-PPO with rewards by execution", notes=notes)
+    seconds = f"{time.perf_counter() - start:.0f} s in all"
+    return f"{summary.text()}\n\n{table}\n\nreport: {folder / 'report.html'} ({seconds})"
+
+
+def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
+    """The problems and the random model, as files."""
+    from dschat.data.formats import apps_row
+    from dschat.data.problems import make_row, write_problems
+    from dschat.models.tiny import make_model
+
+    data = make_folder(folder, "problems and model")
+    write_problems(data, scale.demonstrations, scale.rollout * scale.iterations, scale.held_out, seed)
+    rows = [apps_row(make_row(index, seed, "demonstrations"), str(index)) for index in range(1000)]
+    texts = [f"{row.prompt}{row.chosen}" for row in rows]
+    return data, make_model(folder / "model", texts, seed, vocab_size=400)
+
+
+def ppo_flags(data: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
+    """Step 3 on the problems; both runs start from the same model and see the same problems."""
+    flags = {
+        "--data_path": data / "problems",
+        "--data_split": "0,0,1",
+        "--actor_model_name_or_path": sft,
+        "--reward_source": "programs",
+        "--sandbox_workers": 2,
+        "--output_dir": output,
+        "--per_device_generation_batch_size": scale.rollout,
+        "--per_device_training_batch_size": scale.rollout,
+        "--num_train_epochs": 1,
+        "--eval_interval": 10,
+        "--eval_prompts": 64,
+        "--max_prompt_seq_len": 128,
+        "--max_answer_seq_len": 48,
+        "--actor_learning_rate": 1e-3,
+        "--critic_learning_rate": 2e-3,
+        "--kl_ctl": 0.02,
+        "--warmup_ratio": 0.05,
+    }
+    return [*as_arguments(flags), "--whiten_advantages"]
+
+
+def answer(model: Path, data: Path, folder: Path, seed: int) -> Path:
+    """Five programs for each held-out problem, run; the file of results."""
+    flags: dict[str, object] = {
+        "--proj-path": folder,
+        "--model": model,
+        "--data-path": data / "problems",
+        "--dataset": "problems",
+        "--name": model.name,
+        "--max-new-tokens": 48,
+        "--top-k": 0,
+        "--seed": seed,
+        "--batch-size": 64,
+        "--sandbox-workers": 2,
+    }
+    run_step("programs", [*as_arguments(flags), "--overwrite"], Processes())
+    return folder / "results" / "problems" / "temperature=1.0" / f"{model.name}.jsonl"
