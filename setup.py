@@ -32,7 +32,11 @@ def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
         "python_requires": ">=3.11",
         "package_dir": folders,
         "packages": packages,
-        "package_data": {"dschat": ["**/*.html", "**/*.css", "**/*.js"], "constituent_treelib": ["py.typed"]},
+        "package_data": {
+            "dschat": ["**/*.html", "**/*.css", "**/*.js", "presets/*/*.yaml"],
+            "constituent_treelib": ["py.typed"],
+        },
+        "entry_points": {"console_scripts": ["dschat = dschat.cli:main"]},
         "install_requires": [
             "torch>=2.8",
             "transformers>=5.17,<6",
@@ -45,6 +49,7 @@ def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
             "jinja2>=3.1",
             "markupsafe>=3",
             "psutil>=6",
+            "pyyaml>=6",
             "pyarrow>=19",
             "safetensors>=0.5",
             "huggingface-hub>=1",

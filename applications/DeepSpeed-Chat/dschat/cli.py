@@ -3,12 +3,13 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 from dschat.common.script import run_script
 from dschat.config.common import CommonConfig
@@ -22,83 +23,142 @@ class Command:
     """A subcommand."""
 
     summary: str  # its line in `dschat --help`
-    flags: str  # "module:class" of its flags, whose docstring its --help begins with
+    flags: str  # "module:class" of its flags, in this package; --help begins with its docstring
     run: str  # "module:function" of flags → the last lines of the output, or an exit status
     step: str = ""  # of a training step: what run.json calls it
     goes_on: bool = False  # after Ctrl-C the same command goes on where it stood
 
+    def flags_class(self) -> type[Any]:
+        """The dataclass of its flags."""
+        found: type[Any] = resolve_name(f"dschat.{self.flags}")
+        return found
+
+    def function(self) -> Callable[..., Any]:
+        """What it does; imports what that takes."""
+        found: Callable[..., Any] = resolve_name(f"dschat.{self.run}")
+        return found
+
 
 COMMANDS: dict[str, Command] = {
-    "sft": Command("step 1: supervised fine-tuning", "dschat.config.supervised:SFTConfig",
-                   "dschat.builders.steps:train_sft", "sft"),
-    "reward": Command("step 2: a reward model", "dschat.config.supervised:RewardConfig",
-                      "dschat.builders.steps:train_reward", "reward"),
-    "dpo": Command("instead of steps 2 and 3: direct preference optimisation", "dschat.config.supervised:DPOConfig",
-                   "dschat.builders.steps:train_dpo", "dpo"),
-    "ppo": Command("step 3: PPO with macro actions, RLOO", "dschat.config.ppo:PPOConfig",
-                   "dschat.builders.steps:train_ppo", "ppo"),
-    "refuel": Command("REFUEL on pairs of dialogues", "dschat.config.refuel:RefuelConfig",
-                      "dschat.builders.steps:train_refuel", "refuel"),
-    "refuel-online": Command("REFUEL with the users of the data", "dschat.config.refuel:RefuelOnlineConfig",
-                             "dschat.builders.steps:train_refuel_online", "refuel_online"),
-    "refuel-data generate": Command("dialogues of a policy and a simulated user", "dschat.inference.refuel:GenerateOptions",
-                                    "dschat.inference.dialogues:run_generate", goes_on=True),
-    "refuel-data rank": Command("their rewards, turn by turn", "dschat.inference.refuel:RankOptions",
-                                "dschat.inference.pairs:run_rank", goes_on=True),
-    "refuel-data tokenize": Command("pairs of tokens that `refuel` trains on", "dschat.inference.refuel:MaskOptions",
-                                    "dschat.inference.pairs:run_masks"),
-    "data check": Command("what is wrong with data, before training", "dschat.data.options:CheckOptions",
-                          "dschat.data.__main__:run"),
-    "data preview": Command("rows as training sees them", "dschat.data.options:PreviewOptions",
-                            "dschat.data.__main__:run"),
-    "data prepare": Command("filter and encode data once", "dschat.data.options:PrepareOptions",
-                            "dschat.data.__main__:run"),
-    "plan": Command("memory, updates and flags that fit, before anything runs", "dschat.config.plan:PlanOptions",
-                    "dschat.plan.__main__:run"),
-    "generate": Command("responses of a model, with rewards", "dschat.inference.options:InferenceOptions",
-                        "dschat.inference.scored:run_inference", goes_on=True),
-    "best-of-n": Command("the best of N responses by reward", "dschat.inference.options:BestOfOptions",
-                         "dschat.inference.scored:run_best_of_n", goes_on=True),
-    "programs": Command("programs of a model, run on tests in a sandbox", "dschat.inference.options:ProgramOptions",
-                        "dschat.inference.programs:run_programs", goes_on=True),
-    "text": Command("perplexity, ROUGE, accuracy of a reward model", "dschat.inference.options:TextOptions",
-                    "dschat.inference.text:run_text", goes_on=True),
-    "sample": Command("the rows that judges and people compare", "dschat.evaluation.options:SampleOptions",
-                      "dschat.evaluation.commands:sample"),
-    "judge": Command("a judge model compares two models", "dschat.evaluation.options:JudgeOptions",
-                     "dschat.evaluation.judge.run:run_judge", goes_on=True),
-    "judge-turns": Command("a judge compares dialogues turn by turn", "dschat.evaluation.options:TurnOptions",
-                           "dschat.evaluation.judge.run:run_turns", goes_on=True),
-    "vote": Command("people compare two models", "dschat.evaluation.options:VoteOptions",
-                    "dschat.evaluation.commands:vote", goes_on=True),
-    "report": Command("win rates, agreement, pass@k, best of N", "dschat.evaluation.options:ReportOptions",
-                      "dschat.evaluation.commands:report"),
-    "pass-at-k": Command("pass@k of programs that were run", "dschat.evaluation.options:PassOptions",
-                         "dschat.evaluation.commands:pass_at_k"),
-    "demo chat": Command("talk with a model", "dschat.demo.options:ChatOptions", "dschat.demo.__main__:run"),
-    "demo summary": Command("summaries of posts (TL;DR)", "dschat.demo.options:SummaryOptions",
-                            "dschat.demo.__main__:run"),
-    "macro-actions": Command("where termination conditions cut responses", "dschat.config.macro_actions:MacroActionsOptions",
-                             "dschat.show_macro_actions:run"),
-    "serve": Command("a reward model for --reward_url", "dschat.config.commands:ServeOptions",
-                     "dschat.scoring.serve:serve"),
-    "serve-vllm": Command("vLLM for --vllm_url", "dschat.config.commands:ServeVllmOptions",
-                          "dschat.rollouts.serve:serve"),
-    "push": Command("a model to the Hugging Face hub", "dschat.config.commands:PushOptions", "dschat.run.hub:run_push"),
-    "env": Command("versions, GPUs and memory, for a report of a bug", "dschat.config.commands:EnvOptions",
-                   "dschat.run.environment:describe"),
-    "quickstart": Command("the whole pipeline on this machine, in minutes", "dschat.quickstart.options:QuickstartOptions",
-                          "dschat.quickstart.reviews:run"),
-    "quickstart programs": Command("the same with rewards by execution", "dschat.quickstart.options:ProgramsOptions",
-                                   "dschat.quickstart.programs:run"),
-    "quickstart learners": Command("DPO, RLOO, PPO, MA-PPO side by side", "dschat.quickstart.options:LearnersOptions",
-                                   "dschat.quickstart.learners:run"),
-    "quickstart reward-losses": Command("the losses of step 2 side by side",
-                                        "dschat.quickstart.options:RewardLossesOptions",
-                                        "dschat.quickstart.reward_losses:run"),
-    "completion": Command("what a shell needs to complete these", "dschat.config.commands:CompletionOptions",
-                          "dschat.reference:completion"),
-}  # fmt: skip
+    "sft": Command("step 1: supervised fine-tuning", "config.supervised:SFTConfig", "builders.steps:train_sft", "sft"),
+    "reward": Command(
+        "step 2: a reward model", "config.supervised:RewardConfig", "builders.steps:train_reward", "reward"
+    ),
+    "dpo": Command(
+        "instead of steps 2 and 3: direct preference optimisation",
+        "config.supervised:DPOConfig",
+        "builders.steps:train_dpo",
+        "dpo",
+    ),
+    "ppo": Command("step 3: PPO with macro actions, RLOO", "config.ppo:PPOConfig", "builders.steps:train_ppo", "ppo"),
+    "refuel": Command(
+        "REFUEL on pairs of dialogues", "config.refuel:RefuelConfig", "builders.steps:train_refuel", "refuel"
+    ),
+    "refuel-online": Command(
+        "REFUEL with the users of the data",
+        "config.refuel:RefuelOnlineConfig",
+        "builders.steps:train_refuel_online",
+        "refuel_online",
+    ),
+    "refuel-data generate": Command(
+        "dialogues of a policy and a simulated user",
+        "inference.refuel:GenerateOptions",
+        "inference.dialogues:run_generate",
+        goes_on=True,
+    ),
+    "refuel-data rank": Command(
+        "their rewards, turn by turn", "inference.refuel:RankOptions", "inference.pairs:run_rank", goes_on=True
+    ),
+    "refuel-data tokenize": Command(
+        "pairs of tokens that `refuel` trains on", "inference.refuel:MaskOptions", "inference.pairs:run_masks"
+    ),
+    "data check": Command(
+        "what is wrong with data, before training", "data.options:CheckOptions", "data.__main__:run"
+    ),
+    "data preview": Command("rows as training sees them", "data.options:PreviewOptions", "data.__main__:run"),
+    "data prepare": Command("filter and encode data once", "data.options:PrepareOptions", "data.__main__:run"),
+    "plan": Command(
+        "memory, updates and flags that fit, before anything runs", "config.plan:PlanOptions", "plan.__main__:run"
+    ),
+    "generate": Command(
+        "responses of a model, with rewards",
+        "inference.options:InferenceOptions",
+        "inference.scored:run_inference",
+        goes_on=True,
+    ),
+    "best-of-n": Command(
+        "the best of N responses by reward",
+        "inference.options:BestOfOptions",
+        "inference.scored:run_best_of_n",
+        goes_on=True,
+    ),
+    "programs": Command(
+        "programs of a model, run on tests in a sandbox",
+        "inference.options:ProgramOptions",
+        "inference.programs:run_programs",
+        goes_on=True,
+    ),
+    "text": Command(
+        "perplexity, ROUGE, accuracy of a reward model",
+        "inference.options:TextOptions",
+        "inference.text:run_text",
+        goes_on=True,
+    ),
+    "sample": Command(
+        "the rows that judges and people compare", "evaluation.options:SampleOptions", "evaluation.commands:sample"
+    ),
+    "judge": Command(
+        "a judge model compares two models",
+        "evaluation.options:JudgeOptions",
+        "evaluation.judge.run:run_judge",
+        goes_on=True,
+    ),
+    "judge-turns": Command(
+        "a judge compares dialogues turn by turn",
+        "evaluation.options:TurnOptions",
+        "evaluation.judge.run:run_turns",
+        goes_on=True,
+    ),
+    "vote": Command(
+        "people compare two models", "evaluation.options:VoteOptions", "evaluation.commands:vote", goes_on=True
+    ),
+    "report": Command(
+        "win rates, agreement, pass@k, best of N", "evaluation.options:ReportOptions", "evaluation.commands:report"
+    ),
+    "pass-at-k": Command(
+        "pass@k of programs that were run", "evaluation.options:PassOptions", "evaluation.commands:pass_at_k"
+    ),
+    "demo chat": Command("talk with a model", "demo.options:ChatOptions", "demo.__main__:run"),
+    "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.__main__:run"),
+    "macro-actions": Command(
+        "where termination conditions cut responses",
+        "config.macro_actions:MacroActionsOptions",
+        "show_macro_actions:run",
+    ),
+    "serve": Command("a reward model for --reward_url", "config.commands:ServeOptions", "scoring.serve:serve"),
+    "serve-vllm": Command("vLLM for --vllm_url", "config.commands:ServeVllmOptions", "rollouts.serve:serve"),
+    "push": Command("a model to the Hugging Face hub", "config.commands:PushOptions", "run.hub:run_push"),
+    "env": Command(
+        "versions, GPUs and memory, for a report of a bug", "config.commands:EnvOptions", "run.environment:describe"
+    ),
+    "quickstart": Command(
+        "the whole pipeline on this machine, in minutes",
+        "quickstart.options:QuickstartOptions",
+        "quickstart.reviews:run",
+    ),
+    "quickstart programs": Command(
+        "the same with rewards by execution", "quickstart.options:ProgramsOptions", "quickstart.programs:run"
+    ),
+    "quickstart learners": Command(
+        "DPO, RLOO, PPO, MA-PPO side by side", "quickstart.options:LearnersOptions", "quickstart.learners:run"
+    ),
+    "quickstart reward-losses": Command(
+        "the losses of step 2 side by side", "quickstart.options:RewardLossesOptions", "quickstart.reward_losses:run"
+    ),
+    "completion": Command(
+        "what a shell needs to complete these", "config.commands:CompletionOptions", "reference:completion"
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None, may_launch: bool = True) -> int:
@@ -123,10 +183,15 @@ def main(argv: Sequence[str] | None = None, may_launch: bool = True) -> int:
 
 def _run(name: str, command: Command, words: Sequence[str]) -> str | int:
     """Reads the flags, then imports what they are for."""
-    options = resolve(resolve_name(command.flags), words, command=name).config
+    kind = command.flags_class()
+    takes_more = hasattr(kind, "rest")
+    told = resolve(kind, words, command=name, all_known=not takes_more)
+    options = told.config
+    if takes_more:
+        options.rest = told.rest
     if hasattr(options, "prepare"):
         options.prepare()
-    found: str | int = resolve_name(command.run)(options)
+    found: str | int = command.function()(options)
     return found
 
 
@@ -135,14 +200,14 @@ def _train(name: str, command: Command, words: Sequence[str], may_launch: bool) 
     rank = is_rank() or not may_launch
 
     def read(processes: int | None = None) -> Resolved[CommonConfig]:
-        return resolve(resolve_name(command.flags), words, command=name, processes=processes)
+        return resolve(command.flags_class(), words, command=name, processes=processes)
 
     if rank:
-        return run_main(command.step, lambda: read().config, command.run)
+        return run_main(command.step, lambda: read().config, command.function)
     status: list[int] = []
 
     def start() -> str:
-        found = resolve(resolve_name(command.flags), words, command=name, processes=1, checks=False)
+        found = resolve(command.flags_class(), words, command=name, processes=1, checks=False)
         if found.preset:
             place = Path(os.environ.get("PROJ_PATH") or Path.cwd())
             os.environ.setdefault("MA_RLHF_DATA", str(place / "data"))
@@ -157,7 +222,7 @@ def _train(name: str, command: Command, words: Sequence[str], may_launch: bool) 
     failed = run_script(start, print)
     if failed or status:
         return failed or status[0]
-    return run_main(command.step, lambda: read(1).config, command.run)
+    return run_main(command.step, lambda: read(1).config, command.function)
 
 
 def _no_command(words: Sequence[str]) -> int:

@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, TypeVar
 
 from dschat.common.lock import close_all
@@ -26,13 +25,13 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 C = TypeVar("C", bound=CommonConfig)
 
 
-def run_main(step: str, config: Callable[[], C], train: Callable[[C, RunOutput], None] | str) -> int:
+def run_main(step: str, config: Callable[[], C], train: Callable[[], Callable[[C, RunOutput], None]]) -> int:
     """Reads the configuration, joins the process group and trains.
 
     Args:
         step: as run.json names it: sft, reward, dpo, ppo, refuel or refuel_online.
         config: makes the configuration; raises UserError.
-        train: the step, or its "module:function"; gets the configuration and the run's output folder.
+        train: gives the step, which gets the configuration and the run's output folder; imported once flags are checked.
 
     Returns:
         The exit status: 0; 2 after a UserError, told on stderr; 143 after SIGTERM, 130 after Ctrl-C; else 1.
@@ -40,21 +39,30 @@ def run_main(step: str, config: Callable[[], C], train: Callable[[C, RunOutput],
     logging.basicConfig(level=logging.INFO, format=f"{_rank_prefix()}%(message)s", handlers=[LinesAboveBars()])
     saved: list[str] = []
     try:
-        found = config()
-        stopped = _train(step, found, train, saved)
-        if stopped is not None:
-            return stopped
+        return _train(step, config(), train, saved)[0]
     except SystemExit:
         raise
     except BaseException as error:
         return _report(error, saved)
     finally:
         close_all()
-    return 0
 
 
-def _train(step: str, config: C, train: Callable[[C, RunOutput], None] | str, saved: list[str]) -> int | None:
-    """Trains; the exit status where a signal ended the run. Folders that models are written into go to `saved`."""
+def run_training(step: str, config: C, train: Callable[[], Callable[[C, RunOutput], None]]) -> dict[str, float]:
+    """As `run_main`, for a program of one's own: errors are raised; the metrics of the last evaluation."""
+    try:
+        status, metrics = _train(step, config, train, [])
+    finally:
+        close_all()
+    if status:
+        raise SystemExit(status)
+    return metrics
+
+
+def _train(
+    step: str, config: C, train: Callable[[], Callable[[C, RunOutput], None]], saved: list[str]
+) -> tuple[int, dict[str, float]]:
+    """Trains; the exit status, not 0 after a signal, and metrics. Folders of models that are written go to `saved`."""
     plan = config.plan_batches(int(os.environ.get("WORLD_SIZE") or 1))
     # Flags are checked by now. What follows takes seconds to import.
     import torch
@@ -76,7 +84,7 @@ def _train(step: str, config: C, train: Callable[[C, RunOutput], None] | str, sa
             run = RunOutput(step, config, plan)
             run.record.saved = saved
             with _clear_when_full(config):
-                (resolve_name(train) if isinstance(train, str) else train)(config, run)
+                train()(config, run)
                 run.finish()
             pushes = is_main()
         except Stopped as stop:
@@ -85,7 +93,7 @@ def _train(step: str, config: C, train: Callable[[C, RunOutput], None] | str, sa
                 if run.folder != Path(config.output_dir):  # the earlier run there is still whole
                     how = "nothing was saved yet: start the same command again"
                 print(f"stopped by {stop}; {how}", file=sys.stderr)
-            return stop.status
+            return stop.status, {}
         except BaseException as error:
             if world_size() > 1:
                 # Other ranks may wait in a collective for this one, and leaving the group would wait for them. The
@@ -94,7 +102,7 @@ def _train(step: str, config: C, train: Callable[[C, RunOutput], None] | str, sa
             raise
     if config.push_to_hub and pushes:  # no other rank waits by now
         push_after_training(config.output_dir, config.push_to_hub)
-    return None
+    return 0, run.record.metrics
 
 
 @contextmanager

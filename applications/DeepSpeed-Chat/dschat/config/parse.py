@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
@@ -134,8 +135,12 @@ def to_json(config: CommonConfig, plan: BatchPlan) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def to_yaml(values: Mapping[str, object]) -> str:
-    """Flags as a file for --config."""
+def to_yaml(config: CommonConfig) -> str:
+    """Every flag as a file for --config; with another --output_dir it repeats the run."""
+    follows = str(Path(config.output_dir) / "tensorboard")
+    values = {one.name: getattr(config, one.name) for one in fields(config)}
+    if values["tensorboard_path"] == follows:
+        values["tensorboard_path"] = None
     return "".join(f"{name}: {_yaml_value(value)}\n" for name, value in values.items())
 
 

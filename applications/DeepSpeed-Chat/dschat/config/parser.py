@@ -51,7 +51,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, flags: type, prog: str | None = None) -> None:
         """Adds every field of `flags`, and of a training step the flags without effect."""
-        usage = None if _positional(flags) else "%(prog)s [flags]"
+        usage = getattr(flags, "usage", None if _positional(flags) else "%(prog)s [flags]")
         super().__init__(
             prog,
             usage,
@@ -69,7 +69,12 @@ class FlagParser(argparse.ArgumentParser):
             title = getattr(owner, "_argument_group_name", None)
             if title is not None and title not in groups:
                 groups[title] = self.add_argument_group(title)
-            _add(groups.get(title or "", self), field, hints[field.name], bool(_positional(flags)))
+            _add(
+                groups.get(title or "", self),
+                field,
+                hints[field.name],
+                bool(_positional(flags)) or hasattr(flags, "rest"),
+            )
         own: Mapping[str, str] | None = getattr(flags, "own_inert_flags", None)
         if own is not None:
             group = self.add_argument_group("accepted with a warning, without effect")

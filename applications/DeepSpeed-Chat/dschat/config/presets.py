@@ -61,7 +61,9 @@ def variables(preset: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str
     run = models / "-".join(filter(None, (data_name, model_name)))
     if (models / str(preset["run"])).is_dir() and not run.is_dir():
         logger.info(
-            "note: this run is written below %s; earlier versions wrote every one below %s", run, models / preset["run"]
+            "note: this run is written below %s; earlier versions wrote every one below %s",
+            run,
+            models / preset["run"],
         )
     reward_model = environ.get("REWARD_MODEL") or str(preset.get("reward_model", run / "reward"))
     model = str(run / STEP_1) if model == STEP_1 else model

@@ -113,8 +113,8 @@ class TurnOptions(AskingOptions):
     """Win rate by turn: which of two policies serves the user better in dialogues, as they stand after each turn.
 
     A row of a file is a finished dialogue: {"number": 0, "messages": [{"role": "user", "content": "…"}, …]}. Rows of
-    both files with the same number begin with the same message. A judge model sees both dialogues up to each turn; with
-    --by_scores, the rows' own scores decide. Killed and started again, the same command goes on where it stood.
+    both files with the same number begin with the same message. A judge model sees both dialogues up to each turn;
+    with --by_scores, the rows' own scores decide. Killed and started again, the same command goes on where it stood.
     """
 
     model_name_a: Path = like(ComparedFlags, "model_name_a", help="finished dialogues of the first policy")
@@ -149,7 +149,7 @@ class VoteOptions(ComparedFlags):
 
 @dataclass(kw_only=True)
 class SampleOptions:
-    """Draw the rows of a file of responses that judges and people compare; the same prompts from every model's file."""
+    """Draw the rows of a file of responses that judges and people compare; the same prompts of every model."""
 
     data_path: Path = flag("responses (.jsonl)", aliases=["--data_file"])
     save_path: Path = flag("where they go", aliases=["--save_file"])
@@ -174,8 +174,9 @@ class PassOptions:
 class ReportOptions:
     """Win rates, position, length and agreement, from files of verdicts and of scored responses: table, JSON, plot.
 
-    Files of programs that were run (`dschat programs`) give pass@1 and pass@5 instead; sweeps (`dschat best-of-n`), one
-    per model, the rewards of the best of N; verdicts by turn (`dschat judge-turns`) the win rates: in tables and curves.
+    Files of programs that were run (`dschat programs`) give pass@1 and pass@5 instead; sweeps (`dschat best-of-n`),
+    one per model, the rewards of the best of N; verdicts by turn (`dschat judge-turns`) the win rates: in tables and
+    curves.
     """
 
     files: Sequence[Path] = like(
@@ -194,7 +195,7 @@ class ReportOptions:
         " ultrainteract for verdicts by turn show the published figures as well",
     )
     best_of: Sequence[int] | None = flag(
-        "of sweeps: numbers of responses to choose from; 4 8 16 32 as far as so many were drawn, and all, if not given",
+        "of sweeps: numbers of responses to choose from; 4 8 16 32 as far as drawn, and all, if not given",
         None,
         AT_LEAST_1,
     )

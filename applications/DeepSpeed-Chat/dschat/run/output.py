@@ -23,7 +23,7 @@ from dschat.common.jsonl import read_object
 from dschat.common.lock import Lock
 from dschat.config.batches import BatchPlan
 from dschat.config.common import CommonConfig
-from dschat.config.parse import to_json
+from dschat.config.parse import to_json, to_yaml
 from dschat.config.rules import RUN_FOLDERS, check_output_dir
 from dschat.errors import UserError
 from dschat.run.distributed import broadcast_object, is_main, world_size
@@ -36,9 +36,10 @@ logger = logging.getLogger("dschat")
 PACKAGES = ("ma-rlhf", "torch", "transformers", "deepspeed", "accelerate", "datasets", "peft", "tokenizers", "numpy")
 CHECKOUT = (Path(__file__).resolve().parent / "../../../..").resolve()  # where the package lies in its repository
 FLAGS_FILE = "train_config.json"
+CONFIG_FILE = "config.yaml"  # the same for --config
 UNFINISHED = ".unfinished"  # below the folder of an earlier run that this one replaces, until its first save
 # Files that a run leaves in its folder, beside RUN_FOLDERS.
-FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE)
+FILES = ("*.safetensors", "*.safetensors.index.json", "metrics.jsonl", "run.json", FLAGS_FILE, CONFIG_FILE)
 
 
 @dataclass
@@ -311,6 +312,7 @@ class RunOutput:
         if is_main() and not self._held:
             self.record.save(self._folder)
             write_file(self._folder / FLAGS_FILE, to_json(self._config, self.plan))
+            write_file(self._folder / CONFIG_FILE, to_yaml(self._config))
 
 
 def due(interval: int, before: int, after: int) -> bool:

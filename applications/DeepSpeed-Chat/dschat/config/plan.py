@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags of `dschat plan`, beside which it takes those of the planned step."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from dschat.config.rules import ABOVE_0, AT_LEAST_1, check_flags, flag
+
+# Subcommand that is planned → what --step calls it, too.
+STEPS = {"sft": "1", "reward": "2", "dpo": "dpo", "ppo": "3", "refuel": "refuel", "refuel-online": "refuel_online"}
+
+
+def step_name(word: str) -> str:
+    """A value of --step as the name of a subcommand."""
+    return next((name for name, number in STEPS.items() if word in (name, number)), word)
+
+
+@dataclass(kw_only=True)
+class PlanOptions:
+    """Say what a run will take: memory of each GPU and of the node, updates and samples; weights are not needed.
+
+        dschat plan tldr_gemma_2b --step ppo               # a preset, or a YAML file
+        dschat plan tldr_gemma_7b --gpus 4 --zero_stage 3  # flags of the step win over the preset's
+        dschat plan --step ppo --actor_model_name_or_path …
+        dschat plan tldr_gemma_7b --step ppo --gpus 4 --gpu_memory 40 --recommend   # which flags make it fit
+
+    Exit status 1 where it does not fit, 2 after an error.
+    """
+
+    usage: ClassVar[str] = "%(prog)s [PRESET] [flags, also those of the step]"
+    rest: ClassVar[list[str]] = []  # a preset's name, and flags of the step
+
+    step: Annotated[str | None, step_name] = flag(
+        "sft (1), reward (2), dpo, ppo (3), refuel (on pairs) or refuel-online; all that a preset's name has if not"
+        " given",
+        None,
+        choices=tuple(STEPS),
+    )
+    gpus: int = flag("processes, each with a GPU", 8, AT_LEAST_1)
+    gpus_per_node: int = flag("of them on one machine", 8, AT_LEAST_1)
+    gpu_memory: float = flag("GB of a GPU", 80.0, ABOVE_0)
+    main_memory: float | None = flag("GB of main memory of a node, to be compared with the need", None, ABOVE_0)
+    prompts: int | None = flag("training rows; those of the data if not given", None, AT_LEAST_1)
+    config: str | None = flag("folder or hub id of the model in folders that are not there yet", None)
+    micro_batches: bool = flag(
+        "also the largest micro-batches that fit, with gradient checkpointing and without (takes longer)", False
+    )
+    recommend: bool = flag(
+        "step 3: also the flags that make it fit, what then stands on which GPU, and the other ways of drawing", False
+    )
+    json: bool = flag("print JSON, sizes in bytes", False)
+
+    def __post_init__(self) -> None:
+        """Raises UserError, which names the flag."""
+        check_flags(self)
