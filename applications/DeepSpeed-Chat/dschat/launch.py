@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on several processes: which GPUs and machines, DeepSpeed's launcher, signals, and what ended the run.
 
-Several machines, either with ssh between them: --hostfile, DeepSpeed's list of machines, lines of "name slots=8", on one
-of them; or without, on each of them: --num_nodes, --node_rank and --master_addr.
+Several machines, either with ssh between them: --hostfile, DeepSpeed's list of machines, lines of "name slots=8", on
+one of them; or without, on each of them: --num_nodes, --node_rank and --master_addr.
 """
 
 import os
@@ -96,8 +96,8 @@ def plan_processes(flags: LaunchFlags) -> Processes:
         return Processes(count, ["--num_gpus", str(count), *port])
     if count > len(visible):
         raise UserError(
-            f"--num_gpus {count} (NUM_GPUS), but CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} names fewer:"
-            " change one of them."
+            f"--num_gpus {count} (NUM_GPUS), but CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} names"
+            " fewer: change one of them."
         )
     # The launcher replaces CUDA_VISIBLE_DEVICES, so it has to be told.
     return Processes(count, ["--include", f"localhost:{','.join(visible[:count])}", *port])
@@ -106,9 +106,9 @@ def plan_processes(flags: LaunchFlags) -> Processes:
 def launch(processes: Processes, words: Sequence[str]) -> int:
     """Runs `dschat` with these words in every process.
 
-    Waits for all of them. The first SIGTERM or Ctrl-C goes to the processes that train, which save a checkpoint however
-    long that takes and end; the launcher follows them. It would kill them after 30 seconds, and does so at a second
-    signal. What ended the run is repeated last, below the launcher's own lines.
+    Waits for all of them. The first SIGTERM or Ctrl-C goes to the processes that train, which save a checkpoint
+    however long that takes and end; the launcher follows them. It would kill them after 30 seconds, and does so at a
+    second signal. What ended the run is repeated last, below the launcher's own lines.
 
     Returns:
         The launcher's exit status; 143 after SIGTERM, 130 after Ctrl-C.
@@ -206,15 +206,13 @@ def _on_machines(flags: LaunchFlags, port: Sequence[str]) -> Processes:
     visible = _visible_gpus()
     if visible != [str(place) for place in range(len(visible))]:
         raise UserError(
-            f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: on several machines the launcher uses the GPUs"
-            " from 0 on; unset the variable and give the first --num_gpus of each to this run."
+            f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}: on several machines the launcher uses the"
+            " GPUs from 0 on; unset the variable and give the first --num_gpus of each to this run."
         )
     hosts = None
     if flags.hostfile is None:
         if flags.node_rank is None:
-            raise UserError(
-                "--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, and so on."
-            )
+            raise UserError("--node_rank (NODE_RANK) is missing: give 0 on the first machine, 1 on the second, …")
         if flags.num_nodes == 1:
             raise UserError("--num_nodes (NUM_NODES) is missing: give the number of machines, or --hostfile.")
         slots = flags.num_gpus or _count_gpus()

@@ -31,7 +31,7 @@ def run_main(step: str, config: Callable[[], C], train: Callable[[], Callable[[C
     Args:
         step: as run.json names it: sft, reward, dpo, ppo, refuel or refuel_online.
         config: makes the configuration; raises UserError.
-        train: gives the step, which gets the configuration and the run's output folder; imported once flags are checked.
+        train: imports the step, once flags are checked; it gets the configuration and the run's output folder.
 
     Returns:
         The exit status: 0; 2 after a UserError, told on stderr; 143 after SIGTERM, 130 after Ctrl-C; else 1.

@@ -234,8 +234,8 @@ class BestOfOptions(ScoredOptions):
     """Rewards of the best of N responses at several temperatures, and of a single response at each.
 
     Writes into PROJ_PATH/results/DATASET/best-of-n: MODEL.jsonl with all responses and their rewards, a row for each
-    prompt and temperature; MODEL.md and MODEL.json, the table; MODEL.png, the curves. Killed and started again with the
-    same flags, it goes on where it stood.
+    prompt and temperature; MODEL.md and MODEL.json, the table; MODEL.png, the curves. Killed and started again with
+    the same flags, it goes on where it stood.
     """
 
     model: str = like(InferenceOptions, "model", REQUIRED, MODEL_HELP)
@@ -315,7 +315,7 @@ class ProgramOptions(TemperatureOptions):
 class TextOptions(PromptFlags):
     """Perplexity and ROUGE of policies, loss and accuracy of reward models, on a split of a data set.
 
-    Writes into the folder of --output: rows.jsonl, a row for each model and text; report.md, report.json and report.png.
+    Writes into the folder of --output: rows.jsonl, a row for each model and text; report.md, report.json, report.png.
     Killed and started again with the same flags, it goes on where it stood.
     """
 

@@ -68,9 +68,9 @@ class OutputFlags(CheckedFlags):
 class GenerateOptions(OutputFlags, ComputeFlags):
     """Roll out dialogues of a policy with a simulated user, and each of them once more from one of its turns on.
 
-    Writes train.jsonl: trajectory, trajectory_sampled_h_from_sampled_len, sampled_len_from_5, sampled_h_from_sampled_len.
-    Killed and started again with the same flags, it goes on where it stood. The key of a server comes from
-    OPENAI_API_KEY.
+    Writes train.jsonl: trajectory, trajectory_sampled_h_from_sampled_len, sampled_len_from_5,
+    sampled_h_from_sampled_len. Killed and started again with the same flags, it goes on where it stood. The key of a
+    server comes from OPENAI_API_KEY.
     """
 
     model: str = like(InferenceOptions, "model", REQUIRED, MODEL_HELP)

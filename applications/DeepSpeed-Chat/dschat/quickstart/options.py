@@ -25,7 +25,7 @@ class ExampleFlags:
 
 @dataclass(kw_only=True)
 class QuickstartOptions(ExampleFlags):
-    """Run the whole pipeline on this machine, in minutes: corpus, model, steps 1 to 3 with and without macro actions, report.
+    """Run the whole pipeline on this machine, in minutes: corpus, model, three steps, with and without macro actions.
 
     Runs the same commands as any training, as processes of their own, on a synthetic corpus and a small Gemma.
     """
@@ -37,14 +37,14 @@ class QuickstartOptions(ExampleFlags):
 
 @dataclass(kw_only=True)
 class ProgramsOptions(ExampleFlags):
-    """Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5 before and after."""
+    """Programs on one machine: problems, step 1, step 3 with rewards by execution, pass@1 and pass@5."""
 
     output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/programs"))
 
 
 @dataclass(kw_only=True)
 class LearnersOptions(ExampleFlags):
-    """The learners on the quickstart's reviews: DPO, RLOO, PPO, MA-PPO and best-of-16, side by side; REFUEL on dialogues."""
+    """DPO, RLOO, PPO, MA-PPO and best-of-16 side by side on the quickstart's reviews; REFUEL on dialogues."""
 
     output_dir: Path = like(ExampleFlags, "output_dir", Path("runs/learners"))
 

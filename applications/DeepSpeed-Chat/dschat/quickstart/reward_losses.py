@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The four losses of step 2 on the quickstart's comparisons: how often each ranks held-out pairs right.
 
-Runs the same commands as any training, as processes of their own: step 1 once, then step 2 with each seed and loss. With
-one seed, all losses see the same pairs in the same order.
+Runs the same commands as any training, as processes of their own: step 1 once, then step 2 with each seed and loss.
+With one seed, all losses see the same pairs in the same order.
 """
 
 import json

@@ -31,17 +31,18 @@ OTHERS = ("vllm", "flash-attn", "bitsandbytes", "spacy", "benepar", "gradio", "o
 
 def describe(options: EnvOptions) -> str:
     """Versions, the machine, and variables that change what a run does; no values that could be secrets."""
+    memory = psutil.virtual_memory()
     record = new_record("env", [], 0, 1)
     lines = {
         "code": " ".join(f"{name} {value}" for name, value in (record.code | commit_of(CHECKOUT)).items()),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": f"{platform.platform()}, {os.cpu_count()} cores",
-        "memory": f"{psutil.virtual_memory().available / 1e9:.1f} of {psutil.virtual_memory().total / 1e9:.1f} GB free",
+        "memory": f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB free",
         "shared memory": _shared_memory(),
         **record.packages,
         **_installed(),
         "CUDA": str(torch.version.cuda or "no"),
-        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "no",  # type: ignore[no-untyped-call]
+        "NCCL": _nccl(),
         **_gpus(),
     }
     known = {name: value for name, value in sorted(os.environ.items()) if name.startswith(VARIABLES)}
@@ -64,6 +65,12 @@ def _shared_memory() -> str:
         return "none"
     room = shutil.disk_usage("/dev/shm")
     return f"{room.free / 1e9:.1f} of {room.total / 1e9:.1f} GB free"
+
+
+def _nccl() -> str:
+    if not torch.cuda.is_available():
+        return "no"
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def _gpus() -> dict[str, str]:
