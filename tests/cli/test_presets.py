@@ -3,30 +3,16 @@
 
 import json
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from cli_runs import STEPS, TRAINING, arguments, run_forked, training_rows
+from cli_runs import STEPS, arguments, run_forked, training_rows
 from data_fixtures import EVAL_SPLITS, MAKERS, write_rows
+from dschat.errors import UserError
 from real_size import as_large_as
-from script_runs import GEMMA, SCRIPTS, Launch, parsed, recorded, run_recorded, script_id, step_of
+from script_runs import GEMMA, PRESETS, SCRIPTS, called, preset
 
-PUBLISHED = json.loads((TRAINING / "published.json").read_text(encoding="utf-8"))
-RUNS = {TRAINING / run["script"]: run for run in PUBLISHED["runs"]}
-PRESETS = sorted(RUNS)
-every_preset = pytest.mark.parametrize("script", PRESETS, ids=script_id)
-# Run in every `make test`; slow are those that differ from one of them in numbers alone, or offload.
-KINDS = ("tldr_gemma_2b", "tldr_gemma_2b_rloo", "tldr_gemma_2b_ppl", "hh_gemma_2b_parsing")
-
-
-def _run_at_once_or_slow(script):
-    marks = [] if any(script_id(script).endswith(f"-{kind}") for kind in KINDS) else [pytest.mark.slow]
-    return pytest.param(script, marks=marks, id=script_id(script))
-
-
-# The paper's tables once more, written down independently of published.json.
+# The paper's tables.
 TLDR, HH, WEBGPT, APPS = (
     *("openai/summarize_from_feedback", "Dahoas/full-hh-rlhf", "openai/webgpt_comparisons", "codeparrot/apps"),
 )
@@ -102,94 +88,84 @@ def expected(stage: str, model: str, data: str) -> dict:
     return common | (CODE if data == APPS else TEXT) | dict(zip(names, PPO[model, data], strict=True))
 
 
-def test_the_published_table():
-    """Every row of the tables is in published.json, with these numbers and no others."""
-    assert PUBLISHED["adam_betas"] == [0.9, 0.95]  # no flag; tests/engine shows that the optimiser has them
-    seen = set()
-    for run in PUBLISHED["runs"]:
-        row = (run["stage"], run["model"], run["data"])
-        condition = run["settings"].get("termination_condition")
-        wanted = expected(*row) | ({"termination_condition": condition} if condition else {})
-        if run["settings"].get("ngram") == 1:
-            wanted |= {"ngram": 1, "kl_coef": VANILLA[row[1:]]}
-            condition += ", vanilla"
-        if run["settings"].get("advantage_estimator"):
-            wanted = {name: value for name, value in wanted.items() if name not in OF_A_CRITIC}
-            wanted |= dict(zip(["samples_per_prompt", "actor_learning_rate"], RLOO[row[1:]], strict=True))
-            wanted |= {"advantage_estimator": "rloo"}
-            condition += ", rloo"
-        assert run["settings"] == wanted, row
-        seen.add((*row, condition))
-    rows = {("sft", *key, None) for key in SFT} | {("reward", *key, None) for key in REWARD}
-    rows |= {("dpo", *key, None) for key in DPO} | {("ppo", *key, "fixed") for key in PPO}
-    once = {("ppo", "google/gemma-2b", TLDR, condition) for condition in ("randomized", "ppl")}
-    once |= {("ppo", "google/gemma-2b", HH, "parsing")}
-    once |= {("ppo", *key, "fixed, vanilla") for key in VANILLA} | {("ppo", *key, "fixed, rloo") for key in RLOO}
-    assert seen == rows | once and len(PUBLISHED["runs"]) == len(seen)
+VARIANT = re.compile(r"_(vanilla|randomized|ppl|parsing|rloo|two_nodes)$")
+MODELS = {"2b": "google/gemma-2b", "7b": "google/gemma-7b", "27b": "google/gemma-2-27b"}
+SETS = {"tldr": TLDR, "hh": HH, "webgpt": WEBGPT, "apps": APPS}
+EXAMPLES = [("ppo", "tldr_llama31_70b")]  # no published run
+# Run in every `make test`; slow are those that differ from one of them in numbers alone, or offload.
+KINDS = ("tldr_gemma_2b", "tldr_gemma_2b_rloo", "tldr_gemma_2b_ppl", "hh_gemma_2b_parsing")
+PUBLISHED = [one for one in PRESETS if one not in EXAMPLES]
+every_preset = pytest.mark.parametrize(("step", "name"), PUBLISHED)
 
 
-def test_the_published_results():
-    """Marked as the paper's own."""
-    assert "not measured with this code" in PUBLISHED["results"]["whose"]
-    bands = {
-        (band["stage"], band["model"], band["data"]): list(band.values())[-2:]
-        for band in PUBLISHED["results"]["bands"]
-    }
-    assert bands == {
-        ("reward", None, TLDR): [0.75, 0.80],
-        ("ppo", "google/gemma-2b", TLDR): [0.84, 1.41],
-        ("ppo", "google/gemma-7b", TLDR): [1.90, 2.47],
-        ("ppo", "google/gemma-2b", HH): [1.31, 1.55],
-        ("ppo", "google/gemma-7b", HH): [1.05, 1.24],
-        ("ppo", "google/gemma-2b", WEBGPT): [-0.62, -0.60],
-        ("ppo", "google/gemma-7b", WEBGPT): [-0.61, -0.56],
-    }
+def row_of(name: str) -> tuple[str, str, str]:
+    """Published model, data set, and variant of a preset by its name."""
+    variant = VARIANT.search(name)
+    data, family, size, *rest = VARIANT.sub("", name).split("_")
+    model = MODELS["27b"] if family == "gemma2" else MODELS[size]
+    if family == "codegemma":
+        model = "-".join(["google/codegemma", size, *rest])
+    return model, SETS[data], variant[1] if variant else ""
 
 
-def test_every_published_row_has_a_script():
-    """Beside the presets there are only the documented defaults, variants and examples."""
-    folder = STEPS["ppo"] / "training_scripts"
-    variants = {folder / "run_gemma_two_nodes.sh", folder / "apps_codegemma_2b_parsing.sh"}
-    variants |= {TRAINING / example["script"] for example in PUBLISHED["examples"]}
-    assert set(SCRIPTS) == set(PRESETS) | {GEMMA[step] for step in STEPS} | variants
+def settings_of(step: str, name: str) -> dict:
+    """What the tables say of a preset."""
+    model, data, variant = row_of(name)
+    wanted = expected(step, model, data) | ({"termination_condition": "fixed"} if step == "ppo" else {})
+    if variant == "vanilla":
+        return wanted | {"ngram": 1, "kl_coef": VANILLA[model, data]}
+    if variant == "rloo":
+        wanted = {key: value for key, value in wanted.items() if key not in OF_A_CRITIC}
+        return wanted | dict(zip(["samples_per_prompt", "actor_learning_rate"], RLOO[model, data], strict=True))
+    return wanted | ({"termination_condition": variant} if variant in ("randomized", "ppl", "parsing") else {})
 
 
-def test_bash_reads_every_branch():
-    """Of what all scripts share; the presets have none of their own, and each is run below."""
-    done = subprocess.run(["bash", "-n", str(TRAINING / "launch.sh")], capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+def test_every_published_row_has_a_preset_and_a_script():
+    rows = {("sft", *key, "") for key in SFT} | {("reward", *key, "") for key in REWARD}
+    rows |= {("dpo", *key, "") for key in DPO} | {("ppo", *key, "") for key in PPO}
+    rows |= {("ppo", *key, "vanilla") for key in VANILLA} | {("ppo", *key, "rloo") for key in RLOO}
+    rows |= {("ppo", MODELS["2b"], TLDR, variant) for variant in ("randomized", "ppl", "two_nodes")}
+    rows |= {("ppo", MODELS["2b"], HH, "parsing"), ("ppo", "google/codegemma-2b", APPS, "parsing")}
+    assert {(step, *row_of(name)) for step, name in PUBLISHED} == rows
+    assert {called(script) for script in SCRIPTS if script.parent.parent.name.startswith("step")} == {*PRESETS}
+    assert {called(GEMMA[step]) for step in STEPS} == {(step, "tldr_gemma_2b") for step in STEPS}
+
+
+def test_scripts_hold_no_settings():
+    """Three lines each: the flags are in the presets."""
+    for script in SCRIPTS:
+        lines = script.read_text(encoding="utf-8").splitlines()
+        assert len(lines) == 3 and lines[0] == "#!/usr/bin/env bash" and script.stat().st_mode & 0o111, script
+        assert re.findall("--[a-z_]+", lines[2]) == ["--config"], script
 
 
 @every_preset
 @pytest.mark.parametrize("gpus", [1, 2, 8])
-def test_a_preset_has_the_published_settings(script, gpus, tmp_path, monkeypatch):
-    """Its own flags, unchanged, on any number of GPUs: the update stays the published one."""
-    run, step = RUNS[script], step_of(script)
-    config = parsed(recorded(script, tmp_path, NUM_GPUS=str(gpus)), step, gpus, monkeypatch)
-    assert run["stage"] == step
-    differing = {name for name, value in run["settings"].items() if getattr(config, name) != value}
-    assert not differing
-    assert config.data_path == [run["data"]]
+def test_a_preset_has_the_published_settings(step, name, gpus, tmp_path):
+    """On any number of GPUs: the update stays the published one."""
+    found = preset(step, name, processes=gpus, PROJ_PATH=str(tmp_path))
+    config, settings = found.config, settings_of(step, name)
+    assert {key for key, value in settings.items() if getattr(config, key) != value} == set()
+    model, data, variant = row_of(name)
+    assert config.data_path == [data] and found.preset["base"] == model
     plan = config.plan_batches(gpus)
-    assert plan.global_batch == run["settings"]["global_batch_size"]
-    assert plan.micro_batch * plan.accumulation * gpus == plan.global_batch
+    assert plan.global_batch == settings["global_batch_size"] == plan.micro_batch * plan.accumulation * gpus
+    assert config.save_steps > 0
     if step == "ppo":
         assert plan.global_responses == plan.global_batch and plan.updates_per_rollout == 1
-        assert plan.global_rollout * config.samples_per_prompt == plan.global_batch
         assert config.per_device_generation_batch_size * config.samples_per_prompt <= 32
-    check_folders(script, config, tmp_path / "models")
-    if gpus == 8:
-        check_memory(script, config)
+    check_folders(step, name, config, tmp_path / "models")
+    if gpus == 8 and variant != "two_nodes":
+        check_memory(step, model, config)
 
 
-def check_memory(script, config):
+def check_memory(step, model, config):
     """On 8 GPUs of 80 GB: what the weights, gradients and optimiser states of one or two models leave room for.
 
     tests/plan shows that it fits. Activations of a 2B model do without being computed again; where a micro-batch
     fetches weights from other GPUs or from main memory (ZeRO 3), it is larger.
     """
-    run, step = RUNS[script], step_of(script)
-    size = next(size for size in ("27b", "7b", "2b") if f"-{size}" in run["model"])
+    size = next(size for size in ("27b", "7b", "2b") if f"-{size}" in model)
     stages = {"27b": 3, "7b": 3 if step == "ppo" else 2, "2b": 2}
     assert config.zero_stage == stages[size]
     assert config.offload == (size == "27b") and config.dtype == ("bf16" if size == "27b" else None)
@@ -203,36 +179,34 @@ def check_memory(script, config):
         assert config.gradient_checkpointing == again
 
 
-def check_folders(script, config, models):
+def check_folders(step, name, config, models):
     """Each step finds what the one before wrote, and no two presets write to the same folder."""
-    step, run = step_of(script), RUNS[script]
-    _, variant, _ = re.split(r"(_randomized|_ppl|_parsing|_vanilla|_rloo|$)", script.stem, maxsplit=1)
-    models /= script.stem.removesuffix(variant).replace("_", "-")
+    model, data, variant = row_of(name)
+    models /= VARIANT.sub("", name).replace("_", "-")
     if step == "ppo":
         assert config.actor_model_name_or_path == str(models / "sft")
-        reward = None if run["data"] == APPS else str(models / "reward")
+        reward = None if data == APPS else str(models / "reward")
         assert config.reward_model_name_or_path == reward
         assert config.critic_model_name_or_path == (reward if config.needs.critic else None)
-        assert config.reward_source == ("programs" if run["data"] == APPS else None)
-        assert config.output_dir == str(models / f"ppo{variant.replace('_', '-')}")
+        assert config.reward_source == ("programs" if data == APPS else None)
+        own = "" if variant in ("", "two_nodes") else f"-{variant}"
+        assert config.output_dir == str(models / f"ppo{own}")
     else:
-        assert config.model_name_or_path == (run["model"] if step == "sft" else str(models / "sft"))
+        assert config.model_name_or_path == (model if step == "sft" else str(models / "sft"))
         assert config.output_dir == str(models / step)
 
 
 @every_preset
-def test_gpus_that_do_not_divide_the_batch(script, tmp_path):
-    settings = RUNS[script]["settings"]
+def test_gpus_that_do_not_divide_the_batch(step, name):
+    settings = settings_of(step, name)
     batch, samples = settings["global_batch_size"], settings.get("samples_per_prompt", 1)
     together = f", {samples} responses of a prompt together" if samples > 1 else ""
-    result = run_recorded(script, tmp_path, NUM_GPUS="3").expect(2)
-    (message,) = result.stderr.splitlines()
-    assert message.startswith(f"error: 3 GPUs cannot share the global batch of {batch} evenly{together}: set")
-    assert "is one of 1, 2, 4, 8, 16" in message and f"multiple of {3 * samples}." in message
-    assert not (tmp_path / "record").exists(), "it was launched all the same"
+    with pytest.raises(UserError, match=f"3 GPUs cannot share the global batch of {batch} evenly{together}: ") as found:
+        preset(step, name, processes=3)
+    assert "is one of 1, 2, 4, 8, 16" in str(found.value) and f"multiple of {3 * samples}." in str(found.value)
 
 
-def write_data(folder: Path, name: str) -> Path:
+def write_data(folder, name):
     """A set's own columns, of which each split leaves step 1 eight rows and the others sixteen, none of them odd."""
     rows = 42 if name == "webgpt" else 40  # two of webgpt's become the held-out ones
     write_rows(folder / "train.jsonl", [MAKERS[name](index, "train") for index in range(5, 5 + rows)])
@@ -242,44 +216,44 @@ def write_data(folder: Path, name: str) -> Path:
     return folder
 
 
-def check_two_updates(launch: Launch, script: Path, changed: dict[str, int], tmp_path: Path) -> None:
-    """Runs what a script starts, whose flags `changed` replace the published settings."""
-    step = step_of(script)
-    result = run_forked(step, launch.flags, tmp_path / "printed").expect(0)
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        pytest.param(*one, marks=[] if one[1] in KINDS else [pytest.mark.slow], id="-".join(one))
+        for one in PUBLISHED
+        if not one[1].endswith("two_nodes")
+    ],
+)
+def test_two_updates(step, name, inputs, sft, reward, tmp_path):
+    """On the small model and rows of the data set's columns, with the preset's own flags but for these three."""
+    settings = settings_of(step, name)
+    # Half of what each split gives the step.
+    batch = 4 if step == "sft" else 16 if row_of(name)[1] == APPS else 8
+    batch *= settings.get("samples_per_prompt", 1)
+    changed = {"global_batch_size": batch, "num_train_epochs": 1}
+    changed |= {"max_answer_seq_len": 8} if step == "ppo" else {}
+    changed["deepspeed_config"] = as_large_as(7e9, sft)  # for those at ZeRO 3
+    variables = {
+        "PROJ_PATH": str(tmp_path),
+        "MODEL": str(inputs / "model" if step == "sft" else sft),
+        "REWARD_MODEL": str(reward),
+        "DATA": str(write_data(tmp_path / "rows", name.partition("_")[0])),
+    }
+    variables |= {"PARSER": "chunker"} if name.endswith("_parsing") else {}
+    words = preset(step, name, arguments(changed), **variables).words()
+    result = run_forked(step, words, tmp_path / "printed").expect(0)
     assert "Traceback" not in result.stderr
     (output,) = (file.parent for file in (tmp_path / "models").glob("*/*/run.json"))
     record = json.loads((output / "run.json").read_text())
     assert record["finished"] is True and record["batches"]["total_updates"] == 2
     assert len(training_rows(output)) == 2
     written = json.loads((output / "train_config.json").read_text())
-    settings = RUNS[script]["settings"]
-    used = {name: written[name] for name in settings}
-    assert used == settings | {name: value for name, value in changed.items() if name in used}
+    used = {key: written[key] for key in settings}
+    assert used == settings | {key: value for key, value in changed.items() if key in used}
 
 
-@pytest.mark.parametrize("script", [_run_at_once_or_slow(script) for script in PRESETS])
-def test_two_updates(script, inputs, sft, reward, tmp_path):
-    """On the small model and rows of the data set's columns, with the preset's own flags but for these three."""
-    step = step_of(script)
-    # Half of what each split gives the step.
-    batch = 4 if step == "sft" else 16 if RUNS[script]["data"] == APPS else 8
-    batch *= RUNS[script]["settings"].get("samples_per_prompt", 1)
-    changed = {"global_batch_size": batch, "num_train_epochs": 1}
-    changed |= {"max_answer_seq_len": 8} if step == "ppo" else {}
-    changed["deepspeed_config"] = as_large_as(7e9, sft)  # for those at ZeRO 3
-    variables = {
-        "MODEL": str(inputs / "model" if step == "sft" else sft),
-        "REWARD_MODEL": str(reward),
-        "DATA": str(write_data(tmp_path / "rows", script.stem.partition("_")[0])),
-    }
-    variables |= {"PARSER": "chunker"} if script.stem.endswith("_parsing") else {}
-    launch = recorded(script, tmp_path, *arguments(changed), **variables)
-    check_two_updates(launch, script, changed, tmp_path)
-
-
-def test_the_parser_is_chosen_by_variables(tmp_path):
-    script = STEPS["ppo"] / "training_scripts" / "hh_gemma_2b_parsing.sh"
-    words = " ".join(recorded(script, tmp_path).flags)
-    assert words.endswith("/ppo-parsing --termination_condition parsing --parsing_cutoff 5 --parser benepar")
-    words = " ".join(recorded(script, tmp_path, PARSER="chunker", PARSER_MODEL="a b").flags)
-    assert words.endswith("--parser chunker --parser_model a b")
+def test_the_parser_is_chosen_by_variables():
+    config = preset("ppo", "hh_gemma_2b_parsing").config
+    assert (config.termination_condition, config.parsing_cutoff, config.parser) == ("parsing", 5, "benepar")
+    config = preset("ppo", "hh_gemma_2b_parsing", PARSER="chunker", PARSER_MODEL="a b").config
+    assert (config.parser, config.parser_model) == ("chunker", "a b")

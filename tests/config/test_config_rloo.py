@@ -4,7 +4,7 @@
 import pytest
 
 from dschat.config.batches import BatchPlan
-from dschat.config.preset_batches import preset_batches
+from dschat.config.presets import batch_sizes
 from dschat.errors import UserError
 from flag_cases import REQUIRED, SCORED, config_of
 
@@ -27,7 +27,7 @@ def test_updates_count_responses():
     assert config_of("ppo", sizes, SCORED).plan_batches(2) == BatchPlan(2, 4, 16, 64, 128, 16, 1, 4)
 
 
-PRESET = {"global_batch_size": 256, "per_device_training_batch_size": 4, "per_device_generation_batch_size": 32}
+MOST, BATCH = {"per_device_training_batch_size": 4, "per_device_generation_batch_size": 32}, {"global_batch_size": 256}
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,8 @@ PRESET = {"global_batch_size": 256, "per_device_training_batch_size": 4, "per_de
     ],
 )
 def test_a_rollout_of_a_preset_holds_the_responses_of_an_update(given, processes, sizes):
-    flags = preset_batches(PRESET, given, processes)
+    flags = batch_sizes(MOST, BATCH | given, processes)
     assert (flags["per_device_generation_batch_size"], flags["generation_batches"]) == sizes
-    assert "samples_per_prompt" not in flags
-    assert preset_batches(PRESET | {"samples_per_prompt": 2}, given, processes)["samples_per_prompt"] == given.get(
-        "samples_per_prompt", 2
-    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +54,7 @@ def test_a_rollout_of_a_preset_holds_the_responses_of_an_update(given, processes
         (
             4,
             128,
-            "128 GPUs cannot share the global batch of 256 evenly, 4 responses of a prompt together: set NUM_GPUS",
+            "128 GPUs cannot share the global batch of 256 evenly, 4 responses of a prompt together: give --num_gpus",
         ),
         (4, 128, "is one of 1, 2, 4, 8, 16, 32, 64, or add --global_batch_size 512 or another multiple of 512."),
         (3, 8, "evenly, 3 responses of a prompt together: add --global_batch_size 240 or another multiple of 24."),
@@ -66,5 +62,5 @@ def test_a_rollout_of_a_preset_holds_the_responses_of_an_update(given, processes
 )
 def test_gpus_that_cannot_share_whole_prompts(samples, processes, message):
     with pytest.raises(UserError) as refused:
-        preset_batches(PRESET, {"samples_per_prompt": samples}, processes)
+        batch_sizes(MOST, BATCH | {"samples_per_prompt": samples}, processes)
     assert message in str(refused.value)

@@ -40,18 +40,11 @@ PLAIN = {
 PRINTED = ("stdout.txt", "stderr.txt")
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PRELOADED = (
-    "dschat.builders.data",
-    "dschat.builders.ppo",
-    "dschat.builders.engines",
+    "dschat.builders.steps",
+    "dschat.cli",
     "deepspeed.runtime.zero.muon.muon_optimizer",  # every ZeRO stage imports it, and with it torch's compiler: seconds
-    "dschat.data.sources",
-    "dschat.main",
     "dschat.plan.plan",
     "dschat.trainers.evaluation",
-    "dschat.trainers.dpo",
-    "dschat.trainers.ppo",
-    "dschat.trainers.sft",
-    "dschat.trainers.reward",
     "deepspeed.module_inject.auto_ep_layer",
     "torch.utils.tensorboard",
     "transformers.models.gemma.modeling_gemma",
@@ -284,7 +277,7 @@ def message_of(result: Result, *words: str) -> str:
     assert "Traceback" not in everything, everything
     assert result.status == 2, everything
     lines = [line.rstrip() for line in result.stderr.replace("\r", "\n").splitlines() if line.strip()]
-    messages = [line for line in lines if line.startswith(("error: ", "main.py: error: "))]
+    messages = [line for line in lines if re.match("(dschat [a-z -]+: )?error: ", line)]
     assert len(messages) == 1, result.stderr
     assert lines[-1] == messages[0], "something follows the message:\n" + result.stderr
     for word in words:

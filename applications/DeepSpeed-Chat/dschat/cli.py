@@ -3,7 +3,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any
 from dschat.common.script import run_script
 from dschat.config.common import CommonConfig
 from dschat.config.parse import Resolved, resolve
-from dschat.launch import is_rank, launch, plan_processes
+from dschat.launch import OF_A_MACHINE, is_rank, launch, plan_processes
 from dschat.main import run_main
 
 
@@ -199,11 +199,12 @@ def _train(name: str, command: Command, words: Sequence[str], may_launch: bool) 
     """Trains in this process, or starts one for each GPU, which are then told every flag without files."""
     rank = is_rank() or not may_launch
 
-    def read(processes: int | None = None) -> Resolved[CommonConfig]:
-        return resolve(command.flags_class(), words, command=name, processes=processes)
+    def read(processes: int | None = None, environ: Mapping[str, str] | None = None) -> Resolved[CommonConfig]:
+        return resolve(command.flags_class(), words, command=name, processes=processes, environ=environ)
 
     if rank:
-        return run_main(command.step, lambda: read().config, command.function)
+        # A launcher's variables name its own machines.
+        return run_main(command.step, lambda: read(environ={}).config, command.function)
     status: list[int] = []
 
     def start() -> str:
@@ -216,7 +217,7 @@ def _train(name: str, command: Command, words: Sequence[str], may_launch: bool) 
             return ""
         told = read(processes.count)
         told.config.plan_batches(processes.count)
-        status.append(launch(processes, [*name.split(), "--deepspeed", *told.words]))
+        status.append(launch(processes, [*name.split(), "--deepspeed", *told.words(without=OF_A_MACHINE)]))
         return ""
 
     failed = run_script(start, print)

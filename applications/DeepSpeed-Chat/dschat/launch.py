@@ -26,6 +26,7 @@ from dschat.errors import UserError
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
 VARIABLES_FILE = "DS_ENV_FILE"  # names the launcher's list of variables for other machines
 NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
+OF_A_MACHINE = ("hostfile", "node_rank", "master_addr", "master_port")  # flags that processes are not told
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 

@@ -10,7 +10,6 @@
 Presets have one key more, `preset`, see `dschat.config.presets`.
 """
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,22 +41,20 @@ class ConfigFile:
     preset: dict[str, Any]  # the key `preset`
 
 
-def read_file(name: str, command: str, environ: Mapping[str, str] | None = None) -> ConfigFile:
+def read_file(name: str, command: str, environ: Mapping[str, str]) -> ConfigFile:
     """Reads a file, what it extends, and its variables.
 
     Args:
         name: path of the file, or name of a preset that is shipped.
         command: subcommand whose flags the keys are.
-        environ: variables; those of the process if None.
+        environ: variables.
 
     Raises:
         UserError: a file is missing or no YAML, its keys are no names or are there twice, its values are neither texts
             nor lists of them, or a variable is not set.
     """
     found = _read(_find(name, command, None), command, ())
-    known = os.environ if environ is None else environ
-    if found.preset:
-        known = {**known, **variables(found.preset, known)}
+    known = {**environ, **variables(found.preset, environ)} if found.preset else environ
     settings = {key: Setting(_filled_in(one, known), one.place) for key, one in found.settings.items()}
     return ConfigFile(settings, found.preset)
 

@@ -36,10 +36,10 @@ class Resolved(Generic[Config]):
     rest: list[str]  # words that are no flags of it
     preset: dict[str, Any] = field(default_factory=dict)  # the key `preset` of its file
 
-    @property
-    def words(self) -> list[str]:
-        """A command line that says the same without a file."""
-        return [word for name in self.origins for word in as_words(name, self.values[name])]
+    def words(self, without: Sequence[str] = ()) -> list[str]:
+        """A command line that says the same without a file, but for some flags."""
+        names = [name for name in self.origins if name not in without]
+        return [word for name in names for word in as_words(name, self.values[name])]
 
     @property
     def yaml(self) -> str:
@@ -62,6 +62,7 @@ def resolve(
     all_known: bool = True,
     checks: bool = True,
     config: str | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Resolved[Config]:
     """Reads, converts and checks what a command is told.
 
@@ -75,6 +76,7 @@ def resolve(
         all_known: words that are no flags are an error.
         checks: a training step's rules hold.
         config: file or preset, as `--config` gives it.
+        environ: variables; those of the process if None.
 
     Raises:
         UserError: a value, a combination of flags or a file is not possible.
@@ -93,7 +95,8 @@ def resolve(
         parser.error_unknown(rest)
     name = config if has_own else given.pop("config", config)
     prints = not has_own and given.pop("print_config", False)
-    file = read_file(name, command) if name else ConfigFile({}, {})
+    known = os.environ if environ is None else environ
+    file = read_file(name, command, known) if name else ConfigFile({}, {})
     values, origins = _merge(config_class, parser, file, given)
     share = int(os.environ.get("WORLD_SIZE") or 1) if processes is None else processes
     if most := file.preset.get("most_per_gpu"):
@@ -102,8 +105,8 @@ def resolve(
                 values[key], origins[key] = size, f"preset, {share} processes"
     for one in fields(config_class):  # type: ignore[arg-type]
         variable = notes_of(one).environment
-        if one.name not in values and variable and os.environ.get(variable):
-            values |= parser.value_of(one.name, os.environ[variable], variable)
+        if one.name not in values and variable and known.get(variable):
+            values |= parser.value_of(one.name, known[variable], variable)
             origins[one.name] = f"${variable}"
     defaults = {one.name: default_value(one) for one in fields(config_class)}  # type: ignore[arg-type]
     missing = [key for key, default in defaults.items() if default is MISSING and key not in values]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves a reward model to --reward_url: `python -m dschat.scoring.serve --model FOLDER`. See docs/rewards.md."""
+"""Serves a reward model to --reward_url: `dschat serve --model FOLDER`. See docs/rewards.md."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
@@ -19,7 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
-from dschat.common.script import add_flags, flag, run_script
+from dschat.cli import main
+from dschat.config.commands import ServeOptions
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,31 +30,6 @@ logger = logging.getLogger("dschat.scoring.serve")  # also where the module is _
 
 T = TypeVar("T")
 LARGEST_REQUEST = 32 << 20  # bytes
-DTYPES = ("fp32", "bf16", "fp16")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """The flags."""
-
-    model: str = flag("reward model: folder or hub id of a sequence classifier with one label")
-    host: str = flag(
-        "address to listen on; 0.0.0.0 lets anybody who reaches this machine ask (%(default)s)", "127.0.0.1"
-    )
-    port: int = flag("port to listen on; 0 takes a free one and says which (%(default)s)", 8500)
-    batch_size: int = flag("responses read at once (%(default)s)", 16)
-    device: str | None = flag("cpu, cuda or cuda:N (the first GPU where there is one)", None)
-    dtype: str | None = flag("fp32, bf16 or fp16 (bf16 on a GPU, fp32 on a CPU)", None)
-    rm_template: bool = flag("put prompt and response through the model's chat template", False)
-
-    def __post_init__(self) -> None:
-        """Raises UserError, which names the flag and what to change."""
-        if self.batch_size < 1:
-            raise UserError(f"--batch-size {self.batch_size}: must be at least 1.")
-        if not 0 <= self.port < 2**16:
-            raise UserError(f"--port {self.port}: must be between 0 and 65535.")
-        if self.dtype not in (None, *DTYPES):
-            raise UserError(f"--dtype {self.dtype}: must be one of {', '.join(DTYPES)}.")
 
 
 class BadRequest(Exception):
@@ -238,7 +213,7 @@ def serve(options: ServeOptions) -> str:
     from dschat.models.opening import choose_dtype
     from dschat.scoring.reward_reader import ReaderFlags, load_reward_model, load_reward_tokenizer
 
-    flags = ReaderFlags("--model", "--rm-template", "Send shorter texts")
+    flags = ReaderFlags("--model", "--rm_template", "Send shorter texts")
     tokenizer = load_reward_tokenizer(options.model, options.rm_template, flags)
     try:
         device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -256,12 +231,5 @@ def serve(options: ServeOptions) -> str:
     return "stopped"
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m dschat.scoring.serve", description=__doc__)
-    add_flags(parser, ServeOptions)
-    return run_script(lambda: serve(ServeOptions(**vars(parser.parse_args()))), print)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["serve", *sys.argv[1:]]))

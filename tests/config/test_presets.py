@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of flags: what wins, variables, presets' folders, the batch for a number of processes, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from dschat.config.parse import resolve, to_yaml
+from dschat.config.ppo import PPOConfig
+from dschat.config.presets import batch_sizes, find_preset, preset_names, variables
+from dschat.config.supervised import SFTConfig
+from dschat.errors import UserError
+from flag_cases import FAMILIES, REQUIRED, config_of
+from script_runs import preset
+
+PRESET = {"run": "tldr-gemma-2b", "model": "google/gemma-2b", "data": "tldr/set"}
+LATER = PRESET | {"model": "sft"}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write(name: str, text: str) -> str:
+    Path(name).write_text(text, encoding="utf-8")
+    return name
+
+
+def test_flags_win_over_the_file_and_that_over_what_it_extends(monkeypatch):
+    monkeypatch.setenv("NUM_GPUS", "3")
+    write("base.yaml", "seed: 5\nkl_ctl: 0.2\nngram: inf\ndecode_graphs: on\nactor_learning_rate: 1e-5\n")
+    file = write("own.yaml", "extends: base.yaml\nngram: 7\ngamma: 0.5\ndata_path: [a, b]\nlora_module_name: null\n")
+    words = [*REQUIRED["ppo"][2:], "--gamma", "0.9", "--config", file]
+    found = resolve(PPOConfig, words, command="ppo")
+    config = found.config
+    assert (config.seed, config.kl_coef, config.ngram, config.gamma) == (5, 0.2, 7, 0.9)
+    assert (config.decode_graphs, config.actor_learning_rate, config.data_path) == ("on", 1e-5, ["a", "b"])
+    names = ("seed", "kl_coef", "ngram", "gamma", "data_path", "num_gpus")
+    places = ["base.yaml:1", "base.yaml:2", "own.yaml:2", "--gamma", "own.yaml:4", "$NUM_GPUS"]
+    assert [found.origins[name] for name in names] == places and "lam" not in found.origins
+    assert "gamma: 0.9" in found.yaml and "# own.yaml:2" in found.yaml and "# default" in found.yaml
+    assert resolve(PPOConfig, found.words(), command="ppo").config == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nngrams: 3\n", r"bad.yaml:2: ngrams is no flag of `dschat ppo`; did you mean ngram\?"),
+        ("ngram: many\n", "bad.yaml:1: .*--ngram many is out of range|--ngram many is out of range"),
+        ("ppo_epochs: x\n", "bad.yaml:1: argument --ppo_epochs.*: invalid int value: 'x'"),
+        ("seed: 1\nseed: 2\n", "bad.yaml:2: seed is there twice"),
+        ("lora: {dim: 3}\n", "bad.yaml:1: lora must be a value or a list of values"),
+        ("- a\n", "bad.yaml must hold"),
+        ("a: [\n", "bad.yaml cannot be read as YAML"),
+        ("extends: bad.yaml\n", "bad.yaml extends itself"),
+        ("extends: absent\n", "extends: absent in .*: there is no such file; .*tldr_gemma_2b_vanilla"),
+        ("seed: ${NO_SUCH}\n", r"bad.yaml:1: the variable NO_SUCH is not set; .*\$\{NO_SUCH:-DEFAULT\}"),
+    ],
+)
+def test_files_that_are_refused(text, message):
+    file = write("bad.yaml", text)
+    with pytest.raises(UserError, match=message):
+        resolve(PPOConfig, [*REQUIRED["ppo"], "--config", file], command="ppo")
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(UserError, match="--config tldr_gema: there is no such file; .*presets of `dschat sft` are apps_"):
+        resolve(SFTConfig, [*REQUIRED["sft"], "--config", "tldr_gema"], command="sft")
+
+
+def test_variables_stand_in_values(monkeypatch):
+    monkeypatch.setenv("ROWS", "/data")
+    monkeypatch.setenv("EMPTY", "")
+    file = write("v.yaml", "data_path: ['${ROWS}/a', b]\nseed: ${SEED:-7}\nlora_alpha: ${EMPTY:-}\n")
+    config = resolve(SFTConfig, [*REQUIRED["sft"][2:], "--config", file], command="sft").config
+    assert (config.data_path, config.seed, config.lora_alpha) == (["/data/a", "b"], 7, None)
+
+
+def test_every_value_is_shown_with_its_origin(capsys):
+    with pytest.raises(SystemExit) as stop:
+        resolve(SFTConfig, ["--config", "tldr_gemma_2b", "--print_config", "--seed", "8"], command="sft", processes=8)
+    assert stop.value.code == 0
+    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["seed"].split() == ["8", "#", "--seed"] and lines["learning_rate"].split()[0] == "5e-05"
+    assert lines["per_device_train_batch_size"].split("# ") == [lines["per_device_train_batch_size"].split("# ")[0],
+                                                                "preset, 8 processes"]  # fmt: skip
+    assert lines["packing"].split() == ["false", "#", "default"]
+    assert lines["max_seq_len"].endswith("_published.yaml:5")
+
+
+@pytest.mark.parametrize("step", FAMILIES)
+def test_the_file_of_a_run_says_all_of_its_flags(step):
+    """Read again it gives the same configuration, and with another output folder all but that."""
+    config = config_of(step, "--enable_tensorboard --report_to wandb")
+    file = write("config.yaml", to_yaml(config))
+    again = resolve(FAMILIES[step], ["--config", file], command=step, runs_here=False).config
+    assert again == config
+    moved = resolve(FAMILIES[step], ["--config", file, "--output_dir", "new"], command=step, runs_here=False).config
+    assert moved.tensorboard_path == "new/tensorboard"
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "data", "folder"),
+    [
+        (PRESET, "", "", "tldr-gemma-2b"),
+        (PRESET, "google/gemma-2b", "tldr", "tldr-gemma-2b"),
+        (PRESET, "Qwen/Qwen2.5-0.5B", "", "tldr-Qwen2.5-0.5B"),
+        (PRESET, "", "rows.jsonl.gz", "rows-gemma-2b"),
+        (PRESET, "/mnt/my model/", "/mnt/mine/train.parquet", "mine-train-my-model"),
+        (LATER, "/p/models/tldr-gemma-2b/sft", "", "tldr-gemma-2b"),
+        (LATER, "/p/models/tldr-gemma-2b/sft", "data/rows", "rows-tldr-gemma-2b"),
+        (LATER, "/p/models/rows-Qwen2.5-0.5B/sft", "data/rows", "rows-Qwen2.5-0.5B"),
+        (LATER, "google/gemma-2b-it", "", "tldr-gemma-2b-it"),
+        (LATER, "/p/models/rows-Qwen2.5-0.5B/sft/", "rows.csv", "rows-Qwen2.5-0.5B"),
+        (LATER, "/p/models/hh-gemma-2b/ppo/actor", "", "tldr-hh-gemma-2b-ppo-actor"),
+        (PRESET | {"run": "-llama"}, "/p/models/llama/refuel", "", "llama-refuel"),
+    ],
+)
+def test_another_model_or_data_set_has_a_folder_of_its_own(settings, model, data, folder):
+    """Named like the published run's, data set and model; what step 1 wrote keeps its name in steps 2 and 3."""
+    found = variables(settings, {"PROJ_PATH": "/p", "MODEL": model, "DATA": data})
+    assert found["RUN"] == f"/p/models/{folder}" and found["REWARD_MODEL"] == f"/p/models/{folder}/reward"
+
+
+def test_the_steps_of_one_data_set_find_each_other():
+    """With the same DATA and nothing else given, and so do the variants of a preset."""
+    given = {"DATA": "rows.jsonl", "PROJ_PATH": "/p"}
+    run = "/p/models/rows-gemma-2b"
+    sft = preset("sft", "tldr_gemma_2b", **given).config
+    reward = preset("reward", "tldr_gemma_2b", **given).config
+    assert (sft.model_name_or_path, sft.output_dir) == ("google/gemma-2b", f"{run}/sft")
+    assert (reward.model_name_or_path, reward.output_dir) == (f"{run}/sft", f"{run}/reward")
+    for variant in ("vanilla", "ppl", "randomized", "rloo"):
+        ppo = preset("ppo", f"tldr_gemma_2b_{variant}", **given).config
+        assert ppo.actor_model_name_or_path == f"{run}/sft" and ppo.output_dir == f"{run}/ppo-{variant}"
+        assert ppo.reward_model_name_or_path == f"{run}/reward"
+
+
+def test_presets_are_found_by_name():
+    assert find_preset("ppo", "tldr_gemma_2b.yaml") == find_preset("ppo", "tldr_gemma_2b")
+    assert find_preset("ppo", "nothing") is None and find_preset("sft", "../ppo/tldr_gemma_2b") is None
+    assert not any(name.startswith("_") for name in preset_names("ppo"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "expected"),
+    [
+        (1, "", (32, 8, 256)),
+        (16, "", (16, 1, 256)),
+        (1, "--per_device_generation_batch_size 64", (64, 4, 256)),
+        (2, "--global_batch_size 80", (20, 2, 80)),  # 40 for each, of which 20 is the largest part up to 32
+        (1, "--global_batch_size 8 --per_device_generation_batch_size 16", (16, 1, 16)),  # two updates per rollout
+    ],
+)
+def test_a_rollout_is_the_batch_of_one_update(gpus, flags, expected):
+    """However many GPUs there are and however many prompts each generates at once."""
+    config = preset("ppo", "tldr_gemma_2b", flags.split(), gpus).config
+    rollout = config.plan_batches(gpus).rollout_per_rank * gpus
+    assert (config.per_device_generation_batch_size, config.generation_batches, rollout) == expected
+
+
+def test_another_global_batch_for_another_number_of_gpus():
+    """The error's own advice: 170 examples for each of 3 GPUs, in passes of 2 because 4 and 3 do not divide them."""
+    with pytest.raises(UserError, match="add --global_batch_size 510 or another multiple of 3"):
+        preset("sft", "tldr_gemma_2b", processes=3)
+    plan = preset("sft", "tldr_gemma_2b", ["--global_batch_size", "510"], 3).config.plan_batches(3)
+    assert (plan.global_batch, plan.update_per_rank, plan.micro_batch) == (510, 170, 2)
+
+
+def test_responses_of_a_prompt_stay_together():
+    """4 samples of each of 2 prompts on 8 processes, 32 responses at once at most."""
+    most = {"per_device_training_batch_size": 4, "per_device_generation_batch_size": 32}
+    given = {"global_batch_size": 64, "samples_per_prompt": 4}
+    assert batch_sizes(most, given, 8) == {
+        "per_device_training_batch_size": 4,
+        "per_device_generation_batch_size": 2,
+        "generation_batches": 1,
+    }
+    with pytest.raises(UserError, match="4 responses of a prompt together"):
+        batch_sizes(most, given, 32)

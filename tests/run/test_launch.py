@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes are started: GPUs of this machine, several machines, and what does not fit together."""
+
+import pytest
+
+from dschat.errors import UserError
+from dschat.launch import LaunchFlags, is_rank, plan_processes
+
+NVIDIA_SMI = """#!/bin/sh
+cat <<'END'
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
+  MIG 1g.10gb     Device  0: (UUID: MIG-1)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)
+END
+"""
+NO_DRIVER = "#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2; exit 9\n"
+HERE = {"node_rank": 0, "master_addr": "10.0.0.1"}
+PORT = ["--master_port", "29500"]
+
+
+@pytest.fixture(autouse=True)
+def programs(tmp_path, monkeypatch):
+    """A folder of programs that come first, with a driver of two GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text(NVIDIA_SMI)
+    driver.chmod(0o755)
+    return tmp_path
+
+
+def started(**flags):
+    return plan_processes(LaunchFlags(**flags))
+
+
+@pytest.mark.parametrize(
+    ("visible", "options"),
+    [
+        (None, ["--num_gpus", "2"]),  # nvidia-smi's, without the parts of a GPU
+        ("no driver", ["--num_gpus", "1"]),
+        ("", ["--num_gpus", "1"]),
+        (" ", ["--num_gpus", "1"]),
+        ("3", ["--num_gpus", "1"]),
+        ("4,5,6,7", ["--include", "localhost:4,5,6,7"]),
+        ("2, 3", ["--include", "localhost:2,3"]),
+    ],
+)
+def test_gpus_are_found(visible, options, programs, monkeypatch):
+    """The launcher replaces the variable, so that it is told; one process uses what the variable says."""
+    if visible == "no driver":
+        (programs / "nvidia-smi").write_text(NO_DRIVER)
+    elif visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = started()
+    assert found.options == [*options, *PORT]
+    assert found.count == (int(options[1]) if options[0] == "--num_gpus" else len(options[1].split(",")))
+    assert found.alone == (found.count == 1)
+
+
+def test_some_of_the_visible_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
+    assert started(num_gpus=2, master_port=29501).options == ["--include", "localhost:4,6", "--master_port", "29501"]
+    with pytest.raises(UserError, match="--num_gpus 4 .* CUDA_VISIBLE_DEVICES=4,6,7 names fewer"):
+        started(num_gpus=4)
+
+
+@pytest.mark.parametrize("visible", ["GPU-1,GPU-2", "-1", "0,,1", "0,1,", "all", "0 1", "0;1", "0-3"])
+def test_gpus_that_the_launcher_cannot_be_told(visible, monkeypatch):
+    """It would drop them and take the machine's first ones, which may be somebody else's."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UserError, match="takes GPUs by number alone; .*such as CUDA_VISIBLE_DEVICES=0,1"):
+        started(num_gpus=2)
+
+
+@pytest.mark.parametrize("visible", ["4,5,6,7", "1", "0,2", "1,0", "08"])
+def test_several_machines_use_their_first_gpus(visible, monkeypatch):
+    """The launcher numbers them from 0 there, whatever the variable says."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, 1")
+    assert started(num_nodes=2, **HERE).hosts == "node-0 slots=2\nnode-1 slots=2\n"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UserError, match=f"CUDA_VISIBLE_DEVICES={visible}: on several machines the launcher uses the"):
+        started(num_nodes=2, **HERE)
+
+
+def test_machines_with_ssh(tmp_path):
+    """Slots are counted; a number of processes takes their place."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# ours\n\nfirst slots=8\nsecond slots=8  # the slow one")
+    found = started(hostfile=str(hosts))
+    assert (found.count, found.options, found.ssh) == (16, ["--hostfile", str(hosts), *PORT], True)
+    found = started(hostfile=str(hosts), num_gpus=4)
+    assert (found.count, found.options) == (8, ["--hostfile", str(hosts), "--num_gpus", "4", *PORT])
+
+
+def test_machines_without_ssh():
+    found = started(num_nodes=2, num_gpus=8, node_rank=1, master_addr="10.0.0.1")
+    options = ["--num_gpus", "8", *PORT, "--no_ssh", "--node_rank", "1", "--master_addr", "10.0.0.1"]
+    assert (found.count, found.options, found.ssh) == (16, options, False)
+    assert not found.alone and found.hosts == "node-0 slots=8\nnode-1 slots=8\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no such file"),
+        ("# nobody\n", "names no machine"),
+        ("first 8\nsecond\n", 'the line of second must be like "second slots=8"'),
+        ("first slots=many\n", 'the line of first must be like "first slots=8"'),
+        ("first slots=0\n", 'the line of first must be like "first slots=8"'),
+    ],
+)
+def test_a_bad_hostfile(content, message, tmp_path):
+    hosts = tmp_path / "hosts"
+    if content is not None:
+        hosts.write_text(content)
+    with pytest.raises(UserError, match=f"--hostfile {hosts}.*{message}"):
+        started(hostfile=str(hosts))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"num_nodes": 2, "node_rank": 0}, "--master_addr"),
+        ({"num_nodes": 2, "master_addr": "10.0.0.1"}, "--node_rank"),
+        (HERE, "--num_nodes .* give the number of machines, or --hostfile"),
+    ],
+)
+def test_what_several_machines_need(flags, message):
+    with pytest.raises(UserError, match=message):
+        started(**flags)
+
+
+def test_a_process_of_a_launcher_knows_it(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert not is_rank()
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    assert is_rank()
