@@ -65,7 +65,9 @@ def test_files_that_are_refused(text, message):
 
 
 def test_a_file_that_is_not_there():
-    with pytest.raises(UserError, match="--config tldr_gema: there is no such file; .*presets of `dschat sft` are apps_"):
+    with pytest.raises(
+        UserError, match="--config tldr_gema: there is no such file; .*presets of `dschat sft` are apps_"
+    ):
         resolve(SFTConfig, [*REQUIRED["sft"], "--config", "tldr_gema"], command="sft")
 
 
