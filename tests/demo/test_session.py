@@ -125,7 +125,7 @@ def parse_options(words: list[str]) -> DemoOptions:
 def test_a_word_that_is_no_choice_is_refused_before_a_model_is_opened(capsys):
     with pytest.raises(SystemExit):
         parse_options(["chat", "--ppl_mode", "no"])
-    assert "--ppl_mode, --ppl-mode: invalid choice: 'no'" in capsys.readouterr().err
+    assert "--ppl_mode: invalid choice: 'no'" in capsys.readouterr().err
 
 
 def test_the_flags_of_macro_actions_are_those_of_step_3():

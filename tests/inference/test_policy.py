@@ -149,7 +149,6 @@ def test_generate_answers_where_continuous_batching_does_not_know_the_model(
 
     config = BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=2, pad_token_id=PAD, eos_token_id=EOS)
     path = save_folder(tmp_path, BloomForCausalLM(config), bytes_tokenizer)
-    assert options(rollout_engine="compacting").rollout_engine == "continuous", "its former name"
     responses = [
         policy_of(path, options(rollout_engine=name)).respond(examples_of([3, 5])) for name in get_args(Engine)
     ]

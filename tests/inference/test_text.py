@@ -10,7 +10,7 @@ import torch
 
 from cli_runs import arguments, read_jsonl, run_command, write_jsonl
 from closeness import near
-from dschat.data.__main__ import main
+from dschat.cli import main
 from dschat.data.sources import load_source
 from dschat.errors import UserError
 from dschat.inference import text
@@ -188,7 +188,7 @@ def test_prepared_folders(place):
     def prepare(name, *words):
         flags = {"output": place / name, "tokenizer": place / "policy1", "minimum_response_length": 0}
         command = ["prepare", str(place / "data"), *arguments(flags | {"stage": "preference"})]
-        assert main([*command, *words]) == 0
+        assert main(["data", *command, *words]) == 0
         return str(place / name)
 
     flags = {"model": [str(place / "policy1")], "reward_model": [str(place / "rm")], "no_rouge": True}

@@ -121,17 +121,17 @@ def test_colours():
         ("--jsonl none.jsonl", ["--jsonl none.jsonl", "no such file"]),
     ],
 )
-def test_bad_flags(flags, words, model, capsys, tmp_path, monkeypatch):
+def test_bad_flags(flags, words, model, capsys, caplog, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, output = shown(capsys, "--model", model, *flags.split())
-    assert status == 2 and all(word in output.err for word in words), output.err
+    assert status == 2 and all(word in caplog.text for word in words), caplog.text
     assert not output.out
 
 
-def test_as_a_module(model, tmp_path, capsys):
+def test_as_a_module(model, tmp_path, capsys, caplog):
     file = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "a cat"}])
     command = [sys.executable, "-m", "dschat.show_macro_actions", "--model", model, "--jsonl", file, "--colour"]
     assert "\x1b[30;48" in run_command(command).expect(0).stdout
     status, output = shown(capsys, "--model", model, "--text", "a", "--html", str(tmp_path / "r.jsonl" / "x.html"))
-    assert status == 2 and "--html" in output.err and "Traceback" not in output.err
+    assert status == 2 and "--html" in caplog.text and "Traceback" not in output.err
     assert json.loads(file.read_text())["response"] == "a cat"

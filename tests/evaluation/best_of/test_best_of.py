@@ -131,4 +131,4 @@ def test_the_report_script(file, tmp_path):
 
     done = report("--best_of", 2, 4).expect(0)
     assert "N = 4" in done.stdout and "report.png" in done.stdout
-    message_of(report("--best_of", 0), "--best_of 0: must be at least 1")
+    message_of(report("--best_of", 0), "--best_of 0 is out of range")

@@ -130,20 +130,18 @@ def test_verdicts_of_another_rubric_are_not_gone_on_with(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "script", "message"),
+    ("words", "message"),
     [
         (
             ["--dataset", "mine"],
-            None,
             "--dataset mine: unknown; give summarize, .* with --rubric FILE",
         ),
-        (["--dataset", "my/own", "--rubric", EXAMPLE], None, "--dataset my/own: a name of your own must be letters"),
-        (["--rubric", EXAMPLE], "webgpt", "--rubric: this script always judges by the webgpt rubric"),
+        (["--dataset", "my/own", "--rubric", EXAMPLE], "--dataset my/own: a name of your own must be letters"),
     ],
 )
-def test_names_of_data_sets(server, tmp_path, words, script, message):
+def test_names_of_data_sets(server, tmp_path, words, message):
     with pytest.raises(UserError, match=message):
-        judged(server, tmp_path, *words, dataset=script)
+        judged(server, tmp_path, *words)
     assert server.bodies == []
 
 

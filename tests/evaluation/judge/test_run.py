@@ -154,12 +154,9 @@ def webgpt_answer(messages):
     return json.dumps(aspects | {"verdict": useful})
 
 
-@pytest.mark.parametrize(
-    ("dataset", "words"), [(None, ["--dataset", "webgpt"]), ("webgpt", ["--dataset", "summarize"])]
-)
-def test_webgpt_by_either_script(server, tmp_path, dataset, words):
+def test_webgpt(server, tmp_path):
     server.answer = webgpt_answer
-    judged(server, tmp_path, *words, dataset=dataset)
+    judged(server, tmp_path, "--dataset", "webgpt")
     rows = judged_rows(tmp_path)
     assert {row["dataset"] for row in rows} == {"webgpt"}
     assert rows[0]["verdict"] == "A"

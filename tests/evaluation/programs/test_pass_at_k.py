@@ -102,4 +102,4 @@ def test_the_scripts(results, tmp_path):
     assert content["programs"][2]["rates"]["pass@1"]["value"] == pytest.approx(0.2)
     scores = write_jsonl(tmp_path / "r.jsonl", [{"prompt": "p", "response": "r", "reward": 1}])
     message_of(run_script("report.py", scores, "--output", tmp_path / "report"), "a report of its own")
-    message_of(run_script("pass-at-k.py", "-k", 0), "-k 0: must be at least 1")
+    message_of(run_script("pass-at-k.py", "-k", 0), "--k 0 is out of range")

@@ -112,7 +112,8 @@ class Journal:
 def first_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The first flag that has another value now, in words; empty where none has."""
     changed = (name for name in [*now, *before] if before.get(name) != now.get(name))
-    return next((f"--{name} {before.get(name)}, now it is {now.get(name)}" for name in changed), "")
+    found = ((name.replace("-", "_"), before.get(name), now.get(name)) for name in changed)
+    return next((f"--{name} {then}, now it is {other}" for name, then, other in found), "")
 
 
 def make_writable(folder: Path, what: str) -> None:

@@ -104,9 +104,9 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 after one line; raise UserError where the words come from a file."""
-        line = " ".join(message.split())
+        line = re.sub(r"(argument --[\w.]+)[^:]*:", r"\1:", " ".join(message.split()), count=1)
         if self._discreet:
-            line = re.sub(r"(invalid \w+ value|ignored explicit argument|ambiguous option).*", r"\1", line)
+            line = re.sub(r"(invalid \w+ value|invalid choice|ignored explicit argument|ambiguous option).*", r"\1", line)
         if self._place:
             raise UserError(f"{self._place}: {line}.")
         self.exit(2, f"{self.prog}: error: {line} (--help lists the flags)\n")
@@ -233,7 +233,7 @@ def _one_of(choices: Sequence[object]) -> Callable[[str], object]:
 
 def _truth(word: str) -> bool:
     if word.lower() not in (*TRUE, *FALSE):
-        raise argparse.ArgumentTypeError(f"{word!r} is neither true nor false")
+        raise argparse.ArgumentTypeError(f"invalid truth value: {word!r}")
     return word.lower() in TRUE
 
 
