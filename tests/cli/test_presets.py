@@ -201,7 +201,9 @@ def test_gpus_that_do_not_divide_the_batch(step, name):
     settings = settings_of(step, name)
     batch, samples = settings["global_batch_size"], settings.get("samples_per_prompt", 1)
     together = f", {samples} responses of a prompt together" if samples > 1 else ""
-    with pytest.raises(UserError, match=f"3 GPUs cannot share the global batch of {batch} evenly{together}: ") as found:
+    with pytest.raises(
+        UserError, match=f"3 GPUs cannot share the global batch of {batch} evenly{together}: "
+    ) as found:
         preset(step, name, processes=3)
     assert "is one of 1, 2, 4, 8, 16" in str(found.value) and f"multiple of {3 * samples}." in str(found.value)
 
