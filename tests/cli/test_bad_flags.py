@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A command line that is refused ends a main with one message, before anything is loaded; the rules: tests/config."""
 
-import sys
-
 import pytest
 
 from cli_runs import Result, message_of
-from dschat.main import run_main
-from flag_cases import FAMILIES, REQUIRED
+from dschat.cli import main
+from flag_cases import REQUIRED
 
 
 @pytest.mark.parametrize(
@@ -26,13 +24,8 @@ from flag_cases import FAMILIES, REQUIRED
 def test_rules(step, flags, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "bad.py").write_text("def f(prompts, responses, rows:\n    return 1\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["main.py", *REQUIRED[step], *flags.split()])
-
-    def never(config, stage):
-        raise AssertionError("the bad input was accepted")
-
     try:
-        status = run_main(step, FAMILIES[step], never)
+        status = main([step, *REQUIRED[step], *flags.split()], may_launch=False)
     except SystemExit as exit:
         status = exit.code
     captured = capsys.readouterr()

@@ -28,7 +28,7 @@ from dschat.common.glossary import KL
 from factories import make_classifier
 from flag_cases import config_of
 from real_size import as_large_as
-from script_runs import parsed, recorded
+from script_runs import called, preset
 
 MAIN = TRAINING / "refuel" / "online.py"
 PRESET = TRAINING / "refuel" / "training_scripts" / "hh_llama3_8b_online.sh"
@@ -145,11 +145,10 @@ def test_a_reward_model_without_a_template_ends_in_one_message(flags, talks, tmp
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 8])
-def test_the_training_script_has_the_published_settings(gpus, tmp_path, monkeypatch):
+def test_the_training_script_has_the_published_settings(gpus):
     """Llama-3-8B-it on HH: 32 pairs a round whatever the number of GPUs; all else is as in flags.txt."""
-    launched = recorded(PRESET, tmp_path, "--seed", "7", NUM_GPUS=str(gpus))
-    assert launched.program == MAIN
-    config = parsed(launched, "online", gpus, monkeypatch)
+    assert called(PRESET) == ("refuel-online", "hh_llama3_8b_online")
+    config = preset("refuel-online", "hh_llama3_8b_online", ["--seed", "7"], gpus).config
     defaults = config_of("online", f"--data_path {config.data_path[0]} --output_dir {config.output_dir}")
     changed = {name: value for name, value in vars(config).items() if value != vars(defaults)[name]}
     assert changed == {
@@ -165,7 +164,6 @@ def test_the_training_script_has_the_published_settings(gpus, tmp_path, monkeypa
         "global_batch_size": 32,
         "gradient_checkpointing": True,
         "zero_stage": 2,
-        "deepspeed": True,
         "seed": 7,
     }
     plan = config.plan_batches(gpus)

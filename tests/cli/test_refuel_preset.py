@@ -6,7 +6,7 @@ import pytest
 from cli_runs import TRAINING, arguments, run_forked, training_rows, write_jsonl
 from real_size import as_large_as
 from refuel_cases import REFUEL, make_models, small_pairs
-from script_runs import parsed, recorded, run_recorded
+from script_runs import called, preset
 
 SCRIPT = TRAINING / "refuel" / "training_scripts" / "llama_3_8b_it.sh"
 PUBLISHED = {
@@ -19,23 +19,19 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("gpus", [1, 8])
-def test_the_published_settings(gpus, tmp_path, monkeypatch):
-    launched = recorded(SCRIPT, tmp_path, NUM_GPUS=str(gpus))
-    assert launched.program == REFUEL / "refuel.py"
-    config = parsed(launched, "refuel", gpus, monkeypatch)
+def test_the_published_settings(gpus, tmp_path):
+    assert called(SCRIPT) == ("refuel", "llama_3_8b_it")
+    config = preset("refuel", "llama_3_8b_it", processes=gpus, PROJ_PATH=str(tmp_path)).config
     assert {name: getattr(config, name) for name in PUBLISHED} == PUBLISHED
     assert config.plan_batches(gpus).global_batch == 128
     assert config.total_iterations(500, 128) == 500 and config.cluster is None
     assert config.data_path == [str(tmp_path / "data" / "refuel" / "llama-3-8b-it" / "pairs")]
 
 
-def test_variables_and_flags_win(tmp_path, monkeypatch):
-    launched = recorded(SCRIPT, tmp_path, "--lr", "1e-6", MODEL="mine", DATA="pairs", CLUSTER="h100")
-    config = parsed(launched, "refuel", 1, monkeypatch)
+def test_variables_and_flags_win():
+    config = preset("refuel", "llama_3_8b_it", ["--lr", "1e-6"], MODEL="mine", DATA="pairs", CLUSTER="h100").config
     assert (config.model_name_or_path, config.data_path, config.cluster) == ("mine", ["pairs"], "h100")
     assert config.learning_rate == 1e-6
-    message = run_recorded(SCRIPT, tmp_path, NUM_GPUS="3").expect(2).stderr
-    assert message.startswith("error: 3 GPUs cannot share the global batch of 128 evenly")
 
 
 @pytest.mark.slow
@@ -44,7 +40,8 @@ def test_two_updates(tmp_path):
     write_jsonl(tmp_path / "pairs" / "train.jsonl", small_pairs(8))
     flags = {"global_batch_size": 4, "total_episodes": 8, "dtype": "fp32"}
     words = arguments(flags | {"deepspeed_config": as_large_as(7e9, tmp_path / "policy")})
-    launched = recorded(SCRIPT, tmp_path, *words, MODEL=str(tmp_path / "policy"), DATA=str(tmp_path / "pairs"))
-    run_forked(launched.program, launched.flags, tmp_path / "printed").expect(0)
+    variables = {"PROJ_PATH": str(tmp_path), "MODEL": str(tmp_path / "policy"), "DATA": str(tmp_path / "pairs")}
+    told = preset("refuel", "llama_3_8b_it", words, **variables).words()
+    run_forked(REFUEL / "refuel.py", told, tmp_path / "printed").expect(0)
     (folder,) = tmp_path.glob("models/*/refuel")
     assert len(training_rows(folder)) == 2

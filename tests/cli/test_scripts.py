@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cli_runs import STEPS, TRAINING, built_once, environment, files_under, run_command, training_rows
+from cli_runs import STEPS, built_once, environment, files_under, run_command, training_rows
 from launches import free_port
 from script_runs import GEMMA, SCRIPTS, VARIABLES, called, recorded, run_recorded
 

@@ -1,44 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the scripts of evaluation/ end, and how their flags are spelled."""
+"""How commands end."""
 
-import argparse
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
-
-import pytest
+from functools import partial
 
 from cli_runs import environment, message_of, run_command, write_jsonl
-from dschat.common.script import add_flags, flag, run_script
+from dschat.common.script import run_script
 from dschat.errors import UserError
 from judges import EVALUATION, rows_of
-
-
-@dataclass
-class Flags:
-    model_name: Path = flag("where it lies", also="model")
-    share: float | None = flag("of all", None)
-    seed: int = flag("of the draws; %(default)s", 42)
-    loud: bool = flag("say more", False)
-
-
-def parsed(*words, **defaults):
-    parser = argparse.ArgumentParser()
-    add_flags(parser, Flags, **defaults)
-    return Flags(**vars(parser.parse_args(words)))
-
-
-def test_flags_are_the_fields_of_a_dataclass_in_both_spellings():
-    for spelling in ("--model-name", "--model_name", "--model"):
-        assert parsed(spelling, "x") == Flags(Path("x"))
-    assert parsed("--model", "x", "--share", ".5", "--seed", "7", "--loud") == Flags(Path("x"), 0.5, 7, True)
-    assert parsed(model_name="y") == Flags(Path("y")), "a default that is given makes the flag optional"
-    with pytest.raises(SystemExit):
-        parsed()
 
 
 def failing(error):
@@ -64,7 +37,7 @@ def test_how_scripts_end(caplog):
 def test_the_sampler_knows_all_names_of_a_data_set(tmp_path):
     file = write_jsonl(tmp_path / "a.jsonl", rows_of(["one", "two"]))
     script = EVALUATION / "tools" / "sample_from_dataset.py"
-    command = [sys.executable, script, "--data_file", file, "--save-file", tmp_path / "s.jsonl", "--dataset"]
+    command = [sys.executable, script, "--data_file", file, "--save_file", tmp_path / "s.jsonl", "--dataset"]
     assert "subreddits" in run_command([*command, "tldr"]).expect(0).stdout
     message_of(run_command([*command, "apps"]), "--dataset apps: unknown")
 
@@ -74,7 +47,11 @@ def test_ctrl_c_ends_the_report_without_a_traceback(tmp_path):
     pipe = tmp_path / "pipe.jsonl"
     os.mkfifo(pipe)
     command = [sys.executable, EVALUATION / "report.py", pipe, "--output", tmp_path / "report"]
-    process = subprocess.Popen(list(map(str, command)), env=environment(), stderr=subprocess.PIPE, text=True)
+    # A test run in the background of a shell would hand down that it ignores Ctrl-C.
+    signals = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(
+        list(map(str, command)), env=environment(), stderr=subprocess.PIPE, text=True, preexec_fn=signals
+    )
     try:
         end = time.monotonic() + 60
         writer = None

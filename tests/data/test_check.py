@@ -324,7 +324,7 @@ def saved(words, tmp_path):
 
 
 def test_command_check(folder, saved, capsys):
-    flags = ["--tokenizer", saved, "--max-seq-len", "4", "--max_prompt_seq_len", "4", "--data_split", "1,0,0"]
+    flags = ["--tokenizer", saved, "--max_seq_len", "4", "--max_prompt_seq_len", "4", "--data_split", "1,0,0"]
     assert main(["check", str(folder), *flags]) == 0
     printed = capsys.readouterr().out
     assert "(--max_seq_len 4, --max_prompt_seq_len 4)" in printed
@@ -335,7 +335,7 @@ def test_command_check(folder, saved, capsys):
 def test_command_of_several_paths_and_renamed_columns(tmp_path, capsys):
     first = write(tmp_path / "a.jsonl", [{"q": "x", "good": "y", "bad": "z"}] * 20)
     second = write(tmp_path / "b.jsonl", [{"q": "x", "good": "y", "bad": "z"}] * 40)
-    keys = ["--prompt_key", "q", "--chosen-key", "good", "--rejected_key", "bad"]
+    keys = ["--prompt_key", "q", "--chosen_key", "good", "--rejected_key", "bad"]
     assert main(["check", first, second, *keys, "--seed", "7"]) == 0
     printed = capsys.readouterr().out
     assert "19 training, 1 eval" in printed and "38 training, 2 eval" in printed and "seed 7" in printed

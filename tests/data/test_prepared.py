@@ -330,7 +330,7 @@ def test_a_pt_file_is_never_executed(tmp_path, capsys) -> None:
 def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
     finetune, unmasked, plain = tmp_path / "f", tmp_path / "u", tmp_path / "source"
     prepare(source, model, finetune, *LOOSE)
-    prepare(source, model, unmasked, "--no-mask-prompt", *LOOSE)
+    prepare(source, model, unmasked, "--no_mask_prompt", *LOOSE)
     with pytest.raises(UserError, match=f"prepared with the tokenizer of {model}.*again with --tokenizer"):
         loader_of(SFTExample, finetune, tokenizer=make_tokenizer(texts=["zebra zebra"] * 9))
     with pytest.raises(UserError, match="responses end with '<eos>', those of this run.*--end_of_conversation_token"):

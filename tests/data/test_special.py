@@ -109,7 +109,7 @@ def test_the_flag_of_both_commands(tmp_path, capsys, caplog):
     for command in ("check", "preview"):
         assert main([command, path, *model]) == 0
         assert "--end_of_conversation_token '<|im_end|>'" in capsys.readouterr().out
-        assert main([command, path, *model, "--end-of-conversation-token", "<|im_end|>"]) == 0
+        assert main([command, path, *model, "--end_of_conversation_token", "<|im_end|>"]) == 0
         assert "--end_of_conversation_token" not in capsys.readouterr().out
     assert main(["check", path, *model, "--end_of_conversation_token", "two words"]) == 2
     assert main(["check", path, "--end_of_conversation_token", "<|im_end|>"]) == 2

@@ -125,8 +125,8 @@ def test_a_message_is_text_and_a_reload_begins_anew(server, chromium, run):
 @needs_browser
 @pytest.mark.slow
 def test_two_models_side_by_side_with_scores_and_macro_actions(chromium, run, tmp_path):
-    flags = ["--model", run, "--other", run / "models" / "step-5", "--reward-model", run / "critic", "--ngram", 4]
-    server = Server(tmp_path, "chat", *flags, "--temperature", 0, "--max-new-tokens", 90)
+    flags = ["--model", run, "--other", run / "models" / "step-5", "--reward_model", run / "critic", "--ngram", 4]
+    server = Server(tmp_path, "chat", *flags, "--temperature", 0, "--max_new_tokens", 90)
     try:
         with opened(chromium, server.address) as page:
             status(page, "Loaded")

@@ -7,9 +7,10 @@ import pytest
 
 from closeness import near
 from demo_cases import PROMPT, QUESTION, ids_of, make_session, save_endless, save_reward, save_taught, text_tokenizer
+from dschat.config.parse import parse
 from dschat.data.synthetic_dialogues import CHAT_TEMPLATE
 from dschat.demo.actions import Stops, answer_html, status_html, summary_html, text_html
-from dschat.demo.options import parse_options
+from dschat.demo.options import ChatOptions, DemoOptions, SummaryOptions
 from dschat.demo.session import Chat, Choice, ShownAnswer, chat_prompt, summary_prompt
 from dschat.errors import UserError
 from dschat.macro_view.html import MacroToken
@@ -101,14 +102,12 @@ def test_stop_is_for_the_answers_of_one_browser():
     "words, message",
     [
         (["chat", "--terminal"], "--model is missing"),
-        (["summary", "--model", "m", "--terminal"], "only `chat` has one"),
-        (["chat", "--dtype", "int8"], "--dtype int8"),
-        (["chat", "--top-p", "0"], "--top-p 0"),
-        (["chat", "--top_k", "-1"], "--top-k -1"),
+        (["chat", "--top_p", "0"], "--top_p 0"),
+        (["chat", "--top_k", "-1"], "--top_k -1"),
         (["chat", "--temperature", "nan"], "--temperature nan"),
-        (["chat", "--max-new-tokens", "0"], "--max-new-tokens 0"),
+        (["chat", "--max_new_tokens", "0"], "--max_new_tokens 0"),
         (["chat", "--seed", "-1"], "--seed -1"),
-        (["chat", "--rm-template"], "--rm-template"),
+        (["chat", "--rm_template"], "--rm_template"),
         (["chat", "--ngram", "0"], "--ngram 0"),
         (["chat", "--termination_condition", "no"], "--termination_condition no"),
     ],
@@ -118,20 +117,27 @@ def test_flags_that_make_no_sense_are_named(words, message):
         parse_options(words)
 
 
+def parse_options(words: list[str]) -> DemoOptions:
+    """Of `dschat demo`."""
+    return parse({"chat": ChatOptions, "summary": SummaryOptions}[words[0]], words[1:])
+
+
 def test_a_word_that_is_no_choice_is_refused_before_a_model_is_opened(capsys):
     with pytest.raises(SystemExit):
         parse_options(["chat", "--ppl_mode", "no"])
-    assert "--ppl_mode: invalid choice: 'no'" in capsys.readouterr().err
+    assert "--ppl_mode, --ppl-mode: invalid choice: 'no'" in capsys.readouterr().err
 
 
 def test_the_flags_of_macro_actions_are_those_of_step_3():
-    task, options, termination = parse_options(
-        ["chat", "--model", "m", "--termination-condition", "ppl", "--ppl_mode", "token", "--isolate_last_token"]
+    options = parse_options(
+        ["chat", "--model", "m", "--termination_condition", "ppl", "--ppl_mode", "token", "--isolate_last_token"]
     )
-    assert (task, options.model, options.host, options.sides) == ("chat", "m", "127.0.0.1", 1)
+    termination = options.termination
+    assert (options.task, options.model, options.host, options.sides) == ("chat", "m", "127.0.0.1", 1)
     assert (termination.termination_condition, termination.ppl_mode) == ("ppl", "token")
     assert termination.isolate_last_token and termination.ngram == 5
-    _, options, termination = parse_options(["summary", "--other", "o", "--ngram", "inf", "--ngram_lengths", "2", "4"])
+    options = parse_options(["summary", "--other", "o", "--ngram", "inf", "--ngram_lengths", "2", "4"])
+    termination = options.termination
     assert options.sides == 2 and termination.ngram == float("inf") and termination.ngram_lengths == [2, 4]
 
 

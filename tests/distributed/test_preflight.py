@@ -184,11 +184,12 @@ def train(config, stage):
     raise AssertionError("went on")
 
 from dschat.config.supervised import SFTConfig
+from dschat.config.parse import parse
 from dschat.main import run_main
 from dschat.run import preflight
 
 preflight.SEEN_WITHIN = 0
-sys.exit(run_main("sft", SFTConfig, train))
+sys.exit(run_main("sft", lambda: parse(SFTConfig), lambda: train))
 """
 
 

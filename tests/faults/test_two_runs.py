@@ -27,6 +27,7 @@ LIGHT = """
 import os, signal, sys
 import torch
 from dschat.config.supervised import SFTConfig
+from dschat.config.parse import parse
 from dschat.main import run_main
 from dschat.run.checkpoint import Checkpoints
 from dschat.run.state import Progress
@@ -48,7 +49,7 @@ def train(config, run):
         progress = Progress(update, {}, random_states(), {"weight": weight})
         checkpoints.save(progress)
 
-sys.exit(run_main("sft", SFTConfig, train))
+sys.exit(run_main("sft", lambda: parse(SFTConfig), lambda: train))
 """
 
 

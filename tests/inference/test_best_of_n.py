@@ -9,9 +9,10 @@ import pytest
 
 from cli_runs import ROOT, arguments, read_jsonl, run_command
 from closeness import near
+from dschat.config.parse import parse as parse_flags
 from dschat.errors import UserError
 from dschat.inference import scored
-from dschat.inference.options import BestOfOptions, parse_flags
+from dschat.inference.options import BestOfOptions
 from dschat.inference.scored import run_best_of_n, run_inference
 from kills import kill_when, rows_kept
 
@@ -30,19 +31,19 @@ def files_of(path):
 
 
 def test_defaults_are_the_papers():
-    words = ["--proj-path", "P", "--dataset", "summarize", "--model", "M", "--reward-model", "R"]
-    parsed = parse_flags(BestOfOptions, words, "about")
+    words = ["--proj_path", "P", "--dataset", "summarize", "--model", "M", "--reward_model", "R"]
+    parsed = parse_flags(BestOfOptions, words)
     assert list(parsed.best_of) == [4, 8, 16, 32]
     assert list(parsed.temperatures) == [0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
     assert list(parsed.single_temperatures) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert parsed.draws == {0: 1} | dict.fromkeys((0.2, 0.4, 0.6, 0.8, 1.0, 1.2), 32)
-    given = ["--best_of", "2", "5", "--temperatures", "1", "--single-temperatures"]
-    parsed = parse_flags(BestOfOptions, [*words, *given], "about")
+    given = ["--best_of", "2", "5", "--temperatures", "1", "--single_temperatures"]
+    parsed = parse_flags(BestOfOptions, [*words, *given])
     assert (list(parsed.best_of), parsed.draws) == ([2, 5], {1.0: 5})
 
 
 def test_draws_are_those_of_single_runs(sweep, options):
-    """The responses at a temperature are those that inference with --num-return draws; more begin with the same."""
+    """The responses at a temperature are those that inference with --num_return draws; more begin with the same."""
     chosen = sweep(num_samples=5)
     table = run_best_of_n(chosen)
     path = chosen.result_path
@@ -99,7 +100,7 @@ def test_killed_between_two_temperatures_and_started_again_gives_the_same_files(
     command, data = [sys.executable, "inference/best_of_n.py", *arguments(words)], str(project / "data")
     kill_when(command, lambda: rows_kept(partial) > 10, ROOT, MA_RLHF_DATA=data)  # 8 rows at 0, 2 at 0.5
     assert 10 < rows_kept(partial) < 24
-    with pytest.raises(UserError, match="was begun with --best-of .2, 3., now it is .2, 4."):
+    with pytest.raises(UserError, match="was begun with --best_of .2, 3., now it is .2, 4."):
         run_best_of_n(sweep(proj_path=again.proj_path, **flags | {"best_of": (2, 4)}))
     done = run_command(command, cwd=ROOT, MA_RLHF_DATA=data).expect(0)
     assert "| killed " in done.stdout and "N = 3" in done.stdout and "8 prompts: " in done.stdout

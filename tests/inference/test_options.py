@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cli_runs import ROOT, message_of, run_command
+from dschat.config.parse import parse as parse_flags
 from dschat.data.rows import DataKeys
 from dschat.errors import UserError
 from dschat.inference.options import (
@@ -17,7 +18,6 @@ from dschat.inference.options import (
     ProgramOptions,
     TextOptions,
     model_name,
-    parse_flags,
 )
 from dschat.inference.policy import choose_device
 from dschat.inference.refuel import GenerateOptions, MaskOptions, RankOptions
@@ -36,11 +36,11 @@ MAKE = {
     "rank": partial(RankOptions, **OUTPUT, prompts="p"),
     "masks": partial(MaskOptions, **OUTPUT, input_repo="i"),
 }
-NEEDED = ["--proj-path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward-model", "R"]
+NEEDED = ["--proj_path", "P", "--dataset", "hh-rlhf", "--model", "M", "--reward_model", "R"]
 
 
 def parse(*words):
-    return parse_flags(InferenceOptions, [*NEEDED, *words], "about")
+    return parse_flags(InferenceOptions, [*NEEDED, *words])
 
 
 def test_the_flags_defaults_are_the_protocols(monkeypatch):
@@ -77,10 +77,10 @@ def test_columns_have_the_names_that_are_told():
 
 def test_proj_path_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("PROJ_PATH", "/some/where")
-    assert parse_flags(InferenceOptions, NEEDED[2:], "about").proj_path == Path("/some/where")
+    assert parse_flags(InferenceOptions, NEEDED[2:]).proj_path == Path("/some/where")
     monkeypatch.delenv("PROJ_PATH")
     with pytest.raises(SystemExit) as stopped:
-        parse_flags(InferenceOptions, NEEDED[2:], "about")
+        parse_flags(InferenceOptions, NEEDED[2:])
     assert stopped.value.code == 2
 
 
@@ -90,22 +90,22 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("command", "changes", "words"),
     [
-        ("rewards", {"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data-path"]),
+        ("rewards", {"dataset": "c4"}, ["--dataset c4", "summarize, hh-rlhf, webgpt", "any name, with --data_path"]),
         ("rewards", {"dataset": "a/b", "data_path": "D"}, ["--dataset a/b", "no path"]),
         ("rewards", {"dtype": "int8"}, ["--dtype int8", "fp32, bf16, fp16"]),
-        ("rewards", {"rollout_engine": "x"}, ["--rollout-engine x", "continuous, generate"]),
-        ("rewards", {"model": None}, ["--model", "--ref-scores"]),
+        ("rewards", {"rollout_engine": "x"}, ["--rollout_engine x", "continuous, generate"]),
+        ("rewards", {"model": None}, ["--model", "--ref_scores"]),
         ("rewards", {"temperature": "warm"}, ["--temperature warm", "0 (greedy)"]),
         ("rewards", {"temperature": "-1"}, ["--temperature -1"]),
         ("rewards", {"temperature": "nan"}, ["--temperature nan"]),
-        ("rewards", {"batch_size": 0}, ["--batch-size 0", "at least 1"]),
-        ("rewards", {"num_samples": 0}, ["--num-samples 0"]),
-        ("rewards", {"num_return": 0}, ["--num-return 0"]),
-        ("rewards", {"max_new_tokens": 0}, ["--max-new-tokens 0"]),
-        ("rewards", {"max_prompt_len": 0}, ["--max-prompt-len 0"]),
-        ("rewards", {"top_k": -1}, ["--top-k -1", "0 (all tokens)"]),
-        ("rewards", {"top_p": 0.0}, ["--top-p 0.0"]),
-        ("rewards", {"top_p": 1.5}, ["--top-p 1.5", "at most 1"]),
+        ("rewards", {"batch_size": 0}, ["--batch_size 0", "at least 1"]),
+        ("rewards", {"num_samples": 0}, ["--num_samples 0"]),
+        ("rewards", {"num_return": 0}, ["--num_return 0"]),
+        ("rewards", {"max_new_tokens": 0}, ["--max_new_tokens 0"]),
+        ("rewards", {"max_prompt_len": 0}, ["--max_prompt_len 0"]),
+        ("rewards", {"top_k": -1}, ["--top_k -1", "at least 0"]),
+        ("rewards", {"top_p": 0.0}, ["--top_p 0.0"]),
+        ("rewards", {"top_p": 1.5}, ["--top_p 1.5", "at most 1"]),
         ("rewards", {"seed": -1}, ["--seed -1"]),
         ("rewards", {"name": ""}, ["--name : ", "without a folder"]),
         ("rewards", {"name": ".."}, ["--name .."]),
@@ -113,38 +113,38 @@ NAN = float("nan")
         ("rewards", {"name": "a/"}, ["--name a/"]),
         ("rewards", {"name": "a.jsonl"}, ["--name a.jsonl", "without .jsonl"]),
         ("rewards", {"gpu": -1}, ["--gpu -1", "--device cpu"]),
-        ("rewards", {"num_return": 4, "temperature": "0"}, ["--num-return 4", "--temperature 0"]),
-        ("rewards", {"num_return": 4, "ref_scores": True}, ["--num-return 4", "--ref-scores"]),
-        ("best of", {"best_of": (0, 4)}, ["--best-of 0: ", "at least 1"]),
-        ("best of", {"best_of": (4, 4)}, ["--best-of 4 4: ", "each number once, the smallest first"]),
-        ("best of", {"best_of": (8, 4)}, ["--best-of 8 4: "]),
+        ("rewards", {"num_return": 4, "temperature": "0"}, ["--num_return 4", "--temperature 0"]),
+        ("rewards", {"num_return": 4, "ref_scores": True}, ["--num_return 4", "--ref_scores"]),
+        ("best of", {"best_of": (0, 4)}, ["--best_of 0: ", "at least 1"]),
+        ("best of", {"best_of": (4, 4)}, ["--best_of 4 4: ", "each number once, the smallest first"]),
+        ("best of", {"best_of": (8, 4)}, ["--best_of 8 4: "]),
         ("best of", {"temperatures": (0.4, 0.2)}, ["--temperatures 0.4 0.2: "]),
-        ("best of", {"single_temperatures": (0.4, 0.4)}, ["--single-temperatures 0.4 0.4: "]),
+        ("best of", {"single_temperatures": (0.4, 0.4)}, ["--single_temperatures 0.4 0.4: "]),
         ("best of", {"temperatures": (-1.0,)}, ["--temperatures -1: ", "0 (greedy)"]),
-        ("best of", {"single_temperatures": (NAN,)}, ["--single-temperatures nan: "]),
-        ("best of", {"temperatures": (0.0, 1.0)}, ["--temperatures 0: ", "--best-of 32", "--single-temperatures"]),
-        ("best of", {"temperatures": (), "single_temperatures": ()}, ["--temperatures and --single-temperatures"]),
+        ("best of", {"single_temperatures": (NAN,)}, ["--single_temperatures nan: "]),
+        ("best of", {"temperatures": (0.0, 1.0)}, ["--temperatures 0: ", "--best_of 32", "--single_temperatures"]),
+        ("best of", {"temperatures": (), "single_temperatures": ()}, ["--temperatures and --single_temperatures"]),
         ("best of", {"dataset": "c4"}, ["--dataset c4"]),
-        ("programs", {"sandbox_level": "none"}, ["--sandbox-level none", "bubblewrap, namespaces, rlimits"]),
-        ("programs", {"sandbox_workers": 0}, ["--sandbox-workers 0", "at least 1"]),
-        ("programs", {"max_tests": 0}, ["--max-tests 0"]),
-        ("programs", {"temperature": "0"}, ["--num-return 5", "--temperature 0"]),
+        ("programs", {"sandbox_level": "none"}, ["--sandbox_level none", "bubblewrap, namespaces, rlimits"]),
+        ("programs", {"sandbox_workers": 0}, ["--sandbox_workers 0", "at least 1"]),
+        ("programs", {"max_tests": 0}, ["--max_tests 0"]),
+        ("programs", {"temperature": "0"}, ["--num_return 5", "--temperature 0"]),
         ("text", {}, ["Nothing to measure", "--model"]),
         ("text", {"model": ["m"], "split": "test"}, ["--split test", "eval, train"]),
-        ("text", {"model": ["m"], "batch_size": 0}, ["--batch-size 0"]),
-        ("text", {"model": ["m"], "seed": -1}, ["--seed -1", "between 0"]),
-        ("generate", {"output_repo": "/"}, ["--output-repo is empty"]),
-        ("generate", {"num_data": -1}, ["--num-data -1", "0 (all)"]),
-        ("generate", {"num_turns": 0}, ["--num-turns 0"]),
+        ("text", {"model": ["m"], "batch_size": 0}, ["--batch_size 0"]),
+        ("text", {"model": ["m"], "seed": -1}, ["--seed -1", "from 0 to"]),
+        ("generate", {"output_repo": "/"}, ["--output_repo is empty"]),
+        ("generate", {"num_data": -1}, ["--num_data -1", "at least 0"]),
+        ("generate", {"num_turns": 0}, ["--num_turns 0"]),
         ("generate", {"temperature": NAN}, ["--temperature nan", "0 (greedy)"]),
         ("generate", {"timeout": 0.0}, ["--timeout 0.0", "above 0"]),
-        ("generate", {"user_server": "u", "user_function": "f"}, ["--user-server and --user-function"]),
-        ("rank", {}, ["either --reward-model or --reward-function"]),
-        ("rank", {"reward_model": "m", "reward_function": "f.py:f"}, ["either --reward-model or"]),
-        ("rank", {"reward_model": "m", "max_length": 0}, ["--max-length 0"]),
-        ("masks", {"total_length": 0}, ["--total-length 0"]),
-        ("masks", {"test_rows": -1}, ["--test-rows -1", "0 or more"]),
-        ("masks", {"seed": -1}, ["--seed -1", "0 or more"]),
+        ("generate", {"user_server": "u", "user_function": "f"}, ["--user_server and --user_function"]),
+        ("rank", {}, ["either --reward_model or --reward_function"]),
+        ("rank", {"reward_model": "m", "reward_function": "f.py:f"}, ["either --reward_model or"]),
+        ("rank", {"reward_model": "m", "max_length": 0}, ["--max_length 0"]),
+        ("masks", {"total_length": 0}, ["--total_length 0"]),
+        ("masks", {"test_rows": -1}, ["--test_rows -1", "at least 0"]),
+        ("masks", {"seed": -1}, ["--seed -1", "at least 0"]),
     ],
 )
 def test_senseless_values_are_refused(command, changes, words):
@@ -165,7 +165,7 @@ def test_sensible_values_pass():
 def test_bad_flags_are_refused_quickly(script, tmp_path):
     path = f"inference/{script}.py"
     command = [sys.executable, path, "--proj_path", tmp_path, "--dataset", "hh-rlhf", "--model", "m"]
-    message_of(run_command([*command, "--reward_model", "r", "--batch-size", "0"], cwd=ROOT), "--batch-size 0")
+    message_of(run_command([*command, "--reward_model", "r", "--batch_size", "0"], cwd=ROOT), "--batch_size 0")
     program = "import sys; sys.argv[1:] = ['--help']; import runpy\n"
     program += f"try: runpy.run_path({path!r}, run_name='__main__')\n"
     program += "except SystemExit: pass\nassert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"

@@ -3,12 +3,13 @@
 
 import json
 import shutil
+from typing import get_args
 
 import pytest
 import torch
 
 from dschat.errors import UserError
-from dschat.inference.options import ENGINES
+from dschat.inference.options import Engine
 from dschat.inference.policy import load_policy, locate_policy
 from dschat.models.tokenizer import load_tokenizer
 from factories import BOS, EOS, PAD, make_causal_lm, make_prompt, random_ids, save_folder
@@ -149,9 +150,11 @@ def test_generate_answers_where_continuous_batching_does_not_know_the_model(
     config = BloomConfig(vocab_size=300, hidden_size=32, n_layer=1, n_head=2, pad_token_id=PAD, eos_token_id=EOS)
     path = save_folder(tmp_path, BloomForCausalLM(config), bytes_tokenizer)
     assert options(rollout_engine="compacting").rollout_engine == "continuous", "its former name"
-    responses = [policy_of(path, options(rollout_engine=name)).respond(examples_of([3, 5])) for name in ENGINES]
+    responses = [
+        policy_of(path, options(rollout_engine=name)).respond(examples_of([3, 5])) for name in get_args(Engine)
+    ]
     assert responses[0] == responses[1]
-    assert caplog.text.count("--rollout-engine continuous: it does not know how models of type bloom") == 1
+    assert caplog.text.count("--rollout_engine continuous: it does not know how models of type bloom") == 1
 
 
 def test_top_k_and_top_p_narrow_the_draws(project, options):
@@ -175,7 +178,7 @@ def test_prompts_that_leave_no_room_in_a_table_of_positions(options, bytes_token
     path = save_folder(tmp_path, make_causal_lm("gpt2", vocab_size=300), bytes_tokenizer)
     policy = policy_of(path, options(max_new_tokens=28))
     policy.check_lengths(100)
-    with pytest.raises(UserError, match=r"at most 128 tokens.*prompt has 101 and --max-new-tokens is 28.*len 100"):
+    with pytest.raises(UserError, match=r"at most 128 tokens.*prompt has 101 and --max_new_tokens is 28.*len 100"):
         policy.check_lengths(101)
-    with pytest.raises(UserError, match=r"--max-new-tokens is 200. Lower --max-new-tokens\.$"):
+    with pytest.raises(UserError, match=r"--max_new_tokens is 200. Lower --max_new_tokens\.$"):
         policy_of(path, options(max_new_tokens=200)).check_lengths(3)

@@ -106,5 +106,5 @@ def test_long_prompts_are_dropped_and_counted_and_bring_no_others_in(options, fo
 
 
 def test_none_left(options, folder, bytes_tokenizer):
-    with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max-prompt-len"):
+    with pytest.raises(UserError, match=r"none of the 30 prompts is left \(prompt too long: 30\).*--max_prompt_len"):
         select_prompts(options(data_path=str(folder), max_prompt_len=2), bytes_tokenizer)

@@ -134,7 +134,7 @@ def test_reference_scores_are_for_the_same_prompts_as_a_models(run):
 
 def test_reference_scores_need_both_responses(options, tmp_path):
     file = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": f"q{i}", "chosen": " a"} for i in range(40)])
-    with pytest.raises(UserError, match=r"--ref-scores: .*rows.jsonl:\d+ has no rejected response"):
+    with pytest.raises(UserError, match=r"--ref_scores: .*rows.jsonl:\d+ has no rejected response"):
         run_inference(options(ref_scores=True, data_path=str(file)))
 
 
@@ -180,17 +180,17 @@ def test_too_little_memory_names_the_flag(options, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(run_module, "respond_and_score", too_much)
-    with pytest.raises(UserError, match=r"--batch-size: .*16 prompts of up to \d+ tokens.*smaller --batch-size"):
+    with pytest.raises(UserError, match=r"--batch_size: .*16 prompts of up to \d+ tokens.*smaller --batch_size"):
         run_inference(options())
     monkeypatch.setattr(run_module, "load_policy", too_much)
-    with pytest.raises(UserError, match=r"--model, --reward-model: .*--dtype bf16"):
+    with pytest.raises(UserError, match=r"--model, --reward_model: .*--dtype bf16"):
         run_inference(options())
 
 
 def test_a_mistyped_model_leaves_nothing_that_stands_in_the_way(options, project, tmp_path):
     broken = tmp_path / "broken"
     AutoTokenizer.from_pretrained(project / "rm").save_pretrained(broken)
-    with pytest.raises(UserError, match=r"--reward-model .*broken"):
+    with pytest.raises(UserError, match=r"--reward_model .*broken"):
         run_inference(options(num_samples=2, reward_model=str(broken)))
     run_inference(options(num_samples=2))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dschat.show_macro_actions`: in the terminal and as a page."""
+"""`dschat macro-actions`: in the terminal and as a page."""
 
 import dataclasses
 import json
@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from cli_runs import run_command, write_jsonl
+from dschat.cli import main
+from dschat.config.macro_actions import MacroActionsOptions
 from dschat.config.ppo import PPOConfig
 from dschat.macro_view.html import MacroToken, macro_text
 from dschat.models.tiny import train_tokenizer
-from dschat.show_macro_actions import main, parse
 from factories import TEXTS, hf_logprobs, make_causal_lm, save_folder
 
 TEXT = "the quick brown fox. a cat sat on a mat"
@@ -35,7 +36,7 @@ def model(tmp_path_factory):
 
 
 def shown(capsys, *words):
-    status = main([str(word) for word in words])
+    status = main(["macro-actions", *map(str, words)])
     return status, capsys.readouterr()
 
 
@@ -89,7 +90,7 @@ def test_rows_of_a_file_and_a_page_without_live_text(model, tmp_path, capsys):
 
 
 def test_the_flags_of_a_condition_have_the_defaults_of_step_3():
-    args = vars(parse(["--model", "m", "--text", "a"]))
+    args = vars(MacroActionsOptions(model="m", text=["a"]))
     fields = {field.name: field for field in dataclasses.fields(PPOConfig)}
     shared = args.keys() & fields.keys()
     assert len(shared) == 11

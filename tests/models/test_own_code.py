@@ -54,9 +54,9 @@ def folder(tmp_path, monkeypatch) -> Path:
 )
 def test_code_of_a_folder_is_not_run(open_it, folder) -> None:
     with pytest.raises(
-        UserError, match=rf"--reward-model {folder}: .*needs Python code of its own \(auto_map\), which is never run"
+        UserError, match=rf"--reward_model {folder}: .*needs Python code of its own \(auto_map\), which is never run"
     ):
-        open_it(str(folder), "--reward-model")
+        open_it(str(folder), "--reward_model")
     assert not (folder / "ran").exists()
 
 

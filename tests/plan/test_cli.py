@@ -9,8 +9,7 @@ import pytest
 from transformers import BertConfig, GemmaConfig
 
 from cli_runs import STEPS, TRAINING
-from dschat.plan.__main__ import main
-from dschat.plan.presets import find_presets, flags_of
+from dschat.cli import main as dschat
 from script_runs import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +37,11 @@ def _model(tmp_path):
     )
     config.save_pretrained(tmp_path / "model")
     return str(tmp_path / "model")
+
+
+def main(words):
+    """`dschat plan`."""
+    return dschat(["plan", *words])
 
 
 def planned(capsys, *words) -> list[dict]:
@@ -331,16 +335,16 @@ def test_models_that_are_there_are_read(model, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["no_such_preset"], "no_such_preset: there is no such training script. Give its path, or one of "),
-        ([__file__], "plans are made for the training scripts below"),
-        (["apps_codegemma_2b", "--step", "2"], "there is no such training script of step 2"),
-        ([], "give a training script, or --step 1, 2, dpo, 3, refuel, refuel_online with"),
-        (["tldr_gemma_7b", "--step", "dpo"], "there is no such training script of step dpo"),
+        (["no_such_preset"], "no_such_preset: there is no such preset. Give a YAML file, or one of "),
+        ([__file__], "--step is missing"),
+        (["apps_codegemma_2b", "--step", "2"], "there is no such preset of reward"),
+        ([], "give a preset, or --step sft, reward, dpo, ppo, refuel, refuel-online with"),
+        (["tldr_gemma_7b", "--step", "dpo"], "there is no such preset of dpo"),
         (["--step", "1", "--model_name_or_path", "./absent"], "--model_name_or_path ./absent: no such folder"),
         (["tldr_gemma_2b", "--config", "./absent"], "--config ./absent: no such folder"),
         (["tldr_gemma_2b", "--gpus", "3"], "3 GPUs cannot share the global batch of 512 evenly"),
-        (["tldr_gemma_2b", "--gpus", "0"], "--gpus 0: give a number above 0"),
-        (["tldr_gemma_2b", "--gpus_per_node", "0"], "--gpus_per_node 0: give a number above 0"),
+        (["tldr_gemma_2b", "--gpus", "0"], "--gpus 0 is out of range"),
+        (["tldr_gemma_2b", "--gpus_per_node", "0"], "--gpus_per_node 0 is out of range"),
         (["tldr_gemma_2b", "--step", "1", "--prompts", "8"], "8 training rows are fewer than the 512"),
     ],
 )
@@ -348,12 +352,3 @@ def test_errors(words, message, caplog):
     """One message that names what is wrong."""
     assert main(words) == 2
     assert message in caplog.messages[-1]
-
-
-def test_a_preset_sees_nothing_of_this_machine(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    monkeypatch.setenv("HOSTFILE", "absent")
-    (preset,) = find_presets("run_gemma_two_nodes", 3)
-    flags = flags_of(preset, 8, ["--seed", "5"])
-    assert preset.base == "google/gemma-2b" and flags[-2:] == ["--seed", "5"]
-    assert flags[flags.index("--per_device_generation_batch_size") + 1] == "32"

@@ -8,14 +8,21 @@ import pytest
 from transformers import LlamaConfig
 
 from cli_runs import STEPS
+from dschat.cli import main as dschat
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
-from dschat.plan.__main__ import main, plan_preset
+from dschat.config.presets import find_preset
+from dschat.plan.__main__ import plan_step
 from dschat.plan.models import find_config
 from dschat.plan.phases import GB, Machine
-from dschat.plan.presets import find_presets
 from dschat.plan.recommend import Recommendation, recommend
 from script_runs import VARIABLES
+
+
+def main(words):
+    """`dschat plan`."""
+    return dschat(["plan", *words])
+
 
 PPO = STEPS["ppo"] / "training_scripts"
 OURS, COLOCATED, SERVERS = range(3)
@@ -166,11 +173,10 @@ def test_other_steps_are_refused(model, caplog):
 @pytest.mark.parametrize(("script", "processes", "parts"), [("tldr_gemma2_27b", 8, 2), ("tldr_llama31_70b", 16, 4)])
 def test_the_scripts_with_tensor_parallelism(script, processes, parts):
     """The flags in the head of the one, and those of the other, fit 80 GB, with what the heads say of memory."""
-    (preset,) = find_presets(script, 3)
-    head = (PPO / f"{script}.sh").read_text(encoding="utf-8")
+    head = find_preset("ppo", script).read_text(encoding="utf-8")
     (line,) = (line for line in head.splitlines() if "--vllm_tensor_parallel" in line)
     flags = line[line.index("--") :].split() if line.startswith("#") else []
-    plan = plan_preset(preset, Machine(processes, 80 * GB), flags).plan
+    plan = plan_step("ppo", Machine(processes, 80 * GB), flags, script).plan
     assert plan.fits and plan.config.vllm_tensor_parallel == parts and plan.worst.name == "generate"
     assert not flags or f"with {plan.peak / GB:.0f} GB of each" in head
     assert flags or f"machines of {plan.main_memory / 1e12 + 0.05:.1f} TB" in head

@@ -162,7 +162,7 @@ def test_an_encoder_reads_a_pair_of_texts(tmp_path):
 def test_a_text_longer_than_the_model_names_its_row(tmp_path):
     path, tokenizer = bert_folder(tmp_path, positions=40)
     long = " the cat" * 60
-    with pytest.raises(UserError, match=r"at most 40 tokens.*set.jsonl:2 have \d+\. Lower --max-new-tokens"):
+    with pytest.raises(UserError, match=r"at most 40 tokens.*set.jsonl:2 have \d+\. Lower --max_new_tokens"):
         read(path, rows_of(PROMPTS), ["", long, ""])
 
 
@@ -178,31 +178,31 @@ def test_the_position_limit_of_roberta_leaves_out_its_pad():
 def test_what_is_no_reward_model_is_refused(bytes_tokenizer, tmp_path):
     size = {"vocab_size": len(bytes_tokenizer)}
     causal = save_folder(tmp_path / "causal", make_causal_lm(**size), bytes_tokenizer)
-    with pytest.raises(UserError, match=r"--reward-model .*causal: not a reward model.*step 2"):
+    with pytest.raises(UserError, match=r"--reward_model .*causal: not a reward model.*step 2"):
         read(causal, rows_of(PROMPTS), RESPONSES)
     three = AutoModelForSequenceClassification.from_config(make_config("gemma", 300, num_labels=3))
     three = save_folder(tmp_path / "three", three, bytes_tokenizer)
-    with pytest.raises(UserError, match=r"--reward-model .*three: a classifier with 3 labels.*one label"):
+    with pytest.raises(UserError, match=r"--reward_model .*three: a classifier with 3 labels.*one label"):
         read(three, rows_of(PROMPTS), RESPONSES)
-    with pytest.raises(UserError, match=r"--reward-model /no/such/rm: no such folder"):
+    with pytest.raises(UserError, match=r"--reward_model /no/such/rm: no such folder"):
         load_reward_tokenizer("/no/such/rm", False)
     bytes_tokenizer.save_pretrained(tmp_path / "bare")
-    with pytest.raises(UserError, match=r"--reward-model .*bare: this folder holds no model"):
+    with pytest.raises(UserError, match=r"--reward_model .*bare: this folder holds no model"):
         read(str(tmp_path / "bare"), rows_of(PROMPTS), RESPONSES)
 
 
 def test_a_missing_template_or_eos_is_refused(bytes_tokenizer, tmp_path):
     path = save_folder(tmp_path / "a", make_classifier(vocab_size=300), bytes_tokenizer)
-    with pytest.raises(UserError, match=r"--rm-template: the tokenizer of --reward-model .* has no chat template"):
+    with pytest.raises(UserError, match=r"--rm_template: the tokenizer of --reward_model .* has no chat template"):
         load_reward_tokenizer(path, True)
     endless = save_folder(tmp_path / "b", make_classifier(), make_tokenizer(eos_token=None))
-    with pytest.raises(UserError, match=r"--reward-model .*b: its tokenizer has no eos token.*--rm-template"):
+    with pytest.raises(UserError, match=r"--reward_model .*b: its tokenizer has no eos token.*--rm_template"):
         read(endless, rows_of(PROMPTS), RESPONSES)
 
 
 def test_a_template_that_refuses_names_the_row(bytes_tokenizer, tmp_path):
     path, _ = with_template(tmp_path, bytes_tokenizer, "{{ raise_exception('no user turns') }}")
-    with pytest.raises(UserError, match=r"--rm-template.*refuses set.jsonl:1: no user turns"):
+    with pytest.raises(UserError, match=r"--rm_template.*refuses set.jsonl:1: no user turns"):
         read(path, rows_of(PROMPTS), RESPONSES, rm_template=True)
 
 
@@ -210,7 +210,7 @@ def test_a_score_that_is_no_number_names_its_row(bytes_tokenizer, tmp_path):
     model = make_classifier(vocab_size=300)
     model.score.weight.data.fill_(float("inf"))
     path = save_folder(tmp_path, model, bytes_tokenizer)
-    with pytest.raises(UserError, match=r"--reward-model .*the score of set.jsonl:1 is .*--dtype fp32"):
+    with pytest.raises(UserError, match=r"--reward_model .*the score of set.jsonl:1 is .*--dtype fp32"):
         read(path, rows_of(PROMPTS), RESPONSES)
 
 

@@ -18,12 +18,13 @@ from peft import AutoPeftModelForSequenceClassification
 from cli_runs import environment
 from closeness import EPS, FORWARD, assert_near, near
 from dialogue_cases import chat_tokenizer
+from dschat.config.commands import ServeOptions
 from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.scoring.reward_model import RewardModelScores, TextRewardScores, readable_rows
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
-from dschat.scoring.serve import LARGEST_REQUEST, Request, Scorer, ScoreServer, ServeOptions
+from dschat.scoring.serve import LARGEST_REQUEST, Request, Scorer, ScoreServer
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, make_prompt, make_rollout, save_folder
@@ -117,7 +118,7 @@ def test_a_text_that_is_too_long(bytes_tokenizer, tmp_path, serving, caplog, mon
     assert ask(url, rollout, texts, batch=2, skips=True).tolist() == pytest.approx(
         scores.tolist(), abs=FORWARD * EPS, nan_ok=True
     )
-    assert "1 of 2 responses have no score (--reward-model" in caplog.text and "at most 128 tokens" in caplog.text
+    assert "1 of 2 responses have no score (--reward_model" in caplog.text and "at most 128 tokens" in caplog.text
 
 
 def test_a_conversation_that_the_template_refuses_costs_no_other(tmp_path, serving):
@@ -236,7 +237,7 @@ def test_a_number_that_is_not_finite_is_null(bytes_tokenizer, tmp_path, serving)
 
 def test_wrong_flags():
     for flags, words in (
-        ({"batch_size": 0}, "--batch-size 0"),
+        ({"batch_size": 0}, "--batch_size 0"),
         ({"port": 70000}, "--port 70000"),
         ({"dtype": "int8"}, "--dtype int8"),
     ):

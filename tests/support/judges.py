@@ -89,7 +89,7 @@ class FakeJudge:
 
     def words(self) -> list[str]:
         """Arguments of the scripts that lead here."""
-        return ["--base-url", self.url, "--timeout", "5"]
+        return ["--base_url", self.url, "--timeout", "5"]
 
     def handle(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         """Answers one request."""
@@ -205,17 +205,17 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment(OPENAI_API_KEY=None), text=True, stdout=pipe, stderr=pipe)
 
 
-def judged(
-    server: FakeJudge, folder: Path, *words: Any, output: str = OUTPUT, models: Sequence[str] = "ab", **more: Any
-) -> str:
+def judged(server: FakeJudge, folder: Path, *words: Any, output: str = OUTPUT, models: Sequence[str] = "ab") -> str:
     """A run of the judge on two files of a folder, by default those of `two_files`; the line it prints."""
+    from dschat.config.parse import parse
     from dschat.evaluation.judge.run import run_judge
+    from dschat.evaluation.options import JudgeOptions
 
     a, b = (folder / f"{name}.jsonl" for name in models)
     if not a.exists():
         two_files(folder)
     files = ["--model_name_a", a, "--model_name_b", b, "--output", folder / output]
-    return run_judge([*map(str, files), *server.words(), *map(str, words)], "about", **more)
+    return run_judge(parse(JudgeOptions, [*map(str, files), *server.words(), *map(str, words)]))
 
 
 def judged_rows(folder: Path, output: str = OUTPUT) -> list[dict[str, Any]]:

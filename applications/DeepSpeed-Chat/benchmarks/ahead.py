@@ -22,10 +22,11 @@ from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training" / "quickstart"))
 
+from inputs import COMMON, FULL, SMALL, critic_flags, make_inputs, ppo_flags, train_reward_model, train_sft
+
 from dschat.common.display import text_table
 from dschat.common.launch import Processes, free_port, run_step
 from dschat.models.tiny import make_gemma
-from inputs import COMMON, FULL, SMALL, critic_flags, make_inputs, ppo_flags, train_reward_model, train_sft
 
 SEED = 1234  # of corpus, model and the first two steps
 EVALUATED = {"gold": "eval/gold_scores", "KL": "eval/kl"}

@@ -86,7 +86,7 @@ def test_a_report_on_several_models(file, tmp_path):
     assert alone["first"] == {"value": 2.0, "low": 2.0, "high": 2.0}, "both prompts have the same"
     assert text == (tmp_path / "out" / "report.md").read_text() and "| theirs" in text and "5.000 [-7.706, " in text
     assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UserError, match="--best-of 8: .*ours-v1.5.jsonl holds 4 responses to a prompt"):
+    with pytest.raises(UserError, match="--best_of 8: .*ours-v1.5.jsonl holds 4 responses to a prompt"):
         best_of_report([file], [2, 8], tmp_path / "out")
     best_of_report([file, other], None, tmp_path / "usual")
     rows = json.loads((tmp_path / "usual" / "report.json").read_text())["rows"]
@@ -129,6 +129,6 @@ def test_the_report_script(file, tmp_path):
         command = [sys.executable, ROOT / "evaluation" / "report.py", file, "--output", tmp_path / "out", *words]
         return run_command(command)
 
-    done = report("--best-of", 2, 4).expect(0)
+    done = report("--best_of", 2, 4).expect(0)
     assert "N = 4" in done.stdout and "report.png" in done.stdout
-    message_of(report("--best-of", 0), "--best-of 0: must be at least 1")
+    message_of(report("--best_of", 0), "--best_of 0: must be at least 1")

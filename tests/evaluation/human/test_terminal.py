@@ -168,7 +168,7 @@ def test_bytes_that_are_no_text_do_not_stop_it(tmp_path):
 
 def test_other_spellings_and_the_default_rater_who_is_logged_in(tmp_path):
     first, second = write_responses(tmp_path, 3)
-    for flags in (("--model_a", "--model_b"), ("--model-name-a", "--model-name-b"), ("--model-a", "--model-b")):
+    for flags in (("--model_a", "--model_b"), ("--model_name_a", "--model_name_b"), ("--model_a", "--model_b")):
         words = [sys.executable, SCRIPT, flags[0], first, flags[1], second, "--output", tmp_path / "x" / "votes.jsonl"]
         done = run_command(words, cwd=ROOT, LOGNAME="carla").expect(0)
         assert "carla: 0 of 3 voted" in done.stdout and not (tmp_path / "x" / "votes.jsonl").exists()

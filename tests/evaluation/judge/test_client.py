@@ -43,7 +43,7 @@ def test_what_was_never_sent_costs_nothing(tmp_path):
     with judge_server() as server:
         pass  # its port is free again
     client = client_of(server, tmp_path, tries=2)
-    with pytest.raises(UserError, match=f"no answer with --max-tries 2: {server.url} gives no answer: .*refused"):
+    with pytest.raises(UserError, match=f"no answer with --max_tries 2: {server.url} gives no answer: .*refused"):
         client.ask(question())
     assert (client._spending.lost, client._spending.input_tokens) == (0, 0)
 
@@ -52,7 +52,7 @@ def test_tries_have_an_end(server, tmp_path):
     """Three of the question, and one of the harmless one, which fails as well."""
     server.plan.extend([OOPS] * 10)
     client = client_of(server, tmp_path, tries=3)
-    with pytest.raises(UserError, match="no answer with --max-tries 3: .* answers 500: oops"):
+    with pytest.raises(UserError, match="no answer with --max_tries 3: .* answers 500: oops"):
         client.ask(question())
     assert len(server.bodies) == 4
     assert client.stop.is_set()
@@ -73,7 +73,7 @@ def test_a_server_that_asks_for_hours_is_not_waited_for(server, tmp_path):
         (402, "", "out of money"),
         (429, "insufficient_quota", "out of money"),
         (403, "", "does not allow the use of gpt-test"),
-        (404, "", "--judge-model and --base-url"),
+        (404, "", "--judge_model and --base_url"),
         (405, "", "answers 405"),
     ],
 )
@@ -207,11 +207,11 @@ def test_a_failure_concerns_the_text_if_the_server_answers_another_question_afte
     """Here the harmless one, then nothing."""
     client = client_of(server, tmp_path, tries=2)
     server.fail_on("POISON", OOPS)
-    with pytest.raises(Unanswered, match="no answer with --max-tries 2"):
+    with pytest.raises(Unanswered, match="no answer with --max_tries 2"):
         client.ask(question("POISON"))
     assert len(server.bodies) == 3 and not client.stop.is_set()
     server.fail_on("", OOPS)
-    with pytest.raises(UserError, match="no answer with --max-tries 2"):
+    with pytest.raises(UserError, match="no answer with --max_tries 2"):
         client.ask(question("another"))
     assert client.stop.is_set()
 

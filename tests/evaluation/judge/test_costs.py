@@ -10,9 +10,11 @@ import pytest
 
 from cli_runs import write_jsonl
 from dschat.common.chat_servers import Endpoint
+from dschat.config.parse import parse
 from dschat.errors import UserError
 from dschat.evaluation.judge.costs import Prices, Spending, estimated_tokens
 from dschat.evaluation.judge.run import run_judge
+from dschat.evaluation.options import JudgeOptions
 from judges import GOOD_B, client_of, judged, question, rows_of, two_files, verdicts
 
 
@@ -37,7 +39,7 @@ def test_the_limit_is_not_exceeded(server, tmp_path):
     client = client_of(server, tmp_path, spending, max_tokens=10)
     for number in range(5):
         client.ask(question(prompt=str(number)))
-    with pytest.raises(UserError, match=r"--max-cost 5: \$5\.0000 spent in this run, and the next .* \$1\.0000"):
+    with pytest.raises(UserError, match=r"--max_cost 5: \$5\.0000 spent in this run, and the next .* \$1\.0000"):
         client.ask(question(prompt="5"))
     assert len(server.bodies) == 5
     client.ask(question(prompt="4"))  # known already
@@ -70,17 +72,17 @@ def test_requests_on_their_way_count_against_the_limit():
 def test_a_dry_run_sends_and_writes_nothing(server, tmp_path):
     two_files(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    prices = ["--price-in", 5, "--price-out", 15]
-    line = judged(server, tmp_path, "--dry-run", *prices, output="new/o.jsonl")
+    prices = ["--price_in", 5, "--price_out", 15]
+    line = judged(server, tmp_path, "--dry_run", *prices, output="new/o.jsonl")
     assert server.bodies == [] and sorted(tmp_path.rglob("*")) == before
     assert "4 pairs, 8 requests to gpt-4o-2024-05-13" in line and "4 characters per token" in line
     sent, answered, cost = re.search(r"(\d+) tokens sent, (\d+) answered, about \$([\d.]+)", line).groups()
     assert float(cost) == round((int(sent) * 5 + int(answered) * 15) / 1e6, 2) > 0
     judged(server, tmp_path)
     assert abs(int(sent) - sum(server.sizes) / 4) <= 8 * 20  # spaces, and rounded up eight times
-    again = judged(server, tmp_path, "--dry-run", output="p.jsonl")
+    again = judged(server, tmp_path, "--dry_run", output="p.jsonl")
     assert "0 requests" in again and "(8 more are in the cache)" in again
-    assert again.endswith("0 tokens sent, 0 answered; --price-in and --price-out give the cost")
+    assert again.endswith("0 tokens sent, 0 answered; --price_in and --price_out give the cost")
 
 
 def test_a_dry_run_needs_no_key(tmp_path, monkeypatch):
@@ -88,16 +90,16 @@ def test_a_dry_run_needs_no_key(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     a, b = two_files(tmp_path)
     files = ["--model_name_a", str(a), "--model_name_b", str(b), "--output", str(tmp_path / "o.jsonl")]
-    assert "https://api.openai.com/v1" in run_judge([*files, "--dry-run"], "about")
+    assert "https://api.openai.com/v1" in run_judge(parse(JudgeOptions, [*files, "--dry_run"]))
     for key in ([], ["--sk"], ["--sk", ""]):
         with pytest.raises(UserError, match="no key for https://api.openai.com/v1: set .* OPENAI_API_KEY"):
-            run_judge([*files, *key], "about")
+            run_judge(parse(JudgeOptions, [*files, *key]))
 
 
 def test_a_limit_on_the_cost_stops_and_goes_on_later(server, tmp_path):
     """10 tokens at 0.1 $ each: a dollar per answer, so 5 $ are five answers of the eight."""
-    price = ["--price-in", 0, "--price-out", 100_000, "--max-tokens", 10, "--max-cost", 5]
-    with pytest.raises(UserError, match=r"--max-cost 5: \$5\.0000 spent .* 2 of 4 pairs are judged and kept"):
+    price = ["--price_in", 0, "--price_out", 100_000, "--max_tokens", 10, "--max_cost", 5]
+    with pytest.raises(UserError, match=r"--max_cost 5: \$5\.0000 spent .* 2 of 4 pairs are judged and kept"):
         judged(server, tmp_path, *price, "--concurrency", 1)
     assert len(server.bodies) == 5
     line = judged(server, tmp_path, *price, "--concurrency", 4)
@@ -109,18 +111,18 @@ def test_a_limit_on_the_cost_stops_and_goes_on_later(server, tmp_path):
     ("words", "message"),
     [
         (["--concurrency", "0"], "--concurrency must be at least 1"),
-        (["--max-tries", "0"], "--max-tries must be at least 1"),
-        (["--max-tokens", "0"], "--max-tokens must be at least 1"),
+        (["--max_tries", "0"], "--max_tries must be at least 1"),
+        (["--max_tokens", "0"], "--max_tokens must be at least 1"),
         (["--timeout", "0"], "--timeout must be more than 0"),
-        (["--max-cost", "-1"], "--max-cost must be a number from 0 on"),
-        (["--price-in", "nan"], "--price-in must be a number"),
-        (["--base-url", "127.0.0.1:8000"], "--base-url 127.0.0.1:8000: an address such as"),
-        (["--base-url", "http://me:secret@127.0.0.1/v1"], "--base-url holds a password"),
-        (["--max-cost", "1"], "--max-cost needs the prices of the model: give --price-in and --price-out"),
-        (["--max-cost", "1", "--price-in", "1"], "--max-cost needs the prices"),
-        (["--price-in", "1"], "--price-in and --price-out: give both"),
-        (["--base-url", "https://judge/v1?key=secret"], "--base-url holds a password"),
-        (["--base-url", "http://judge:port/v1", "--sk", "sk-long-enough"], "--base-url http://judge:port/v1: Invalid"),
+        (["--max_cost", "-1"], "--max_cost must be a number from 0 on"),
+        (["--price_in", "nan"], "--price_in must be a number"),
+        (["--base_url", "127.0.0.1:8000"], "--base_url 127.0.0.1:8000: an address such as"),
+        (["--base_url", "http://me:secret@127.0.0.1/v1"], "--base_url holds a password"),
+        (["--max_cost", "1"], "--max_cost needs the prices of the model: give --price_in and --price_out"),
+        (["--max_cost", "1", "--price_in", "1"], "--max_cost needs the prices"),
+        (["--price_in", "1"], "--price_in and --price_out: give both"),
+        (["--base_url", "https://judge/v1?key=secret"], "--base_url holds a password"),
+        (["--base_url", "http://judge:port/v1", "--sk", "sk-long-enough"], "--base_url http://judge:port/v1: Invalid"),
         (["--sk", "sk-with a space"], "--sk holds characters"),
     ],
 )
@@ -143,7 +145,7 @@ def test_bad_files(server, tmp_path):
 
 def test_a_server_elsewhere_without_encryption_is_warned_of_and_needs_a_key(server, tmp_path, caplog):
     with pytest.raises(UserError, match="no key for http://judge.invalid/v1: set .* OPENAI_API_KEY"):
-        judged(server, tmp_path, "--base-url", "http://judge.invalid/v1")
+        judged(server, tmp_path, "--base_url", "http://judge.invalid/v1")
     assert "http://judge.invalid/v1 is not encrypted" in caplog.text
 
 

@@ -108,7 +108,7 @@ def test_a_run_with_the_example(server, tmp_path):
     assert {row["dataset"] for row in rows} == {"help-desk"}
     assert rows[0]["aspects"] == dict.fromkeys(CRITERIA, "A")
     assert "help desk" in server.bodies[0]["messages"][0]["content"]
-    assert "4 more are in the cache" in judged(server, tmp_path, "--rubric", EXAMPLE, "--dry-run")
+    assert "4 more are in the cache" in judged(server, tmp_path, "--rubric", EXAMPLE, "--dry_run")
 
 
 def test_verdicts_of_another_rubric_are_not_gone_on_with(server, tmp_path):

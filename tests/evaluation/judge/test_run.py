@@ -16,7 +16,7 @@ OOPS = (500, {"error": {"message": "oops"}}, {})
 
 
 def test_verdicts_of_both_orders(server, tmp_path):
-    line = judged(server, tmp_path, "--price-in", 5, "--price_out", 15, output="out/a-b.jsonl")
+    line = judged(server, tmp_path, "--price_in", 5, "--price_out", 15, output="out/a-b.jsonl")
     rows = judged_rows(tmp_path, "out/a-b.jsonl")
     assert [row["prompt"] for row in rows] == ["p0", "p1", "p2", "p3"]
     assert [row["verdict"] for row in rows] == BY_HAND
@@ -71,7 +71,7 @@ def test_exchanged_models_mirror_the_verdicts_and_cost_nothing(server, tmp_path)
     assert {json.dumps(body) for body in server.bodies} == before and len(before) == 8
 
 
-@pytest.mark.parametrize("words", [[], ["--single-order"]])
+@pytest.mark.parametrize("words", [[], ["--single_order"]])
 def test_the_order_of_rows_does_not_matter(server, tmp_path, words):
     judged(server, tmp_path, *words)
     write_jsonl(tmp_path / "t" / "a.jsonl", rows_of(GOOD_A)[::-1])
@@ -85,15 +85,15 @@ def test_a_single_order_shows_each_pair_once_with_sides_by_chance(server, tmp_pa
     """A judge that always takes the first shows who was first: by the seed, by text and not by file."""
     server.answer = always_the_first
     two_files(tmp_path, [f"a{i}" for i in range(30)], [f"b{i}" for i in range(30)])
-    line = judged(server, tmp_path, "--single-order")
+    line = judged(server, tmp_path, "--single_order")
     assert len(server.bodies) == 30 and "one order" in line
     found = verdicts(tmp_path)
     assert [row["orders"][0]["first"] for row in judged_rows(tmp_path)] == found
     assert 5 < found.count("A") < 25  # 30 fair coins leave this range once in 3,000 times
-    judged(server, tmp_path, "--single-order", output="m.jsonl", models="ba")
+    judged(server, tmp_path, "--single_order", output="m.jsonl", models="ba")
     assert verdicts(tmp_path, "m.jsonl") == [{"A": "B", "B": "A"}[v] for v in found]
     assert len(server.bodies) == 30
-    judged(server, tmp_path, "--single-order", "--seed", "7", output="s.jsonl")
+    judged(server, tmp_path, "--single_order", "--seed", "7", output="s.jsonl")
     assert verdicts(tmp_path, "s.jsonl") != found
 
 
@@ -201,16 +201,16 @@ WHOLE = json.dumps({"comparison": "same", "verdict": "tie"})
 @pytest.mark.parametrize(
     ("end", "message", "told"),
     [
-        ("length", {"content": WHOLE[:20]}, "broken or cut off; it was cut off after --max-tokens 77: give"),
-        ("length", {"reasoning_content": "let me see"}, "cut off after --max-tokens 77: give a larger number"),
-        ("stop", {"reasoning_content": "a tie"}, "reasoning alone (reasoning_content): give a larger --max-tokens"),
+        ("length", {"content": WHOLE[:20]}, "broken or cut off; it was cut off after --max_tokens 77: give"),
+        ("length", {"reasoning_content": "let me see"}, "cut off after --max_tokens 77: give a larger number"),
+        ("stop", {"reasoning_content": "a tie"}, "reasoning alone (reasoning_content): give a larger --max_tokens"),
         ("content_filter", {}, "the server's content filter stopped it"),
     ],
 )
 def test_a_run_without_a_single_verdict_fails_and_says_what_came(server, tmp_path, end, message, told):
     server.plan.extend([(end, message)] * 16)  # two orders of four pairs, and each repair
     with pytest.raises(UserError, match=r"no pair of 4 got a verdict: .*\(8 times\)") as error:
-        judged(server, tmp_path, "--max-tokens", 77)
+        judged(server, tmp_path, "--max_tokens", 77)
     assert told in str(error.value) and str(tmp_path / "o.jsonl") in str(error.value)
     assert verdicts(tmp_path) == ["invalid"] * 4
 
@@ -222,7 +222,7 @@ def test_a_repaired_server_is_asked_again(server, tmp_path):
         judged(server, tmp_path)
     assert len(server.bodies) == 16, "every question and its repair"
     server.answer = more_good
-    assert "8 requests to" in judged(server, tmp_path, "--dry-run")
+    assert "8 requests to" in judged(server, tmp_path, "--dry_run")
     assert "8 requests (0 more from the cache)" in judged(server, tmp_path, "--overwrite")
     assert verdicts(tmp_path) == BY_HAND
     with pytest.raises(UserError, match="exists, finished.*--overwrite"):
@@ -262,8 +262,8 @@ def test_a_run_that_was_begun_otherwise_is_not_mixed(server, tmp_path):
     server.plan.extend([*["ok"] * 3, FORBIDDEN])
     with pytest.raises(UserError, match="does not allow"):
         judged(server, tmp_path, "--concurrency", 1)
-    with pytest.raises(UserError, match="--judge-model gpt-4o-2024-05-13, now it is other"):
-        judged(server, tmp_path, "--judge-model", "other")
+    with pytest.raises(UserError, match="--judge_model gpt-4o-2024-05-13, now it is other"):
+        judged(server, tmp_path, "--judge_model", "other")
     with pytest.raises(UserError, match="--dataset summarize, now it is hh-rlhf"):
         judged(server, tmp_path, "--dataset", "hh-rlhf")
     judged(server, tmp_path, "--dataset", "hh-rlhf", "--overwrite")
@@ -324,11 +324,11 @@ def test_a_server_that_rejects_everything_ends_the_run(server, tmp_path, concurr
 def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path, way, bad, concurrency):
     server.fail_on("POISON", OOPS if way == "500" else "timeout")
     six_files(tmp_path, bad)
-    words = ["--concurrency", concurrency, "--max-tries", 2, "--timeout", 0.8 if way == "timeout" else 5]
+    words = ["--concurrency", concurrency, "--max_tries", 2, "--timeout", 0.8 if way == "timeout" else 5]
     with pytest.raises(UserError) as error:
         judged(server, tmp_path, *words)
     place = f"{tmp_path / 'a.jsonl'}:{bad + 1}"
-    assert f"1 pairs got no answer, among them {place}: no answer with --max-tries 2: " in str(error.value)
+    assert f"1 pairs got no answer, among them {place}: no answer with --max_tries 2: " in str(error.value)
     assert "5 of 6 pairs are judged and kept; the same command asks only for the 1 that are left" in str(error.value)
     assert not (tmp_path / "o.jsonl").exists()
     server.bodies.clear()
@@ -342,15 +342,15 @@ def test_one_pair_without_an_answer_is_left_and_asked_for_again(server, tmp_path
 def test_a_server_that_fails_always_ends_the_run_early(server, tmp_path, concurrency):
     server.fail_on("p", OOPS)
     six_files(tmp_path, 0)
-    with pytest.raises(UserError, match="no answer with --max-tries 2: .*oops.* 0 of 6 pairs are judged"):
-        judged(server, tmp_path, "--concurrency", concurrency, "--max-tries", 2)
+    with pytest.raises(UserError, match="no answer with --max_tries 2: .*oops.* 0 of 6 pairs are judged"):
+        judged(server, tmp_path, "--concurrency", concurrency, "--max_tries", 2)
     assert len(server.bodies) <= 2 * concurrency + 1
 
 
 def test_an_overwriting_run_goes_on_after_its_end(server, tmp_path):
     judged(server, tmp_path)
     finished = (tmp_path / "o.jsonl").read_bytes()
-    words = ["--overwrite", "--judge-model", "other", "--concurrency", 1]
+    words = ["--overwrite", "--judge_model", "other", "--concurrency", 1]
     server.plan.extend([*["ok"] * 5, FORBIDDEN])
     with pytest.raises(UserError, match="2 of 4 pairs are judged and kept; the same command goes on"):
         judged(server, tmp_path, *words)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from cli_runs import message_of, read_jsonl, run_command
+from dschat.config.parse import parse
 from dschat.evaluation.judge.run import run_judge
+from dschat.evaluation.options import JudgeOptions
 from judges import EVALUATION, WAIT, start, two_files, until
 
 KEY = "sk-proj-Zq7x_0123456789-abcdefghij"
@@ -52,11 +54,11 @@ def test_nothing_is_judged_twice_after_an_end_half_way(server, tmp_path, end):
     assert len(judged) >= 2
     server.gate.set()
     server.answers_before_gate = None
-    assert "13 requests" in run_judge(words(server, tmp_path)[2:], "about")
+    assert "13 requests" in run_judge(parse(JudgeOptions, words(server, tmp_path)[2:]))
     assert len(server.answered) == 20 and set(server.answered.values()) == {1}
     assert not partial.exists()
     server.answered.clear()
-    run_judge(words(server, tmp_path, "--cache", tmp_path / "new", output="whole.jsonl")[2:], "about")
+    run_judge(parse(JudgeOptions, words(server, tmp_path, "--cache", tmp_path / "new", output="whole.jsonl")[2:]))
     assert len(server.answered) == 20
     assert (tmp_path / "whole.jsonl").read_bytes() == (tmp_path / "o.jsonl").read_bytes()
     assert judged <= {row["id"] for row in read_jsonl(tmp_path / "o.jsonl")}

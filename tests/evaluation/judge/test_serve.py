@@ -65,7 +65,7 @@ def test_noise_is_counted_item_by_item(serving, tmp_path):
     url, model = serving
     a, b = two_files(tmp_path, ["good", "a cat", "same"], ["bad", "a dog", "same"])
     files = ["--model_name_a", a, "--model_name_b", b, "--output", tmp_path / "o.jsonl"]
-    judge = ["--base-url", url, "--judge-model", model, "--max-tokens", "6", "--timeout", "100", "--concurrency", "2"]
+    judge = ["--base_url", url, "--judge_model", model, "--max_tokens", "6", "--timeout", "100", "--concurrency", "2"]
     script = EVALUATION / "gpt4-eval.py"
     result = run_command([sys.executable, script, *files, *judge], OPENAI_API_KEY=None).expect(0)
     assert "Traceback" not in result.stderr
@@ -74,6 +74,6 @@ def test_noise_is_counted_item_by_item(serving, tmp_path):
     assert [row["verdict"] for row in rows] == ["invalid", "invalid", "tie"]
     for order in rows[0]["orders"] + rows[1]["orders"]:
         assert order["repaired"] and order["problem"] and order["served_by"].startswith(model)
-    wrong = ["--base-url", url, "--judge-model", "another", "--overwrite"]
+    wrong = ["--base_url", url, "--judge_model", "another", "--overwrite"]
     refused = run_command([sys.executable, script, *files, *wrong], OPENAI_API_KEY=None)
     assert refused.status == 2 and "pinned" in refused.stderr.splitlines()[-1]

@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from cli_runs import read_jsonl, write_jsonl
+from dschat.config.parse import parse
 from dschat.errors import UserError
 from dschat.evaluation.judge.run import run_turns
+from dschat.evaluation.options import TurnOptions
 from judges import EVALUATION, shown_in, start, until
 
 # By `more_good`, which counts in all that is shown: dialogue 0 A, A; 1 B, tie; 2 the same text at turn 1, then B.
@@ -35,7 +37,7 @@ def words(server, tmp_path):
 
 
 def test_verdicts_by_turn_by_hand(server, words, tmp_path):
-    text = run_turns(words(tmp_path / "o.jsonl", "--concurrency", 1), "about")
+    text = run_turns(parse(TurnOptions, words(tmp_path / "o.jsonl", "--concurrency", 1)))
     rows = read_jsonl(tmp_path / "o.jsonl")
     assert [(row["number"], row["turn"], row["verdict"]) for row in rows] == [
         *[(0, 1, "A"), (0, 2, "A"), (1, 1, "B"), (1, 2, "tie"), (2, 1, "tie"), (2, 2, "B")]
@@ -52,14 +54,16 @@ def test_verdicts_by_turn_by_hand(server, words, tmp_path):
 
 
 def test_one_order_and_a_dry_run(server, words, tmp_path):
-    estimate = run_turns(words(tmp_path / "o.jsonl", "--dry-run", "--price-in", 1, "--price-out", 1), "about")
+    estimate = run_turns(
+        parse(TurnOptions, words(tmp_path / "o.jsonl", "--dry_run", "--price_in", 1, "--price_out", 1))
+    )
     assert "6 pairs, 10 requests" in estimate and "about $" in estimate
     assert server.bodies == [] and not (tmp_path / "o.jsonl").exists()
-    run_turns(words(tmp_path / "o.jsonl", "--single-order"), "about")
+    run_turns(parse(TurnOptions, words(tmp_path / "o.jsonl", "--single_order")))
     assert [len(row["orders"]) for row in read_jsonl(tmp_path / "o.jsonl")] == [1, 1, 1, 1, 0, 1]
-    with pytest.raises(UserError, match="--max-cost 1e-06"):
-        flags = ["--max-cost", 1e-6, "--price-in", 1, "--price-out", 1, "--max-tokens", 50]
-        run_turns(words(tmp_path / "p.jsonl", *flags), "about")
+    with pytest.raises(UserError, match="--max_cost 1e-06"):
+        flags = ["--max_cost", 1e-6, "--price_in", 1, "--price_out", 1, "--max_tokens", 50]
+        run_turns(parse(TurnOptions, words(tmp_path / "p.jsonl", *flags)))
 
 
 def test_killed_half_way_and_started_again_gives_the_same_file(server, words, tmp_path):
@@ -75,8 +79,8 @@ def test_killed_half_way_and_started_again_gives_the_same_file(server, words, tm
         process.communicate()
     server.gate.set()
     server.answers_before_gate = None
-    assert "5 requests" in run_turns(words(tmp_path / "o.jsonl"), "about")
+    assert "5 requests" in run_turns(parse(TurnOptions, words(tmp_path / "o.jsonl")))
     assert len(server.answered) == 10 and set(server.answered.values()) == {1}, "nothing was paid for twice"
-    run_turns(words(tmp_path / "whole.jsonl", "--cache", tmp_path / "new"), "about")
+    run_turns(parse(TurnOptions, words(tmp_path / "whole.jsonl", "--cache", tmp_path / "new")))
     for end in (".jsonl", ".json", ".md", ".png"):
         assert (tmp_path / f"whole{end}").read_bytes() == (tmp_path / f"o{end}").read_bytes()

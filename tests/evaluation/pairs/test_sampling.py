@@ -143,10 +143,10 @@ def test_the_documented_command_and_data_of_ones_own(tmp_path):
     def script(*words):
         return run_command([sys.executable, SCRIPT, *words], cwd=tmp_path)
 
-    files = ["--data-path", "A.jsonl", "--save-path", "A-sampled.jsonl"]
+    files = ["--data_path", "A.jsonl", "--save_path", "A-sampled.jsonl"]
     result = script(*files, "--dataset", "summarize").expect(0)
     assert result.stdout.startswith("50 rows of 140, ") and result.stdout.endswith("; A-sampled.jsonl\n")
-    script("--data-file", "A.jsonl", "--save_file", "new/B.jsonl", "--dataset", "summarize").expect(0)
+    script("--data_file", "A.jsonl", "--save_file", "new/B.jsonl", "--dataset", "summarize").expect(0)
     assert (tmp_path / "new" / "B.jsonl").read_bytes() == (tmp_path / "A-sampled.jsonl").read_bytes()
     message_of(script(*files, "--num", "0"), "--num must be at least 1")
     result = script(*files, "--dataset", "mine").expect(0)
@@ -160,7 +160,7 @@ def test_the_documented_command_and_data_of_ones_own(tmp_path):
 def test_bad_input(tmp_path):
     with pytest.raises(UserError, match=r"bad\.jsonl:2: no column 'response'"):
         sample(tmp_path, [{"prompt": "p", "response": "r"}, {"prompt": "p"}], "bad")
-    with pytest.raises(UserError, match="--data-path .*none.jsonl: there is no such file"):
+    with pytest.raises(UserError, match="--data_path .*none.jsonl: there is no such file"):
         sample_file(tmp_path / "none.jsonl", tmp_path / "x.jsonl", "summarize", 50, 42)
-    with pytest.raises(UserError, match="--save-path .*bad.jsonl is the file of --data-path"):
+    with pytest.raises(UserError, match="--save_path .*bad.jsonl is the file of --data_path"):
         sample_file(tmp_path / "bad.jsonl", tmp_path / "bad.jsonl", "summarize", 50, 42)

@@ -405,7 +405,7 @@ def test_what_cannot_be_reported_is_named(tmp_path):
         ([a, bare], "out", 0, r"bare\.jsonl:1: no reward to compare by"),
         ([other], "out", 0, r"x\.jsonl:1: neither a verdict .* nor a response .* columns are 'text'"),
         ([], "out", 0, "at least one file"),
-        ([a, b], "out", -1, "--reward-margin -1"),
+        ([a, b], "out", -1, "--reward_margin -1"),
         ([a, tmp_path / "none.jsonl"], "out", 0, r"FILE .*none\.jsonl: there is no such file\. Give a \.jsonl file\."),
         ([a, b], "taken", 0, "--output .*taken: cannot be written"),
     ):

@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from cli_runs import ROOT, read_jsonl, run_command, write_jsonl
+from dschat.config.parse import parse
 from dschat.errors import UserError
 from dschat.evaluation.judge.run import run_turns
+from dschat.evaluation.options import TurnOptions
 from dschat.evaluation.report.build import turns_report
 from dschat.evaluation.turns import PUBLISHED, rates_by_turn, turn_pairs
 
@@ -36,12 +38,14 @@ def files(tmp_path):
 
 
 def compare(a, b, output, *words):
-    return run_turns([*map(str, ("--model_name_a", a, "--model_name_b", b, "--output", output)), *words], "about")
+    return run_turns(
+        parse(TurnOptions, [*map(str, ("--model_name_a", a, "--model_name_b", b, "--output", output)), *words])
+    )
 
 
 def test_win_rates_by_hand(files, tmp_path, caplog):
     output = tmp_path / "out" / "a-v.s.-b.jsonl"
-    text = compare(*files, output, "--by-scores")
+    text = compare(*files, output, "--by_scores")
     rows = read_jsonl(output)
     assert [(row["number"], row["turn"], row["verdict"]) for row in rows] == [
         *[(7, 1, "A"), (7, 2, "A"), (7, 3, "B")],
@@ -61,9 +65,9 @@ def test_win_rates_by_hand(files, tmp_path, caplog):
     assert "published" not in text and text.startswith((tmp_path / "out" / "a-v.s.-b.md").read_text())
     assert (tmp_path / "out" / "a-v.s.-b.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="exists, finished"):
-        compare(*files, output, "--by-scores")
+        compare(*files, output, "--by_scores")
     before = output.read_bytes()
-    compare(*files, output, "--by-scores", "--overwrite")
+    compare(*files, output, "--by_scores", "--overwrite")
     assert output.read_bytes() == before
 
 
@@ -91,7 +95,7 @@ def test_intervals_over_all_turns_are_over_dialogues():
 def test_published_rates_stand_beside_the_set_that_they_are_of_alone(files, tmp_path):
     assert [f"{sum(rates) / 5:.2f}" for rates in PUBLISHED.values()] == ["61.24", "56.32", "56.64"]
     output = tmp_path / "o.jsonl"
-    compare(*files, output, "--by-scores")
+    compare(*files, output, "--by_scores")
     for name, shown in {"": False, "help-desk": False, "openbmb/UltraInteract_pair": True}.items():
         text = turns_report([output], tmp_path / "report", name)
         content = json.loads((tmp_path / "report" / "report.json").read_text())
@@ -170,18 +174,18 @@ def test_files_that_do_not_fit_together(files, tmp_path):
     fewer = scored(tmp_path, "fewer", {7: [1.0]})
     for pair in ((a, fewer), (fewer, a)):
         with pytest.raises(UserError, match=r"^2 dialogues are in one file only, .*a\.jsonl:2 .number 3."):
-            compare(*pair, tmp_path / "o.jsonl", "--by-scores")
+            compare(*pair, tmp_path / "o.jsonl", "--by_scores")
     rows = [dialogue(7, ["r"], opening="something else"), dialogue(3, ["r"]), dialogue(5, ["r"])]
     other = write_jsonl(tmp_path / "other.jsonl", rows)
     unscored = write_jsonl(tmp_path / "u.jsonl", [dialogue(n, ["r"] * 2) for n in SCORES_A])
     for second, output, words, message in (
         (other, "o.jsonl", [], r"a\.jsonl:1 and .*other\.jsonl:1 .number 7. begin with different messages"),
-        (unscored, "o.jsonl", [], r"--by-scores: .*u\.jsonl:1 has no column 'scores'"),
-        (b, "o.jsonl", ["--dry-run"], "--by-scores asks no judge and costs nothing"),
+        (unscored, "o.jsonl", [], r"--by_scores: .*u\.jsonl:1 has no column 'scores'"),
+        (b, "o.jsonl", ["--dry_run"], "--by_scores asks no judge and costs nothing"),
         (b, "a.jsonl", [], "is the file of --model_name_a"),
     ):
         with pytest.raises(UserError, match=message):
-            compare(a, second, tmp_path / output, "--by-scores", *words)
+            compare(a, second, tmp_path / output, "--by_scores", *words)
     assert not (tmp_path / "o.jsonl").exists()
 
 
@@ -189,7 +193,7 @@ def test_the_scripts(files, tmp_path):
     def printed(script, *words):
         return run_command([sys.executable, ROOT / "evaluation" / script, *words], cwd=tmp_path).expect(0).stdout
 
-    names = ["--model_a", files[0], "--model-name-b", files[1], "--by_scores", "--output", "o.jsonl"]
+    names = ["--model_a", files[0], "--model_name_b", files[1], "--by_scores", "--output", "o.jsonl"]
     assert "o.jsonl and beside it o.md, .json and .png" in printed("winrate_by_turn.py", *names)
     assert "| a against b, scores" in printed("report.py", "o.jsonl", "--output", "report")
     assert (tmp_path / "report" / "report.png").read_bytes() == (tmp_path / "o.png").read_bytes()

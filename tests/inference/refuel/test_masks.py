@@ -47,7 +47,7 @@ def test_the_same_command_again_writes_the_same_and_another_is_refused(models, t
     make(models, tmp_path, rows)
     files = {file.name: file.read_bytes() for file in (tmp_path / "pairs").iterdir()}
     assert "finished before" in make(models, tmp_path, rows)
-    with pytest.raises(UserError, match="made with --total-length 64, now it is 65"):
+    with pytest.raises(UserError, match="made with --total_length 64, now it is 65"):
         make(models, tmp_path, rows, total_length=65)
     monkeypatch.setattr("dschat.data.dialogue_pairs.CHUNK", 5)
     make(models, tmp_path, rows, overwrite=True)
@@ -55,7 +55,7 @@ def test_the_same_command_again_writes_the_same_and_another_is_refused(models, t
 
 
 def test_no_pair_left_says_why(models, tmp_path):
-    with pytest.raises(UserError, match=r"--input-repo .*no pair is left \(the first dialogue is too long: 1\)"):
+    with pytest.raises(UserError, match=r"--input_repo .*no pair is left \(the first dialogue is too long: 1\)"):
         make(models, tmp_path, [row()], total_length=5)
 
 

@@ -79,5 +79,5 @@ def test_a_function_that_scores_nothing_is_named(name, words, tmp_path):
 
 def test_a_reward_model_without_a_chat_template_is_refused(tmp_path):
     path = save_folder(tmp_path / "rm", make_classifier("gemma"), make_tokenizer())
-    with pytest.raises(UserError, match="--reward-model .*no chat template.*chat_template.jinja.*--reward-function"):
+    with pytest.raises(UserError, match="--reward_model .*no chat template.*chat_template.jinja.*--reward_function"):
         rank(tmp_path, reward_model=path)

@@ -29,10 +29,10 @@ class Unanswered(Exception):
 class ServerFlags:
     """What a command line calls the parts of an endpoint, and what its model is; for messages."""
 
-    url: str = "--base-url"
-    model: str = "--judge-model"
+    url: str = "--base_url"
+    model: str = "--judge_model"
     key: str = "OPENAI_API_KEY or --sk"
-    max_tokens: str = "--max-tokens"
+    max_tokens: str = "--max_tokens"
     role: str = "judge"
 
 

@@ -143,7 +143,7 @@ def default_value(field: "Field[Any]") -> Any:
 
 
 def spellings(name: str) -> list[str]:
-    """`num_samples` → `--num_samples`, `--num-samples`; `n` → `-n`."""
+    """`num_samples` → `--num_samples`, `--num_samples`; `n` → `-n`."""
     if len(name) == 1:
         return [f"-{name}"]
     return list(dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"]))

@@ -213,8 +213,8 @@ def sample_file(source: Path, target: Path, dataset: str, number: int, seed: int
     if number < 1:
         raise UserError(f"--num must be at least 1, not {number}.")
     if source.resolve() == target.resolve():
-        raise UserError(f"--save-path {target} is the file of --data-path; give another one.")
-    responses = read_responses(source, "--data-path")
+        raise UserError(f"--save_path {target} is the file of --data_path; give another one.")
+    responses = read_responses(source, "--data_path")
     drawn = sample_responses(responses, dataset, number, seed)
     write_rows(target, [response.row for response in drawn])
     few = f": all there are, fewer than --num {number}" if len(responses) < number else f" of {len(responses)}"

@@ -44,7 +44,7 @@ PROMPTS = "--prompts"
 USERS = ("user", "human")  # what data sets call them
 CHUNK = 1000  # messages that are encoded together
 CACHE = ".user-cache"  # answers of the server that plays the user, below the folder of the rows
-SERVER = ServerFlags("--user-server", "--user-model", "OPENAI_API_KEY", "--max-new-tokens", "user")
+SERVER = ServerFlags("--user_server", "--user_model", "OPENAI_API_KEY", "--max_new_tokens", "user")
 
 
 def run_generate(options: GenerateOptions) -> str:
@@ -62,7 +62,7 @@ def run_generate(options: GenerateOptions) -> str:
     settings |= {"prompts": f"{options.prompts} (rows {digest(firsts)})"}
 
     def prepare() -> BatchFunction:
-        with enough_memory("--model, --user-model: the GPU's memory does not hold both", f"--user-server, {LARGER}"):
+        with enough_memory("--model, --user_model: the GPU's memory does not hold both", f"--user_server, {LARGER}"):
             assistant = _open_assistant(path, "--model", tokenizer, options, device, dtype)
             user = _open_user(options, endpoint, device, dtype) if options.num_turns > 1 else UserFromData([])
         return partial(_in_memory, Drawing(assistant, user, options.num_turns, options.seed), firsts)
@@ -132,8 +132,8 @@ def sampled_turns(seed: int, number: int, turns: int) -> tuple[int, int]:
 
 
 def _in_memory(drawing: Drawing, firsts: Sequence[Message], numbers: list[int]) -> list[Entry]:
-    problem = f"--batch-size: the GPU's memory does not suffice for {len(numbers)} dialogues"
-    with enough_memory(problem, "a smaller --batch-size; what is finished stays"):
+    problem = f"--batch_size: the GPU's memory does not suffice for {len(numbers)} dialogues"
+    with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
         return drawing.draw(numbers, [firsts[number] for number in numbers])
 
 
@@ -153,13 +153,13 @@ def _open_assistant(
 
 def _open_user(options: GenerateOptions, endpoint: Endpoint | None, device: torch.device, dtype: torch.dtype) -> User:
     if options.user_function:
-        return FunctionUser(load_function(options.user_function, "--user-function"), "--user-function")
+        return FunctionUser(load_function(options.user_function, "--user_function"), "--user_function")
     if endpoint is not None:
         writer = ServerWriter(endpoint, options.temperature, options.concurrency, Place(options).folder / CACHE)
         return SimulatedUser(writer)
     path = locate_policy(options.user_model)
-    tokenizer = load_tokenizer(path, "--user-model", may_add_pad=True)
-    return SimulatedUser(ModelWriter(_open_assistant(path, "--user-model", tokenizer, options, device, dtype)))
+    tokenizer = load_tokenizer(path, "--user_model", may_add_pad=True)
+    return SimulatedUser(ModelWriter(_open_assistant(path, "--user_model", tokenizer, options, device, dtype)))
 
 
 def _endpoint(options: GenerateOptions) -> Endpoint | None:

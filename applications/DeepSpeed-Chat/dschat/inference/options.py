@@ -29,7 +29,7 @@ from dschat.evaluation.best_of import PUBLISHED
 
 UNSHUFFLED = "webgpt"  # its validation rows are used whole, in their own order
 PROTOCOL_SAMPLES = 2000  # of the other sets
-REFERENCE = "reference"  # name of the file of --ref-scores
+REFERENCE = "reference"  # name of the file of --ref_scores
 MODEL_HELP = "policy: folder or hub id, with or without /actor"
 TRAINING_SEED: int = default_of(OptimisationFlags, "seed")
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -106,7 +106,7 @@ class PromptFlags(ComputeFlags):
 
 @dataclass(kw_only=True)
 class PolicyOptions(PromptFlags):
-    """Flags of every command whose file lies below --proj-path."""
+    """Flags of every command whose file lies below --proj_path."""
 
     proj_path: Path = flag(
         "results go below it, data sets are read from its folder data unless MA_RLHF_DATA is set",
@@ -155,8 +155,8 @@ class TemperatureOptions(PolicyOptions):
         super().__post_init__()
         if self.num_return > 1 and self.temperature_value == 0:
             raise UserError(
-                f"--num-return {self.num_return}: --temperature 0 gives the same response every time. Leave"
-                " --num-return out, or change that flag."
+                f"--num_return {self.num_return}: --temperature 0 gives the same response every time. Leave"
+                " --num_return out, or change that flag."
             )
 
     @property
@@ -175,7 +175,7 @@ class ScoredOptions(PolicyOptions):
     """Flags of every command with a reward model."""
 
     dataset: str = flag(
-        f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data-path"
+        f"validation set that gives the prompts: {', '.join(COMPARED_SETS)}, or a name for the data of --data_path"
     )
     reward_model: str = flag("folder or hub id of a sequence classifier with one label")
     rm_template: bool = like(RewardFlags, "rm_template")
@@ -185,7 +185,7 @@ class ScoredOptions(PolicyOptions):
 
     def __post_init__(self) -> None:
         """Takes the data set by its name in the registry."""
-        remedy = "for data of your own any name, with --data-path FILE"
+        remedy = "for data of your own any name, with --data_path FILE"
         self.dataset = compared_set(self.dataset, self.data_path is not None, remedy)
         super().__post_init__()
 
@@ -205,7 +205,7 @@ class InferenceOptions(ScoredOptions, TemperatureOptions):
     again with the same flags, it goes on where it stood.
     """
 
-    model: str | None = flag(f"{MODEL_HELP}; not needed with --ref-scores", None)
+    model: str | None = flag(f"{MODEL_HELP}; not needed with --ref_scores", None)
     ref_scores: bool = flag("score the data set's own chosen and rejected responses, into reference.jsonl", False)
     num_return: int = like(
         TemperatureOptions, "num_return", help="draw so many responses to a prompt, keep the best by reward"
@@ -215,10 +215,10 @@ class InferenceOptions(ScoredOptions, TemperatureOptions):
         """A policy draws, or nothing is drawn."""
         super().__post_init__()
         if self.model is None and not self.ref_scores:
-            raise UserError("--model is missing: give the policy's folder, or --ref-scores to score the data set.")
+            raise UserError("--model is missing: give the policy's folder, or --ref_scores to score the data set.")
         if self.num_return > 1 and self.ref_scores:
             raise UserError(
-                f"--num-return {self.num_return}: --ref-scores draws no responses. Leave --num-return out, or change"
+                f"--num_return {self.num_return}: --ref_scores draws no responses. Leave --num_return out, or change"
                 " that flag."
             )
 
@@ -256,11 +256,11 @@ class BestOfOptions(ScoredOptions):
                 given = " ".join(f"{value:g}" for value in values)
                 raise UserError(f"{flag_of(name)} {given}: give each number once, the smallest first.")
         if not self.temperatures and not self.single_temperatures:
-            raise UserError("--temperatures and --single-temperatures: give at least one of them a number.")
+            raise UserError("--temperatures and --single_temperatures: give at least one of them a number.")
         if 0 in self.temperatures and max(self.best_of) > 1:
             raise UserError(
-                f"--temperatures 0: gives the same response every time, also with --best-of {max(self.best_of)}. "
-                "Give 0 to --single-temperatures instead."
+                f"--temperatures 0: gives the same response every time, also with --best_of {max(self.best_of)}. "
+                "Give 0 to --single_temperatures instead."
             )
 
     @property
@@ -284,7 +284,7 @@ class ProgramOptions(TemperatureOptions):
     """
 
     model: str = like(BestOfOptions, "model")
-    dataset: str = like(ScoredOptions, "dataset", "apps", "published set, or a name for the data of --data-path")
+    dataset: str = like(ScoredOptions, "dataset", "apps", "published set, or a name for the data of --data_path")
     temperature: str = like(TemperatureOptions, "temperature", "1.0")
     top_k: int = like(PolicyOptions, "top_k", 5)
     num_return: int = like(TemperatureOptions, "num_return", 5, "programs for a problem")
@@ -357,12 +357,12 @@ class TextOptions(PromptFlags):
         """There is something to measure."""
         super().__post_init__()
         if not (self.model or self.reward_model or self.checkpoints):
-            raise UserError("Nothing to measure: give --model, --reward-model or --checkpoints.")
+            raise UserError("Nothing to measure: give --model, --reward_model or --checkpoints.")
 
 
 def flag_of(field: str) -> str:
-    """`num_return` → `--num-return`."""
-    return "--" + field.replace("_", "-")
+    """`num_return` → `--num_return`."""
+    return f"--{field}"
 
 
 def model_name(path: str) -> str:

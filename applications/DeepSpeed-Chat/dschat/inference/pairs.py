@@ -47,7 +47,7 @@ from dschat.scoring.reward_reader import NOT_FINITE, RewardReader, load_reward_m
 if TYPE_CHECKING:
     import pyarrow
 
-PROMPTS, FUNCTION, INPUT = "--prompts", "--reward-function", "--input-repo"
+PROMPTS, FUNCTION, INPUT = "--prompts", "--reward_function", "--input_repo"
 NO_NUMBER = "the reward function gave no number"
 AT_ONCE = 32  # rows of two dialogues that are kept together
 TRAIN, TEST = "train.parquet", "test.parquet"
@@ -94,8 +94,8 @@ def _entries(pairs: Sequence[DialoguePair], numbers: Sequence[int], score: Score
     found: dict[str, float | str] = {}
     for start in range(0, len(order), batch_size):
         keys = order[start : start + batch_size]
-        problem = f"--batch-size: the GPU's memory does not suffice for {len(keys)} dialogues"
-        with enough_memory(problem, "a smaller --batch-size; what is finished stays"):
+        problem = f"--batch_size: the GPU's memory does not suffice for {len(keys)} dialogues"
+        with enough_memory(problem, "a smaller --batch_size; what is finished stays"):
             found.update(zip(keys, score([beginnings[key] for key in keys]), strict=True))
     entries: list[Entry] = []
     for number, pair in zip(numbers, pairs, strict=True):
@@ -131,13 +131,13 @@ def _scorer(options: RankOptions) -> Callable[[], Score]:
     tokenizer = load_reward_tokenizer(path, rm_template=False)
     if tokenizer.chat_template is None:
         raise UserError(
-            f"--reward-model {path}: its tokenizer has no chat template, so that it cannot read dialogues. Give a "
+            f"--reward_model {path}: its tokenizer has no chat template, so that it cannot read dialogues. Give a "
             f"reward model whose folder holds chat_template.jinja, or {FUNCTION} module.py:function."
         )
     device = choose_device(device=options.device)
 
     def opened() -> Score:
-        with enough_memory("--reward-model: the GPU's memory does not hold it", LARGER):
+        with enough_memory("--reward_model: the GPU's memory does not hold it", LARGER):
             reader = load_reward_model(path, tokenizer, True, device, choose_dtype(options.dtype, device))
         return partial(_read, reader, options.max_length)
 

@@ -36,7 +36,7 @@ class SampledResponse:
 
     text: str  # without special tokens
     tokens: int  # its length as it was drawn, the end token included
-    finished: bool  # whether it ended by itself; else it was cut at --max-new-tokens
+    finished: bool  # whether it ended by itself; else it was cut at --max_new_tokens
 
 
 class SamplingPolicy:
@@ -81,12 +81,12 @@ class SamplingPolicy:
         limit, longest_response = position_limit(self.causal_lm), self._sampling.max_new_tokens
         if limit is None or longest_prompt + longest_response <= limit:
             return
-        remedy = "Lower --max-new-tokens"
+        remedy = "Lower --max_new_tokens"
         if longest_response < limit:
-            remedy += f", or leave long prompts out with --max-prompt-len {limit - longest_response}"
+            remedy += f", or leave long prompts out with --max_prompt_len {limit - longest_response}"
         raise UserError(
             f"--model: it reads at most {limit} tokens, but the longest prompt has {longest_prompt} and "
-            f"--max-new-tokens is {longest_response}. {remedy}."
+            f"--max_new_tokens is {longest_response}. {remedy}."
         )
 
 
@@ -137,7 +137,7 @@ def load_sampler(
         top_k=options.top_k,
         top_p=options.top_p,
     )
-    engine = choose_engine(options.rollout_engine, options.batch_size, causal_lm, "--rollout-engine")
+    engine = choose_engine(options.rollout_engine, options.batch_size, causal_lm, "--rollout_engine")
     return causal_lm, sampling, engine.draw_from(causal_lm)
 
 

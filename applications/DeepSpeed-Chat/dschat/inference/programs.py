@@ -88,7 +88,7 @@ def _with_tests(selection: Selection) -> tuple[Selection, int]:
     """The problems that have tests, and how many have none."""
     kept = [place for place, row in enumerate(selection.rows) if has_tests(row)]
     if not kept:
-        raise UserError("--data-path: no problem has tests in its column input_output.")
+        raise UserError("--data_path: no problem has tests in its column input_output.")
     examples, rows = [selection.examples[i] for i in kept], [selection.rows[i] for i in kept]
     return replace(selection, examples=examples, rows=rows), len(selection.rows) - len(rows)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ULTRAINTERACT = "openbmb/UltraInteract_pair"
 LLAMA_USER = "meta-llama/Meta-Llama-3.1-70B-Instruct"
-OUTPUT = "--output-repo"
+OUTPUT = "--output_repo"
 ROWS = "train.jsonl"
 RECORD = "made.json"  # beside the rows: how they were made; a data set without it is not finished
 
@@ -50,7 +50,7 @@ class OutputFlags(CheckedFlags):
 
     output_repo: str = flag("gets the data set: a folder, or owner/name on the Hugging Face hub")
     output_dir: Path | None = flag(
-        "folder for unfinished rows, and for the data set before it is pushed (--output-repo where that is a folder, "
+        "folder for unfinished rows, and for the data set before it is pushed (--output_repo where that is a folder, "
         "else its name)",
         None,
     )
@@ -61,7 +61,7 @@ class OutputFlags(CheckedFlags):
         """The place has a name."""
         super().__post_init__()
         if not self.output_repo.strip("/"):
-            raise UserError("--output-repo is empty: give a folder, or owner/name on the hub.")
+            raise UserError("--output_repo is empty: give a folder, or owner/name on the hub.")
 
 
 @dataclass(kw_only=True)
@@ -89,9 +89,9 @@ class GenerateOptions(OutputFlags, ComputeFlags):
     batch_size: int = like(PromptFlags, "batch_size", 64, "dialogues at once; a kill loses so many at most")
     rollout_engine: Annotated[Engine, engine_name] = like(PromptFlags, "rollout_engine")
     user_model: str = flag(
-        "who plays the user: with --user-server the name of its model, else a folder or hub id", LLAMA_USER
+        "who plays the user: with --user_server the name of its model, else a folder or hub id", LLAMA_USER
     )
-    user_server: str | None = flag("address of an OpenAI-compatible server that has --user-model", None)
+    user_server: str | None = flag("address of an OpenAI-compatible server that has --user_model", None)
     user_function: str | None = flag("module.py:function in the user's place: dialogues → next messages", None)
     concurrency: int = like(AskingOptions, "concurrency", 32, "requests to the server at the same time")
     timeout: float = like(AskingOptions, "timeout", 600.0, "seconds to wait for an answer of the server")
@@ -103,7 +103,7 @@ class GenerateOptions(OutputFlags, ComputeFlags):
         """One plays the user."""
         super().__post_init__()
         if self.user_server and self.user_function:
-            raise UserError("--user-server and --user-function both play the user: drop one of them.")
+            raise UserError("--user_server and --user_function both play the user: drop one of them.")
 
 
 @dataclass(kw_only=True)
@@ -130,7 +130,7 @@ class RankOptions(OutputFlags, ComputeFlags):
         """One of the two scores."""
         super().__post_init__()
         if (self.reward_model is None) == (self.reward_function is None):
-            raise UserError("give either --reward-model or --reward-function: one of them scores the dialogues.")
+            raise UserError("give either --reward_model or --reward_function: one of them scores the dialogues.")
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,7 @@ from dschat.data.hub import find_known
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
 from dschat.errors import UserError
-from dschat.inference.options import UNSHUFFLED, ProgramOptions, ScoredOptions, flag_of
+from dschat.inference.options import UNSHUFFLED, ProgramOptions, ScoredOptions
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def run_batches(
 ) -> list[Entry]:
     """Does what the journal does not hold yet; all entries by number.
 
-    A batch that a kill left incomplete is done again as a whole: with --rollout-engine generate, and by rounding in
+    A batch that a kill left incomplete is done again as a whole: with --rollout_engine generate, and by rounding in
     bf16, its draws depend on all of its rows.
 
     Args:
@@ -103,7 +103,7 @@ def refuse_finished(path: Path, overwrite: bool) -> None:
 
 def settings_of(options: object, names: Iterable[str]) -> dict[str, Any]:
     """Flags that rows depend on, by name; an interrupted run goes on only with the same."""
-    return {flag_of(name).removeprefix("--"): getattr(options, name) for name in names}
+    return {name.replace("_", "-"): getattr(options, name) for name in names}
 
 
 def computed_on(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
@@ -158,10 +158,10 @@ class Selection:
         def of_numbers(numbers: list[int]) -> list[Entry]:
             examples = [self.examples[places[number]] for number in numbers]
             problem = (
-                f"--batch-size: the GPU's memory does not suffice for {len(examples)} prompts of up to "
+                f"--batch_size: the GPU's memory does not suffice for {len(examples)} prompts of up to "
                 f"{max(map(len, examples))} tokens"
             )
-            with enough_memory(problem, "a smaller --batch-size, or --max-new-tokens"):
+            with enough_memory(problem, "a smaller --batch_size, or --max_new_tokens"):
                 return function(examples, [self.rows[places[number]] for number in numbers])
 
         return of_numbers
@@ -184,8 +184,8 @@ def select_prompts(options: ScoredOptions | ProgramOptions, tokenizer: PreTraine
     reasons = in_words(dropped)
     if not examples:
         raise UserError(
-            f"{path}: none of the {len(rows)} prompts is left ({reasons}). Give a larger --max-prompt-len, or other "
-            "data with --data-path."
+            f"{path}: none of the {len(rows)} prompts is left ({reasons}). Give a larger --max_prompt_len, or other "
+            "data with --data_path."
         )
     if dropped:
         logger.warning("%s: %d of %d prompts left out (%s)", path, dropped.total(), len(rows), reasons)

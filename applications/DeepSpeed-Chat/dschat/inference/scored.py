@@ -45,7 +45,7 @@ from dschat.models.tokenizer import load_tokenizer
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
 
-BOTH = "--model, --reward-model: the GPU's memory does not hold both"
+BOTH = "--model, --reward_model: the GPU's memory does not hold both"
 
 Candidate = tuple[float, SampledResponse]  # a response behind its reward
 
@@ -228,7 +228,7 @@ def _references(rows: list[Row]) -> tuple[list[str], list[str]]:
     for row in rows:
         if row.chosen is None or row.rejected is None:
             missing = "chosen" if row.chosen is None else "rejected"
-            raise UserError(f"--ref-scores: {row.origin} has no {missing} response; use a data set that has both.")
+            raise UserError(f"--ref_scores: {row.origin} has no {missing} response; use a data set that has both.")
     return [row.chosen or "" for row in rows], [row.rejected or "" for row in rows]
 
 

@@ -154,7 +154,7 @@ def _measure(
     tokenizer = load_tokenizer(path, subject.flag, may_add_pad=True)
     texts = choose_texts(subject, rows, tokenizer, options)
     weights, adapter = base_of(path, subject.flag) if subject.kind == "reward" else (path, None)
-    check_length(weights, subject.flag, texts.longest, "the longest text (--max-seq-len cuts it)")
+    check_length(weights, subject.flag, texts.longest, "the longest text (--max_seq_len cuts it)")
     answers = subject.kind == "policy" and not options.no_rouge
 
     def prepare() -> BatchFunction:
@@ -183,7 +183,7 @@ def _measure(
 def subjects_of(options: TextOptions) -> list[Subject]:
     """The models, in the order of the flags, a run's by updates. Raises UserError where two share a name."""
     found = [Subject("policy", model_name(path), path, "--model") for path in options.model]
-    found += [Subject("reward", model_name(path), path, "--reward-model") for path in options.reward_model]
+    found += [Subject("reward", model_name(path), path, "--reward_model") for path in options.reward_model]
     found += run_models(options.checkpoints) if options.checkpoints else []
     ((name, count),) = Counter(each.name for each in found).most_common(1)
     if count > 1:
@@ -338,8 +338,8 @@ def _say_dropped(subject: Subject, dropped: Counter[str], total: int, kept: int)
     reasons = in_words(dropped)
     if not kept:
         raise UserError(
-            f"--data: none of the {total} texts is left for {subject.name} ({reasons}). Give a larger --max-seq-len "
-            "or --max-prompt-len, or other data."
+            f"--data: none of the {total} texts is left for {subject.name} ({reasons}). Give a larger --max_seq_len "
+            "or --max_prompt_len, or other data."
         )
     if dropped:
         logger.warning("%s: %d of %d texts left out (%s)", subject.name, dropped.total(), total, reasons)

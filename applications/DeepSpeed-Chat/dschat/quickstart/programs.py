@@ -100,16 +100,16 @@ def ppo_flags(data: Path, sft: Path, output: Path, scale: Scale) -> list[str]:
 def answer(model: Path, data: Path, folder: Path, seed: int) -> Path:
     """Five programs for each held-out problem, run; the file of results."""
     flags: dict[str, object] = {
-        "--proj-path": folder,
+        "--proj_path": folder,
         "--model": model,
-        "--data-path": data / "problems",
+        "--data_path": data / "problems",
         "--dataset": "problems",
         "--name": model.name,
-        "--max-new-tokens": 48,
-        "--top-k": 0,
+        "--max_new_tokens": 48,
+        "--top_k": 0,
         "--seed": seed,
-        "--batch-size": 64,
-        "--sandbox-workers": 2,
+        "--batch_size": 64,
+        "--sandbox_workers": 2,
     }
     run_step("programs", [*as_arguments(flags), "--overwrite"], Processes())
     return folder / "results" / "problems" / "temperature=1.0" / f"{model.name}.jsonl"

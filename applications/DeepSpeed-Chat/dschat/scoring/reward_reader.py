@@ -116,9 +116,9 @@ NOT_FINITE = "the reward is not finite"
 class ReaderFlags:
     """What a command line calls a reward model, the use of its chat template, and a way to shorter texts."""
 
-    model: str = "--reward-model"
-    template: str = "--rm-template"
-    shorter: str = "Lower --max-new-tokens, or leave long prompts out with --max-prompt-len"
+    model: str = "--reward_model"
+    template: str = "--rm_template"
+    shorter: str = "Lower --max_new_tokens, or leave long prompts out with --max_prompt_len"
 
 
 FLAGS = ReaderFlags()

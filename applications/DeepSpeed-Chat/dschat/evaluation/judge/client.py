@@ -129,7 +129,7 @@ class JudgeClient:
         except FormRefused as refusal:
             self._check_server(str(refusal), answers_before=0)
         except Unanswered as trouble:
-            reason = f"no answer with --max-tries {self._endpoint.tries}: {trouble}"
+            reason = f"no answer with --max_tries {self._endpoint.tries}: {trouble}"
             self._check_server(reason, answers_before)
             raise Unanswered(reason) from trouble
         return self._in_a_form(question)  # by now a form is known in which the server answers

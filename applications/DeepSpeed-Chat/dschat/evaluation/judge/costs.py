@@ -56,7 +56,7 @@ class Spending:
             while self._limit is not None and self.cost + sum(self._reserved) + most > self._limit * ROUNDING:
                 if not self._reserved:
                     spent = f"${self.cost:.4f} spent in this run, and the next request could cost ${most:.4f}"
-                    raise UserError(f"--max-cost {self._limit:g}: {spent}.")
+                    raise UserError(f"--max_cost {self._limit:g}: {spent}.")
                 self._changed.wait()
             self._reserved.append(most)
         try:

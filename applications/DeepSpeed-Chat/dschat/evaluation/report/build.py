@@ -79,7 +79,7 @@ def build_evaluation_report(
     if not files:
         raise UserError("A report needs at least one file of verdicts, or two of responses with rewards.")
     if not (math.isfinite(reward_margin) and reward_margin >= 0):
-        raise UserError(f"--reward-margin {reward_margin}: must be 0 or more.")
+        raise UserError(f"--reward_margin {reward_margin}: must be 0 or more.")
     paths = [Path(file) for file in files]
     sections = sections_of(read_votes(paths, reward_margin), reward_margin, dataset)
     report = EvaluationReport(paths, reward_margin, [section_result(section) for section in sections])
@@ -98,11 +98,11 @@ def best_of_report(files: Sequence[Path], numbers: Sequence[int] | None, output_
         if sweep.prompts != sweeps[0].prompts:
             raise UserError(
                 f"{file} holds other prompts than {files[0]}: compare sweeps of the same prompts (--dataset, "
-                "--data-path, --num-samples of inference/best_of_n.py)."
+                "--data_path, --num_samples of inference/best_of_n.py)."
             )
         if numbers is not None and 1 < sweep.most_draws < max(numbers):
             problem = f"{file} holds {sweep.most_draws} responses to a prompt"
-            raise UserError(f"--best-of {max(numbers)}: {problem}; give at most that number.")
+            raise UserError(f"--best_of {max(numbers)}: {problem}; give at most that number.")
     return write_best_of(sweeps, numbers or published_numbers(sweeps), output_dir, NAME)
 
 
