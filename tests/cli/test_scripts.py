@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from cli_runs import STEPS, built_once, environment, files_under, run_command, training_rows
 from launches import free_port
-from script_runs import GEMMA, SCRIPTS, VARIABLES, called, recorded, run_recorded
+from script_runs import GEMMA, SCRIPTS, SHIM, VARIABLES, called, recorded, run_recorded
 
 SMALL = {
     "sft": "--data_split 1,0,0 --max_seq_len 192 --per_device_train_batch_size 8 --global_batch_size 8",
@@ -173,3 +174,32 @@ def test_machines_without_ssh_get_a_list_of_their_own(tmp_path):
     assert (tmp_path / "record.hostfile").read_text() == "node-0 slots=8\nnode-1 slots=8\n"
     _, words, _ = recorded(tmp_path)
     assert "--zero_stage=3" in words and "--per_device_generation_batch_size=16" in words
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: "-".join(called(script)))
+def test_no_settings_stand_in_a_script(script):
+    """Three lines, of which the last names subcommand and preset."""
+    first, licence, last = script.read_text(encoding="utf-8").splitlines()
+    assert first == "#!/usr/bin/env bash" and licence.startswith("# SPDX") and SHIM.fullmatch(last)
+    assert os.access(script, os.X_OK)
+
+
+def dschat_of_preset(*words, **variables):
+    """What `dschat sft` with its smallest preset prints."""
+    command = [sys.executable, "-m", "dschat", "sft", "--config", "tldr_gemma_2b", *words]
+    return run_command(command, **(dict.fromkeys(VARIABLES) | variables)).expect(0).stdout
+
+
+def test_what_is_printed_are_the_sizes_for_all_processes():
+    """512 examples on 128 processes are 4 for each, on 256 they are 2."""
+    printed = dschat_of_preset("--num_gpus", "256", "--print_config")
+    assert re.search(r"^per_device_train_batch_size: 2 .*# preset, 256 processes", printed, re.MULTILINE)
+
+
+def test_a_preset_below_another_launcher():
+    """Takes the run's variables, and leaves that launcher's own to it."""
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
+    printed = dschat_of_preset("--print_config", MODEL="mine/base", DATA="rows.jsonl", PROJ_PATH="/p", **rank)
+    lines = {line.split("#")[0].strip() for line in printed.splitlines()}
+    assert {"model_name_or_path: mine/base", "data_path: [rows.jsonl]", "master_addr: null"} <= lines
+    assert "output_dir: /p/models/rows-base/sft" in lines

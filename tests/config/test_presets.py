@@ -181,3 +181,16 @@ def test_responses_of_a_prompt_stay_together():
     }
     with pytest.raises(UserError, match="4 responses of a prompt together"):
         batch_sizes(most, given, 32)
+
+
+@pytest.mark.parametrize("flag", ["global_batch_size", "samples_per_prompt"])
+@pytest.mark.parametrize("value", [0, -8])
+def test_a_batch_that_is_none_is_refused_by_its_own_rule(flag, value):
+    with pytest.raises(UserError, match=f"--{flag} {value} is out of range"):
+        preset("ppo", "tldr_gemma_2b", [f"--{flag}", str(value)], processes=2)
+
+
+def test_a_file_may_take_the_batch_of_a_preset_back():
+    file = write("own.yaml", "extends: tldr_gemma_2b\nglobal_batch_size: null\n")
+    config = preset("sft", file, processes=2).config
+    assert config.global_batch_size is None and config.learning_rate == 5e-5

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which processes are started: GPUs of this machine, several machines, and what does not fit together."""
 
+import os
+import signal
+import subprocess
+
+import psutil
 import pytest
 
 from dschat.errors import UserError
-from dschat.launch import LaunchFlags, is_rank, plan_processes
+from dschat.launch import LaunchFlags, is_rank, plan_processes, variables_of_a_rank
+from dschat.launch import _run as run_launcher
+from dschat.launch import _variables as variables_file
 
 NVIDIA_SMI = """#!/bin/sh
 cat <<'END'
@@ -137,3 +144,62 @@ def test_a_process_of_a_launcher_knows_it(monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
     assert is_rank()
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_number_of_processes_that_is_none(number):
+    with pytest.raises(UserError, match=f"--num_gpus {number} is out of range"):
+        started(num_gpus=number)
+
+
+def test_what_a_process_of_a_launcher_reads(monkeypatch):
+    """The launcher's variables are about its own machines; those of a preset are about the run."""
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("NUM_NODES", "2")
+    monkeypatch.setenv("DATA", "rows.jsonl")
+    known = variables_of_a_rank()
+    assert known["DATA"] == "rows.jsonl" and not {"MASTER_ADDR", "NUM_NODES"} & {*known}
+
+
+@pytest.mark.parametrize("content", ["A=1\nB=2\n", "A=1\nB=2"])
+def test_variables_for_other_machines(content, tmp_path, monkeypatch):
+    """Each on a line of its own, however the launcher's own file ends; a file by its whole path is read once."""
+    monkeypatch.setenv("DS_ENV_FILE", str(tmp_path / "told"))
+    monkeypatch.setenv("MA_RLHF_DATA", "/data")
+    monkeypatch.delenv("MA_RLHF_CACHE", raising=False)
+    (tmp_path / "told").write_text(content)
+    assert variables_file(tmp_path).read_text() == "A=1\nB=2\nMA_RLHF_DATA=/data\n"
+
+
+@pytest.fixture
+def waited_for(tmp_path, monkeypatch):
+    """A file that is there once the launcher is waited for."""
+    there = tmp_path / "waited_for"
+
+    class Job(subprocess.Popen):
+        def wait(self, timeout=None):
+            there.touch()
+            return super().wait(timeout)
+
+    monkeypatch.setattr("dschat.launch.subprocess.Popen", Job)
+    return there
+
+
+def test_a_signal_that_comes_while_the_launcher_starts():
+    """Goes to it, not to this process alone."""
+    command = ["sh", "-c", f"kill -TERM {os.getpid()}; sleep 60"]
+    assert run_launcher(command, dict(os.environ), local=True) == 143
+
+
+def test_a_process_that_ends_before_the_signal_comes(waited_for, monkeypatch):
+    """Is nothing to fail of."""
+
+    class Ended:
+        def send_signal(self, number):
+            asked.append(number)
+            raise psutil.NoSuchProcess(1)
+
+    asked = []
+    monkeypatch.setattr("dschat.launch._training_processes", lambda launcher: [Ended()])
+    command = ["sh", "-c", f"until [ -e {waited_for} ]; do sleep 0.05; done; kill -INT {os.getpid()}"]
+    assert run_launcher(command, dict(os.environ), local=True) == 130 and asked == [signal.SIGINT]

@@ -13,8 +13,8 @@ from typing import Any
 
 from dschat.common.script import run_script
 from dschat.config.common import CommonConfig
-from dschat.config.parse import Resolved, resolve
-from dschat.launch import OF_A_MACHINE, is_rank, launch, plan_processes
+from dschat.config.parse import PRINTS, Resolved, resolve
+from dschat.launch import OF_A_MACHINE, is_rank, launch, plan_processes, variables_of_a_rank
 from dschat.main import run_main
 
 
@@ -200,18 +200,19 @@ def _train(name: str, command: Command, words: Sequence[str], may_launch: bool) 
     rank = is_rank() or not may_launch
 
     def read(processes: int | None = None, environ: Mapping[str, str] | None = None) -> Resolved[CommonConfig]:
-        return resolve(command.flags_class(), words, command=name, processes=processes, environ=environ)
+        found = resolve(command.flags_class(), words, command=name, processes=processes, environ=environ)
+        if found.preset and not os.environ.get("MA_RLHF_DATA"):
+            os.environ["MA_RLHF_DATA"] = str(Path(os.environ.get("PROJ_PATH") or Path.cwd()) / "data")
+        return found
 
     if rank:
-        # A launcher's variables name its own machines.
-        return run_main(command.step, lambda: read(environ={}).config, command.function)
+        return run_main(command.step, lambda: read(environ=variables_of_a_rank()).config, command.function)
     status: list[int] = []
 
     def start() -> str:
-        found = resolve(command.flags_class(), words, command=name, processes=1, checks=False)
-        if found.preset:
-            place = Path(os.environ.get("PROJ_PATH") or Path.cwd())
-            os.environ.setdefault("MA_RLHF_DATA", str(place / "data"))
+        # What is printed are the sizes for the processes that there will be.
+        quiet = [word for word in words if word not in PRINTS]
+        found = resolve(command.flags_class(), quiet, command=name, processes=1, checks=False)
         processes = plan_processes(found.config)
         if processes.alone:
             return ""

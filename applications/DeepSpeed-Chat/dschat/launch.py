@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, FREE, flag
+from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, FREE, check_flags, flag
 from dschat.errors import UserError
 
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
@@ -80,12 +81,19 @@ def is_rank() -> bool:
     return {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= {*os.environ}
 
 
+def variables_of_a_rank() -> dict[str, str]:
+    """The environment without what `LaunchFlags` reads: a launcher's MASTER_ADDR and so on are for its processes."""
+    machines = {one.metadata["notes"].environment for one in fields(LaunchFlags)}
+    return {name: value for name, value in os.environ.items() if name not in machines}
+
+
 def plan_processes(flags: LaunchFlags) -> Processes:
     """Which processes there will be.
 
     Raises:
-        UserError: flags, the list of machines and CUDA_VISIBLE_DEVICES do not fit together.
+        UserError: a flag is out of range; flags, the list of machines and CUDA_VISIBLE_DEVICES do not fit together.
     """
+    check_flags(flags)
     port = ["--master_port", str(flags.master_port)]
     if flags.hostfile or flags.node_rank is not None or flags.num_nodes > 1:
         return _on_machines(flags, port)
@@ -136,19 +144,25 @@ def launch(processes: Processes, words: Sequence[str]) -> int:
 def _run(command: Sequence[str], environment: Mapping[str, str], local: bool) -> int:
     """Runs the launcher in a process group of its own, and passes signals on."""
     received: list[int] = []
+    job: subprocess.Popen[bytes] | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         first = not received
         received.append(number)
+        if job is None:  # passed on once the launcher is there
+            return
         training = _training_processes(job.pid) if first and local else []
         for process in training:
-            process.send_signal(number)
+            with suppress(psutil.Error):  # it has just ended
+                process.send_signal(number)
         if not training:
             _signal_group(job.pid, number)
 
-    job = subprocess.Popen(command, env=environment, process_group=0)
     before = {number: signal.signal(number, pass_on) for number in STATUS}
     try:
+        job = subprocess.Popen(command, env=environment, process_group=0)
+        if received:
+            _signal_group(job.pid, received[-1])
         status = job.wait()
         while _signal_group(job.pid, 0):  # its processes
             time.sleep(0.2)
@@ -255,8 +269,8 @@ def _variables(scratch: Path) -> Path:
     """The launcher's list of variables for other machines: those of its own file, and where local data are."""
     given = Path(os.environ.get(VARIABLES_FILE, ".deepspeed_env"))
     places = dict.fromkeys([Path.home() / given, Path.cwd() / given])
-    lines = [place.read_text(encoding="utf-8") for place in places if place.is_file()]
-    lines += [f"{name}={os.environ[name]}\n" for name in ("MA_RLHF_DATA", "MA_RLHF_CACHE") if name in os.environ]
+    lines = [line for place in places if place.is_file() for line in place.read_text(encoding="utf-8").splitlines()]
+    lines += [f"{name}={os.environ[name]}" for name in ("MA_RLHF_DATA", "MA_RLHF_CACHE") if name in os.environ]
     file = scratch / "variables"
-    file.write_text("".join(lines), encoding="utf-8")
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return file

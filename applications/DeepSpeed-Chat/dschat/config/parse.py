@@ -24,6 +24,7 @@ from dschat.config.presets import batch_sizes
 
 Config = TypeVar("Config")
 DEFAULT = "default"
+PRINTS = ("--print_config", "--print-config")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def resolve(
         group = parser.add_argument_group("files")
         group.add_argument("--config", metavar="FILE", help="YAML file of flags, or the name of a preset; flags win")
         shown = "print every value with where it comes from, and end"
-        group.add_argument("--print_config", "--print-config", action="store_true", help=shown)
+        group.add_argument(*PRINTS, action="store_true", help=shown)
     given, rest = parser.given(words)
     if rest and all_known:
         parser.error_unknown(rest)

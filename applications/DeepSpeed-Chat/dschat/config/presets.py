@@ -84,7 +84,9 @@ def batch_sizes(most: Mapping[str, int], given: Mapping[str, int], processes: in
     Raises:
         UserError: they cannot share it evenly.
     """
-    batch, samples = given[GLOBAL], given.get(SAMPLES) or 1
+    batch, samples = given.get(GLOBAL, 0), given.get(SAMPLES) or 1
+    if min(batch, samples, processes) < 1:  # the flags' own rules refuse them
+        return {}
     if batch % (processes * samples):
         raise _uneven(batch, samples, processes)
     share = batch // processes
