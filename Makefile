@@ -86,7 +86,7 @@ $(DOCS)/installed: requirements-docs.txt
 docs: $(DOCS)/installed $(INSTALLED)
 	$(BIN)/python -m dschat.common.glossary > docs/metrics.md
 	$(BIN)/python -m dschat.config.reference > docs/flags.md
-	$(DOCS)/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 benchmark: $(INSTALLED)
 	$(BIN)/python applications/DeepSpeed-Chat/benchmarks/step3.py $(BENCHMARK_ARGS)

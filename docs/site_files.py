@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hook of mkdocs: files of the repository that a page links to, such as ../examples/reward.py, come with the site."""
+"""A hook of mkdocs: files of the repository that pages link to, such as ../examples/reward.py, come with the site."""
 
 import re
 from pathlib import Path

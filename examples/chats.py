@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what docs/tutorial.md starts from, for a machine without a network: conversations, comparisons, a small model.
+"""Writes what docs/tutorial.md starts from where there is no network: conversations, comparisons, a small model.
 
     python examples/chats.py FOLDER
 
