@@ -7,7 +7,7 @@
 #
 # The base must bring Python 3.11 or newer, or apt must have it. Programs (--reward_source programs) need
 # --security-opt seccomp=unconfined, see docs/programs.md.
-ARG BASE=python:3.12-slim-bookworm
+ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
