@@ -6,8 +6,9 @@
 # make mutants      one-line changes of the formulas, seeds, denominators and schedules: the tests must notice each
 # make test-processors   the numeric tests with the kernels of older processors and this one's, on 1 and 2 threads
 # make check        ruff, format, types
+# make docs       the documents as a site in build/site; a dead link is an error
 # make benchmark    how fast step 3 is beside what must be computed at least (an hour)
-# All but test-vllm make .venv and install into it when requirements.txt or setup.py changed.
+# All but test-vllm and docs make .venv and install into it when requirements.txt or setup.py changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,8 +17,9 @@ INSTALLED := $(VENV)/installed
 DEV := $(VENV)/installed-dev
 VLLM := .venv-vllm
 VLLM_BIN := $(CURDIR)/$(VLLM)/bin
+DOCS := .venv-docs
 
-.PHONY: quickstart programs learners test test-vllm test-processors mutants check benchmark install clean
+.PHONY: quickstart programs learners test test-vllm test-processors mutants check docs benchmark install clean
 
 install: $(INSTALLED)
 
@@ -76,8 +78,18 @@ check: $(DEV)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+$(DOCS)/installed: requirements-docs.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --requirement requirements-docs.txt
+	touch $@
+
+docs: $(DOCS)/installed $(INSTALLED)
+	$(BIN)/python -m dschat.common.glossary > docs/metrics.md
+	$(BIN)/python -m dschat.config.reference > docs/flags.md
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
 benchmark: $(INSTALLED)
 	$(BIN)/python applications/DeepSpeed-Chat/benchmarks/step3.py $(BENCHMARK_ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) runs
+	rm -rf $(VENV) $(VLLM) $(DOCS) build/site runs

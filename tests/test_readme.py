@@ -27,6 +27,40 @@ PYTHONS = {"python", "python3", ".venv/bin/python"}
 # Programs that come from elsewhere; their arguments are theirs.
 OTHER_PROGRAMS = {"git", "export", "hf", "tensorboard", "wandb", "source", "less", "head", "cat", "xdg-open", "open"}
 OTHER_PROGRAMS |= {"mkdir", "rm", "find"}
+OTHER_PROGRAMS |= {"docker"}
+PACKAGE = ROOT / "applications/DeepSpeed-Chat/dschat"
+TRAINING = ROOT / "applications/DeepSpeed-Chat/training"
+# What `dschat …` stands for: the program whose flags it takes, and the words before them.
+DSCHAT: dict[str, tuple[Path, tuple[str, ...]]] = {
+    "sft": (TRAINING / "step1_supervised_finetuning/main.py", ()),
+    "reward": (TRAINING / "step2_reward_model_finetuning/main.py", ()),
+    "dpo": (TRAINING / "step2_dpo_finetuning/main.py", ()),
+    "ppo": (TRAINING / "step3_rlhf_finetuning/main.py", ()),
+    "refuel": (TRAINING / "refuel/refuel.py", ()),
+    "refuel-online": (TRAINING / "refuel/online.py", ()),
+    "refuel-data generate": (TRAINING / "refuel/generate.py", ()),
+    "refuel-data rank": (TRAINING / "refuel/rank.py", ()),
+    "refuel-data tokenize": (TRAINING / "refuel/tokenize_masks.py", ()),
+    **{f"data {task}": (PACKAGE / "data/__main__.py", (task,)) for task in ("check", "preview", "prepare")},
+    "plan": (PACKAGE / "plan/__main__.py", ()),
+    "generate": (ROOT / "inference/inference_with_rewards.py", ()),
+    "best-of-n": (ROOT / "inference/best_of_n.py", ()),
+    "programs": (ROOT / "inference/inference_with_programs.py", ()),
+    "judge": (ROOT / "evaluation/gpt4-eval.py", ()),
+    "vote": (ROOT / "evaluation/human-eval.py", ()),
+    "report": (ROOT / "evaluation/report.py", ()),
+    "text": (PACKAGE / "evaluation/text/__main__.py", ()),
+    **{f"demo {task}": (PACKAGE / "demo/__main__.py", (task,)) for task in ("chat", "summary")},
+    "serve": (PACKAGE / "scoring/serve.py", ()),
+    "serve-vllm": (PACKAGE / "rollouts/serve.py", ()),
+    "push": (PACKAGE / "push.py", ()),
+    "macro-actions": (PACKAGE / "show_macro_actions.py", ()),
+    "quickstart": (TRAINING / "quickstart/main.py", ()),
+}
+DSCHAT_ALONE = {"env", "completion"}  # they have no flags of their own
+COMMON_FLAGS = {"--help", "--config", "--print_config"}
+LAUNCH_FLAGS = {"--num_gpus", "--hostfile", "--node_rank", "--num_nodes", "--master_addr", "--master_port"}
+GENERATED = {ROOT / "docs/flags.md"}  # `make docs` writes it
 MAKE_VARIABLE = re.compile(r"[A-Z_]+=")
 PLACEHOLDER = re.compile(r"[$*<{]")
 
@@ -95,6 +129,8 @@ def check_command(words: list[str], folder: Path) -> Path:
         if place is None:
             raise Mistake("deepspeed without a Python file")
         check_python(rest[place:], folder)
+    elif program == "dschat":
+        check_dschat(rest)
     elif "/" in program and not PLACEHOLDER.search(program):
         if not (folder / program).is_file():
             raise Mistake(f"{program}: no such file")
@@ -144,6 +180,22 @@ def check_script(rest: list[str], folder: Path) -> None:
         check_flags(main, rest[1:])
 
 
+def check_dschat(rest: list[str]) -> None:
+    """Raises Mistake for a subcommand that there is not, or a flag that it does not know."""
+    if rest[0] in DSCHAT_ALONE | COMMON_FLAGS:
+        return
+    name = next((name for name in (" ".join(rest[:2]), rest[0]) if name in DSCHAT), None)
+    if name is None:
+        raise Mistake(f"dschat {rest[0]}: no such subcommand")
+    program, task = DSCHAT[name]
+    known = known_flags(program, *task) | COMMON_FLAGS | (LAUNCH_FLAGS if TRAINING in program.parents else set())
+    if name == "plan":  # it takes those of the planned run
+        known |= known_flags(DSCHAT["ppo"][0])
+    for word in rest:
+        if word.startswith("--") and word.partition("=")[0] not in known:
+            raise Mistake(f"dschat {name} knows no {word}")
+
+
 def check_flags(program: Path, words: list[str]) -> None:
     """Raises Mistake for a flag that `--help` does not list."""
     for word in words:
@@ -181,21 +233,15 @@ def test_flags_in_the_text(document):
     named = flags_named(document.read_text(encoding="utf-8"))
     if not named:
         return
-    programs = [*ROOT.glob("applications/DeepSpeed-Chat/training/*/main.py")]
-    programs += ROOT.glob("applications/DeepSpeed-Chat/training/refuel/*.py")
-    programs += [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("inference/*.py")]
-    programs += [*ROOT.glob("evaluation/**/*.py"), ROOT / "applications/DeepSpeed-Chat/dschat/plan/__main__.py"]
-    places = ("push", "evaluation/text/__main__", "scoring/serve", "rollouts/serve")
-    programs += [ROOT / f"applications/DeepSpeed-Chat/dschat/{place}.py" for place in places]
-    known: set[str] = {"--help", "--num_gpus", "--hostfile"}  # the last two are the launcher's
+    programs = [*ROOT.glob("applications/DeepSpeed-Chat/benchmarks/*.py"), *ROOT.glob("evaluation/**/*.py")]
+    programs += TRAINING.glob("quickstart/*.py")
+    known = COMMON_FLAGS | LAUNCH_FLAGS
     for program in programs:
         text = program.read_text(encoding="utf-8")
-        if program.name == "main.py" or re.search(
-            "ArgumentParser|settings_parser|run_judge|run_turns|dschat.inference|run_main", text
-        ):
+        if re.search("ArgumentParser|settings_parser|example_flags|run_judge|run_turns", text):
             known |= known_flags(program)
-    for part, task in (("demo", "chat"), ("data", "check"), ("data", "preview"), ("data", "prepare")):
-        known |= known_flags(ROOT / f"applications/DeepSpeed-Chat/dschat/{part}/__main__.py", task)
+    for program, task in DSCHAT.values():
+        known |= known_flags(program, *task)
     assert not named - known, "no program knows them"
 
 
@@ -203,8 +249,33 @@ def test_flags_in_the_text(document):
 def test_links(document):
     text = FENCE.sub("", document.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if not re.match(r"https?:|mailto:|#", target):
-            assert (document.parent / target.partition("#")[0]).exists(), target
+        if not re.match(r"https?:|mailto:", target):
+            name, _, anchor = target.partition("#")
+            path = (document.parent / name).resolve() if name else document
+            assert path.exists() or path in GENERATED, target
+            assert not anchor or path in GENERATED or anchor in anchors(path.read_text(encoding="utf-8")), target
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings, as GitHub and mkdocs make them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_on_the_site():
+    """Each page of docs/ stands once in mkdocs.yml's navigation, and nothing else does."""
+    named = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} | {path.name for path in GENERATED}
+    assert sorted(named) == sorted(pages)
+
+
+@pytest.mark.xdist_group("help")
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_settings_files(document):
+    """The keys of a settings file that a document shows are flags."""
+    for block in blocks(document.read_text(encoding="utf-8"), "yaml"):
+        keys = {f"--{key}" for key in re.findall(r"^(\w+):", block, re.MULTILINE)} - {"--extends"}
+        assert keys <= known_flags(DSCHAT["ppo"][0]) | known_flags(DSCHAT["sft"][0])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -222,7 +293,11 @@ def test_tables_of_a_flags_values_call_its_default_so():
             called = re.findall(r"^\| `([^`]+)`.*\bdefault\b", rows, re.MULTILINE)
             assert called == [default_of(PPOConfig, flag)], f"{document}: --{flag}"
             checked.add((document.name, flag))
-    assert checked == {("README.md", "termination_condition"), ("choosing.md", "value_function")}
+    assert checked == {
+        ("README.md", "termination_condition"),
+        ("macro-actions.md", "termination_condition"),
+        ("choosing.md", "value_function"),
+    }
 
 
 STEP_1 = "applications/DeepSpeed-Chat/training/step1_supervised_finetuning"
@@ -242,6 +317,10 @@ STEP_1 = "applications/DeepSpeed-Chat/training/step1_supervised_finetuning"
         f"cd {STEP_1} && bash training_scripts/run_gemma.sh --no_such_flag 1",
         f"python {STEP_1}/main.py --data_path a \\\n    --no_such_flag",
         f"deepspeed --num_gpus 1 {STEP_1}/main.py --no_such_flag",
+        "dschat train",
+        "dschat ppo --no_such_flag 1",
+        "dschat data check tldr --kl_ctl 1",
+        "dschat text --num_gpus 2",
         "unheard-of-program",
         "make test | unheard-of-program",
     ],
@@ -257,6 +336,8 @@ def test_the_checker_accepts_what_works():
         'make test PYTEST_ARGS="tests/rl -q"\n'
         "pip install -r requirements.txt\n"
         "cd applications/DeepSpeed-Chat && pip install -e .\n"
+        "dschat ppo --config tldr_gemma_2b --num_gpus 8 --kl_ctl 0.03 --print_config\n"
+        "dschat demo chat --model a --terminal\n"
         f"cd {STEP_1} && NUM_GPUS=1 bash training_scripts/run_gemma.sh --seed 1 --lr_scheduler_type=cosine\n"
         f"python {STEP_1}/main.py --data_path ${{PROJ_PATH}}/a.jsonl \\\n    --model_name_or_path ${{MODEL}}\n"
     )
