@@ -18,13 +18,13 @@ import transformers
 from dschat.common.launch import TRAINING, Processes, as_arguments, run_command, run_step
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source, split_part
-from dschat.data.synthetic import gold_score
 from dschat.inference.measure import Answer, best_of, measure
 from dschat.inference.text import run_models
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
+from dschat.quickstart.synthetic import gold_score
 from dschat.rollouts.sampling import Sampling
 from dschat.run_report.build import Learner, Point, draw_learners, learner_table, write_page
 from dschat.scoring.reward_model import RewardModelScores
@@ -47,7 +47,7 @@ from inputs import (
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 64
 ROWS = 64  # computed together
 ROOT = TRAINING.parents[2]
-DIALOGUE_GOLD = TRAINING.parent / "dschat" / "data" / "synthetic_dialogues.py"
+DIALOGUE_GOLD = TRAINING.parent / "dschat" / "quickstart" / "synthetic_dialogues.py"
 PAIRS = 64  # of a round of REFUEL
 ONE = Processes()
 BEST_OF = (2, 4, 8, 16)
@@ -238,8 +238,8 @@ def refuel_example(folder: Path, seed: int, scale: DialogueScale) -> str:
 
 def make_dialogues(folder: Path, seed: int, scale: DialogueScale) -> tuple[Path, Path]:
     """The dialogues and a random model with a chat template, as files."""
-    from dschat.data.synthetic_dialogues import CHAT_TEMPLATE, make_dialogue, texts_of, write_dialogues
     from dschat.models.tiny import make_model
+    from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE, make_dialogue, texts_of, write_dialogues
 
     data = make_folder(folder, "dialogues and model")
     write_dialogues(data, scale.demonstrations, scale.dialogues, scale.held_out, seed)
