@@ -20,10 +20,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, fields
-from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get_type_hints, overload
+
+import numpy as np
+import pyarrow as pa
 
 from dschat.common.atomic import remove, remove_abandoned, writing_folder
 from dschat.common.fingerprints import content_hash, contents_hash, file_hash
@@ -73,12 +75,14 @@ class MakeExamples(Protocol[E_co]):
 class Examples(Sequence[E], Generic[E]):
     """The examples of a table; each is made when it is asked for, from files that are mapped into memory."""
 
-    def __init__(self, kind: type[E], table: Dataset, places: Sequence[int] | None = None) -> None:
-        self._kind, self._table = kind, table
+    def __init__(self, kind: type[E], table: pa.Table, places: Sequence[int] | None = None) -> None:
+        self._kind, self._table, self._fields = kind, table, _stored_fields(kind)
         if places is None:
-            reasons = table.data[REASON].to_pylist() if REASON in table.column_names else []
-            places = [place for place, reason in enumerate(reasons) if reason is None] if any(reasons) else None
-        self._places: Sequence[int] = range(len(table)) if places is None else places
+            reasons = table[REASON] if REASON in table.column_names else pa.chunked_array([pa.nulls(len(table))])
+            places = range(len(table))
+            if reasons.null_count < len(table):
+                places = np.flatnonzero(reasons.is_null().to_numpy()).tolist()
+        self._places = places
 
     def __len__(self) -> int:
         """Number of examples."""
@@ -94,16 +98,21 @@ class Examples(Sequence[E], Generic[E]):
         """An example, or those of a slice."""
         if isinstance(place, slice):
             return Examples(self._kind, self._table, self._places[place])
-        values = self._table[self._places[place]]
-        for name, hint in _stored_fields(self._kind).items():
-            if hint is Row:
-                values[name] = row_of(values[name])
-        return self._kind(**{name: values[name] for name in _stored_fields(self._kind)})
+        number = self._places[place]
+        return self._kind(**{name: self._value(name, hint, number) for name, hint in self._fields.items()})
+
+    def _value(self, name: str, hint: object, number: int) -> Any:
+        scalar = self._table[name][number]
+        if not scalar.is_valid:
+            return None
+        if hint in (list[int], list[bool]):
+            return scalar.values.to_numpy(zero_copy_only=False).tolist()
+        return row_of(scalar.as_py()) if hint is Row else scalar.as_py()
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of every example, without making it."""
-        return list(self._table.data[LENGTH].to_numpy()[self._places].tolist())
+        return list(self._table[LENGTH].to_numpy()[self._places].tolist())
 
 
 def lengths_of(examples: Sequence[Any]) -> list[int]:
@@ -111,7 +120,11 @@ def lengths_of(examples: Sequence[Any]) -> list[int]:
     return examples.lengths if isinstance(examples, Examples) else [len(example) for example in examples]
 
 
-@cache
+def open_table(files: Sequence[Path]) -> pa.Table:
+    """The Arrow files of a table, mapped into memory. Raises OSError or ValueError where they are damaged."""
+    return pa.concat_tables([pa.ipc.open_stream(pa.memory_map(str(file))).read_all() for file in files])
+
+
 def _stored_fields(kind: type) -> dict[str, object]:
     """The fields that a table holds, with their types: X of `X | None`.
 
@@ -226,7 +239,7 @@ def encode_rows(
         scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
         parts = Dataset.from_generator(
             lambda: ({"start": n, "rows": pickle.dumps(list(rows[n : n + BATCH]))} for n in starts),
-            Features(held), scratch, fingerprint="rows",
+            Features(held), scratch, fingerprint="rows", writer_batch_size=1,
         )  # fmt: skip
 
         def run(processes: int | None) -> Dataset:
@@ -244,7 +257,7 @@ def encode_rows(
                 raise
             logger.warning("a worker process ended (is memory short?): this process does the work")
             table = run(None)
-    return Examples(kind, table), Counter(filter(None, table.data[REASON].to_pylist()))
+    return Examples(kind, table.data.table), Counter(filter(None, table.data[REASON].to_pylist()))
 
 
 def _encode_here(make: MakeExamples[E], rows: Sequence[Any], title: str, show: bool) -> tuple[list[E], Counter[str]]:
@@ -319,7 +332,7 @@ def key_of(made_from: Mapping[str, Any]) -> str:
     return content_hash(text)[:32]
 
 
-def open_entry(key: str) -> tuple[dict[str, Dataset], Json] | None:
+def open_entry(key: str) -> tuple[dict[str, pa.Table], Json] | None:
     """The tables of an entry, mapped into memory, and what was written with them; None where there is none.
 
     An entry that is damaged is removed.
@@ -327,17 +340,12 @@ def open_entry(key: str) -> tuple[dict[str, Dataset], Json] | None:
     folder = cache_folder() / key
     if not folder.exists():
         return None
-    import datasets
-
     try:
         entry = json.loads((folder / ENTRY).read_text(encoding="utf-8"))
         for name, known in entry["files"].items():
             if file_hash(folder / name) != known:
                 raise ValueError(f"{name} has changed")
-        tables = {
-            split: datasets.concatenate_datasets([datasets.Dataset.from_file(str(folder / name)) for name in names])
-            for split, names in entry["tables"].items()
-        }
+        tables = {split: open_table([folder / name for name in names]) for split, names in entry["tables"].items()}
         return tables, entry["note"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # Arrow's errors are of these kinds
         logger.warning("the tokenised data in %s are damaged (%s) and are made anew", folder, error)

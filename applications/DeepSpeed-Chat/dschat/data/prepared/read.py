@@ -23,7 +23,7 @@ from dschat.data.examples import (
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, find_prepared, read_pt
 from dschat.data.rows import Row
 from dschat.data.sources import Share, ShareFlags, described
-from dschat.data.tokenised import Examples
+from dschat.data.tokenised import Examples, open_table
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -133,18 +133,16 @@ def read_split(
     folder: PreparedFolder, split: str, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Sequence[PreparedExample]:
     """The rows of one split. Raises UserError where it cannot be read."""
-    file = folder.files[split][0]
+    files = folder.files[split]
     if folder.format == "pt":
-        return read_pt(file, tokenizer)
-    from datasets import Dataset, load_from_disk
+        return read_pt(files[0], tokenizer)
     from pyarrow import parquet
 
     try:
-        is_old = folder.format == "parquet"
-        return Examples(PreparedExample, Dataset(parquet.read_table(file)) if is_old else load_from_disk(file.parent))
-    except (OSError, ValueError, KeyError, TypeError) as error:  # Arrow's errors are of these kinds
-        where = file if is_old else file.parent
-        raise UserError(f"--data_path {where}: not readable ({error}); prepare the data again.") from error
+        table = open_table(files) if folder.format == "arrow" else parquet.read_table(files[0])
+        return Examples(PreparedExample, table)
+    except (OSError, ValueError, KeyError) as error:  # Arrow's errors are of these kinds
+        raise UserError(f"--data_path {files[0]}: not readable ({error}); prepare the data again.") from error
 
 
 def from_prepared(make: partial[Any], kind: type[Any]) -> partial[Any]:
