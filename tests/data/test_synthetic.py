@@ -8,9 +8,9 @@ import torch
 
 from dialogue_cases import dialogue
 from dschat.data.formats import apps_row
-from dschat.data.problems import FRAMES, PROBLEMS, make_row, write_problems
 from dschat.models.tiny import make_gemma, make_model, train_tokenizer
 from dschat.quickstart import synthetic
+from dschat.quickstart.problems import FRAMES, PROBLEMS, make_row, write_problems
 from dschat.quickstart.synthetic import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
 from dschat.quickstart.synthetic_dialogues import (
     CHAT_TEMPLATE,
