@@ -5,6 +5,9 @@ import datetime
 import logging
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -119,6 +122,27 @@ def test_a_worker_that_is_killed(caplog) -> None:
     found, dropped = encode_rows(SFTExample, make, rows, "tokenising rows", workers=2)
     assert [e.prompt_ids for e in found] == [[BATCH]] * (2 * BATCH - 2) and dropped == {"none": 2}
     assert "a worker process ended" in caplog.text
+
+
+def kill_parent_in_worker(rows, pid_file, held_out=False):
+    if not pid_file.exists():
+        pid_file.write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGKILL)
+    return [SFTExample([1], [2]) for _ in rows], Counter()
+
+
+def encode_until_killed(pid_file: Path) -> None:
+    """To be called in a process of its own."""
+    rows = [Row("a", None, "b", None, {}, f"rows:{i}") for i in range(20 * BATCH)]
+    encode_rows(SFTExample, partial(kill_parent_in_worker, pid_file=pid_file), rows, "tokenising rows", workers=2)
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path) -> None:
+    """None of them keeps the pipe open that the process wrote to."""
+    program = f"from test_loading import *; encode_until_killed(Path({str(tmp_path / 'pid')!r}))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL and (tmp_path / "pid").exists(), done.stderr.decode()
 
 
 def test_a_bad_row_in_a_worker(tmp_path) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
+from threading import Thread
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args, get_type_hints, overload
 
@@ -297,21 +298,38 @@ def _can_be_sent(make: object) -> bool:
 
 @contextmanager
 def library(show: bool) -> Iterator[None]:
-    """Inside, `datasets` shows progress on a terminal alone, and does not fork.
+    """Inside, `datasets` shows progress on a terminal alone, and its processes are not forked and end with this one.
 
-    This process may hold a CUDA context and threads.
+    Not forked: this process may hold a CUDA context and threads.
     """
     import datasets
     import multiprocess
+    from multiprocess.context import SpawnContext
+    from multiprocess.managers import SyncManager
+
+    def manager(context: Any) -> Any:
+        started = SyncManager(ctx=context)
+        started.start(_end_with_parent)
+        return started
 
     method, were_shown = multiprocess.get_start_method(allow_none=True), datasets.is_progress_bar_enabled()
     (datasets.enable_progress_bars if show and os.isatty(2) else datasets.disable_progress_bars)()
     multiprocess.set_start_method("spawn", force=True)
+    SpawnContext.Manager = manager
     try:
         yield
     finally:
+        del SpawnContext.Manager  # that of its base class is found again
         multiprocess.set_start_method(method, force=True)
         (datasets.enable_progress_bars if were_shown else datasets.disable_progress_bars)()
+
+
+def _end_with_parent() -> None:
+    """In the process that holds the queue of the workers: ends it when their parent was killed, and so the workers."""
+    from multiprocess import parent_process
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=lambda: (parent_process().join(), os._exit(1)), daemon=True).start()
 
 
 def cache_folder() -> Path:
