@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # loops receive their engines; builders make them
     "trainers": {"common", "config", "data", "models", "rl", "run", "rollouts", "scoring", "conditions"},
     "builders": {"common", "config", "data", "engine", "models", "rollouts", "run", "scoring", "trainers"},
+    "quickstart": {"common", "data"},  # corpora made in code
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
     "inference": {"common", "config", "data", "evaluation", "models", "rl", "rollouts", "scoring"},

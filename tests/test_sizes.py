@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,13 +25,12 @@ from cli_runs import read_jsonl, write_jsonl
 from closeness import near
 from dialogue_cases import chat_tokenizer
 from dschat.common.fingerprints import INNER_SAMPLE, SAMPLE, model_hash
-from dschat.data import cache
+from dschat.data import tokenised
 from dschat.data.dialogue_pairs import read_dialogue_pair, tokenize_pairs
 from dschat.data.encoding import encode_prompts, encode_responses, turn_end
-from dschat.data.parallel import encode_rows, num_workers, workers_for
-from dschat.data.prepared import write
-from dschat.data.prepared.folder import PreparedExample
+from dschat.data.examples import PromptExample, prompt_examples
 from dschat.data.rows import Row
+from dschat.data.tokenised import encode_rows, num_workers, workers_for
 from dschat.inference.dialogues import first_messages
 from dschat.inference.pairs import run_rank
 from dschat.inference.refuel import RankOptions
@@ -96,9 +96,10 @@ def encoded_dialogues(folder: Path) -> list[Any]:
     return list(tokenize_pairs(pairs, tokenizer, turn_end(tokenizer), 200))
 
 
-def batches_of_rows(folder: Path) -> list[int]:
-    parts = encode_rows(lambda rows, start: [start + i for i in range(len(rows))], list(range(ROWS)))
-    return [number for part in parts for number in part]
+def batches_of_rows(folder: Path) -> list[Any]:
+    make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=5)
+    examples, dropped = encode_rows(PromptExample, make, prompt_rows(), "tokenising", 1, False, folder)
+    return [*examples, dropped]
 
 
 def messages_of_prompts(folder: Path) -> Any:
@@ -115,19 +116,6 @@ def ranked_dialogues(folder: Path) -> Any:
     return read_jsonl(folder / "ranked" / "train.jsonl")
 
 
-def prepared_table(folder: Path) -> Any:
-    from pyarrow import parquet
-
-    examples = [PreparedExample(r.prompt, "c", None, [1], [i, 2], None, r) for i, r in enumerate(prompt_rows())]
-    write._write_parquet(folder / "train.parquet", examples)
-    return parquet.read_table(folder / "train.parquet").to_pylist()
-
-
-def checksum(folder: Path) -> str:
-    (folder / "file").write_bytes(bytes(range(40)))
-    return cache._checksum(folder / "file")
-
-
 def numbers(folder: Path) -> list[int]:
     return [exact_int(text) for text in ("7", "-12", "1" * 40, "-" + "90" * 20)]
 
@@ -142,9 +130,7 @@ CROSSED: dict[str, tuple[int, int, Callable[[Path], Any]]] = {
     "models.layout.SEARCHED": (8, POSITIONS, groups),
     "data.encoding.CHUNK": (2, ROWS, encoded_texts),
     "data.dialogue_pairs.CHUNK": (2, ROWS, encoded_dialogues),
-    "data.parallel.BATCH": (2, ROWS, batches_of_rows),
-    "data.prepared.write.BATCH": (2, ROWS, prepared_table),
-    "data.cache.PIECE": (7, 40, checksum),
+    "data.tokenised.BATCH": (2, ROWS, batches_of_rows),
     "inference.dialogues.CHUNK": (2, ROWS, messages_of_prompts),
     "inference.pairs.AT_ONCE": (2, ROWS, ranked_dialogues),
     "scoring.programs.problem.CHUNK": (7, 41, numbers),
@@ -161,7 +147,7 @@ ELSEWHERE = {
     "models.save.FILE_SIZE": "models/test_save.py::test_a_large_model_lies_in_several_files",
     "data.loading.LARGE": "data/test_loading.py::test_the_step_takes_large_data_from_the_cache",
     "data.loading.HUB_ROW": "data/test_loading.py::test_rows_of_the_hub_count_2000_bytes_each",
-    "data.parallel.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
+    "data.tokenised.FEW": "test_sizes.py::test_many_characters_are_encoded_by_several_processes",
     "common.fingerprints.SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
     "common.fingerprints.INNER_SAMPLE": "test_sizes.py::test_the_identity_of_a_large_model_sees_every_weight",
     "scoring.programs.run.KEPT": "test_sizes.py::test_outcomes_of_many_programs",
@@ -224,10 +210,8 @@ def test_what_only_cuda_does_runs_on_a_cpu(steps, monkeypatch):
 
 @pytest.mark.parametrize("characters", [99, 100])
 def test_many_characters_are_encoded_by_several_processes(characters, monkeypatch):
-    from dschat.data import parallel
-
-    monkeypatch.setattr(parallel, "FEW", 100)
-    monkeypatch.setattr(parallel, "num_workers", lambda: 5)
+    monkeypatch.setattr(tokenised, "FEW", 100)
+    monkeypatch.setattr(tokenised, "num_workers", lambda: 5)
     rows = [Row("a" * 50, None, "b" * (characters - 50), None, {}, "rows:1")]
     assert num_workers() >= 1 and workers_for(rows) == (5 if characters == 100 else 1)
 

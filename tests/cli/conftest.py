@@ -43,8 +43,8 @@ def inputs(shared: Path) -> Path:
     """data/demonstrations, data/comparisons and model: what the quickstart makes, smaller."""
 
     def build(folder: Path) -> None:
-        from dschat.data.synthetic import make_rows, row_texts, write_corpus
         from dschat.models.tiny import make_model
+        from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 
         write_corpus(folder / "data", DEMONSTRATIONS, COMPARISONS, HELD_OUT, seed=1)
         texts = row_texts(make_rows(200, 1, "demonstrations"))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cli_runs import ROOT, run_command, run_forked
-from dschat.data.synthetic import make_rows, row_texts, write_corpus
 from dschat.models.tiny import make_model
+from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 from test_readme import blocks, commands, known_flags
 
 DOCUMENT = ROOT / "docs" / "coming-from-sheeprl.md"

@@ -22,7 +22,7 @@ from cli_runs import (
 )
 from closeness import FORMULA, UPDATE, near
 from dschat.common.glossary import CRITIC, HEAD, SEVERAL
-from dschat.data.synthetic import gold_score
+from dschat.quickstart.synthetic import gold_score
 
 CLASSIFIER = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CAUSAL_LM = CLASSIFIER | {"generation_config.json"}

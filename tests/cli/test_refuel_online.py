@@ -32,7 +32,7 @@ from script_runs import called, preset
 
 MAIN = TRAINING / "refuel" / "online.py"
 PRESET = TRAINING / "refuel" / "training_scripts" / "hh_llama3_8b_online.sh"
-GOLD = TRAINING.parent / "dschat" / "data" / "synthetic_dialogues.py"
+GOLD = TRAINING.parent / "dschat" / "quickstart" / "synthetic_dialogues.py"
 SMALL = {
     "max_prompt_seq_len": 16,
     "max_answer_seq_len": 6,
@@ -60,8 +60,8 @@ def talks(shared):
     def build(folder):
         from transformers import AutoTokenizer
 
-        from dschat.data.synthetic_dialogues import CHAT_TEMPLATE, make_dialogue, texts_of, write_dialogues
         from dschat.models.tiny import make_model
+        from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE, make_dialogue, texts_of, write_dialogues
 
         write_dialogues(folder / "data", 8, 16, 4, seed=1)
         texts = texts_of([make_dialogue(index, 1) for index in range(500)])

@@ -5,6 +5,9 @@ import datetime
 import logging
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -17,8 +20,7 @@ import data_cases
 from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
 from dschat.common.fingerprints import tokenizer_fingerprint
-from dschat.data import loading, parallel
-from dschat.data.cache import ENTRY, cache_folder
+from dschat.data import loading, tokenised
 from dschat.data.examples import (
     PairExample,
     PreferenceExample,
@@ -28,9 +30,20 @@ from dschat.data.examples import (
     sft_examples,
 )
 from dschat.data.loading import ExampleLoader
-from dschat.data.parallel import BATCH, Encoder, encode_rows, num_workers
 from dschat.data.rows import Row
-from dschat.data.stored import NotStorable, StoredExamples, lengths_of, row_of, row_text, table_of, to_batch
+from dschat.data.tokenised import (
+    BATCH,
+    ENTRY,
+    Examples,
+    NotStorable,
+    cache_folder,
+    encode_rows,
+    features_of,
+    lengths_of,
+    num_workers,
+    row_of,
+    row_text,
+)
 from dschat.errors import UserError
 from factories import make_tokenizer
 
@@ -64,7 +77,7 @@ def loader_of(kind: type, folder: Path, tokenizer: Any = None, limit: int = 40, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(parallel, "BATCH", 7)
+    monkeypatch.setattr(tokenised, "BATCH", 7)
     monkeypatch.setattr(loading, "num_workers", lambda: 1)
     folder = write(tmp_path / "data")
     step = {"data_split": "0,1,0", "step": 2} if kind in (PairExample, PreferenceExample) else {"data_split": "1,0,0"}
@@ -72,7 +85,7 @@ def test_the_cache_gives_what_reading_gives(kind, tmp_path, monkeypatch) -> None
     made = loader_of(kind, folder, **step).make()
     later = loader_of(kind, folder, **step)
     found = later.find(later.key)
-    assert found is not None and isinstance(found.train, StoredExamples)
+    assert found is not None and isinstance(found.train, Examples)
     assert len(read.train) + read.dropped["train"].total() == 57 and len(read.eval) == 3
     for data in (made, found):
         assert list(data.train) == read.train and list(data.eval) == read.eval
@@ -86,11 +99,10 @@ def test_workers_keep_the_order(tmp_path) -> None:
     """Two real processes, more batches than they hold at a time."""
     rows = [Row(f"{TEXTS[i % 5]} {i}", None, None, None, {"i": i}, f"rows:{i}") for i in range(6 * BATCH + 1)]
     make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=12)
-    parts = list(encode_rows(Encoder(PromptExample, make), rows, workers=2))
-    found = StoredExamples(PromptExample, table_of(PromptExample, [batch for batch, _ in parts]))
+    found, counts = encode_rows(PromptExample, make, rows, "tokenising rows", workers=2)
     expected, dropped = make(rows)
-    assert list(found) == expected and len(parts) == 7
-    assert sum((counts for _, counts in parts), start=type(dropped)()) == dropped and dropped.total() > 0
+    assert list(found) == expected and isinstance(found, Examples)
+    assert counts == dropped and dropped.total() > 0
 
 
 def refuse_in_worker(rows, tokenizer, held_out=False):
@@ -100,28 +112,51 @@ def refuse_in_worker(rows, tokenizer, held_out=False):
 def end_in_worker(rows, tokenizer, home, held_out=False):
     if os.getpid() != home:
         os._exit(9)
-    return [SFTExample([len(rows)], [2]) for _ in rows], Counter({"none": 1})
+    return [SFTExample([len(rows)], [2]) for _ in rows[1:]], Counter({"none": 1})
 
 
 def test_a_worker_that_is_killed(caplog) -> None:
     """This process does what the workers left."""
     rows = [Row("a", None, "b", None, {}, f"rows:{i}") for i in range(2 * BATCH)]
-    encoder = Encoder(SFTExample, partial(end_in_worker, tokenizer=None, home=os.getpid()))
-    parts = list(encode_rows(encoder, rows, workers=2))
-    assert [batch.num_rows for batch, _ in parts] == [BATCH, BATCH] and "a worker process ended" in caplog.text
+    make = partial(end_in_worker, tokenizer=None, home=os.getpid())
+    found, dropped = encode_rows(SFTExample, make, rows, "tokenising rows", workers=2)
+    assert [e.prompt_ids for e in found] == [[BATCH]] * (2 * BATCH - 2) and dropped == {"none": 2}
+    assert "a worker process ended" in caplog.text
+
+
+def kill_parent_in_worker(rows, pid_file, held_out=False):
+    if not pid_file.exists():
+        pid_file.write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGKILL)
+    return [SFTExample([1], [2]) for _ in rows], Counter()
+
+
+def encode_until_killed(pid_file: Path) -> None:
+    """To be called in a process of its own."""
+    rows = [Row("a", None, "b", None, {}, f"rows:{i}") for i in range(20 * BATCH)]
+    encode_rows(SFTExample, partial(kill_parent_in_worker, pid_file=pid_file), rows, "tokenising rows", workers=2)
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path) -> None:
+    """None of them keeps the pipe open that the process wrote to."""
+    program = f"from test_loading import *; encode_until_killed(Path({str(tmp_path / 'pid')!r}))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL and (tmp_path / "pid").exists(), done.stderr.decode()
 
 
 def test_a_bad_row_in_a_worker(tmp_path) -> None:
     rows = [Row("a", None, "b", None, {}, f"rows:{i}") for i in range(2 * BATCH)]
     with pytest.raises(UserError, match="rows:0: bad"):
-        list(encode_rows(Encoder(SFTExample, partial(refuse_in_worker, tokenizer=None)), rows, workers=2))
+        encode_rows(SFTExample, partial(refuse_in_worker, tokenizer=None), rows, "tokenising rows", workers=2)
 
 
-def test_what_cannot_be_sent_is_done_here(tmp_path) -> None:
+def test_what_cannot_be_sent_is_done_here(tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO)
     make = partial(prompt_examples, tokenizer=make_tokenizer(), max_prompt_seq_len=12)
-    encoder = Encoder(PromptExample, lambda rows, held_out: make(rows, held_out=held_out))
     rows = [Row("a", None, None, None, {}, f"rows:{i}") for i in range(2 * BATCH)]
-    assert sum(batch.num_rows for batch, _ in encode_rows(encoder, rows, workers=2)) == len(rows)
+    found, _ = encode_rows(PromptExample, lambda rows, held_out: make(rows, held_out=held_out), rows, "rows", 2)
+    assert len(found) == len(rows) and "cannot be given to other processes" in caplog.text
 
 
 def test_workers_share_the_cores(monkeypatch) -> None:
@@ -169,16 +204,14 @@ def test_a_second_process_may_be_first(tmp_path, monkeypatch) -> None:
     """Both write, one is in place first; nothing is left of the other."""
     folder = write(tmp_path / "data")
     loader, inner = loader_of(SFTExample, folder), loader_of(SFTExample, folder)
-    encode = loader._encode
+    encode = loading.encode_rows
 
-    def encode_while_another_finishes(name: str, *others: Any) -> Any:
-        if name == "train":
-            with monkeypatch.context() as other:
-                other.setattr(os, "getpid", lambda: 1)
-                inner.make()
-        return encode(name, *others)
+    def encode_while_another_finishes(*arguments: Any) -> Any:
+        monkeypatch.setattr(loading, "encode_rows", encode)
+        inner.make()
+        return encode(*arguments)
 
-    monkeypatch.setattr(loader, "_encode", encode_while_another_finishes)
+    monkeypatch.setattr(loading, "encode_rows", encode_while_another_finishes)
     assert list(loader.make().train) == inner.read().train
     assert [entry.name for entry in cache_folder().iterdir()] == [loader.key]
 
@@ -273,11 +306,8 @@ def test_a_tokenizer_is_the_same_before_and_after_use_and_with_a_pad_token() -> 
 
 
 def test_an_example_with_an_unknown_field() -> None:
-    examples = [PreferenceExample([1], [2], [3], ref_logprobs=None)]
-    batch = to_batch(PreferenceExample, examples)
-    assert batch.schema.names == ["tokens", "prompt_ids", "chosen_ids", "rejected_ids"]
-    assert list(StoredExamples(PreferenceExample, table_of(PreferenceExample, [batch]))) == examples
-    assert replace(examples[0], ref_logprobs=(1.0, 2.0)).ref_logprobs == (1.0, 2.0)
+    names = ["tokens", "left_out", "prompt_ids", "chosen_ids", "rejected_ids"]
+    assert list(features_of(PreferenceExample)) == names
 
 
 @pytest.mark.parametrize(

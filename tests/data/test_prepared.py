@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from pyarrow import parquet
 
 import data_cases
 from cli_runs import write_jsonl
@@ -119,12 +120,23 @@ def test_lengths_in_characters() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", ["parquet", "pt"])
+@pytest.mark.parametrize("form", ["arrow", "pt"])
 def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) -> None:
     """Without filters, the rows of step 1's or 2's share, cut at the same place: index for index, id for id."""
     stage, part = ("preference", 2) if kind in (PairExample, PreferenceExample) else ("finetune", 1)
     folder = tmp_path / "prepared"
-    prepare(source, model, folder, "--stage", stage, "--data_split", "2,4,4", "--format", form, *LOOSE)
+    prepare(
+        source,
+        model,
+        folder,
+        "--stage",
+        stage,
+        "--data_split",
+        "2,4,4",
+        "--format",
+        "pt" if form == "pt" else "parquet",
+        *LOOSE,
+    )
     share = load_share(flags_of(source, step=part))
     loader = loader_of(kind, folder, limit=14)
     expected, dropped = loader_of(kind, source, limit=14)._make(share.train)
@@ -136,6 +148,25 @@ def test_a_folder_trains_like_its_source(kind, form, source, model, tmp_path) ->
         assert all(b.prompt_text.startswith(a.prompt_text) for a, b in zip(read.train, expected, strict=True))
     else:
         assert list(read.train) == expected and list(read.eval) == held_out
+
+
+def test_folders_of_earlier_versions_are_read_and_replaced(source, model, tmp_path) -> None:
+    """They hold a parquet file for each split, without the columns that later came."""
+    folder = tmp_path / "prepared"
+    prepare(source, model, folder, *LOOSE)
+    expected = loader_of(PromptExample, folder).read()
+    for split in ("train", "test"):
+        table = Dataset.load_from_disk(folder / split).remove_columns("left_out")
+        parquet.write_table(table.data.table, folder / f"{split}.parquet", compression="zstd")
+        shutil.rmtree(folder / split)
+    (folder / "dataset_dict.json").unlink()
+    info = json.loads((folder / "prepared.json").read_text())
+    (folder / "prepared.json").write_text(json.dumps(info | {"format": "parquet"}))
+    read = loader_of(PromptExample, folder).read()
+    assert (list(read.train), list(read.eval)) == (list(expected.train), list(expected.eval))
+    assert [file.name for file in read.files] == ["train.parquet", "test.parquet"]
+    prepare(source, model, folder, "--overwrite", *LOOSE)
+    assert not list(folder.glob("*.parquet")) and (folder / "train").is_dir()
 
 
 def test_the_cache_serves_folders_too(source, model, tmp_path, monkeypatch) -> None:
@@ -343,8 +374,8 @@ def test_what_does_not_fit_is_refused(source, model, tmp_path) -> None:
         find_prepared([str(finetune), str(plain)])
     with pytest.raises(UserError, match=r"--max_seq_len 1: none of the 20 rows is left \(response cut to nothing: 20"):
         loader_of(SFTExample, finetune, limit=1).read()
-    (finetune / "train.parquet").unlink()
-    with pytest.raises(UserError, match="train.parquet is missing"):
+    shutil.rmtree(finetune / "train")
+    with pytest.raises(UserError, match="train/data-00000-of-00001.arrow is missing"):
         loader_of(SFTExample, finetune)
     (finetune / "prepared.json").write_text("{")
     with pytest.raises(UserError, match="prepared.json cannot be read"):
@@ -378,15 +409,19 @@ def test_an_output_is_not_replaced_unasked(source, model, tmp_path, caplog) -> N
     assert "prepared already" in caplog.text
 
 
+def content_of(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
 def test_a_folder_that_another_process_prepares_is_refused(source, model, tmp_path, caplog, monkeypatch) -> None:
     prepare(source, model, tmp_path / "out", *LOOSE)
-    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    before = content_of(tmp_path / "out")
     lock = Lock(tmp_path / ".out.lock", "another")
     with monkeypatch.context() as patch:
         patch.setattr("dschat.data.prepared.make.read_share", None)  # nothing is read before
         prepare(source, model, tmp_path / "out", "--overwrite", *LOOSE, status=2)
     assert f"--output {tmp_path}/out: another process is writing it: process {os.getpid()} on " in caplog.text
-    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    assert content_of(tmp_path / "out") == before
     lock.close()
     prepare(source, model, tmp_path / "out", "--overwrite", *LOOSE)
     assert not list(tmp_path.glob(".*"))
@@ -422,7 +457,9 @@ def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplo
     home.mkdir()
     (home / "thesis.tex").write_text("years")
     prepare(source, model, folder, *LOOSE)
-    (folder / "notes.txt").write_text("days")
+    for place in ("", "train", "drafts"):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / "notes.txt").write_text("days")
     with monkeypatch.context() as patch:
         patch.setattr("dschat.data.prepared.make.read_share", None)  # nothing is read before
         for output, words in (
@@ -435,9 +472,13 @@ def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplo
             prepare(source, model, output, *flags, status=2)
             assert f"--output {output}: " in caplog.text and words in caplog.text, caplog.text
             caplog.clear()
-        (folder / "notes.txt").unlink()
-        prepare(folder / "train.parquet", model, folder, *flags, status=2)
-        assert "train.parquet, lies in it and would be deleted" in caplog.text
+        for place in ("", "train", "drafts"):
+            prepare(source, model, folder, *flags, status=2)
+            (folder / place / "notes.txt").unlink()
+        prepare(source, model, folder, *flags, status=2)
+        (folder / "drafts").rmdir()
+        prepare(folder / "train", model, folder, *flags, status=2)
+        assert "data-00000-of-00001.arrow, lies in it and would be deleted" in caplog.text
     assert (home / "thesis.tex").read_text() == "years" and len(list(source.iterdir())) == 2
     (folder / "prepared.json").write_text("{")  # damaged: to be prepared again
     assert prepare(source, model, folder, *flags)["kept"]["train"] == 20
@@ -447,9 +488,9 @@ def test_overwrite_deletes_prepared_folders_alone(source, model, tmp_path, caplo
     assert (tmp_path / "empty" / "prepared.json").is_file()
 
 
-@pytest.mark.parametrize("form", ["parquet", "pt"])
+@pytest.mark.parametrize("form", ["arrow", "pt"])
 def test_preview_sends_to_check(form, source, model, tmp_path, caplog) -> None:
-    prepare(source, model, tmp_path / "out", "--format", form, *LOOSE)
+    prepare(source, model, tmp_path / "out", "--format", form.replace("arrow", "parquet"), *LOOSE)
     assert main(["preview", str(tmp_path / "out")]) == 2
     assert f"`python -m dschat.data check {tmp_path / 'out'}` describes it" in caplog.text
 

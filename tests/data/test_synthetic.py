@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from dialogue_cases import dialogue
-from dschat.data import synthetic
 from dschat.data.formats import apps_row
-from dschat.data.problems import FRAMES, PROBLEMS, make_row, write_problems
-from dschat.data.synthetic import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
-from dschat.data.synthetic_dialogues import (
+from dschat.models.tiny import make_gemma, make_model, train_tokenizer
+from dschat.quickstart import synthetic
+from dschat.quickstart.problems import FRAMES, PROBLEMS, make_row, write_problems
+from dschat.quickstart.synthetic import COMPLAINTS, NEUTRALS, NOUNS, PEOPLE, PRAISES, SUBREDDITS
+from dschat.quickstart.synthetic_dialogues import (
     CHAT_TEMPLATE,
     KINDS,
     asked_kinds,
@@ -20,9 +21,8 @@ from dschat.data.synthetic_dialogues import (
     texts_of,
     write_dialogues,
 )
-from dschat.data.synthetic_dialogues import gold_score as dialogue_score
-from dschat.data.synthetic_dialogues import gold_scores as dialogue_scores
-from dschat.models.tiny import make_gemma, make_model, train_tokenizer
+from dschat.quickstart.synthetic_dialogues import gold_score as dialogue_score
+from dschat.quickstart.synthetic_dialogues import gold_scores as dialogue_scores
 from dschat.scoring.programs.levels import weakness
 from dschat.scoring.programs.run import ProgramPool
 

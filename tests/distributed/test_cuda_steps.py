@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from cli_runs import GOLD, arguments, read_jsonl, run_command
-from dschat.data.synthetic import make_rows, row_texts, write_corpus
 from dschat.models.tiny import make_model
+from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 from launches import launch_command
 from real_size import as_large_as
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cli_runs import STEPS, TIMEOUT, arguments
-from dschat.data.synthetic import make_rows, row_texts, write_corpus
 from dschat.models.tiny import make_model
+from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 from launches import pids_of, start
 from real_size import as_large_as
 

@@ -14,10 +14,10 @@ from transformers import GemmaConfig
 from cli_runs import STEPS
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import SFTConfig
-from dschat.data.synthetic import make_rows, row_texts
 from dschat.errors import UserError
 from dschat.models.tiny import make_model
 from dschat.plan.plan import MinimumMemory, minimum_memory, warn_of_gpu_memory
+from dschat.quickstart.synthetic import make_rows, row_texts
 from dschat.run import preflight as looks
 from dschat.run.preflight import ProcessReport, check_reports, preflight
 from launches import launch

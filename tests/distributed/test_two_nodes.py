@@ -26,11 +26,11 @@ FLAGS = {
 
 @pytest.mark.slow
 def test_ten_updates_on_two_nodes(tmp_path):
-    from dschat.data.synthetic import make_rows, row_texts
     from dschat.models.load import load_scalar
     from dschat.models.save import save_model
     from dschat.models.tiny import make_model
     from dschat.models.tokenizer import load_tokenizer
+    from dschat.quickstart.synthetic import make_rows, row_texts
     from factories import saved_weights
 
     rows = make_rows(90, 1, "comparisons")

@@ -59,8 +59,8 @@ MOMENTS = {
 
 def make_inputs(folder: Path) -> None:
     """data/demonstrations, data/comparisons, model, and own.py with a reward function."""
-    from dschat.data.synthetic import make_rows, row_texts, write_corpus
     from dschat.models.tiny import make_model
+    from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 
     write_corpus(folder / "data", 32, 64, 8, seed=1)
     texts = row_texts(make_rows(100, 1, "demonstrations"))

@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from contenders.work import word_tokenizer
-from dschat.data import synthetic
 from dschat.data.formats import tldr_row
 from dschat.data.rows import Row
 from dschat.models.tiny import train_tokenizer
+from dschat.quickstart import synthetic
 
 SPECIALS = ("<pad>", "<bos>", "<eos>")
 MARK = ":"  # ends a prompt

@@ -106,7 +106,9 @@ class FlagParser(argparse.ArgumentParser):
         """Exit with status 2 after one line; raise UserError where the words come from a file."""
         line = re.sub(r"(argument --[\w.]+)[^:]*:", r"\1:", " ".join(message.split()), count=1)
         if self._discreet:
-            line = re.sub(r"(invalid \w+ value|invalid choice|ignored explicit argument|ambiguous option).*", r"\1", line)
+            line = re.sub(
+                r"(invalid \w+ value|invalid choice|ignored explicit argument|ambiguous option).*", r"\1", line
+            )
         if self._place:
             raise UserError(f"{self._place}: {line}.")
         self.exit(2, f"{self.prog}: error: {line} (--help lists the flags)\n")

@@ -14,13 +14,13 @@ from dschat.common.progress import progress
 from dschat.data.examples import empty_responses
 from dschat.data.formats import format_of
 from dschat.data.hub import find_known
-from dschat.data.parallel import encode_rows, workers_for
 from dschat.data.prepared.folder import PreparedFolder, summary_of
 from dschat.data.prepared.read import check_folder, read_split
 from dschat.data.prepared.write import lengths_of_parts
 from dschat.data.preview import RowTokens, Settings, examples_of, row_tokens, special_notes
 from dschat.data.rows import DataKeys, Row, in_words
 from dschat.data.sources import STEPS, Source, load_source, split_part
+from dschat.data.tokenised import encode_rows, workers_for
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def check_report(path: str, data_split: str, settings: Settings) -> str:
     if tokenizer is None:
         sections |= _lengths_in_characters(rows)
     else:
-        measured = partial(row_tokens, tokenizer, settings.end_id)
-        parts = encode_rows(measured, rows, "tokenising", workers_for(rows), show=True)
-        tokens = [row for part in parts for row in part]
+        measure = partial(_measured, tokenizer, settings.end_id)
+        tokens, _ = encode_rows(RowTokens, measure, rows, "tokenising", workers_for(rows), show=True)
+        tokens = list(tokens)
         sections |= _lengths_in_tokens(tokens, settings)
         at = f"--max_seq_len {settings.max_seq_len}, --max_prompt_seq_len {settings.max_prompt_seq_len}"
         left_out = [_left_out(step, shares, settings) for step in range(1, len(STEPS) + 1)]
@@ -130,7 +130,7 @@ def _lengths_in_characters(rows: Sequence[Row]) -> dict[str, list[str]]:
 def _lengths_in_tokens(tokens: Sequence[RowTokens], settings: Settings) -> dict[str, list[str]]:
     """As training encodes them: with BOS and EOS."""
     prompts = [row.prompt for row in tokens]
-    whole = [row.prompt + row.response + 1 for row in tokens]
+    whole = list(map(len, tokens))
     return {
         "length of the prompts, in tokens, with BOS": [
             *_histogram(prompts),
@@ -155,8 +155,8 @@ def _left_out(step: int, shares: Shares, settings: Settings) -> str:
     try:
         for name, parts in shares.items():
             own = parts[step - 1]
-            work, title = partial(_dropped, step, settings), f"step {step}, {name}"
-            dropped = sum(encode_rows(work, own, title, workers_for(own), show=True), start=Counter[str]())
+            count, title = partial(_dropped, step, settings), f"step {step}, {name}"
+            _, dropped = encode_rows(RowTokens, count, own, title, workers_for(own), show=True)
             reasons = f" ({in_words(dropped)})" if dropped else ""
             texts.append(f"{dropped.total()} of {len(parts[step - 1])} {name} rows{reasons}")
     except UserError as error:
@@ -164,9 +164,17 @@ def _left_out(step: int, shares: Shares, settings: Settings) -> str:
     return f"{_step(step)}: {', '.join(texts)}"
 
 
-def _dropped(step: int, settings: Settings, rows: Sequence[Row], start: int) -> Counter[str]:
+def _measured(
+    tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row], *, held_out: bool
+) -> tuple[list[RowTokens], Counter[str]]:
+    return row_tokens(tokenizer, end_id, rows), Counter()
+
+
+def _dropped(
+    step: int, settings: Settings, rows: Sequence[Row], *, held_out: bool
+) -> tuple[list[RowTokens], Counter[str]]:
     assert settings.tokenizer is not None
-    return examples_of(step, rows, settings.tokenizer, settings)[1]
+    return [], examples_of(step, rows, settings.tokenizer, settings)[1]
 
 
 def _step(step: int) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of a training step: read and encoded, or taken from the cache.
 
-Small data are read anew every time. Large ones are encoded once, by worker processes, and kept (`dschat.data.cache`).
+Small data are read anew every time. Large ones are encoded once, by worker processes, and kept: see
+`dschat.data.tokenised`.
 """
 
 from __future__ import annotations
@@ -12,21 +13,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
-from dschat.data.cache import cache_folder, key_of, new_entry, open_entry
 from dschat.data.examples import PromptExample, SFTExample, empty_responses
-from dschat.data.parallel import Encoder, encode_rows, num_workers
 from dschat.data.prepared.folder import find_prepared
 from dschat.data.prepared.read import check_folder, from_prepared, prepared_share
 from dschat.data.rows import RawSource
 from dschat.data.sources import Share, ShareFlags, keys_of, load_share, open_source
-from dschat.data.stored import NotStorable, StoredExamples, schema_of
-
-if TYPE_CHECKING:
-    from dschat.data.cache import EntryWriter
+from dschat.data.tokenised import (
+    Examples,
+    NotStorable,
+    cache_folder,
+    encode_rows,
+    finish_entry,
+    key_of,
+    new_entry,
+    num_workers,
+    open_entry,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +90,8 @@ class ExampleLoader(Generic[E]):
         if self._prepared:
             self._make = from_prepared(make, kind)
             self._sources = [
-                RawSource(str(folder.path), (), None, tuple(folder.files.values())) for folder in self._prepared
+                RawSource(str(folder.path), (), None, tuple(chain.from_iterable(folder.files.values())))
+                for folder in self._prepared
             ]
         else:
             self._sources = [open_source(path, keys_of(flags)) for path in flags.data_path]
@@ -136,7 +144,7 @@ class ExampleLoader(Generic[E]):
             logger.info("tokenised data of an earlier run are used: %s", cache_folder() / key)
             for message in note["warnings"]:
                 logger.warning("%s", message)
-        train, held_out = (StoredExamples(self._kind, tables[name]) for name in ("train", "eval"))
+        train, held_out = (Examples(self._kind, tables[name]) if name in tables else [] for name in ("train", "eval"))
         dropped = {name: Counter(counts) for name, counts in note["dropped"].items()}
         return StepData(train, held_out, note["sources"], tuple(map(Path, note["files"])), dropped)
 
@@ -152,16 +160,17 @@ class ExampleLoader(Generic[E]):
             with _warnings() as warnings:
                 share = self._share(show)
                 self._validate_rows(share)
-            with new_entry(self.key, schema_of(self._kind)) as entry:
+            with new_entry(self.key) as folder:
+                workers = 1 if self._prepared else num_workers()
                 dropped = {
-                    name: self._encode(name, rows, entry, show)
+                    name: encode_rows(self._kind, self._make, rows, f"tokenising {name}", workers, show, folder)[1]
                     for name, rows in (("train", share.train), ("eval", share.eval))
                 }
                 if share.train and dropped["train"].total() == len(share.train):
                     self._make(share.train)  # raises, and says why none is left
                 files = [str(file) for file in share.files]
                 note = {"sources": share.sources, "files": files, "dropped": dropped, "warnings": warnings}
-                entry.finish(note)
+                finish_entry(folder, note)
         except NotStorable as error:
             logger.info("%s holds values that JSON has not: the tokenised data are not kept for the next run", error)
             return self.read(show)
@@ -189,16 +198,6 @@ class ExampleLoader(Generic[E]):
             logger.warning("%s; remove these rows if that is not meant", empty)
         if self._validate is not None:
             self._validate(share.train)
-
-    def _encode(self, name: str, rows: Sequence[Any], entry: EntryWriter, show: bool) -> Counter[str]:
-        total: Counter[str] = Counter()
-        entry.write(name)
-        title = f"tokenising {name}"
-        workers = 1 if self._prepared else num_workers()
-        for batch, dropped in encode_rows(Encoder(self._kind, self._make), rows, title, workers, show):
-            entry.write(name, batch)
-            total += dropped
-        return total
 
 
 def _text_size(source: RawSource) -> int:

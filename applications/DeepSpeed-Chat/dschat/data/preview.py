@@ -246,18 +246,20 @@ class RowTokens:
 
     prompt: int  # number of its tokens
     response: int  # tokens of the longer response, without the one that ends it
-    special: tuple[str, ...]  # names of the special tokens inside the responses, each once a response
+    special: list[str]  # names of the special tokens inside the responses, each once a response
     twice_bos: bool  # the prompt begins with BOS twice
 
+    def __len__(self) -> int:
+        """Tokens of prompt and longer response, with the one that ends it."""
+        return self.prompt + self.response + 1
 
-def row_tokens(
-    tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row], start: int = 0
-) -> list[RowTokens]:
-    """Rows as training encodes them; `start` is not used (see `dschat.data.parallel.encode_rows`)."""
+
+def row_tokens(tokenizer: PreTrainedTokenizerBase, end_id: int, rows: Sequence[Row]) -> list[RowTokens]:
+    """Rows as training encodes them."""
     special, bos = ends_and_special(tokenizer, end_id), tokenizer.bos_token_id
     found = []
     for prompt, *responses in encode_pairs(tokenizer, rows):
-        inside = tuple(special[number] for ids in responses for number in special.keys() & set(ids))
+        inside = [special[number] for ids in responses for number in special.keys() & set(ids)]
         twice = bos is not None and prompt[:2] == [bos, bos]
         found.append(RowTokens(len(prompt), max(map(len, responses)), inside, twice))
     return found

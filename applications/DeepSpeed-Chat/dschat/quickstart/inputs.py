@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dschat.common.launch import Processes, as_arguments, run_step
-from dschat.data import synthetic
 from dschat.errors import UserError
+from dschat.quickstart import synthetic
 
 GOLD = Path(synthetic.__file__)
 COMMON = ["--dtype", "fp32", "--overwrite_output_dir"]
@@ -62,8 +62,8 @@ def make_folder(folder: Path, content: str) -> Path:
 
 def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     """The corpus and the random model, as files."""
-    from dschat.data.synthetic import make_rows, row_texts, write_corpus
     from dschat.models.tiny import make_model
+    from dschat.quickstart.synthetic import make_rows, row_texts, write_corpus
 
     data = make_folder(folder, "corpus and model")
     write_corpus(data, scale.demonstrations, scale.pairs + scale.prompts, scale.held_out, seed)

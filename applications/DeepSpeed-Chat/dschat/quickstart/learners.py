@@ -15,16 +15,15 @@ import torch
 import transformers
 
 from dschat.common.launch import Processes, as_arguments, run_step
-from dschat.data import synthetic_dialogues
 from dschat.data.examples import prompt_examples
 from dschat.data.sources import load_source, split_part
-from dschat.data.synthetic import gold_score
 from dschat.inference.measure import Answer, best_of, measure
 from dschat.inference.text import run_models
 from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
+from dschat.quickstart import synthetic_dialogues
 from dschat.quickstart.inputs import (
     COMMON,
     FULL,
@@ -39,6 +38,7 @@ from dschat.quickstart.inputs import (
     train_sft,
 )
 from dschat.quickstart.options import LearnersOptions
+from dschat.quickstart.synthetic import gold_score
 from dschat.rollouts.sampling import Sampling
 from dschat.run_report.build import Learner, Point, draw_learners, learner_table, write_page
 from dschat.scoring.reward_model import RewardModelScores
@@ -228,8 +228,8 @@ def refuel_example(folder: Path, seed: int, scale: DialogueScale) -> str:
 
 def make_dialogues(folder: Path, seed: int, scale: DialogueScale) -> tuple[Path, Path]:
     """The dialogues and a random model with a chat template, as files."""
-    from dschat.data.synthetic_dialogues import CHAT_TEMPLATE, make_dialogue, texts_of, write_dialogues
     from dschat.models.tiny import make_model
+    from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE, make_dialogue, texts_of, write_dialogues
 
     data = make_folder(folder, "dialogues and model")
     write_dialogues(data, scale.demonstrations, scale.dialogues, scale.held_out, seed)

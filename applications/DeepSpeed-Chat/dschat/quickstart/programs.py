@@ -63,8 +63,8 @@ def run(options: ProgramsOptions) -> str:
 def make_inputs(folder: Path, seed: int, scale: Scale) -> tuple[Path, Path]:
     """The problems and the random model, as files."""
     from dschat.data.formats import apps_row
-    from dschat.data.problems import make_row, write_problems
     from dschat.models.tiny import make_model
+    from dschat.quickstart.problems import make_row, write_problems
 
     data = make_folder(folder, "problems and model")
     write_problems(data, scale.demonstrations, scale.rollout * scale.iterations, scale.held_out, seed)

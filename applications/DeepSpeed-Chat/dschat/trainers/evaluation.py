@@ -14,7 +14,7 @@ from dschat.common.jsonl import write_rows
 from dschat.data.collate import eval_batches
 from dschat.data.dialogues import DialogueExample
 from dschat.data.examples import PromptExample
-from dschat.data.stored import lengths_of
+from dschat.data.tokenised import lengths_of
 from dschat.models.layout import PassSize, group_by_length
 from dschat.rl.types import PPOBatch, Trajectory
 from dschat.rollouts.dialogues import AssistantTurn, DialogueRollout

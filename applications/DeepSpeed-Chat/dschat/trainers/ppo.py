@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from dschat.conditions.termination import TerminationCondition
 from dschat.config.ppo import PPOConfig
 from dschat.data.examples import PromptExample
-from dschat.data.stored import lengths_of
+from dschat.data.tokenised import lengths_of
 from dschat.models.tokenizer import end_ids_of
 from dschat.rl.estimators import Estimator
 from dschat.rl.macro_actions import segment

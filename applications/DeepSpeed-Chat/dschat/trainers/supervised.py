@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dschat.config.supervised import SupervisedConfig
-from dschat.data.stored import lengths_of
+from dschat.data.tokenised import lengths_of
 from dschat.models.engines import Trained
 from dschat.run.distributed import device, sum_over_ranks, world_size
 from dschat.run.metrics import Means, with_variances

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layout of a prepared folder, what it says of itself, and its `.pt` files.
 
-`prepared.json`, one file per split (`train.parquet`, …, or `finetune_train.pt`, …), `lengths.png` and, if asked for,
-`skipped.jsonl`. A folder with `.pt` files alone, as SheepRL's preparation leaves it, is one, too. These hold lists of
-rows: for fine-tuning `prompt_len`, `input_ids` and `targets`, for preferences `prompt_len`, `chosen_input_ids` and
-`rejected_input_ids`. Nothing in such a file is ever executed.
+`prepared.json`, the splits as `DatasetDict.save_to_disk` writes them (or `finetune_train.pt`, …), `lengths.png` and,
+if asked for, `skipped.jsonl`. Earlier versions wrote `train.parquet`, …; these are read. A folder with `.pt` files
+alone, as SheepRL's preparation leaves it, is one, too. These hold lists of rows: for fine-tuning `prompt_len`,
+`input_ids` and `targets`, for preferences `prompt_len`, `chosen_input_ids` and `rejected_input_ids`.
+Nothing in such a file is ever executed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +40,12 @@ INFO = "prepared.json"
 ARGUMENTS = "args.json"  # SheepRL's
 EXAMPLE_PROMPT = "example_prompt.pt"
 PLOT, SKIPPED = "lengths.png", "skipped.jsonl"
+# What a prepared folder may hold, by its path there.
+OWN = re.compile(
+    r"(prepared|args|dataset_dict)\.json|example_prompt\.pt|lengths\.png|skipped\.jsonl|"
+    r"(finetune|preference)_(train|validation|test)\.pt|(train|validation|test)\.parquet|"
+    r"(train|validation|test)/(state\.json|dataset_info\.json|data-\d+-of-\d+\.arrow)"
+)
 PREPARE = "`python -m dschat.data prepare SOURCE --output FOLDER --tokenizer MODEL`"
 
 
@@ -63,13 +72,13 @@ class PreparedFolder:
 
     path: Path  # of the folder
     stage: Stage  # finetune or preference
-    files: dict[str, Path]  # split → its file
+    files: dict[str, list[Path]]  # split → its files
     info: dict[str, Any]  # what `prepared.json` holds; empty where there is none
 
     @property
     def format(self) -> str:
-        """The suffix of its files: parquet or pt."""
-        return self.files["train"].suffix.removeprefix(".")
+        """The suffix of its files: arrow, pt, or parquet where an earlier version wrote it."""
+        return self.files["train"][0].suffix.removeprefix(".")
 
     @property
     def mask_prompt(self) -> bool:
@@ -118,21 +127,21 @@ def open_prepared(path: str | Path) -> PreparedFolder | None:
                 f"--data_path {folder}: {INFO} cannot be read ({reason}); prepare the data again."
             ) from error
         prepared = PreparedFolder(
-            folder, stage, {name: split_file(folder, stage, name, kind) for name in splits}, info
+            folder, stage, {name: split_files(folder, stage, name, kind) for name in splits}, info
         )
     else:
-        found = [stage for stage in STAGES if split_file(folder, stage, "train", "pt").is_file()]
+        found = [stage for stage in STAGES if split_files(folder, stage, "train", "pt")[0].is_file()]
         if not found:
             return None
         if len(found) > 1:
             names = " and ".join(f"{stage}_*.pt" for stage in found)
             raise UserError(f"--data_path {folder}: it holds {names}; leave the files of one stage in a folder.")
-        files = {name: split_file(folder, found[0], name, "pt") for name in SPLITS}
-        there = {name: file for name, file in files.items() if file.is_file()}
+        files = {name: split_files(folder, found[0], name, "pt") for name in SPLITS}
+        there = {name: listed for name, listed in files.items() if listed[0].is_file()}
         prepared = PreparedFolder(folder, "preference" if found[0] == "preference" else "finetune", there, {})
-    for file in prepared.files.values():
+    for file in chain.from_iterable(prepared.files.values()):
         if not file.is_file():
-            raise UserError(f"--data_path {folder}: {file.name} is missing; prepare the data again.")
+            raise UserError(f"--data_path {folder}: {file.relative_to(folder)} is missing; prepare the data again.")
     return prepared
 
 
@@ -143,19 +152,19 @@ def foreign_entry(folder: Path) -> Path | None:
     """
     if not folder.is_dir():
         return folder
-    entries = sorted(folder.iterdir())
-    parquet = [split_file(folder, "", split, "parquet") for split in SPLITS]
-    pt = [split_file(folder, stage, split, "pt") for stage in STAGES for split in SPLITS]
-    marks = {folder / INFO, *(split_file(folder, stage, "train", "pt") for stage in STAGES)}
-    if entries and not marks & set(entries):
+    entries = sorted(entry for entry in folder.rglob("*") if not entry.is_dir() or entry.is_symlink())
+    names = {entry.relative_to(folder).as_posix(): entry for entry in entries}
+    if any(folder.iterdir()) and not {INFO, *(f"{stage}_train.pt" for stage in STAGES)} & set(names):
         return folder
-    known = {*parquet, *pt, *(folder / name for name in (INFO, ARGUMENTS, EXAMPLE_PROMPT, PLOT, SKIPPED))}
-    return next((entry for entry in entries if entry not in known or entry.is_dir()), None)
+    empty = (entry for entry in folder.iterdir() if entry.is_dir() and entry.name not in SPLITS)
+    return next((entry for name, entry in names.items() if not OWN.fullmatch(name)), next(empty, None))
 
 
-def split_file(folder: Path, stage: str, split: str, kind: str) -> Path:
-    """The file of a split: train.parquet, or finetune_train.pt."""
-    return folder / (f"{split}.parquet" if kind == "parquet" else f"{stage}_{split}.pt")
+def split_files(folder: Path, stage: str, split: str, kind: str) -> list[Path]:
+    """The files of a split, at least one, even where there is none: train/data-…, finetune_train.pt, train.parquet."""
+    if kind == "arrow":
+        return sorted((folder / split).glob("*.arrow")) or [folder / split / "data-00000-of-00001.arrow"]
+    return [folder / (f"{split}.parquet" if kind == "parquet" else f"{stage}_{split}.pt")]
 
 
 def find_prepared(paths: Sequence[str]) -> list[PreparedFolder]:

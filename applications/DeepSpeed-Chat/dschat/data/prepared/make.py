@@ -15,12 +15,11 @@ from dschat.common.fingerprints import file_hash, tokenizer_fingerprint
 from dschat.data.encoding import encode_prompts, encode_responses, prompt_text
 from dschat.data.examples import CUT_TO_NOTHING, EMPTY_PROMPT, EQUAL_PAIR, require_both_responses
 from dschat.data.hub import find_known
-from dschat.data.parallel import Encoder, encode_rows, workers_for
 from dschat.data.prepared.folder import STAGES, PreparedExample, Stage, foreign_entry
 from dschat.data.prepared.write import write_folder
 from dschat.data.rows import DataKeys, Row, in_words
 from dschat.data.sources import open_source, read_share
-from dschat.data.stored import StoredExamples, is_plain, table_of
+from dschat.data.tokenised import encode_rows, is_plain, workers_for
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Target:
     """Where to write, and what."""
 
     folder: Path
-    format: str
+    format: str  # pt, or anything else for Arrow files
     save_skipped: bool
     overwrite: bool
 
@@ -102,7 +101,7 @@ def prepare(
     info = {
         "version": 1,
         "stage": preparation.stage,
-        "format": target.format,
+        "format": "pt" if target.format == "pt" else "arrow",
         "mask_prompt": preparation.mask_prompt,
         "arguments": {"source": path, **asdict(preparation), "save_skipped": target.save_skipped},
         "source": {
@@ -198,12 +197,9 @@ def _encode(
             "%s: %d rows hold dates, bytes or other values that JSON has not; they keep texts alone", split, odd
         )
     make = partial(prepared_examples, tokenizer=tokenizer, stage=stage, end_id=end_id)
-    batches = []
-    title = f"tokenising {split}"
-    for batch, counts in encode_rows(Encoder(PreparedExample, make), rows, title, workers_for(rows), show=True):
-        batches.append(batch)
-        dropped += counts
-    return StoredExamples(PreparedExample, table_of(PreparedExample, batches))
+    examples, counts = encode_rows(PreparedExample, make, rows, f"tokenising {split}", workers_for(rows), show=True)
+    dropped += counts
+    return examples
 
 
 def _example_prompt(

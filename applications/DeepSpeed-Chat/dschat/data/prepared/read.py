@@ -23,7 +23,7 @@ from dschat.data.examples import (
 from dschat.data.prepared.folder import PreparedExample, PreparedFolder, check_example_prompt, find_prepared, read_pt
 from dschat.data.rows import Row
 from dschat.data.sources import Share, ShareFlags, described
-from dschat.data.stored import StoredExamples
+from dschat.data.tokenised import Examples, open_table
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def prepared_share(folders: Sequence[PreparedFolder], tokenizer: PreTrainedToken
         train.append(own)
         held_out.append(own_eval)
         sources.append(described(str(folder.path), own, own_eval, {}))
-    files = tuple(file for folder in folders for file in folder.files.values())
+    files = tuple(file for folder in folders for listed in folder.files.values() for file in listed)
     return Share(_joined(train), _joined(held_out), sources, files)
 
 
@@ -132,17 +132,17 @@ def share_sizes(flags: ShareFlags) -> tuple[int, int] | None:
 def read_split(
     folder: PreparedFolder, split: str, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Sequence[PreparedExample]:
-    """The rows of one file. Raises UserError where it cannot be read."""
-    file = folder.files[split]
+    """The rows of one split. Raises UserError where it cannot be read."""
+    files = folder.files[split]
     if folder.format == "pt":
-        return read_pt(file, tokenizer)
-    import pyarrow as pa
+        return read_pt(files[0], tokenizer)
     from pyarrow import parquet
 
     try:
-        return StoredExamples(PreparedExample, parquet.read_table(file))
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise UserError(f"--data_path {file}: not readable ({error}); prepare the data again.") from error
+        table = open_table(files) if folder.format == "arrow" else parquet.read_table(files[0])
+        return Examples(PreparedExample, table)
+    except (OSError, ValueError, KeyError) as error:  # Arrow's errors are of these kinds
+        raise UserError(f"--data_path {files[0]}: not readable ({error}); prepare the data again.") from error
 
 
 def from_prepared(make: partial[Any], kind: type[Any]) -> partial[Any]:

@@ -12,10 +12,9 @@ import numpy as np
 
 from dschat.common.atomic import reporting, writing_folder
 from dschat.common.jsonl import write_rows
-from dschat.data.prepared.folder import ARGUMENTS, EXAMPLE_PROMPT, INFO, PLOT, SKIPPED, PreparedExample, split_file
-from dschat.data.stored import table_of, to_batch
+from dschat.data.prepared.folder import ARGUMENTS, EXAMPLE_PROMPT, INFO, PLOT, SKIPPED, PreparedExample, split_files
+from dschat.data.tokenised import columns_of, features_of, library
 
-BATCH = 1000  # rows of a part of a file
 IGNORE_INDEX = -1  # the target of a prompt's token in .pt files
 BINS = 30  # of a histogram
 
@@ -37,17 +36,8 @@ def write_folder(
         UserError: it cannot be written.
     """
     with reporting(f"--output {folder}"), writing_folder(folder) as beside:
-        for split, examples in splits.items():
-            if examples:
-                file = split_file(beside, info["stage"], split, info["format"])
-                if info["format"] == "parquet":
-                    _write_parquet(file, examples)
-                else:
-                    import torch
-
-                    torch.save([_pt_row(example, info["mask_prompt"]) for example in examples], file)
-        if info["format"] == "pt":
-            _write_pt_extras(beside, info)
+        own = {split: examples for split, examples in splits.items() if examples}
+        (_write_pt if info["format"] == "pt" else _write_arrow)(beside, info, own)
         if skipped is not None:
             write_rows(beside / SKIPPED, (_told(example, reason) for example, reason in skipped))
         (beside / PLOT).write_bytes(lengths_picture(splits, info))
@@ -60,11 +50,13 @@ def _told(example: PreparedExample, reason: str) -> dict[str, object]:
     return {"reason": reason, "origin": row.origin, **{name: text for name, text in texts.items() if text is not None}}
 
 
-def _write_parquet(file: Path, examples: Sequence[PreparedExample]) -> None:
-    from pyarrow import parquet
+def _write_arrow(folder: Path, info: Mapping[str, Any], splits: Splits) -> None:
+    from datasets import Dataset, DatasetDict
 
-    parts = [to_batch(PreparedExample, examples[i : i + BATCH]) for i in range(0, len(examples), BATCH)]
-    parquet.write_table(table_of(PreparedExample, parts), file, compression="zstd", row_group_size=BATCH)
+    features = features_of(PreparedExample)
+    tables = {name: Dataset.from_dict(columns_of(PreparedExample, rows), features) for name, rows in splits.items()}
+    with library(show=False):
+        DatasetDict(tables).save_to_disk(folder)
 
 
 def _pt_row(example: PreparedExample, mask_prompt: bool) -> dict[str, object]:
@@ -82,9 +74,12 @@ def _pt_row(example: PreparedExample, mask_prompt: bool) -> dict[str, object]:
     return {"prompt_len": len(prompt), "input_ids": chosen, "targets": targets}
 
 
-def _write_pt_extras(folder: Path, info: Mapping[str, Any]) -> None:
+def _write_pt(folder: Path, info: Mapping[str, Any], splits: Splits) -> None:
     import torch
 
+    for split, examples in splits.items():
+        (file,) = split_files(folder, info["stage"], split, "pt")
+        torch.save([_pt_row(example, info["mask_prompt"]) for example in examples], file)
     limits = dict(info["arguments"])
     limits = {**limits.pop("limits"), **limits}
     told = {**limits, "tokenizer_name": info["tokenizer"]["name"], "ignore_index": IGNORE_INDEX}
