@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dschat.data.synthetic import make_rows, row_texts
-from dschat.data.synthetic_dialogues import CHAT_TEMPLATE
-
 from dschat.common.jsonl import write_rows
 from dschat.models.tiny import make_model
+from dschat.quickstart.synthetic import make_rows, row_texts
+from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE
 
 CONVERSATIONS, COMPARISONS = 2000, 4096
 Message = dict[str, str]

@@ -8,10 +8,11 @@ import subprocess
 import psutil
 import pytest
 
+from dschat.config.processes import LaunchFlags
 from dschat.errors import UserError
-from dschat.launch import LaunchFlags, is_rank, plan_processes, variables_of_a_rank
 from dschat.launch import _run as run_launcher
 from dschat.launch import _variables as variables_file
+from dschat.launch import is_rank, plan_processes, variables_of_a_rank
 
 NVIDIA_SMI = """#!/bin/sh
 cat <<'END'

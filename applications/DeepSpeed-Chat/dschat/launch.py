@@ -21,7 +21,8 @@ from types import FrameType
 
 import psutil
 
-from dschat.config.rules import AT_LEAST_0, AT_LEAST_1, FREE, check_flags, flag
+from dschat.config.processes import LaunchFlags
+from dschat.config.rules import check_flags
 from dschat.errors import UserError
 
 ERROR_FILE = "MA_RLHF_ERROR_FILE"  # where the first process that fails leaves why
@@ -29,36 +30,6 @@ VARIABLES_FILE = "DS_ENV_FILE"  # names the launcher's list of variables for oth
 NUMBERS = re.compile(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*")
 OF_A_MACHINE = ("hostfile", "node_rank", "master_addr", "master_port")  # flags that processes are not told
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
-
-
-@dataclass(kw_only=True)
-class LaunchFlags:
-    """Processes and machines; under a launcher they do nothing."""
-
-    _argument_group_name = "processes and machines"
-
-    num_gpus: int | None = flag(
-        "processes on each machine; the GPUs of CUDA_VISIBLE_DEVICES or nvidia-smi, or 1, if not given",
-        None,
-        AT_LEAST_1,
-        FREE,
-        environment="NUM_GPUS",
-    )
-    hostfile: str | None = flag(
-        'several machines with ssh: file of lines of "name slots=8"', None, on_resume=FREE, environment="HOSTFILE"
-    )
-    num_nodes: int = flag(
-        "several machines without ssh: how many; start the command on each",
-        1,
-        AT_LEAST_1,
-        FREE,
-        environment="NUM_NODES",
-    )
-    node_rank: int | None = flag("which of them this is, from 0", None, AT_LEAST_0, FREE, environment="NODE_RANK")
-    master_addr: str | None = flag("address of the first of them", None, on_resume=FREE, environment="MASTER_ADDR")
-    master_port: int = flag(
-        "port of the launcher, for several runs on one machine", 29500, AT_LEAST_1, FREE, environment="MASTER_PORT"
-    )
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def page() -> Iterator[str]:
     """The lines of docs/flags.md."""
     yield "# Flags\n"
     yield "Made by `python -m dschat.reference > docs/flags.md` from the declarations. Every flag may be spelled with"
-    yield "`_` or `-`, and stand in the file of `--config` under the name shown here. `--print_config` shows where each"
+    yield "`_` or `-`, and stand in the file of `--config` under the name shown here. `--print_config` shows where a"
     yield "value comes from: the command line, the file (or what it `extends`), the environment, or the default."
     for name, command in COMMANDS.items():
         yield f"\n## dschat {name}\n"

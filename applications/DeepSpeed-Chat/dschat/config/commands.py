@@ -77,6 +77,14 @@ class ServeVllmOptions(ServerFlags):
 
 
 @dataclass(kw_only=True)
+class ResultFlags:
+    """Of commands that read rows and write a result."""
+
+    num_samples: int | None = flag("prompts; all if not given", None, AT_LEAST_1)
+    overwrite: bool = flag("start anew, dropping a finished result or a run begun without this flag", False)
+
+
+@dataclass(kw_only=True)
 class PushOptions:
     """Upload a model with its card, run.json and metrics to the Hugging Face hub."""
 

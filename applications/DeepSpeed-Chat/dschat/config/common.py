@@ -17,9 +17,9 @@ from typing import ClassVar, Literal
 
 from dschat.config import rules
 from dschat.config.batches import BatchPlan
+from dschat.config.processes import LaunchFlags
 from dschat.config.rules import ABOVE_0, AT_LEAST_0, AT_LEAST_1, BELOW_1, FREE, NOT_EMPTY, SHARE, default_of, flag
 from dschat.errors import UserError
-from dschat.launch import LaunchFlags
 
 logger = logging.getLogger(__name__)
 

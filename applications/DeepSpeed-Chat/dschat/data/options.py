@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from dschat.config.commands import ResultFlags
 from dschat.config.common import DataFlags, OptimisationFlags
 from dschat.config.rewards import ProgramFlags, SandboxLevel
 from dschat.config.rollouts import SamplingFlags
@@ -12,7 +13,6 @@ from dschat.config.supervised import OneModelConfig, SFTConfig
 from dschat.data.hub import DATA_VARIABLE, KNOWN_SETS
 from dschat.data.prepared.folder import SKIPPED
 from dschat.errors import UserError
-from dschat.inference.options import PolicyOptions, PromptFlags
 
 PATH_HELP = (
     "a .jsonl, .json, .csv (each also as .gz) or .parquet file, a folder with train* files or from save_to_disk, "
@@ -87,7 +87,7 @@ class PrepareOptions(RowOptions):
     remove_same_inputs: bool = flag("leave out rows whose prompt and (chosen) response were there before", True)
     remove_same_responses: bool = flag("leave out pairs of equal texts", True)
     num_samples: int | None = like(
-        PromptFlags, "num_samples", help="of training and of test rows, only the first so many"
+        ResultFlags, "num_samples", help="of training and of test rows, only the first so many"
     )
     mask_prompt: bool = flag("step 1 is to learn from responses alone", True)
     validation_percentage: float = flag("part of the training rows for validation, 0.1 = a tenth", 0.1, BELOW_1)
@@ -95,7 +95,7 @@ class PrepareOptions(RowOptions):
     shuffle: bool = flag("draw these parts by the seed, as training does; else they follow each other", True)
     save_skipped: bool = flag(f"write the rows that are left out to {SKIPPED}", False)
     format: Literal["parquet", "pt"] = flag("of the files: parquet, or pt as SheepRL's", "parquet")
-    overwrite: bool = like(PolicyOptions, "overwrite", help="replace a prepared folder")
+    overwrite: bool = like(ResultFlags, "overwrite", help="replace a prepared folder")
 
     def __post_init__(self) -> None:
         """Refuses several sources. Raises UserError."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
+from dschat.config.commands import ResultFlags
 from dschat.config.common import DataFlags, EngineFlags, LogprobFlags, OptimisationFlags
 from dschat.config.rewards import ProgramFlags, RewardFlags, SandboxLevel
 from dschat.config.rollouts import RolloutFlags
@@ -89,7 +90,7 @@ class PromptFlags(ComputeFlags):
         help="what draws responses: continuous (our own batching) or generate (transformers'; slower)",
         choices=get_args(Engine),
     )
-    num_samples: int | None = flag("prompts; all if not given", None, AT_LEAST_1)
+    num_samples: int | None = like(ResultFlags, "num_samples")
     max_new_tokens: int = flag("longest response in tokens", 512, AT_LEAST_1)
     max_prompt_len: int | None = flag("leave out prompts of more tokens, BOS included", None, AT_LEAST_1)
     prompt_key: str = like(DataFlags, "prompt_key")
@@ -123,7 +124,7 @@ class PolicyOptions(PromptFlags):
         " --dataset name",
     )
     name: str | None = flag("name of the result file, without .jsonl; the model's if not given", None)
-    overwrite: bool = flag("start anew, dropping a finished result or a run begun without this flag", False)
+    overwrite: bool = like(ResultFlags, "overwrite")
 
     def __post_init__(self) -> None:
         """Looks at the name of the file as well."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from dschat.config.common import EngineFlags, OptimisationFlags, OutputFlags
+from dschat.config.processes import LaunchFlags
 from dschat.config.rules import check_flags, flag, like
-from dschat.launch import LaunchFlags
 
 
 @dataclass(kw_only=True)
