@@ -70,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }
 ANYBODY = {"errors"}
-ENTRANCES = {"__main__", "api", "cli", "launch", "main", "push", "reference", "show_macro_actions"}
+ENTRANCES = {"__main__", "cli", "launch", "main", "push", "reference", "show_macro_actions"}
 # The core knows torch and a little of the standard library.
 CORE_MAY_IMPORT = {"__future__", "collections.abc", "dataclasses", "dschat", "math", "torch", "typing"}
 
@@ -121,7 +121,7 @@ def test_every_part_has_its_place() -> None:
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_nothing_points_up(path) -> None:
     own = part_of(module_name(path))
-    starts = own in ENTRANCES or path.name in ("__main__.py", "serve.py")
+    starts = own is None or own in ENTRANCES or path.name in ("__main__.py", "serve.py")
     allowed = ENTRANCES | set(MAY_IMPORT) if starts else MAY_IMPORT.get(own, set()) | {own}
     used = {part_of(name) for name in imports_of(path)} - {None} - ANYBODY
     assert used <= allowed, f"{module_name(path)} imports {sorted(used - allowed)}"
@@ -225,6 +225,7 @@ def test_every_helper_of_the_tests_is_checked_strictly() -> None:
 
 # Modules that one other imports, and that are short, have a reason to be files; all others belong into that one.
 FILES_OF_THEIR_OWN = {
+    "dschat.config.plan": "flags are read without what they are for",
     "dschat.rl.importance": "the core is imported by name, formula by formula",
     "dschat.rl.refuel": "the core is imported by name, formula by formula",
 }

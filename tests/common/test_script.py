@@ -9,8 +9,8 @@ import time
 from functools import partial
 
 from cli_runs import environment, message_of, run_command, write_jsonl
-from dschat.common.script import run_script
 from dschat.errors import UserError
+from dschat.main import run_script
 from judges import EVALUATION, rows_of
 
 

@@ -12,7 +12,7 @@ The parts, for a loop of one's own: `dschat.models`, `dschat.rollouts`, `dschat.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dschat.api import train
+    from dschat.cli import train
     from dschat.config.ppo import PPOConfig
     from dschat.config.refuel import RefuelConfig, RefuelOnlineConfig
     from dschat.config.supervised import DPOConfig, RewardConfig, SFTConfig
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name == "train":
-        return import_module("dschat.api").train
+        return import_module("dschat.cli").train
     if name in _PLACES:
         return getattr(import_module(f"dschat.config.{_PLACES[name]}"), name)
     raise AttributeError(f"module 'dschat' has no attribute {name!r}")

@@ -11,11 +11,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from dschat.common.script import run_script
 from dschat.config.common import CommonConfig
 from dschat.config.parse import PRINTS, Resolved, resolve
+from dschat.errors import UserError
 from dschat.launch import OF_A_MACHINE, is_rank, launch, plan_processes, variables_of_a_rank
-from dschat.main import run_main
+from dschat.main import run_main, run_script, run_training
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,28 @@ def main(argv: Sequence[str] | None = None, may_launch: bool = True) -> int:
     if command.step:
         return _train(name, command, flags, may_launch)
     return run_script(partial(_run, name, command, flags), print, command.goes_on)
+
+
+def train(config: CommonConfig) -> dict[str, float]:
+    """Trains what a configuration says, in this process, or as one of a launcher's.
+
+    Args:
+        config: SFTConfig, RewardConfig, DPOConfig, PPOConfig, RefuelConfig or RefuelOnlineConfig.
+
+    Returns:
+        The metrics of the last evaluation, by name (docs/metrics.md); models and records are in `config.output_dir`.
+
+    Raises:
+        UserError: a value, the data or a model cannot be used; says what to change.
+        SystemExit: after SIGTERM or Ctrl-C, when a checkpoint is written.
+    """
+    steps = [command for command in COMMANDS.values() if command.step]
+    command = next((command for command in steps if command.flags_class() is type(config)), None)
+    if command is None:
+        raise UserError(f"{type(config).__name__} is no configuration of a training step.")
+    config.validate()
+    config.check_installed()
+    return run_training(command.step, config, command.function)
 
 
 def _run(name: str, command: Command, words: Sequence[str]) -> str | int:

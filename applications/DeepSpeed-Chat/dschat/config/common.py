@@ -7,7 +7,6 @@ A field is a flag: its name, its one default and its help line. Values that foll
 
 import logging
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +29,6 @@ ZeroStage = Literal[0, 1, 2, 3]
 DEFAULT_RANK = 8  # of --finetune_mode lora
 # Tracker → what to install where its package is missing.
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "'ma-rlhf[wandb]'"}
-REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(kw_only=True)
@@ -106,7 +104,7 @@ class TrackingFlags:
         for name in self.report_to:
             if name not in TRACKERS:
                 raise UserError(f"--report_to {name}: there is no such tracker; give {' or '.join(TRACKERS)}.")
-        check_repository("--push_to_hub", self.push_to_hub)
+        rules.check_repository("--push_to_hub", self.push_to_hub)
 
     def check_installed(self) -> None:
         """Check that the packages which the flags need are there. Raises UserError, which says what to install."""
@@ -395,9 +393,3 @@ class CommonConfig(
         Raises:
             UserError: when the sizes do not fit together; the message names the nearest that do.
         """
-
-
-def check_repository(flag_name: str, repository: str | None) -> None:
-    """Raises UserError unless a repository is named owner/name; None passes."""
-    if repository is not None and not REPOSITORY.fullmatch(repository):
-        raise UserError(f"{flag_name} {repository}: give the repository as owner/name, such as you/my-model.")

@@ -8,6 +8,7 @@ import ast
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ UP_TO_1: Rule = (lambda share: 0 < share <= 1, "a number above 0 and at most 1")
 FINITE: Rule = (lambda number: True, "a number")
 NOT_EMPTY: Rule = (bool, "a value")  # of a text, or of each of several
 
+REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 # Folders that a run writes below its output folder.
 RUN_FOLDERS = ("actor", "actor_ema", "critic", "adapter", "models", "checkpoints", "samples", "nonfinite", "reference")
@@ -320,3 +322,9 @@ def check_data_split(data_split: str, step: int) -> None:
         )
     if fractions[step - 1] == 0:
         raise UserError(f"--data_split {data_split} leaves no rows for step {step}: make number {step} larger than 0.")
+
+
+def check_repository(flag_name: str, repository: str | None) -> None:
+    """Raises UserError unless a repository is named owner/name; None passes."""
+    if repository is not None and not REPOSITORY.fullmatch(repository):
+        raise UserError(f"{flag_name} {repository}: give the repository as owner/name, such as you/my-model.")

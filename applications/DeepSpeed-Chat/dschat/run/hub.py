@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dschat.config.commands import PushOptions
-from dschat.config.common import check_repository
+from dschat.config.rules import check_repository
 from dschat.errors import UserError
 
 logger = logging.getLogger(__name__)
