@@ -121,6 +121,7 @@ def test_every_flag_is_known(title: str) -> None:
             program = program[:2]
         items = section.items if command == section.commands[-1] else []
         unknown = {word for words in [command[2:], *items] for word in words if word.startswith("--")}
+        unknown = {f"--{word[2:].replace('-', '_')}" for word in unknown}
         assert unknown <= flags_in_help(program), f"{command}: {sorted(unknown - flags_in_help(program))}"
 
 

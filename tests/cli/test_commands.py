@@ -108,8 +108,8 @@ def test_training_starts_with_the_published_settings(step, tmp_path):
     launcher.chmod(0o755)
     path = os.pathsep.join([str(launcher.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     result = bash(STEPS[step], ROOT, PATH=path, PROJ_PATH=str(tmp_path), NUM_GPUS="8").expect(0)
-    assert f"--global_batch_size {BATCHES[step]} " in result.stdout
-    assert f"--output_dir {tmp_path}/models/" in result.stdout
+    assert f"--global_batch_size={BATCHES[step]} " in result.stdout
+    assert f"--output_dir={tmp_path}/models/" in result.stdout
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def checkpoints(steps, names):
 # -- files
 
 
-OWN = {"metrics.jsonl", "run.json", "train_config.json", "tensorboard/events"}
+OWN = {"metrics.jsonl", "run.json", "train_config.json", "config.yaml", "tensorboard/events"}
 REFERENCE = under("reference", {"train.safetensors", f"eval-{HELD_OUT // 2}.safetensors"})
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cli_runs import cache_from_the_first_byte, run_forked, run_process, training_rows
+from data_cases import look_at_data as main
 from data_fixtures import write_all
-from dschat.data.__main__ import main
 
 KEEP_ALL = ["--minimum_response_length", "0", "--validation_percentage", "0"]
 

@@ -39,8 +39,8 @@ def test_small(tmp_path):
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page), "it opens without network"
     for name in ("SFT", "PPO (n = 1)", "MA-PPO (n = 5)", "PPO, λ = .99", "updates to where PPO (n = 1) ends"):
         assert name in page and name in result.stdout
-    for step in ("step1_supervised_finetuning", "step2_reward_model_finetuning", "step3_rlhf_finetuning"):
-        assert f"{step}/main.py" in result.stdout
+    for step in ("sft", "reward", "ppo"):
+        assert f"== dschat {step} " in result.stdout
     assert "report.html" in result.stdout.splitlines()[-1]
     for judge in ("gold score", "reward-model score"):
         pairs = [
@@ -118,7 +118,7 @@ def test_learners_small(tmp_path):
 def test_the_table_of_losses_by_hand():
     """Accuracies of 0.5 and 0.7 have the mean 0.6 and, of two, the standard error 0.1."""
     code = (
-        "from reward_losses import table\n"
+        "from dschat.quickstart.reward_losses import table\n"
         "print(table({'end': [{'eval/accuracy': 0.5}, {'eval/accuracy': 0.7}],"
         " 'average': [{'eval/accuracy': 0.5, 'eval/end_accuracy': 0.25, 'eval/mean_accuracy': 0.75}]}))"
     )

@@ -140,7 +140,7 @@ def test_what_a_script_starts(script, tmp_path):
     nodes = {"NODE_RANK": "0", "MASTER_ADDR": "10.0.0.1"} if "two_nodes" in script.stem else {}
     (tmp_path / "scratch").mkdir()
     given = ["--output_dir", "two words", "--data_path", "a", "b*"]
-    variables = {"TMPDIR": str(tmp_path / "scratch"), "RECORDER_STATUS": "7", **nodes}
+    variables = {"TMPDIR": str(tmp_path / "scratch"), "RECORDER_STATUS": "7", "NUM_GPUS": "4", **nodes}
     run_recorded(script, tmp_path, *given, **variables).expect(7)
     options, words, environment = recorded(tmp_path)
     assert options[-2:] == ["--module", "--no_local_rank"] and words[:2] == [called(script)[0], "--deepspeed"]

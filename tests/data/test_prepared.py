@@ -20,9 +20,9 @@ from pyarrow import parquet
 import data_cases
 from cli_runs import write_jsonl
 from data_cases import KINDS, flags_of
+from data_cases import look_at_data as main
 from data_fixtures import SETS, write_set
 from dschat.common.lock import Lock
-from dschat.data.__main__ import main
 from dschat.data.encoding import warn_of_turn_end
 from dschat.data.examples import PairExample, PreferenceExample, PromptExample, SFTExample
 from dschat.data.loading import ExampleLoader

@@ -4,9 +4,9 @@
 import pytest
 
 from cli_runs import write_jsonl
+from data_cases import look_at_data as main
 from data_cases import talk_row, text_row
 from dialogue_cases import TEMPLATES, chat_tokenizer, dialogue
-from dschat.data.__main__ import main
 from dschat.data.check import check_report
 from dschat.data.encoding import encode_prompts, other_turn_end, warn_of_turn_end
 from dschat.data.preview import Settings, preview_report, row_tokens, special_notes

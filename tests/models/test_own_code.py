@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dschat.data.__main__ import main as look_at_data
+from data_cases import look_at_data
 from dschat.errors import UserError
 from dschat.models.limits import check_length
 from dschat.models.load import load_causal_lm, load_classifier, load_scalar, open_config

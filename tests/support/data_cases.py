@@ -81,3 +81,10 @@ def loader_of(
     """A loader of one kind of example; of demonstrations, for a step that learns from responses alone."""
     make = make_of(kind, tokenizer or make_tokenizer(), limit, eos_id, **more)
     return ExampleLoader(flags, kind, make, on_prompt=False if kind is SFTExample else None)
+
+
+def look_at_data(words: list[str]) -> int:
+    """`dschat data …`; its exit status."""
+    from dschat.cli import main
+
+    return main(["data", *words])
