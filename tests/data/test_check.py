@@ -369,11 +369,21 @@ def test_command_with_bad_input(tmp_path, capsys, caplog, offline):
         assert message.startswith("error: ") and all(word in message for word in words)
 
 
-@pytest.mark.parametrize("arguments", [[], ["look", "x"], ["check"], ["preview", "x", "--step", "4"]])
-def test_command_usage(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2 and "usage: python -m dschat.data" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "usage: dschat data COMMAND"),
+        (["look", "x"], "usage: dschat data COMMAND"),
+        (["check"], "dschat data check: error: the following arguments are required: PATHS"),
+        (["preview", "x", "--step", "4"], "dschat data preview: error: argument --step: invalid choice"),
+    ],
+)
+def test_command_usage(arguments, said, capsys):
+    try:
+        status = main(arguments)
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2 and said in capsys.readouterr().err
 
 
 def test_a_tokenizer_without_an_end(tmp_path, words, folder, caplog):

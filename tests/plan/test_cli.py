@@ -316,7 +316,7 @@ def test_dpo_holds_one_model(model, capsys):
     assert train == twice and train["parts"]["activations"] > 1.9 * once["parts"]["activations"]
     assert dpo["counts"]["updates"] == 100 // 8 and dpo["counts"]["held_out"] == 0
     assert main(["--step", "dpo", *words]) == 0
-    assert "step dpo: step dpo, bfloat16" in capsys.readouterr().out
+    assert "dschat dpo: step dpo, bfloat16" in capsys.readouterr().out
 
 
 def test_flags_win_over_a_presets(capsys):

@@ -174,8 +174,8 @@ def test_other_steps_are_refused(model, caplog):
 def test_the_scripts_with_tensor_parallelism(script, processes, parts):
     """The flags in the head of the one, and those of the other, fit 80 GB, with what the heads say of memory."""
     head = find_preset("ppo", script).read_text(encoding="utf-8")
-    (line,) = (line for line in head.splitlines() if "--vllm_tensor_parallel" in line)
-    flags = line[line.index("--") :].split() if line.startswith("#") else []
+    line = next((line for line in head.splitlines() if "--vllm_tensor_parallel" in line), "")
+    flags = line[line.index("--") :].split() if line else []
     plan = plan_step("ppo", Machine(processes, 80 * GB), flags, script).plan
     assert plan.fits and plan.config.vllm_tensor_parallel == parts and plan.worst.name == "generate"
     assert not flags or f"with {plan.peak / GB:.0f} GB of each" in head

@@ -20,13 +20,19 @@ from pathlib import Path
 import httpx2
 from transformers import PreTrainedTokenizerFast
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training" / "quickstart"))
-
-from inputs import COMMON, FULL, SMALL, critic_flags, make_inputs, ppo_flags, train_reward_model, train_sft
-
 from dschat.common.display import text_table
 from dschat.common.launch import Processes, free_port, run_step
 from dschat.models.tiny import make_gemma
+from dschat.quickstart.inputs import (
+    COMMON,
+    FULL,
+    SMALL,
+    critic_flags,
+    make_inputs,
+    ppo_flags,
+    train_reward_model,
+    train_sft,
+)
 
 SEED = 1234  # of corpus, model and the first two steps
 EVALUATED = {"gold": "eval/gold_scores", "KL": "eval/kl"}
@@ -90,7 +96,7 @@ def main() -> None:
                 flags = [*ppo_flags(data, sft, reward, place, scale, one), *critic_flags(sft), "--ngram", "5"]
                 flags += ["--termination_condition", "fixed", "--rollout_engine", "vllm", "--vllm_url", url]
                 flags += ["--rollouts_ahead", str(ahead), *COMMON, "--seed", str(seed)]
-                run_step("step3_rlhf_finetuning", flags, one)
+                run_step("ppo", flags, one)
                 found.append(measured(place))
     if args.json:
         args.json.write_text(json.dumps(runs, indent=2) + "\n")
