@@ -22,8 +22,8 @@ from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
 from dschat.scoring import serve
-from dschat.scoring.reward_model import RewardModelScores, TextRewardScores, readable_rows
-from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
+from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
+from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer, readable_rows
 from dschat.scoring.serve import LARGEST_REQUEST, Scorer, ScoreRequest, ScoreServer, ServeOptions, application
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings

@@ -26,8 +26,8 @@ from dschat.common.script import add_flags, flag, run_script
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
-    from dschat.data.rows import Row
     from dschat.scoring.reward_reader import RewardReader
+    from dschat.scoring.source import ResponseTexts
 
 logger = logging.getLogger("dschat.scoring.serve")  # also where the module is __main__
 
@@ -122,32 +122,29 @@ class Scorer:
     def __call__(self, request: ScoreRequest) -> dict[str, object]:
         """The answer: a number for each response, None where there is none, and why the first of these has none."""
         from dschat.data.rows import Row
-        from dschat.scoring.reward_model import readable_rows
         from dschat.scoring.source import ResponseTexts
 
         rows = [
             Row(None if messages else prompt, messages, None, None, {}, f"response {n}")
             for n, (prompt, messages) in enumerate(zip(request.prompts, request.messages, strict=True))
         ]
-        texts = ResponseTexts(request.prompts, request.responses, rows)
         with self._lock:
-            readable = readable_rows(self._reader.tokenizer, texts)
-            scores, problems = self._read(readable, request.responses, request.finished)
+            scores, problems = self._read(ResponseTexts(request.prompts, request.responses, rows), request.finished)
         for n, score in enumerate(scores):
             if not math.isfinite(score):
                 problems.setdefault(n, f"the score of response {n} is {score}")
         answer: dict[str, object] = {"scores": [None if n in problems else x for n, x in enumerate(scores)]}
         return answer | ({"error": problems[min(problems)]} if problems else {})
 
-    def _read(self, rows: list[Row], responses: list[str], finished: list[bool]) -> tuple[list[float], dict[int, str]]:
+    def _read(self, texts: ResponseTexts, finished: list[bool]) -> tuple[list[float], dict[int, str]]:
         """Numbers of texts, and what is wrong with some of them; each is read alone where one is refused."""
         try:
-            scores, problems = self._reader.read(rows, responses, finished)
+            scores, problems = self._reader.read(texts, finished)
             return scores.tolist(), problems
         except UserError as error:
-            if len(rows) == 1:
+            if len(finished) == 1:
                 return [math.nan], {0: str(error)}
-        alone = [self._read([row], [text], [end]) for row, text, end in zip(rows, responses, finished, strict=True)]
+        alone = [self._read(texts.alone(n), [end]) for n, end in enumerate(finished)]
         return [score for (score,), _ in alone], {n: found[0] for n, (_, found) in enumerate(alone) if found}
 
 
