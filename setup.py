@@ -58,6 +58,8 @@ def distribution(package_dir: str, trees_dir: str | None = None) -> dict:
             "rouge-score>=0.1.2",
             "tqdm>=4.66",
             "numpy>=1.26",
+            "fastapi>=0.115,<1",
+            "uvicorn>=0.35,<1",
         ],
         "extras_require": {
             "judge": ["openai>=3,<4"],

@@ -390,7 +390,7 @@ MUTANTS = tuple(Mutant(*row) for row in (
     # models
     ("a base of one's own", "classifier_beside", "{_a: _b for _b in _c}", "{}",
      "test_updates_are_those_of_separate_models"),
-    ("the head of a new classifier is random", "classifier_beside", "_zero(_a)", "pass",
+    ("the head of a new classifier is random", "classifier_beside", "zero_head(_a)", "pass",
      "test_the_classifier_is_that_of_transformers[llama]"),
     ("the adapter is not loaded", "load_adapter", "_a.copy_(_b)", "pass",
      "test_a_saved_adapter_gives_the_same_numbers"),

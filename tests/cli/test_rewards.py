@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cli_runs import copy_model, message_of, read_jsonl, result_of, start_forked, training_rows
 from closeness import near
 from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
-from dschat.scoring.serve import Scorer, ScoreServer
+from dschat.scoring.serve import Scorer, ScoreServer, application
 from score_server import StandIn, by_length
 
 
@@ -29,15 +29,13 @@ def other(reward, tmp_path):
 def test_a_served_reward_model_scores_as_one_in_the_process(run, prompt_flags, sft, other, tmp_path):
     tokenizer = load_reward_tokenizer(str(other), False)
     reader = load_reward_model(str(other), tokenizer, False, torch.device("cpu"), torch.float32, 4)
-    server = ScoreServer(("127.0.0.1", 0), Scorer(reader), str(other))
-    thread = threading.Thread(target=server.serve_forever)
+    server = ScoreServer("127.0.0.1", 0, application(Scorer(reader), str(other)))
+    thread = threading.Thread(target=server.answer)
     thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}/score"
-    models = {"actor_model_name_or_path": sft, "reward_model_name_or_path": other, "reward_url": url}
+    models = {"actor_model_name_or_path": sft, "reward_model_name_or_path": other, "reward_url": server.url}
     result = run("ppo", prompt_flags | models | {"reward_batch": 5})
-    server.shutdown()
+    server.should_exit = True
     thread.join()
-    server.server_close()
     result.expect(0)
     assert "scores through text, as prompt + response + EOS, with a tokenizer of its own" in result.stderr
     samples = read_jsonl(tmp_path / "out" / "samples" / "update-000004.jsonl")

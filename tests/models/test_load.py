@@ -31,9 +31,10 @@ from transformers import (
 )
 
 from closeness import FORMULA, assert_near, near
+from dschat.builders.shared_base import classifier_beside
 from dschat.errors import UserError
 from dschat.models.finetuning import enable_gradient_checkpointing
-from dschat.models.load import classifier_beside, load_causal_lm, load_classifier, load_scalar, warn_without_classifier
+from dschat.models.load import load_causal_lm, load_classifier, load_scalar, warn_without_classifier
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer

@@ -7,8 +7,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 from closeness import FORMULA, assert_near
+from dschat.builders.shared_base import classifier_beside
 from dschat.errors import UserError
-from dschat.models.load import classifier_beside, load_causal_lm, load_scalar
+from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.lora import add_lora, find_adapter, load_adapter
 from dschat.models.save import save_model
 from dschat.models.scalar import ScalarModel

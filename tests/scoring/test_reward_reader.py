@@ -50,7 +50,7 @@ def rows_of(prompts):
 def read(path, rows, responses, rm_template=False):
     tokenizer = load_reward_tokenizer(path, rm_template)
     reader = load_reward_model(path, tokenizer, rm_template, torch.device("cpu"), torch.float32)
-    return reader(None, ResponseTexts([], list(responses), rows)).tolist()
+    return reader(ResponseTexts([row.prompt for row in rows], list(responses), rows)).tolist()
 
 
 @torch.no_grad()

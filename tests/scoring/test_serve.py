@@ -22,9 +22,10 @@ from dschat.config.commands import ServeOptions
 from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.models.scalar import ScalarModel
-from dschat.scoring.reward_model import RewardModelScores, TextRewardScores, readable_rows
-from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer
-from dschat.scoring.serve import LARGEST_REQUEST, Request, Scorer, ScoreServer
+from dschat.scoring import serve
+from dschat.scoring.reward_model import RewardModelScores, TextRewardScores
+from dschat.scoring.reward_reader import load_reward_model, load_reward_tokenizer, readable_rows
+from dschat.scoring.serve import LARGEST_REQUEST, Scorer, ScoreRequest, ScoreServer, application
 from dschat.scoring.source import ResponseTexts
 from dschat.scoring.url import UrlScores, UrlSettings
 from factories import BOS, EOS, hf_score, make_causal_lm, make_classifier, make_prompt, make_rollout, save_folder
@@ -50,17 +51,20 @@ def serving():
     def start(path, rm_template=False):
         tokenizer = load_reward_tokenizer(path, rm_template)
         reader = load_reward_model(path, tokenizer, rm_template, torch.device("cpu"), torch.float32, 2)
-        server = ScoreServer(("127.0.0.1", 0), Scorer(reader), path)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        return started(application(Scorer(reader), path)).url
+
+    def started(app, host="127.0.0.1"):
+        server = ScoreServer(host, 0, app)
+        thread = threading.Thread(target=server.answer)
         thread.start()
         running.append((server, thread))
-        return f"http://127.0.0.1:{server.server_address[1]}/score"
+        return server
 
+    start.app = started
     yield start
     for server, thread in running:
-        server.shutdown()
+        server.should_exit = True
         thread.join()
-        server.server_close()
 
 
 def ask(url, rollout, texts, batch=1, skips=False):
@@ -168,13 +172,17 @@ def test_what_is_no_request_is_refused(folder, serving):
         assert answer.status_code == 400 and words in answer.json()["error"], name
     assert httpx2.get(url.replace("/score", "/health")).json() == {"status": "ok", "model": folder}
     assert httpx2.post(url, json={"prompts": [], "responses": []}).json() == {"scores": []}
-    assert Request.read(b'{"prompts": ["a"], "responses": ["b"], "messages": null}').messages == [None]
+    assert ScoreRequest.read(b'{"prompts": ["a"], "responses": ["b"], "messages": null}').messages == [None]
 
 
-@pytest.mark.parametrize("length", [LARGEST_REQUEST + 1, -1])
+LENGTHS = {LARGEST_REQUEST + 1: b"more than 32 MB", None: b"length of the request is missing", -1: b"Invalid HTTP"}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
 def test_a_request_of_the_wrong_length_is_refused_unread(length, folder, serving):
-    answer = said_to(port_of(serving(folder)), f"POST / HTTP/1.0\r\nContent-Length: {length}\r\n\r\n")
-    assert b" 400 " in answer and b"more than 32 MB" in answer
+    header = "" if length is None else f"Content-Length: {length}\r\n"
+    answer = said_to(port_of(serving(folder)), f"POST / HTTP/1.0\r\n{header}\r\n")
+    assert b" 400 " in answer and LENGTHS[length] in answer
 
 
 def said_to(port, text):
@@ -188,7 +196,12 @@ def port_of(url):
     return int(url.split(":")[2].split("/")[0])
 
 
-def test_the_end_waits_for_what_has_been_asked_and_for_no_silent_connection():
+BODY = json.dumps({"prompts": ["a"], "responses": ["b"]})
+HEAD = f"POST / HTTP/1.0\r\nContent-Length: {len(BODY)}\r\n\r\n"
+NOT_WHOLE = {"silent": "", "half a head": HEAD[:20], "half a body": HEAD + BODY[:5]}
+
+
+def test_the_end_waits_for_what_has_been_asked_and_for_no_silent_connection(serving):
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(request):
@@ -196,41 +209,53 @@ def test_the_end_waits_for_what_has_been_asked_and_for_no_silent_connection():
         go_on.wait(30)
         return {"scores": [1.0]}
 
-    server = ScoreServer(("0.0.0.0", 0), slow, "m")
-    port = server.server_address[1]
-    assert server.url == f"http://127.0.0.1:{port}/score"
+    server = serving.app(application(slow, "m"), "0.0.0.0")
     answers = {}
 
     def say(name, text):
-        answers[name] = said_to(port, text)
+        answers[name] = said_to(port_of(server.url), text)
 
-    body = json.dumps({"prompts": ["a"], "responses": ["b"]})
-    head = f"POST / HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
-    texts = {"silent": "", "half": head + body[:5], "whole": head + body}
-    threads = [threading.Thread(target=say, args=item) for item in texts.items()]
-    threads.append(threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}))
+    threads = [threading.Thread(target=say, args=item) for item in {**NOT_WHOLE, "whole": HEAD + BODY}.items()]
     for thread in threads:
         thread.start()
     assert begun.wait(30)
-    while len(server._open) < 3:
+    while len(server.server_state.connections) < len(threads):
         time.sleep(0.01)
-    server.shutdown()
-    ending = threading.Thread(target=server.server_close)
-    ending.start()
-    for thread in threads[:2]:
+    server.should_exit = True
+    for thread in threads[:-1]:
         thread.join(10)
-    assert answers == {"silent": b"", "half": b""} and ending.is_alive()
+    assert answers == dict.fromkeys(NOT_WHOLE, b"")
     go_on.set()
-    ending.join(10)
-    threads[2].join(10)
-    assert not ending.is_alive() and answers["whole"].endswith(b'{"scores": [1.0]}')
+    threads[-1].join(10)
+    assert answers["whole"].endswith(b'{"scores": [1.0]}')
+
+
+def test_a_connection_that_says_nothing_more_is_closed_but_no_request_that_is_whole(serving, monkeypatch):
+    monkeypatch.setattr(serve, "SILENCE", 0.2)
+
+    def slow(request):
+        time.sleep(0.5)
+        return {"scores": [1.0]}
+
+    port = port_of(serving.app(application(slow, "m")).url)
+    for name, text in NOT_WHOLE.items():
+        assert said_to(port, text) == b"", name
+    assert said_to(port, HEAD + BODY).endswith(b'{"scores": [1.0]}')
+
+
+def test_a_model_that_fails_is_status_500(serving):
+    def failing(request):
+        raise IndexError("no such id")
+
+    answer = httpx2.post(serving.app(application(failing, "m")).url, content=BODY)
+    assert answer.status_code == 500 and answer.json() == {"error": "IndexError: no such id"}
 
 
 def test_a_number_that_is_not_finite_is_null(bytes_tokenizer, tmp_path, serving):
     model = make_classifier(vocab_size=len(bytes_tokenizer))
     model.score.weight.data.fill_(float("inf"))
     answer = httpx2.post(
-        serving(save_folder(tmp_path, model, bytes_tokenizer)), json=vars(Request(["a"], ["b"], [True], [None]))
+        serving(save_folder(tmp_path, model, bytes_tokenizer)), json=vars(ScoreRequest(["a"], ["b"], [True], [None]))
     )
     assert answer.json() == {"scores": [None], "error": "the score of response 0 is nan"}
 
@@ -248,7 +273,7 @@ def test_wrong_flags():
 def test_a_port_that_is_taken(folder, serving):
     port = port_of(serving(folder))
     with pytest.raises(UserError, match=f"--host 127.0.0.1 --port {port}: Address already in use"):
-        ScoreServer(("127.0.0.1", port), None, "m")
+        ScoreServer("127.0.0.1", port, application(None, "m"))
 
 
 @pytest.mark.slow
@@ -264,6 +289,6 @@ def test_the_command_serves_and_ends_at_sigterm(folder):
     assert len(httpx2.post(url, json={"prompts": ["a"], "responses": ["b"]}).json()["scores"]) == 1
     with socket.create_connection(("127.0.0.1", port_of(url))):  # which says nothing
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0 and "stopped" in process.stdout.read()
+        assert "stopped" in process.stdout.read() and process.wait(50) == 0
     bad = subprocess.run([*command[:3], "--model", "/no/such"], capture_output=True, text=True, env=environment())
     assert bad.returncode == 2 and "error: --model /no/such: no such folder" in bad.stderr

@@ -7,7 +7,8 @@ from unittest import mock
 
 import torch
 
-from dschat.builders import ppo as builders
+from dschat.builders import shared_base
+from dschat.builders.ppo import build_ppo_models
 from dschat.config.parse import parse
 from dschat.config.ppo import PPOConfig
 from dschat.models.load import load_scalar
@@ -69,7 +70,7 @@ def trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -> Any:
     """A trainer whose models are made as the flags say."""
     config = config_of(folder, base, share_base=True, **flags)
     torch.manual_seed(7)
-    models = builders.build_ppo_models(config, config.plan_batches(world_size()), tokenizer, total_updates=20)
+    models = build_ppo_models(config, config.plan_batches(world_size()), tokenizer, total_updates=20)
     prompts = [make_prompt([1, *random_ids(2 + i % 4, i)], f"p{i}", i) for i in range(16)]
     return ppo_trainer_of(models, prompts, prompts[:3], tokenizer, config)
 
@@ -80,7 +81,7 @@ def separate_trainer_of(folder: Path, base: str, tokenizer: Any, **flags: Any) -
     def opened(actor: Any, flag: str) -> Any:
         return load_scalar(base, flag, actor.dtype, tokenizer, for_this_run=True)
 
-    with mock.patch.object(builders, "classifier_beside", opened):
+    with mock.patch.object(shared_base, "classifier_beside", opened):
         return trainer_of(folder, base, tokenizer, **flags)
 
 

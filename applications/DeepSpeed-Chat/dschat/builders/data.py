@@ -13,7 +13,8 @@ from functools import partial
 from typing import TypeVar
 
 from dschat.builders.engines import ACTOR, BASE, CRITIC
-from dschat.builders.ppo import check_heads, check_shared_base, is_on_base
+from dschat.builders.ppo import check_heads
+from dschat.builders.shared_base import check_shared_base, is_on_base
 from dschat.config.common import CommonConfig
 from dschat.config.ppo import PPOConfig
 from dschat.config.supervised import OneModelConfig

@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizer, engines and score source of step 3; critic and reward model on the actor's base (--share_base).
-
-With --share_base each model has an engine of its own. Below ZeRO 3, DeepSpeed leaves frozen weights alone; at ZeRO 3,
-an engine takes weights that another has cut into parts as they are. So all engines must be at ZeRO 3, or none.
-"""
+"""Tokenizer, engines and score source of step 3; with --share_base see shared_base.py."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,27 +17,24 @@ from dschat.builders.engines import (
     optimizer_settings,
 )
 from dschat.builders.scores import function_scores, own_reward_tokenizer, reward_source
-from dschat.common.fingerprints import model_hash
+from dschat.builders.shared_base import beside_actor, is_on_base, shared_scores
 from dschat.config.batches import BatchPlan
 from dschat.config.ppo import PPOConfig
-from dschat.engine.deepspeed_config import EngineSettings
 from dschat.engine.engine import AdaptersOff, Engine, frozen_engine, train_engine
 from dschat.errors import UserError
 from dschat.models.engines import PolicyEngine
 from dschat.models.finetuning import Finetuning, choose_trained
 from dschat.models.limits import check_length
-from dschat.models.load import classifier_beside, load_causal_lm, load_scalar, open_config
-from dschat.models.lora import adapter_settings, find_adapter, load_adapter, lora_config
+from dschat.models.load import load_causal_lm, load_scalar, open_config
+from dschat.models.lora import find_adapter, lora_config
 from dschat.models.policy import PolicyModel
-from dschat.models.scalar import ScalarModel, warn_of_reward_loss
+from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import end_token_id, load_tokenizer, own_end_ids, require_same_tokenizer
 from dschat.rollouts.engine import RolloutEngine
 from dschat.rollouts.generate import Report, choose_engine
 from dschat.rollouts.vllm import VllmEngine
 from dschat.rollouts.vllm_server import ServerNeeds, VllmServers
 from dschat.scoring.programs.run import ProgramPool
-from dschat.scoring.reward_model import RewardModelScores
-from dschat.trainers.iteration import pass_size
 from dschat.trainers.ppo_models import PPOModels
 
 logger = logging.getLogger(__name__)
@@ -186,110 +178,3 @@ def check_heads(config: PPOConfig) -> None:
             f"--vllm_tensor_parallel {config.vllm_tensor_parallel} does not divide the {heads} attention heads of "
             f"{ACTOR} {config.actor_model_name_or_path}."
         )
-
-
-def is_on_base(config: PPOConfig, path: str | None) -> bool:
-    """Whether a model of --share_base is an adapter over the actor's base, and not a whole model of its own."""
-    folder = find_adapter(path) if config.share_base else None
-    return folder is not None and _is_base(adapter_settings(folder), config.actor_model_name_or_path)
-
-
-def check_shared_base(config: PPOConfig) -> None:
-    """Looks at the folders of --share_base before anything is loaded.
-
-    Raises:
-        UserError: the critic is a whole model or of another rank, or the reward model neither whole nor over the base.
-    """
-    if not config.share_base:
-        return
-    actor, critic, reward = (
-        config.actor_model_name_or_path,
-        config.critic_model_name_or_path,
-        config.reward_model_name_or_path,
-    )
-    if critic is not None:
-        folder = find_adapter(critic)
-        if folder is None or not is_on_base(config, critic):
-            raise UserError(
-                f"--share_base: {CRITIC} {critic} {_why_not(folder)}. Train step 2 with --lora_dim from {ACTOR} "
-                f"{actor}; or give the reward model as {REWARD}, without {CRITIC}: then the critic starts from the "
-                "base with a value head of zeros."
-            )
-        rank = adapter_settings(folder)["r"]
-        if rank != config.critic_lora_dim:
-            raise UserError(
-                f"--critic_lora_dim {config.critic_lora_dim}: the critic starts from the adapter {folder}, which has "
-                f"rank {rank}. Give --critic_lora_dim {rank}."
-            )
-    if reward is None:
-        return
-    if is_on_base(config, reward):
-        if config.rm_template:
-            raise UserError(
-                f"--rm_template: with --share_base, {REWARD} {reward} reads the actor's own ids. Drop one of the two."
-            )
-        if config.offload_reference_model:
-            raise UserError(
-                "--offload_reference_model: with --share_base, reference and reward model are the actor's base, which "
-                "stays where the actor is. Drop the flag."
-            )
-    elif (adapter := find_adapter(reward)) is not None and not (Path(reward) / "config.json").is_file():
-        raise UserError(
-            f"--share_base: {REWARD} {reward} is an adapter alone, and it {_why_not(adapter)}. Give the whole model, "
-            f"or one that step 2 trained from {ACTOR} {actor}."
-        )
-    else:
-        logger.info("%s %s is no adapter over the actor's base: it is opened as a whole model", REWARD, reward)
-
-
-def beside_actor(config: PPOConfig, actor: PreTrainedModel) -> tuple[PreTrainedModel | None, PreTrainedModel | None]:
-    """Critic and reward model with the actor's weights below; None for what there is not, or what is a whole model.
-
-    A critic that starts from no adapter has none yet.
-
-    Args:
-        config: the flags, which `check_shared_base` has accepted.
-        actor: without adapters.
-    """
-    base, critic, reward = config.actor_model_name_or_path, None, None
-    if config.needs.critic:
-        critic = classifier_beside(actor, CRITIC)
-        folder = find_adapter(config.critic_model_name_or_path)
-        if folder is not None:
-            load_adapter(critic, folder, CRITIC, base)
-    if is_on_base(config, config.reward_model_name_or_path):
-        folder = find_adapter(config.reward_model_name_or_path)
-        assert folder is not None  # it is on the base
-        reward = classifier_beside(actor, REWARD)
-        load_adapter(reward, folder, REWARD, base)
-        if (folder.parent / "config.json").is_file():
-            warn_of_reward_loss(open_config(str(folder.parent), REWARD), f"{REWARD} {folder.parent}")
-    return critic, reward
-
-
-def shared_scores(plan: BatchPlan, settings: EngineSettings, reward: PreTrainedModel) -> RewardModelScores:
-    """Scores of a reward model on the actor's base, whose weights are whole or in parts as the actor's are.
-
-    Args:
-        plan: the batch sizes.
-        settings: of the actor's engine.
-        reward: from `beside_actor`.
-    """
-    stage = 3 if settings.zero_stage == 3 else 0
-    settings = replace(settings, gradient_checkpointing=False, zero_stage=stage)
-    size = pass_size(plan).without_gradient
-    return RewardModelScores(frozen_engine(ScalarModel(reward), settings), size.rows, size.tokens)
-
-
-def _is_base(settings: dict[str, object], actor: str) -> bool:
-    """Whether an adapter was trained on the model at ``actor``: the same path, or the same weights."""
-    base = str(settings.get("base_model_name_or_path"))
-    if base == actor or Path(base).resolve() == Path(actor).resolve():
-        return True
-    return Path(base).is_dir() and Path(actor).is_dir() and model_hash(base) == model_hash(actor)
-
-
-def _why_not(folder: Path | None) -> str:
-    if folder is None:
-        return "holds no LoRA adapter"
-    return f"was trained on another base, {adapter_settings(folder).get('base_model_name_or_path')}"

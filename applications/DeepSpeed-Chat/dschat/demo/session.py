@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What page and terminal share: prompts of what was typed, the models that are loaded, and their answers."""
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -301,7 +300,7 @@ class Session:
         """The whole answer with its score and macro actions; what cannot be had is a note."""
         side, notes = self._sides[number], []
         assert side.model is not None and side.macro is not None  # they answered
-        text = prompt_text(side.model.tokenizer, row)
+        prompt = prompt_text(side.model.tokenizer, row)
         tokens: Sequence[MacroToken] = ()
         score = None
         try:
@@ -311,8 +310,7 @@ class Session:
             notes.append(str(error))
         try:
             if self.reader is not None and draft.ids:
-                read = row if self.options.rm_template else dataclasses.replace(row, prompt=text, messages=None)
-                score = float(self.reader(None, ResponseTexts([text], [draft.text], [read]))[0])
+                score = float(self.reader(ResponseTexts([prompt], [draft.text], [row])))
         except UserError as error:
             notes.append(str(error))
         return ShownAnswer(draft.text, draft.done, tokens, score, seconds, " ".join(notes))

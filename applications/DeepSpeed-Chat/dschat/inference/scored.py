@@ -220,7 +220,7 @@ def score_references(reader: RewardReader, examples: list[PromptExample], rows: 
 def _rewards(
     reader: RewardReader, examples: list[PromptExample], responses: list[str], rows: list[Row]
 ) -> list[float]:
-    return reader(None, ResponseTexts([example.prompt_text for example in examples], responses, rows)).tolist()
+    return reader(ResponseTexts([example.prompt_text for example in examples], responses, rows)).tolist()
 
 
 def _references(rows: list[Row]) -> tuple[list[str], list[str]]:

@@ -4,7 +4,6 @@
 A `path` is a folder or hub id; the command-line `flag` that named it stands in messages.
 """
 
-import copy
 import logging
 from collections.abc import Collection
 from functools import lru_cache
@@ -159,7 +158,7 @@ def load_scalar(
         raise UserError(f"{flag} {path}: not a reward model, it has no score head. Train one from it with step 2.")
     if new:
         logger.info("%s %s: a new score head, starting at zero", flag, path)
-        _zero(head)
+        zero_head(head)
     _fit(model, tokenizer, opening.placement, f"{flag} {path}")
     return model
 
@@ -306,35 +305,8 @@ def classifier_class(config: PreTrainedConfig) -> Any:
     return type(name, (GenericForSequenceClassification, family), members)
 
 
-def classifier_beside(causal_lm: Any, flag: str) -> Any:
-    """A sequence classifier with one label whose backbone holds a causal LM's own weights; its head starts at zero.
-
-    Args:
-        causal_lm: without adapters. Its weights must not be trained: a change of them would change the classifier.
-
-    Raises:
-        UserError: the family's classifiers have another backbone, or no ``score`` layer.
-    """
-    shared = [*causal_lm.base_model.parameters(), *causal_lm.base_model.buffers()]
-    backbone = copy.deepcopy(causal_lm.base_model, {id(tensor): tensor for tensor in shared})
-    config = backbone.config
-    config.num_labels = 1
-    with torch.device("meta"):
-        classifier: Any = classifier_class(config)(config)
-    prefix, head = classifier.base_model_prefix, getattr(classifier, "score", None)
-    if type(getattr(classifier, prefix, None)) is not type(backbone) or not isinstance(head, nn.Linear):
-        raise UserError(
-            f"{flag}: a {type(classifier).__name__} cannot stand on the base of a {type(causal_lm).__name__}. Leave "
-            "--share_base out."
-        )
-    setattr(classifier, prefix, backbone)
-    weight = next(causal_lm.parameters())
-    classifier.score = nn.Linear(head.in_features, 1, head.bias is not None, device=weight.device, dtype=weight.dtype)
-    _zero(classifier.score)
-    return classifier
-
-
-def _zero(head: nn.Linear) -> None:
+def zero_head(head: nn.Linear) -> None:
+    """Lets a new head start at zero."""
     for parameter in head.parameters():
         nn.init.zeros_(parameter)
 

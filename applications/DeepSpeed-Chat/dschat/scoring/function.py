@@ -14,7 +14,7 @@ from dschat.errors import UserError
 from dschat.rl.types import Rollout
 from dschat.run.stop import stopping_together
 from dschat.scoring.source import ResponseTexts
-from dschat.scoring.waiting import pause
+from dschat.scoring.url import pause
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,8 @@ class FunctionScores:
         return scores
 
     def _one(self, texts: ResponseTexts, row: int) -> Tensor:
-        alone = ResponseTexts([texts.prompts[row]], [texts.responses[row]], [texts.rows[row]])
         try:
-            return self._numbers(alone)
+            return self._numbers(texts.alone(row))
         except UserError:
             return torch.full((1,), torch.nan)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from dschat.models.engines import Scalar
 from dschat.models.layout import PassSize, layouts
 from dschat.rl.types import Rollout
 from dschat.run.distributed import largest_over_ranks
-from dschat.scoring.reward_reader import ClassifierReader, RewardReader
+from dschat.scoring.reward_reader import ClassifierReader, RewardReader, encode_dialogues
 from dschat.scoring.source import ResponseTexts
 
 logger = logging.getLogger(__name__)
@@ -50,8 +49,7 @@ class TextRewardScores:
         self._reader, self._skips = reader, skips
 
     def __call__(self, rollout: Rollout, texts: ResponseTexts) -> Tensor:
-        rows = readable_rows(self._reader.tokenizer, texts)
-        scores, too_long = self._reader.read(rows, texts.responses, rollout.finished.tolist())
+        scores, too_long = self._reader.read(texts, rollout.finished.tolist())
         for row, problem in too_long.items():
             if not self._skips:
                 raise UserError(problem)
@@ -59,16 +57,6 @@ class TextRewardScores:
         if too_long:
             logger.warning("%s It has no score, nor have %d others.", next(iter(too_long.values())), len(too_long) - 1)
         return scores.to(rollout.input_ids.device)
-
-
-def readable_rows(tokenizer: PreTrainedTokenizerBase, texts: ResponseTexts) -> list[Row]:
-    """The rows as a tokenizer can read them: without a chat template it gets conversations as the actor reads them."""
-    if tokenizer.chat_template is not None:
-        return texts.rows
-    return [
-        row if row.messages is None else replace(row, prompt=prompt, messages=None)
-        for row, prompt in zip(texts.rows, texts.prompts, strict=True)
-    ]
 
 
 class RewardModelDialogueScores:
@@ -90,11 +78,10 @@ class RewardModelDialogueScores:
                 f"{name}: its tokenizer has no chat template, so that nothing says how it reads a dialogue. Use a "
                 "reward model of chats, or --reward_function."
             )
-        self._text(PROBE, "a dialogue of one turn")
+        self._ids([PROBE], ["a dialogue of one turn"])
 
     def __call__(self, dialogues: Sequence[Dialogue], rows: Sequence[Row]) -> Tensor:
-        texts = [self._text(dialogue, row.origin) for dialogue, row in zip(dialogues, rows, strict=True)]
-        ids: list[list[int]] = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = self._ids(dialogues, [row.origin for row in rows])
         limit = self._classifier.limit
         for sequence, row in zip(ids, rows, strict=True):
             if limit is not None and len(sequence) > limit:
@@ -104,13 +91,11 @@ class RewardModelDialogueScores:
                 )
         return self._classifier.numbers(ids)
 
-    def _text(self, dialogue: Dialogue, origin: str) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return str(self._tokenizer.apply_chat_template(dialogue, tokenize=False))
-        except TemplateError as error:
+    def _ids(self, dialogues: Sequence[Dialogue], origins: Sequence[str]) -> list[list[int]]:
+        ids, refused = encode_dialogues(self._tokenizer, dialogues)
+        for n, error in refused.items():
             raise UserError(
-                f"{self._name}: its chat template refuses {origin}: {error}. Use a template that takes turns of user "
-                "and assistant, or --reward_function."
+                f"{self._name}: its chat template refuses {origins[n]}: {error}. Use a template that takes turns of "
+                "user and assistant, or --reward_function."
             ) from error
+        return list(ids.values())

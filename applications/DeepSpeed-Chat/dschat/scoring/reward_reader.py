@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reward model that reads texts: with its own tokenizer, of any architecture that has one label."""
+"""A reward model that reads texts: with its own tokenizer, of any architecture that has one label.
+
+This is how texts and dialogues become the input of a reward model everywhere: in step 3 and online REFUEL
+(`scoring/reward_model.py`), in the server (`scoring/serve.py`), in `inference` and in the demo. In step 3 a reward
+model with the policy's tokenizer reads the ids that were sampled instead: `RewardModelScores`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,7 +29,6 @@ from dschat.models.load import load_classifier, load_scalar
 from dschat.models.lora import base_of, load_adapter
 from dschat.models.scalar import ScalarModel, last_scores
 from dschat.models.tokenizer import open_tokenizer
-from dschat.rl.types import Rollout
 from dschat.run.distributed import largest_over_ranks
 from dschat.scoring.source import ResponseTexts
 
@@ -139,6 +143,35 @@ def load_reward_tokenizer(path: str, rm_template: bool, flags: ReaderFlags = FLA
     return tokenizer
 
 
+def readable_rows(tokenizer: PreTrainedTokenizerBase, texts: ResponseTexts) -> list[Row]:
+    """Rows that a tokenizer can read: one without a chat template gets conversations as the policy reads them."""
+    if tokenizer.chat_template is not None:
+        return texts.rows
+    return [
+        row if row.messages is None else replace(row, prompt=texts.prompts[n], messages=None)
+        for n, row in enumerate(texts.rows)
+    ]
+
+
+def encode_dialogues(
+    tokenizer: PreTrainedTokenizerBase, dialogues: Sequence[Dialogue]
+) -> tuple[dict[int, list[int]], dict[int, Exception]]:
+    """Token ids of dialogues as the chat template writes them, and why it refuses others; both by their numbers."""
+    from jinja2 import TemplateError
+
+    texts: dict[int, str] = {}
+    refused: dict[int, Exception] = {}
+    for n, dialogue in enumerate(dialogues):
+        try:
+            texts[n] = str(tokenizer.apply_chat_template(dialogue, tokenize=False))
+        except TemplateError as error:
+            refused[n] = error
+    if not texts:
+        return {}, refused
+    ids = tokenizer(list(texts.values()), add_special_tokens=False, verbose=False)["input_ids"]
+    return dict(zip(texts, ids, strict=True)), refused
+
+
 class RewardReader:
     """Scores texts, in one of three forms.
 
@@ -146,8 +179,6 @@ class RewardReader:
     - a decoder (it has a `score` layer): [BOS] + prompt + response + EOS, each part encoded alone;
     - any other classifier (BERT and its like): prompt and response as the tokenizer joins a pair of texts.
     """
-
-    model: None = None  # the self-check has nothing to compare: this is plain transformers
 
     def __init__(
         self,
@@ -166,7 +197,7 @@ class RewardReader:
         Raises:
             UserError: the response's end cannot be marked, since the tokenizer has no EOS.
         """
-        self._classifier, self.tokenizer, self._path, self._template = classifier, tokenizer, path, rm_template
+        self._classifier, self._tokenizer, self._path, self._template = classifier, tokenizer, path, rm_template
         self._flags = flags
         if classifier.is_decoder and not rm_template and tokenizer.eos_token_id is None:
             raise UserError(
@@ -175,17 +206,13 @@ class RewardReader:
                 "template."
             )
 
-    def __call__(self, rollout: Rollout | None, texts: ResponseTexts) -> Tensor:
-        """One number for each response, (B,) float32, on the CPU.
-
-        Args:
-            rollout: not read, the model has a tokenizer of its own; None for texts that nobody sampled.
-            texts: B responses and the rows of their prompts.
+    def __call__(self, texts: ResponseTexts) -> Tensor:
+        """One number for each of B responses that have come to their end, (B,) float32, on the CPU.
 
         Raises:
             UserError: a text is too long for the model, or its number is not finite; names the row.
         """
-        scores, problems = self.read(texts.rows, texts.responses)
+        scores, problems = self.read(texts)
         for problem in problems.values():
             raise UserError(problem)
         for row, number in zip(texts.rows, scores.tolist(), strict=True):
@@ -196,14 +223,12 @@ class RewardReader:
                 )
         return scores
 
-    def read(
-        self, rows: Sequence[Row], responses: Sequence[str], ended: Sequence[bool] | None = None
-    ) -> tuple[Tensor, dict[int, str]]:
+    def read(self, texts: ResponseTexts, ended: Sequence[bool] | None = None) -> tuple[Tensor, dict[int, str]]:
         """One number for each of B responses, and what is wrong with some of them.
 
         Args:
-            rows: of their prompts.
-            responses: their texts.
+            texts: a tokenizer without a chat template reads conversations as the prompts have them, which is how the
+                policy reads them; others make their own text of a row.
             ended: whether a response has come to its end, so that EOS follows where that marks it; all if not given.
 
         Returns:
@@ -212,14 +237,15 @@ class RewardReader:
         Raises:
             UserError: the chat template refuses a row.
         """
-        reader, limit = self._classifier, self._classifier.limit
+        reader, limit, responses = self._classifier, self._classifier.limit, texts.responses
+        rows = readable_rows(self._tokenizer, texts)
         if self._template or reader.is_decoder:
             ids = self._templated(rows, responses) if self._template else self._ids(rows, responses, ended)
             lengths = [len(sequence) for sequence in ids]
             scores = reader.numbers([sequence[:limit] for sequence in ids])
         else:
-            prompts = [prompt_text(self.tokenizer, row) for row in rows]
-            both = self.tokenizer(prompts, list(responses), verbose=False)["input_ids"]
+            prompts = [prompt_text(self._tokenizer, row) for row in rows]
+            both = self._tokenizer(prompts, responses, verbose=False)["input_ids"]
             lengths = [len(sequence) for sequence in both]
             scores = reader.numbers_of(
                 lengths, lambda chosen: self._joined([prompts[n] for n in chosen], [responses[n] for n in chosen])
@@ -242,14 +268,8 @@ class RewardReader:
         """
         limit = self._classifier.limit
         most = max_length if limit is None else min(max_length, limit)
-        scores: list[float | str] = [TOO_LONG] * len(dialogues)
-        sequences: dict[int, list[int]] = {}
-        for n, dialogue in enumerate(dialogues):
-            row = Row(None, list(dialogue[:-1]), None, None, {}, "a dialogue")
-            try:
-                (sequences[n],) = self._templated([row], [dialogue[-1]["content"]])
-            except UserError:
-                scores[n] = REFUSED
+        sequences, refused = encode_dialogues(self._tokenizer, dialogues)
+        scores: list[float | str] = [REFUSED if n in refused else TOO_LONG for n in range(len(dialogues))]
         fitting = [n for n, ids in sequences.items() if len(ids) <= most]
         numbers = self._classifier.numbers([sequences[n] for n in fitting]).tolist()
         for n, number in zip(fitting, numbers, strict=True):
@@ -257,32 +277,27 @@ class RewardReader:
         return scores
 
     def _ids(self, rows: Sequence[Row], responses: Sequence[str], ended: Sequence[bool] | None) -> list[list[int]]:
-        prompts, answers = encode_prompts(self.tokenizer, rows), encode_responses(self.tokenizer, responses)
-        ends = [[self.tokenizer.eos_token_id] if is_end else [] for is_end in ended or [True] * len(rows)]
+        prompts, answers = encode_prompts(self._tokenizer, rows), encode_responses(self._tokenizer, responses)
+        ends = [[self._tokenizer.eos_token_id] if is_end else [] for is_end in ended or [True] * len(rows)]
         return [[*prompt, *answer, *end] for prompt, answer, end in zip(prompts, answers, ends, strict=True)]
 
     def _templated(self, rows: Sequence[Row], responses: Sequence[str]) -> list[list[int]]:
-        from jinja2 import TemplateError
-
-        texts = []
-        for row, response in zip(rows, responses, strict=True):
-            turns = row.messages or [{"role": "user", "content": row.prompt or ""}]
-            turns = [*turns, {"role": "assistant", "content": response}]
-            try:
-                texts.append(str(self.tokenizer.apply_chat_template(turns, tokenize=False)))
-            except TemplateError as error:
-                raise UserError(
-                    f"{self._flags.template}: the chat template of {self._flags.model} {self._path} refuses "
-                    f"{row.origin}: {error}. Use a template that takes a user's and an assistant's turn, or leave "
-                    f"{self._flags.template} out."
-                ) from error
-        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
+        states = [row.messages or [{"role": "user", "content": row.prompt or ""}] for row in rows]
+        replies = [{"role": "assistant", "content": response} for response in responses]
+        dialogues = [[*before, reply] for before, reply in zip(states, replies, strict=True)]
+        ids, refused = encode_dialogues(self._tokenizer, dialogues)
+        for n, error in refused.items():
+            raise UserError(
+                f"{self._flags.template}: the chat template of {self._flags.model} {self._path} refuses "
+                f"{rows[n].origin}: {error}. Use a template that takes a user's and an assistant's turn, or leave "
+                f"{self._flags.template} out."
+            ) from error
+        return list(ids.values())
 
     def _joined(self, prompts: list[str], responses: list[str]) -> Mapping[str, Tensor]:
         """A pair of texts each, cut where the model cannot read more."""
         limit = self._classifier.limit
-        joined: Mapping[str, Tensor] = self.tokenizer(
+        joined: Mapping[str, Tensor] = self._tokenizer(
             prompts, responses, padding=True, padding_side="right", return_tensors="pt", verbose=False,
             truncation=limit is not None, max_length=limit,
         )  # fmt: skip

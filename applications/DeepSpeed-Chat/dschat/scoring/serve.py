@@ -3,33 +3,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
-import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, TypeVar
-from weakref import WeakSet
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dschat.cli import main
 from dschat.config.commands import ServeOptions
 from dschat.errors import UserError
 
 if TYPE_CHECKING:
-    from dschat.data.rows import Row
     from dschat.scoring.reward_reader import RewardReader
+    from dschat.scoring.source import ResponseTexts
 
 logger = logging.getLogger("dschat.scoring.serve")  # also where the module is __main__
 
 T = TypeVar("T")
 LARGEST_REQUEST = 32 << 20  # bytes
+SILENCE = 60  # seconds that a connection may say nothing
 
 
 class BadRequest(Exception):
@@ -37,7 +41,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class ScoreRequest:
     """What is asked: N prompts and responses, whether each response is complete, and conversations."""
 
     prompts: list[str]
@@ -46,7 +50,7 @@ class Request:
     messages: list[list[dict[str, object]] | None]
 
     @classmethod
-    def read(cls, body: bytes) -> Request:
+    def read(cls, body: bytes) -> ScoreRequest:
         """Of the JSON of a request. Raises BadRequest."""
         try:
             content = json.loads(body)
@@ -90,120 +94,150 @@ class Scorer:
     def __init__(self, reader: RewardReader) -> None:
         self._reader, self._lock = reader, threading.Lock()
 
-    def __call__(self, request: Request) -> dict[str, object]:
+    def __call__(self, request: ScoreRequest) -> dict[str, object]:
         """The answer: a number for each response, None where there is none, and why the first of these has none."""
         from dschat.data.rows import Row
-        from dschat.scoring.reward_model import readable_rows
         from dschat.scoring.source import ResponseTexts
 
         rows = [
             Row(None if messages else prompt, messages, None, None, {}, f"response {n}")
             for n, (prompt, messages) in enumerate(zip(request.prompts, request.messages, strict=True))
         ]
-        texts = ResponseTexts(request.prompts, request.responses, rows)
         with self._lock:
-            readable = readable_rows(self._reader.tokenizer, texts)
-            scores, problems = self._read(readable, request.responses, request.finished)
+            scores, problems = self._read(ResponseTexts(request.prompts, request.responses, rows), request.finished)
         for n, score in enumerate(scores):
             if not math.isfinite(score):
                 problems.setdefault(n, f"the score of response {n} is {score}")
         answer: dict[str, object] = {"scores": [None if n in problems else x for n, x in enumerate(scores)]}
         return answer | ({"error": problems[min(problems)]} if problems else {})
 
-    def _read(self, rows: list[Row], responses: list[str], finished: list[bool]) -> tuple[list[float], dict[int, str]]:
+    def _read(self, texts: ResponseTexts, finished: list[bool]) -> tuple[list[float], dict[int, str]]:
         """Numbers of texts, and what is wrong with some of them; each is read alone where one is refused."""
         try:
-            scores, problems = self._reader.read(rows, responses, finished)
+            scores, problems = self._reader.read(texts, finished)
             return scores.tolist(), problems
         except UserError as error:
-            if len(rows) == 1:
+            if len(finished) == 1:
                 return [math.nan], {0: str(error)}
-        alone = [self._read([row], [text], [end]) for row, text, end in zip(rows, responses, finished, strict=True)]
+        alone = [self._read(texts.alone(n), [end]) for n, end in enumerate(finished)]
         return [score for (score,), _ in alone], {n: found[0] for n, (_, found) in enumerate(alone) if found}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Connection(H11Protocol):
+    """Ends where a request that is not whole stays silent for too long, or the server ends."""
+
+    _silence: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to wait."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes a piece of a request, and waits for the next."""
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Waits no longer."""
+        super().connection_lost(exc)
+        if self._silence is not None:
+            self._silence.cancel()
+
+    def shutdown(self) -> None:
+        """Answers what has come in full; the client asks again for the rest."""
+        if self._is_whole():
+            super().shutdown()
+        else:
+            self.transport.close()
+
+    def _is_whole(self) -> bool:
+        return self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+
+    def _wait(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+        if not self._is_whole():
+            self._silence = self.loop.call_later(self.config.timeout_keep_alive, self.transport.close)
+
+
+def application(scorer: Callable[[ScoreRequest], Mapping[str, object]], model: str) -> FastAPI:
     """POST with texts, at any path, answers scores; GET at any path says that the server is well."""
+    app = FastAPI(openapi_url=None)
 
-    timeout = 60  # seconds that a connection may say nothing
-    server: ScoreServer
+    @app.get("/{path:path}")
+    def health() -> Response:
+        return _answer(200, {"status": "ok", "model": model})
 
-    def do_GET(self) -> None:
-        """Says which model answers."""
-        self._send(HTTPStatus.OK, {"status": "ok", "model": self.server.model})
-
-    def do_POST(self) -> None:
-        """Scores texts."""
-        try:
-            length = int(self.headers.get("Content-Length", ""))
-        except ValueError:
-            length = -1
-        if not 0 <= length <= LARGEST_REQUEST:
-            self.close_connection = True
+    @app.post("/{path:path}")
+    async def score(request: Request) -> Response:
+        length = request.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > LARGEST_REQUEST:
             problem = f"the length of the request is missing or more than {LARGEST_REQUEST >> 20} MB"
-            self._send(HTTPStatus.BAD_REQUEST, {"error": problem})
-            return
+            return _answer(400, {"error": problem}, {"Connection": "close"})
         try:
-            body = self.rfile.read(length)
-            if len(body) < length:  # the client has gone, or the server ends: no answer, so that it is asked again
-                self.close_connection = True
-                return
-            self._send(HTTPStatus.OK, self.server.scorer(Request.read(body)))
+            body = await request.body()
+        except ClientDisconnect:  # the client has gone, or the server ends: no answer, so that it is asked again
+            return Response()
+        return await run_in_threadpool(answered, body)
+
+    def answered(body: bytes) -> Response:
+        try:
+            return _answer(200, scorer(ScoreRequest.read(body)))
         except BadRequest as error:
-            self._send(HTTPStatus.BAD_REQUEST, {"error": str(error)})
-        except OSError:
-            self.close_connection = True  # the client has gone
+            return _answer(400, {"error": str(error)})
         except (RuntimeError, ValueError, IndexError) as error:  # of the model: memory, ids that it does not know
             logger.exception("a request failed")
-            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"})
+            return _answer(500, {"error": f"{type(error).__name__}: {error}"})
 
-    def _send(self, status: HTTPStatus, content: Mapping[str, object]) -> None:
-        body = json.dumps(content).encode()
-        try:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-        except OSError:
-            self.close_connection = True  # the client has gone
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Not a line for each request; what goes wrong is logged."""
+    return app
 
 
-class ScoreServer(ThreadingHTTPServer):
+def _answer(status: int, content: Mapping[str, object], headers: Mapping[str, str] | None = None) -> Response:
+    return Response(json.dumps(content), status, headers, "application/json")
+
+
+class ScoreServer(uvicorn.Server):
     """Threads take requests; the model answers one after the other. At its end it waits for those under way."""
 
-    daemon_threads = False
+    def __init__(self, host: str, port: int, app: FastAPI, note: str = "") -> None:
+        """Takes where to listen and what answers; raises UserError where the port is taken.
 
-    def __init__(self, address: tuple[str, int], scorer: Scorer, model: str) -> None:
-        """Takes where to listen and what answers; raises UserError where the port is taken."""
-        self.scorer, self.model = scorer, model
-        self._open: WeakSet[socket.socket] = WeakSet()  # the connections
+        Args:
+            note: is logged before the address once the server answers.
+        """
         try:
-            super().__init__(address, Handler)
+            self._socket = socket.create_server((host, port))
         except OSError as error:
-            raise UserError(f"--host {address[0]} --port {address[1]}: {error.strerror}. Give another.") from error
+            raise UserError(f"--host {host} --port {port}: {error.strerror}. Give another.") from error
+        host, port = self._socket.getsockname()
+        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}/score"  # as this machine reaches it
+        self._note = note
+        config = uvicorn.Config(app, http=Connection, lifespan="off", log_config=None, access_log=False)
+        config.timeout_keep_alive = SILENCE
+        super().__init__(config)
 
-    @property
-    def url(self) -> str:
-        """Where this machine reaches it."""
-        host = str(self.server_address[0])
-        return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{self.server_port}/score"
+    def answer(self) -> None:
+        """Answers until SIGTERM or Ctrl-C, or `should_exit` is set."""
+        self.run([self._socket])
 
-    def get_request(self) -> tuple[socket.socket, object]:
-        """The next connection, which is noted."""
-        connection, address = super().get_request()
-        self._open.add(connection)
-        return connection, address
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Says where it is."""
+        await super().startup(sockets)
+        if self._note:
+            logger.info("%s: --reward_url %s", self._note, self.url)
 
-    def server_close(self) -> None:
-        """Waits for the requests that have come; from here on a connection that says nothing has ended."""
-        for connection in list(self._open):
-            with suppress(OSError):  # it has been closed meanwhile
-                connection.shutdown(socket.SHUT_RD)
-        super().server_close()
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends the connections; one that is only being made says nothing in time."""
+        self.config.timeout_keep_alive = 0
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends at a signal, which is not passed on afterwards."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
 
 
 def serve(options: ServeOptions) -> str:
@@ -223,11 +257,8 @@ def serve(options: ServeOptions) -> str:
         raise UserError(f"--device {options.device}: PyTorch finds no GPU here. Give --device cpu.")
     dtype = choose_dtype(options.dtype, device)
     reader = load_reward_model(options.model, tokenizer, options.rm_template, device, dtype, options.batch_size, flags)
-    with ScoreServer((options.host, options.port), Scorer(reader), options.model) as server:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
-        logger.info("scores of %s on %s (%s): --reward_url %s", options.model, device, dtype, server.url)
-        server.serve_forever(poll_interval=0.1)
+    note = f"scores of {options.model} on {device} ({dtype})"
+    ScoreServer(options.host, options.port, application(Scorer(reader), options.model), note).answer()
     return "stopped"
 
 

@@ -27,6 +27,10 @@ class ResponseTexts:
     responses: list[str]
     rows: list[Row]
 
+    def alone(self, row: int) -> ResponseTexts:
+        """One of the responses."""
+        return ResponseTexts([self.prompts[row]], [self.responses[row]], [self.rows[row]])
+
 
 Measured = Mapping[str, tuple[float, float]]  # metric → sum and count over this rank's rows; the same on every rank
 

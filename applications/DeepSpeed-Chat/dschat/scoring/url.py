@@ -1,13 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores from a server elsewhere. docs/rewards.md describes the request and its answer."""
+"""Scores from a server elsewhere, and what a run does when it fails. docs/rewards.md has the request and its answer.
+
+No answer within --reward_timeout, or a status that may pass, is `Unanswered`: the request is sent again for
+--reward_patience seconds. An answer without a number for each response is a `WrongAnswer`, of which three are enough.
+Any other status refuses the request for good. What is not mended raises UserError and ends the run; with
+--on_reward_error skip those responses are NaN instead, and `scoring/source.py: WeightedScores` leaves them out. A
+signal ends all waiting. The flags and their checks are in config/rewards.py. Our own server, scoring/serve.py, answers
+status 500 where its model fails, null for a text that the model cannot read, and nothing to a request that was cut.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import httpx2
 import torch
@@ -15,16 +26,17 @@ from torch import Tensor
 
 from dschat.errors import UserError
 from dschat.rl.types import Rollout
-from dschat.run.stop import stopping_together
+from dschat.run.stop import raise_if_stopped_here, stopping_together
 from dschat.scoring.source import ResponseTexts
-from dschat.scoring.waiting import pause, wait_for
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 FLAG = "--reward_url"
 TRIES = 3  # wrong answers to a request; those that never came are not counted
 FIRST_WAIT, LONGEST_WAIT = 0.5, 10.0  # seconds before a request is repeated: doubled each time, up to the longest
 TEMPORARY = (408, 425, 429)  # and all statuses from 500 on
+TICK = 0.1  # seconds between two looks whether a signal has come
 
 
 class Unanswered(Exception):
@@ -168,3 +180,42 @@ def _number(score: object, place: int, may_lack: bool, why: str) -> float:
     if not (may_lack or math.isfinite(number)):
         raise wrong
     return number
+
+
+def pause(seconds: float) -> None:
+    """Lets time pass; raises Stopped soon after a signal. Inside `dschat.run.stop.stopping_together`."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        raise_if_stopped_here()
+        time.sleep(min(TICK, left))
+
+
+def wait_for(work: Callable[[], T], seconds: float) -> T:
+    """What `work` returns, or raises, in a thread of its own that is left behind if it takes too long.
+
+    Inside `dschat.run.stop.stopping_together`.
+
+    Raises:
+        TimeoutError: there is no result after so many seconds.
+        Stopped: soon after a signal.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    end = time.monotonic() + seconds
+    while thread.is_alive() and time.monotonic() < end:
+        raise_if_stopped_here()
+        thread.join(TICK)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
