@@ -17,7 +17,8 @@ def run() -> str:
     flags = parser.parse_args()
     if min(flags.k) < 1:
         raise UserError(f"-k {min(flags.k)}: must be at least 1.")
-    from dschat.evaluation.programs import pass_rates, pass_table
+    from dschat.evaluation.programs import pass_rates
+    from dschat.reports.evaluations import pass_table
 
     return pass_table(pass_rates(flags.files, flags.k))
 

@@ -9,7 +9,7 @@ files with the same number begin with the same message. A judge model sees both 
 import sys
 
 from dschat.common.script import run_script
-from dschat.evaluation.judge.run import run_turns
+from dschat.reports.evaluations import run_turns
 
 if __name__ == "__main__":
     sys.exit(run_script(lambda: run_turns(sys.argv[1:], str(__doc__)), print, goes_on=True))

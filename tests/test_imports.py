@@ -40,10 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "builders": {"common", "config", "data", "engine", "models", "rollouts", "run", "scoring", "trainers"},
     # finished models and runs, looked at
     "evaluation": {"common", "data"},
-    "inference": {"common", "config", "data", "evaluation", "models", "rl", "rollouts", "scoring"},
-    "macro_view": {"common"},
-    "run_report": {"common", "macro_view"},
-    "demo": {"common", "conditions", "config", "data", "inference", "macro_view", "models", "rl", "rollouts"}
+    "reports": {"common", "data", "evaluation"},
+    "inference": {"common", "config", "data", "evaluation", "models", "reports", "rl", "rollouts", "scoring"},
+    "demo": {"common", "conditions", "config", "data", "inference", "models", "reports", "rl", "rollouts"}
     | {"scoring", "trainers"},
 }
 ANYBODY = {"errors"}

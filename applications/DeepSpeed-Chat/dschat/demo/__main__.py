@@ -20,7 +20,7 @@ from dschat.common.script import run_script
 from dschat.demo.models import find_checkpoints
 from dschat.demo.options import DemoOptions, parse_options
 from dschat.errors import UserError
-from dschat.macro_view.html import macro_text
+from dschat.reports.macro_actions import macro_text
 
 if TYPE_CHECKING:
     from dschat.demo.session import Session, ShownAnswer

@@ -25,8 +25,8 @@ from dschat.models.load import load_causal_lm, load_scalar
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel
 from dschat.models.tokenizer import load_tokenizer
+from dschat.reports.runs import Learner, Point, draw_learners, learner_table, write_page
 from dschat.rollouts.sampling import Sampling
-from dschat.run_report.build import Learner, Point, draw_learners, learner_table, write_page
 from dschat.scoring.reward_model import RewardModelScores
 from inputs import (
     COMMON,

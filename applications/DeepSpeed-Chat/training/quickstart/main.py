@@ -45,7 +45,7 @@ def main() -> int:
 
 def quickstart(folder: Path, seed: int, scale: Scale, processes: Processes) -> None:
     """Makes the data and the model, runs the three steps and writes the report."""
-    from dschat.run_report.build import build_report
+    from dschat.reports.runs import build_report
 
     start = time.perf_counter()
     data, model = make_inputs(folder, seed, scale)

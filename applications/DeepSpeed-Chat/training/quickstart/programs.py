@@ -42,8 +42,9 @@ def main() -> int:
 
 def programs(folder: Path, seed: int, scale: Scale) -> None:
     """Makes the problems and the model, trains, answers the held-out problems and writes the report."""
-    from dschat.evaluation.programs import ALL, pass_rates, pass_table
-    from dschat.run_report.build import build_report
+    from dschat.evaluation.programs import ALL, pass_rates
+    from dschat.reports.evaluations import pass_table
+    from dschat.reports.runs import build_report
 
     start = time.perf_counter()
     data, model = make_inputs(folder, seed, scale)

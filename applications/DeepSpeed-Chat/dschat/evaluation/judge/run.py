@@ -24,7 +24,7 @@ from dschat.evaluation.judge.costs import Prices, Spending, estimated_tokens
 from dschat.evaluation.judge.rubrics import DIALOGUES, RUBRICS, Form, Rubric, read_rubric
 from dschat.evaluation.judge.verdicts import Setup, control_question, has_verdict, judge_pairs, questions_of
 from dschat.evaluation.pairs import Pair, compared, model_names, read_pairs
-from dschat.evaluation.turns import rates_by_turn, turn_pairs
+from dschat.evaluation.turns import TurnRates, rates_by_turn, turn_pairs
 
 if TYPE_CHECKING:
     from dschat.evaluation.judge.client import JudgeClient  # which needs the openai library
@@ -250,22 +250,19 @@ class TurnOptions(AskingOptions):
             raise UserError(f"{BY_SCORES} asks no judge and costs nothing: leave --dry-run out.")
 
 
-def run_turns(words: Sequence[str], description: str) -> str:
-    """Judges every dialogue at every turn; returns the table, or a dry run's estimate. See `run_judge`."""
-    from dschat.evaluation.report.build import write_turns
-
+def judge_turns(words: Sequence[str], description: str) -> tuple[TurnRates | None, Path, str]:
+    """Judges every dialogue at every turn: win rates, None for a dry run; the file; a line. See `run_judge`."""
     options = parse_flags(TurnOptions, words, description)
     pairs = turn_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
     setup = options.setup(DIALOGUES)
     if options.by_scores:
         rows, line = compare_scores(pairs, setup.models, options), str(options.output)
     elif options.dry_run:
-        return estimate(pairs, setup, options)
+        return None, options.output, estimate(pairs, setup, options)
     else:
         rows, line = judge(pairs, setup, options)
-    folder, name = options.output.parent, options.output.name.removesuffix(".jsonl")
     places = ((f"{options.output}:{number}", row) for number, row in enumerate(rows, start=1))
-    return f"{write_turns([rates_by_turn(places)], folder, name, {})}\n{line} and beside it {name}.md, .json and .png"
+    return rates_by_turn(places), options.output, line
 
 
 def compare_scores(pairs: Sequence[Pair], models: tuple[str, str], options: TurnOptions) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ import torch
 
 from cli_runs import run_command, write_jsonl
 from dschat.config.ppo import PPOConfig
-from dschat.macro_view.html import MacroToken, macro_text
 from dschat.models.tiny import train_tokenizer
+from dschat.reports.macro_actions import MacroToken, macro_text
 from dschat.show_macro_actions import main, parse
 from factories import TEXTS, hf_logprobs, make_causal_lm, save_folder
 
