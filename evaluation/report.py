@@ -35,7 +35,8 @@ def run() -> str:
     from dschat.evaluation.best_of import holds_sweep
     from dschat.evaluation.programs import holds_programs
     from dschat.evaluation.turns import holds_turns
-    from dschat.reports.evaluations import best_of_report, build_evaluation_report, turns_report, write_pass_report
+    from dschat.reports.comparisons import build_evaluation_report
+    from dschat.reports.evaluations import best_of_report, turns_report, write_pass_report
 
     rows = [next(iterate_rows(file, "FILE"))[1] for file in flags.files]  # the first ones tell what the files hold
     programs, sweeps, turns = (list(map(holds, rows)) for holds in (holds_programs, holds_sweep, holds_turns))

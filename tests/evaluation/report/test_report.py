@@ -13,7 +13,7 @@ from dschat.errors import UserError
 from dschat.evaluation.results import section_result
 from dschat.evaluation.votes import read_votes
 from dschat.evaluation.votes import sections_of as sorted_votes
-from dschat.reports.evaluations import build_evaluation_report
+from dschat.reports.comparisons import build_evaluation_report
 
 # 50 items: 28 wins, 9 ties, 10 losses, 3 answers that cannot be read. Item i: prompt i, 20 + i letters against 30.
 FIFTY = ["A"] * 28 + ["tie"] * 9 + ["B"] * 10 + ["invalid"] * 3

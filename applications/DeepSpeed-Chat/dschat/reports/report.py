@@ -10,9 +10,12 @@ from typing import Any
 
 from dschat.common.atomic import reporting, write_file
 from dschat.common.display import markdown_table, text_table, text_width
+from dschat.common.statistics import MeanInterval
 from dschat.reports.macro_actions import STYLE, MacroToken, legend_html, macro_spans
 
 TEMPLATE = Path(__file__).with_name("page.html")
+NAME = "report"  # of the files of most reports
+OUTPUT = "--output "  # the flag of their folder, before it
 NONE = "–"  # in a cell for which there is no number
 
 
@@ -120,6 +123,11 @@ class Report:
         environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
         drawn = {"legend": lambda numbers: Markup(legend_html(numbers)), "spans": lambda t: Markup(macro_spans(t))}
         return environment.get_template(TEMPLATE.name).render(report=self, style=Markup(STYLE), **drawn)
+
+
+def rate_text(rate: MeanInterval | None) -> str:
+    """In per cent with its interval."""
+    return NONE if rate is None else rate.text()
 
 
 def write_report(
