@@ -51,10 +51,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # finished models and runs, looked at
     "evaluation": {"common", "config", "data"},
-    "inference": {"common", "config", "data", "evaluation", "models", "rl", "rollouts", "scoring"},
-    "macro_view": {"common"},
-    "run_report": {"common", "macro_view"},
-    "demo": {"common", "conditions", "config", "data", "inference", "macro_view", "models", "rl", "rollouts"}
+    "reports": {"common", "data", "evaluation"},
+    "inference": {"common", "config", "data", "evaluation", "models", "reports", "rl", "rollouts", "scoring"},
+    "demo": {"common", "conditions", "config", "data", "inference", "models", "reports", "rl", "rollouts"}
     | {"scoring", "trainers"},
     # the pipeline on corpora made in code
     "quickstart": {
@@ -65,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "inference",
         "models",
         "rollouts",
-        "run_report",
+        "reports",
         "scoring",
     },
 }

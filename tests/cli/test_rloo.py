@@ -5,7 +5,7 @@ import json
 from html import unescape
 
 from cli_runs import check_names, evaluation_rows, files_under, read_jsonl, training_rows
-from dschat.run_report.build import build_report
+from dschat.reports.runs import build_report
 
 
 def test_a_run_without_a_critic(run, prompt_flags, sft, reward, ppo, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from dschat.common.glossary import BEST, HEADLINES, METRICS, RUNS, metrics_of, page
 from dschat.config.rewards import METRIC_NAMES
-from dschat.run_report.data import EVAL_NAMES
+from dschat.reports.run_data import EVAL_NAMES
 from dschat.trainers import alarms
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from dschat.demo.actions import Stops, answer_html, status_html, summary_html, t
 from dschat.demo.options import ChatOptions, DemoOptions, SummaryOptions
 from dschat.demo.session import Chat, Choice, ShownAnswer, chat_prompt, summary_prompt
 from dschat.errors import UserError
-from dschat.macro_view.html import MacroToken
 from dschat.quickstart.synthetic_dialogues import CHAT_TEMPLATE
+from dschat.reports.macro_actions import MacroToken
 from factories import hf_logprobs, hf_score
 
 GREEDY = Choice(do_sample=False, max_new_tokens=20)

@@ -57,7 +57,7 @@ from dschat.config.ppo import PPOConfig
 from dschat.models.load import open_config
 from dschat.plan.phases import CUDA_BYTES, Machine
 from dschat.plan.plan import make_plan
-from dschat.run_report.summary import trailing_mean, window_of
+from dschat.reports.run_summary import trailing_mean, window_of
 from harness import GB, MB, in_process, origin, report, report_of, settings_parser, table, write_section
 
 Tasks = list[tuple[Figures, Task]]  # how rows begin, and what measures them

@@ -19,9 +19,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dschat.common.launch import TRAINING
-from dschat.run_report.build import read_runs
-from dschat.run_report.data import RunData
-from dschat.run_report.summary import judges_of, levels_of, updates_to
+from dschat.reports.run_data import RunData
+from dschat.reports.run_summary import judges_of, levels_of, updates_to
+from dschat.reports.runs import read_runs
 from harness import machine, origin, settings_parser, table, write_section
 from trials.figures import Row, draw, kl_table, learning_table, over_seeds, rows_of, updates_text, usual_updates
 from trials.matrix import MATRIX, Group, Results, read_matrix, run_all, runs_of

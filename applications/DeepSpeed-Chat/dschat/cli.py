@@ -116,17 +116,17 @@ COMMANDS: dict[str, Command] = {
     "judge-turns": Command(
         "a judge compares dialogues turn by turn",
         "evaluation.options:TurnOptions",
-        "evaluation.judge.run:run_turns",
+        "reports.evaluations:run_turns",
         goes_on=True,
     ),
     "vote": Command(
         "people compare two models", "evaluation.options:VoteOptions", "evaluation.commands:vote", goes_on=True
     ),
     "report": Command(
-        "win rates, agreement, pass@k, best of N", "evaluation.options:ReportOptions", "evaluation.commands:report"
+        "win rates, agreement, pass@k, best of N", "evaluation.options:ReportOptions", "reports.commands:report"
     ),
     "pass-at-k": Command(
-        "pass@k of programs that were run", "evaluation.options:PassOptions", "evaluation.commands:pass_at_k"
+        "pass@k of programs that were run", "evaluation.options:PassOptions", "reports.commands:pass_at_k"
     ),
     "demo chat": Command("talk with a model", "demo.options:ChatOptions", "demo.__main__:run"),
     "demo summary": Command("summaries of posts (TL;DR)", "demo.options:SummaryOptions", "demo.__main__:run"),

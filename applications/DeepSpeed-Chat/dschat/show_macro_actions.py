@@ -19,15 +19,15 @@ from dschat.data.encoding import encode_prompts, encode_responses
 from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.evaluation.pairs import read_responses
-from dschat.macro_view.html import MacroPanel, MacroToken, macro_text, panels_html, render_page
 from dschat.models.load import load_causal_lm
 from dschat.models.policy import PolicyModel
 from dschat.models.tokenizer import load_tokenizer
+from dschat.reports.macro_actions import MacroToken, macro_text
+from dschat.reports.report import Example, MacroPanel, Report, Section
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Rollout, Trajectory, select_rows
 from dschat.trainers.rollout_metrics import token_texts
 
-TEMPLATE = Path(__file__).with_name("macro_view") / "macro_actions.html"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +74,11 @@ def cut_all(options: MacroActionsOptions) -> list[Shown]:
 
 def write_page(file: Path, shown: Sequence[Shown], model: str) -> None:
     """Writes the HTML page; raises UserError where it cannot."""
-    from markupsafe import Markup
-
-    items = [{"prompt": item.prompt, "panels": Markup(panels_html(item.panels))} for item in shown]
-    page = render_page(TEMPLATE, legend_numbers=False, model=model, items=items)
+    examples = [Example(f"Response {number}", item.prompt, item.panels) for number, item in enumerate(shown, start=1)]
+    section = Section(examples=examples, numbers=False)
+    report = Report("Macro actions", notes=[f"Tokens of {model}"], sections=[section])
     with reporting(f"--html {file}"):
-        write_file(file, page)
+        write_file(file, report.html())
 
 
 def _titled_flags(condition: str, options: MacroActionsOptions) -> list[tuple[str, TerminationFlags]]:

@@ -13,8 +13,8 @@ import pytest
 from cli_runs import ROOT, message_of, run_command, write_jsonl
 from dschat.errors import UserError
 from dschat.evaluation.best_of import best_of_first, best_of_n, expected_best, read_sweep
-from dschat.evaluation.report import plots
-from dschat.evaluation.report.build import best_of_report
+from dschat.reports import evaluations
+from dschat.reports.evaluations import best_of_report
 
 TWO_PROMPTS = {0.5: [[1.0, 4.0, 2.0, 3.0], [0.0, -1.0, 6.0, 2.0]], 0.0: [[2.0], [5.0]]}
 
@@ -97,11 +97,12 @@ def test_a_report_on_several_models(file, tmp_path):
 
 
 def test_curves_show_the_mean_over_all_subsets(file, monkeypatch):
-    lines = {}
-    monkeypatch.setattr(plots, "interval_line", lambda ax, places, means, label, *_: lines.update({label: means}))
     found = best_of_n(read_sweep(file, "ours"), [2, 4])
-    monkeypatch.setattr(plots, "plain_legend", lambda ax: None)
-    assert plots.draw_best_of(found) == plots.draw_best_of(found)
+    assert evaluations.draw_best_of(found) == evaluations.draw_best_of(found)
+    charts = []
+    monkeypatch.setattr(evaluations, "draw_charts", lambda given, *_, **__: charts.extend(given))
+    evaluations.draw_best_of(found)
+    lines = {line.look["label"]: line.y for chart in charts for line in chart.lines}
     assert [each.value for each in lines["temperature 0.5"]] == pytest.approx([2.125, 3.5, 5.0])
     assert [each.value for each in lines["ours"]] == pytest.approx([3.5, 2.125]), "a single response, by temperature"
 

@@ -10,8 +10,8 @@ import pytest
 
 from cli_runs import ROOT, message_of, read_jsonl, run_command, write_jsonl
 from dschat.errors import UserError
-from dschat.evaluation.programs import NUMBERS, PUBLISHED, pass_at_k, pass_rates, pass_table
-from dschat.evaluation.report.build import write_pass_report
+from dschat.evaluation.programs import NUMBERS, PUBLISHED, pass_at_k, pass_rates
+from dschat.reports.evaluations import pass_table, write_pass_report
 
 
 def problem(difficulty: str, *statuses: str) -> dict:

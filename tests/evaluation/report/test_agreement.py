@@ -6,8 +6,8 @@ import math
 import pytest
 
 from dschat.common.statistics import MeanInterval, Rate, win_rates
-from dschat.evaluation.report import results
-from dschat.evaluation.report.results import agreement, group_agreement, majority
+from dschat.evaluation import results
+from dschat.evaluation.results import agreement, group_agreement, majority
 
 
 def rated(verdicts: str) -> dict[int, str]:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from dschat.evaluation.report.build import write_text_report
 from dschat.evaluation.text import policy_result, reward_result, rouge
+from dschat.reports.evaluations import write_text_report
 
 
 def test_rouge_by_hand():

@@ -2,15 +2,13 @@
 """What charts share: colours, markers, plain axes and a file's bytes. Drawn without a display or global state."""
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-
-from dschat.common.statistics import MeanInterval
 
 # Okabe-Ito colours dark enough for thin lines; the markers tell lines apart without colour.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#7a6f00")
@@ -22,8 +20,8 @@ LONGEST = 40  # characters of a name
 def plain_axes(ax: Axes, title: str, x: str, y: str) -> None:
     """A chart with a title, the names of its axes and a light grid."""
     ax.set_title(title, fontsize=12, fontweight="bold", loc="left", parse_math=False)
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
+    ax.set_xlabel(x, parse_math=False)
+    ax.set_ylabel(y, parse_math=False)
     ax.grid(color="#e3e3e3", linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
@@ -39,17 +37,6 @@ def show_as_it_is(texts: Iterable[Text]) -> None:
     """Texts of a chart are no formulas, whatever they hold."""
     for text in texts:
         text.set_parse_math(False)
-
-
-def interval_line(
-    ax: Axes, places: Sequence[float], estimates: Sequence[MeanInterval], label: str, colour: Any, marker: str
-) -> None:
-    """A line through estimates, each with a whisker over its interval where it has one."""
-    values = [each.value for each in estimates]
-    below = [0.0 if each.low is None else each.value - each.low for each in estimates]
-    above = [0.0 if each.high is None else each.high - each.value for each in estimates]
-    look: dict[str, Any] = {"label": label, "color": colour, "marker": marker, "markersize": 5, "linewidth": 1.8}
-    ax.errorbar(places, values, yerr=[below, above], capsize=2, elinewidth=1, **look)
 
 
 def short(name: str) -> str:

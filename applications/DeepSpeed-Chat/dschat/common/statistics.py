@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 RESAMPLES = 9999  # of a bootstrap
 SEED = 1234  # of a bootstrap: the same file gives the same interval
+BOOTSTRAP = {"level": 0.95, "bootstrap_resamples": RESAMPLES}  # how files of numbers say it
 POINTS = {"A": 1.0, "tie": 0.5, "B": 0.0}  # of a counted verdict, for the first model
 
 

@@ -17,7 +17,7 @@ from dschat.common.display import HOST, check_address, gradio, visible
 from dschat.demo.models import find_checkpoints
 from dschat.demo.options import ChatOptions, DemoOptions
 from dschat.errors import UserError
-from dschat.macro_view.html import macro_text
+from dschat.reports.macro_actions import macro_text
 
 if TYPE_CHECKING:
     from dschat.demo.session import Session, ShownAnswer

@@ -16,7 +16,7 @@ from dschat.common.display import EMPTY, Component, visible
 from dschat.demo.models import chosen, find_checkpoints
 from dschat.demo.session import Chat, Choice, MakePrompt, Session, ShownAnswer, summary_prompt
 from dschat.errors import UserError
-from dschat.macro_view.html import legend_html, macro_spans
+from dschat.reports.macro_actions import legend_html, macro_spans
 
 PAUSE = 0.05  # seconds between two drafts that are sent to the browser
 # Characters that mean something to JavaScript's and Handlebars' templates or to Gradio's placeholders.

@@ -11,7 +11,7 @@ from dschat.demo.actions import LEGEND, Actions, Update, status_html
 from dschat.demo.models import find_checkpoints
 from dschat.demo.session import CHAT_EXAMPLE, SUMMARY_EXAMPLE, Chat, Session
 from dschat.errors import UserError
-from dschat.macro_view.html import STYLE
+from dschat.reports.macro_actions import STYLE
 
 TITLES = {"chat": "Chat", "summary": "Summaries"}
 NAMES = ("Model", "Other model")

@@ -19,8 +19,8 @@ from dschat.demo.options import DemoOptions
 from dschat.demo.stream import STOPPED, Draft, MacroActionsOf, Question, stream
 from dschat.errors import UserError
 from dschat.inference.policy import choose_device
-from dschat.macro_view.html import MacroToken
 from dschat.models.opening import choose_dtype
+from dschat.reports.macro_actions import MacroToken
 from dschat.rollouts.sampling import Sampling, row_seed
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts

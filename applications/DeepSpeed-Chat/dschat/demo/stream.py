@@ -22,8 +22,8 @@ from dschat.config.macro_actions import TerminationFlags
 from dschat.data.encoding import decode_response
 from dschat.demo.models import Opened
 from dschat.errors import UserError
-from dschat.macro_view.html import MacroToken
 from dschat.models.policy import PolicyModel
+from dschat.reports.macro_actions import MacroToken
 from dschat.rl.macro_actions import segment
 from dschat.rl.types import Rollout, Trajectory
 from dschat.rollouts.generate import CausalLM

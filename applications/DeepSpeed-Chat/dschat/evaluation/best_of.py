@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dschat.common.display import markdown_table
 from dschat.common.jsonl import iterate_rows, text_of
 from dschat.common.statistics import MeanInterval, mean_interval
 from dschat.errors import UserError
 from dschat.evaluation.pairs import FILE, number_of, numbers_of
 
 PUBLISHED = (4, 8, 16, 32)  # numbers of responses to choose from in Chai et al., ICLR 2025, section 4.4
-NOTE = (
-    "Mean over the prompts of the reward model's score, with a 95 % interval (Student's t over prompts). All subsets: "
-    "the mean over all choices of N of the responses drawn; first N: the best of the first N drawn, as published. "
-    "Both estimate the same without bias; the curves show the former, which uses every response for every N and so "
-    "varies less from draw to draw."
-)
 
 
 def best_of_first(rewards: Sequence[float], n: int) -> float:
@@ -121,21 +114,3 @@ def best_of_n(sweep: Sweep, numbers: Sequence[int]) -> list[BestOf]:
                 first = mean_interval([best_of_first(row, n) for row in rewards])
                 found.append(BestOf(sweep.model, temperature, n, draws, len(rewards), expected, first))
     return found
-
-
-def best_of_tables(found: Sequence[BestOf]) -> str:
-    """Both estimators as Markdown: a row for each model and temperature, a column for each N."""
-    numbers = sorted({each.n for each in found})
-    head = ["model", "temperature", "prompts", "drawn", *(f"N = {n}" for n in numbers)]
-    rows: dict[tuple[str, float], list[BestOf]] = {}
-    for each in found:
-        rows.setdefault((each.model, each.temperature), []).append(each)
-    parts = []
-    for title, name in (("Best of N, all subsets", "expected"), ("Best of the first N", "first")):
-        table = []
-        for (model, temperature), cells in rows.items():
-            means = {each.n: getattr(each, name).text() for each in cells}
-            start = [model, f"{temperature:g}", str(cells[0].prompts), str(cells[0].draws)]
-            table.append([*start, *(means.get(n, "–") for n in numbers)])
-        parts.append(f"{title}\n\n{markdown_table(head, table)}")
-    return "\n\n".join([*parts, NOTE]) + "\n"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dschat.common.display import text_table
 from dschat.common.jsonl import read_rows, text_of
 from dschat.common.statistics import Rate, bootstrap_ratio
 from dschat.errors import UserError
@@ -92,23 +91,3 @@ def _rate(problems: Sequence[SolvedProblem], k: int) -> Rate | None:
     if any(problem.samples < k for problem in problems):
         return None
     return bootstrap_ratio({i: (pass_at_k(p.samples, p.passed, k), 1) for i, p in enumerate(problems)})
-
-
-def pass_table(found: Sequence[PassRates]) -> str:
-    """The rates in per cent with 95 % intervals; below them, where all are on APPS, what is published."""
-    ks = list(found[0].rates)
-    rows = []
-    for each in found:
-        rates = ["–" if rate is None else rate.text() for rate in each.rates.values()]
-        rows.append([each.model, each.difficulty, str(each.problems), *rates])
-    table = text_table(["model", "difficulty", "problems", *(f"pass@{k}, %" for k in ks)], rows)
-    if any(each.dataset != APPS for each in found):
-        return table
-    numbers = NUMBERS | {"all": sum(NUMBERS.values())}
-    published = [
-        [model, difficulty, str(numbers[difficulty]), *(f"{rates[k][difficulty]:.2f}" for k in (1, 5))]
-        for model, rates in PUBLISHED.items()
-        for difficulty in numbers
-    ]
-    head = ["published by the paper, not measured here", "difficulty", "problems", "pass@1, %", "pass@5, %"]
-    return f"{table}\n\n{text_table(head, published)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogues of two policies, compared as they stand after each turn: pairs, win rates, tables."""
+"""Dialogues of two policies, compared as they stand after each turn: pairs and win rates."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dschat.common.display import markdown_table
 from dschat.common.jsonl import read_rows
 from dschat.common.statistics import WinRates, win_rates
 from dschat.data.dialogues import ROLES, check_dialogue
@@ -17,7 +16,6 @@ from dschat.evaluation.pairs import Pair, Response, comparison_of, numbers_of, p
 logger = logging.getLogger(__name__)
 
 REMEDY = "both files must hold the same dialogues, begun by the same messages; roll both out on the same prompts"
-NONE = "–"
 # Gao et al. 2024 (arXiv 2410.04612): win rates against the initial policy, Llama-3-8B-it, in per cent at turns 1 to 5,
 # in dialogues that begin with prompts of this set.
 PUBLISHED_ON = ("ultrainteract", "ultrainteract_pair", "openbmb/ultrainteract_pair")
@@ -27,11 +25,6 @@ PUBLISHED = {
     "REFUEL, iteration 1": (54.6, 53.6, 57.8, 56.2, 59.4),
     "REFUEL, iteration 2": (55.2, 53.4, 58.8, 57.2, 58.6),
 }
-NOTE = (
-    "Win rate of the first policy in per cent: wins and half of the ties, of the verdicts counted, without invalid "
-    "answers. [ ] holds 95 %: a bootstrap over dialogues. All turns: every verdict counts once, which is the mean of "
-    "the turns where each dialogue has all of them."
-)
 
 
 @dataclass(frozen=True)
@@ -172,25 +165,6 @@ def rates_by_turn(rows: Iterable[tuple[str, dict[str, Any]]]) -> TurnRates:
     return TurnRates(*title, {turn: _rates(verdicts[turn]) for turn in sorted(verdicts)}, _rates(everything))
 
 
-def turn_tables(found: Sequence[TurnRates], published: Published) -> str:
-    """Win rates and counts of every comparison, and published rates, as Markdown."""
-    turns = sorted({turn for rates in found for turn in rates.turns})
-    head = [*(f"turn {turn}" for turn in turns), "all turns"]
-    rates, counts = [], []
-    for each in found:
-        columns = [*(each.turns.get(turn) for turn in turns), each.overall]
-        rates.append([each.title, *(_half(one) for one in columns)])
-        counts.append([each.title, *(_counts(one) for one in columns)])
-    last = [*(f"turn {turn}" for turn in range(1, 6)), "mean"]
-    others = [
-        [title, *(f"{rate:.1f}" for rate in row), f"{published_mean(row):.2f}"] for title, row in published.items()
-    ]
-    tables = [("win rate of the first, in %", head, rates), ("wins – ties – losses – invalid", head, counts)]
-    if others:
-        tables.append(("published, against Llama-3-8B-it; not measured here", last, others))
-    return "\n\n".join([*(markdown_table([title, *names], rows) for title, names, rows in tables), NOTE]) + "\n"
-
-
 def published_rates(dataset: str) -> Published:
     """The rates that are published on dialogues which begin with prompts of a set, if there are any."""
     return PUBLISHED if dataset.lower() in PUBLISHED_ON else {}
@@ -204,14 +178,3 @@ def published_mean(rates: Sequence[float]) -> float:
 def _rates(verdicts: Sequence[tuple[int, str]]) -> WinRates:
     numbers, given = zip(*verdicts, strict=True)
     return win_rates(given, numbers)
-
-
-def _half(rates: WinRates | None) -> str:
-    return NONE if rates is None or rates.half is None else rates.half.text()
-
-
-def _counts(rates: WinRates | None) -> str:
-    if rates is None:
-        return NONE
-    tally = rates.tally
-    return f"{tally.wins} – {tally.ties} – {tally.losses} – {tally.invalid}"

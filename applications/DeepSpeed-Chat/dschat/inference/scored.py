@@ -19,7 +19,6 @@ from dschat.data.examples import PromptExample
 from dschat.data.rows import Row
 from dschat.errors import UserError
 from dschat.evaluation.best_of import sweep_of
-from dschat.evaluation.report.build import write_best_of
 from dschat.inference.options import BestOfOptions, InferenceOptions, ScoredOptions
 from dschat.inference.policy import (
     SampledResponse,
@@ -42,6 +41,7 @@ from dschat.inference.runner import (
 )
 from dschat.models.opening import choose_dtype
 from dschat.models.tokenizer import load_tokenizer
+from dschat.reports.evaluations import write_best_of
 from dschat.scoring.reward_reader import RewardReader, load_reward_model, load_reward_tokenizer
 from dschat.scoring.source import ResponseTexts
 

@@ -27,7 +27,6 @@ from dschat.data.prepared.read import prepared_rows
 from dschat.data.rows import Row, in_words
 from dschat.data.sources import load_source
 from dschat.errors import UserError
-from dschat.evaluation.report.build import write_text_report
 from dschat.evaluation.text import policy_result, reward_result, rouge, without_nan
 from dschat.inference.options import TRAINING_SEED, TextOptions, model_name
 from dschat.inference.policy import (
@@ -58,6 +57,7 @@ from dschat.models.opening import choose_dtype
 from dschat.models.policy import PolicyModel
 from dschat.models.scalar import ScalarModel, last_scores, warn_of_reward_loss
 from dschat.models.tokenizer import end_token_id, load_tokenizer
+from dschat.reports.evaluations import write_text_report
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from dschat.common.atomic import write_file
 from dschat.common.launch import Processes, as_arguments, run_step
-from dschat.evaluation.programs import ALL, pass_rates, pass_table
+from dschat.evaluation.programs import ALL, pass_rates
 from dschat.quickstart.inputs import COMMON, make_folder, supervised_flags
 from dschat.quickstart.options import ProgramsOptions
-from dschat.run_report.build import build_report
+from dschat.reports.evaluations import pass_table
+from dschat.reports.runs import build_report
 
 
 @dataclass(frozen=True)

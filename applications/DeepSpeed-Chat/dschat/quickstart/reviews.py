@@ -19,7 +19,7 @@ from dschat.quickstart.inputs import (
     train_sft,
 )
 from dschat.quickstart.options import QuickstartOptions
-from dschat.run_report.build import build_report
+from dschat.reports.runs import build_report
 
 REGIME = (
     "Regime: 64 tokens, a score at the end, a critic that starts from nothing, whitened advantages. With seeds 0 to 9,"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dschat.common.chat_servers import Endpoint, checked_key
@@ -20,7 +21,7 @@ from dschat.evaluation.judge.rubrics import DIALOGUES, RUBRICS, Form, read_rubri
 from dschat.evaluation.judge.verdicts import Setup, control_question, judge_pairs, questions_of
 from dschat.evaluation.options import BY_SCORES, AskingOptions, JudgeOptions, TurnOptions
 from dschat.evaluation.pairs import Pair, compared, read_pairs
-from dschat.evaluation.turns import rates_by_turn, turn_pairs
+from dschat.evaluation.turns import TurnRates, rates_by_turn, turn_pairs
 
 if TYPE_CHECKING:
     from dschat.evaluation.judge.client import JudgeClient  # which needs the openai library
@@ -119,21 +120,18 @@ def estimate(pairs: Sequence[Pair], setup: Setup, options: AskingOptions) -> str
     )
 
 
-def run_turns(options: TurnOptions) -> str:
-    """Judges every dialogue at every turn; returns the table, or a dry run's estimate. See `run_judge`."""
-    from dschat.evaluation.report.build import write_turns
-
+def judge_turns(options: TurnOptions) -> tuple[TurnRates | None, Path, str]:
+    """Judges every dialogue at every turn: win rates, None for a dry run; the file; a line."""
     pairs = turn_pairs(options.model_name_a, "--model_name_a", options.model_name_b, "--model_name_b")
     setup = options.setup(DIALOGUES)
     if options.by_scores:
         rows, line = compare_scores(pairs, setup.models, options), str(options.output)
     elif options.dry_run:
-        return estimate(pairs, setup, options)
+        return None, options.output, estimate(pairs, setup, options)
     else:
         rows, line = judge(pairs, setup, options)
-    folder, name = options.output.parent, options.output.name.removesuffix(".jsonl")
     places = ((f"{options.output}:{number}", row) for number, row in enumerate(rows, start=1))
-    return f"{write_turns([rates_by_turn(places)], folder, name, {})}\n{line} and beside it {name}.md, .json and .png"
+    return rates_by_turn(places), options.output, line
 
 
 def compare_scores(pairs: Sequence[Pair], models: tuple[str, str], options: TurnOptions) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of single texts → the numbers of a model: perplexity, ROUGE, loss and accuracy; as tables."""
+"""Rows of single texts → the numbers of a model: perplexity, ROUGE, loss and accuracy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dschat.common.display import markdown_table
 from dschat.common.statistics import MeanInterval, Rate, bounded_interval, wilson
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
 
 NAMES = ("rouge1", "rouge2", "rougeL")
-INTERVALS = "[ ] holds 95 %, over texts: a percentile bootstrap; of accuracies, Wilson's interval."
 Row = Mapping[str, Any]  # of a result file
 
 
@@ -106,37 +104,3 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def text_tables(policies: Sequence[PolicyResult], rewards: Sequence[RewardResult]) -> str:
-    """The tables of both as Markdown, as far as there are any, and how to read them."""
-    tables = [*([_policy_table(policies)] if policies else []), *([_reward_table(rewards)] if rewards else [])]
-    return "\n\n".join([*tables, INTERVALS])
-
-
-def _policy_table(results: Sequence[PolicyResult]) -> str:
-    drawn = any(each.rouge for each in results)
-    head = ["texts", "tokens", "loss", "perplexity"]
-    head += ["ROUGE-1", "ROUGE-2", "ROUGE-L", "length"] if drawn else []
-    rows = []
-    for each in results:
-        cells = [str(each.rows), str(each.tokens), each.loss.text(4), each.perplexity.text(2)]
-        if drawn:
-            cells += [*(score.text() for score in each.rouge.values()), f"{each.length:.1f}"]
-        rows.append(cells)
-    return _table("policy", results, head, rows)
-
-
-def _reward_table(results: Sequence[RewardResult]) -> str:
-    rows = [[str(each.rows), each.loss.text(4), each.accuracy.text()] for each in results]
-    return _table("reward model", results, ["pairs", "loss", "accuracy, %"], rows)
-
-
-def _table(
-    kind: str, results: Sequence[PolicyResult | RewardResult], head: Sequence[str], rows: Sequence[Sequence[str]]
-) -> str:
-    """Names before the cells, and updates where they are known of a model."""
-    known = any(each.update is not None for each in results)
-    starts = [[each.model, *(["–" if each.update is None else str(each.update)] if known else [])] for each in results]
-    whole = [[*start, *cells] for start, cells in zip(starts, rows, strict=True)]
-    return markdown_table([kind, *(["updates"] if known else []), *head], whole)

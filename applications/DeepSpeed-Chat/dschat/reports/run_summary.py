@@ -3,13 +3,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from dschat.common.display import text_table
 from dschat.common.glossary import HEAD
 from dschat.common.statistics import (
     Estimate,
@@ -21,7 +19,8 @@ from dschat.common.statistics import (
     unpaired_error,
     win_rates,
 )
-from dschat.run_report.data import EVAL_NAMES, HeldOut, RunData
+from dschat.reports.report import NONE, Report, Table
+from dschat.reports.run_data import EVAL_NAMES, HeldOut, RunData
 
 Numbers = npt.NDArray[np.float64]
 
@@ -95,7 +94,7 @@ def speed_rows(runs: Sequence[RunData], labels: Mapping[str, str]) -> tuple[list
         for name, level in levels.items():
             needed, theirs = updates_to(run, name, level), base[name]
             assert theirs is not None  # it ends there
-            cells += ["not reached", "–"] if needed is None else [str(needed), f"{theirs / needed:.2f}"]
+            cells += ["not reached", NONE] if needed is None else [str(needed), f"{theirs / needed:.2f}"]
         rows.append(cells)
     return head, rows
 
@@ -104,32 +103,6 @@ def _logged(run: RunData, name: str) -> tuple[list[int], list[float]]:
     """Updates at which a rollout metric was logged, and the numbers."""
     rows = [row for row in run.train if math.isfinite(row.get(f"objective/{name}", math.nan))]
     return [int(row["update"]) for row in rows], [row[f"objective/{name}"] for row in rows]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text, and the kind of table: results, wins, speed or training."""
-
-    kind: str
-    headers: list[str]
-    rows: list[list[str]]
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """What the runs came to."""
-
-    title: str
-    tables: list[Table]  # of SFT and the runs; speed, if there are several; wins, where samples give them; training
-    findings: list[str]  # sentences: which run ended higher and by how much, and each run against SFT
-    remarks: list[str]  # how to read the numbers
-    notes: list[str]  # the caller's remarks
-
-    def text(self) -> str:
-        """Tables and sentences as plain text for a terminal."""
-        tables = [text_table(table.headers, table.rows) for table in self.tables]
-        prose = ["\n".join(lines) for lines in (self.findings, self.remarks, self.notes) if lines]
-        return "\n\n".join([self.title, *tables, *prose]) + "\n"
 
 
 def metric_label(name: str) -> str:
@@ -171,22 +144,22 @@ def judges_of(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: label for name, label in labels.items() if name not in EVAL_NAMES - {"scores"}}
 
 
-def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str, notes: Sequence[str]) -> RunReport:
+def compare_runs(runs: Sequence[RunData], labels: Mapping[str, str], title: str, notes: Sequence[str]) -> Report:
     """Work out the tables and sentences of a report on at least one run; for the labels see `labels_of`."""
     models = [*_sft_models(runs, labels), *[_model(run.name, run.last, labels) for run in runs]]
     wins = win_rows(runs, judges_of(labels))
     headers = ["model", *labels.values(), "held-out prompts"]
-    tables = [Table("results", headers, [_cells(model) for model in models])]
+    tables = [Table(headers, [_cells(model) for model in models], "results")]
     head, speed = speed_rows(runs, judges_of(labels))
     if speed:
-        tables.append(Table("speed", head, speed))
+        tables.append(Table(head, speed, "speed"))
     if wins:
-        tables.append(Table("wins", WIN_HEADERS, wins))
-    tables.append(Table("training", TRAINING_HEADERS, [_training_cells(run) for run in runs]))
+        tables.append(Table(WIN_HEADERS, wins, "wins"))
+    tables.append(Table(TRAINING_HEADERS, [_training_cells(run) for run in runs], "training"))
     name, label = next(iter(labels.items()))
     findings = [*(_against_sft(run, name, label) for run in runs), *_ranking(runs, name, label)]
     remarks = [*_remarks(models, len(runs)), *([SPEED_REMARK] if speed else []), *([WIN_REMARK] if wins else [])]
-    return RunReport(title, tables, findings, remarks, list(notes))
+    return Report(title, tables, findings, remarks, notes)
 
 
 def _difference(name: str, higher: HeldOut, lower: HeldOut) -> tuple[Estimate, str]:
@@ -233,7 +206,7 @@ def _sft_models(runs: Sequence[RunData], labels: Mapping[str, str]) -> list[_Mod
 def _cells(model: _Model) -> list[str]:
     formats = {"length": (1, 1.0), "eos_rate": (1, 100.0)}
     cells = [estimate.text(*formats.get(name, (3, 1.0))) for name, estimate in model.estimates.items()]
-    return [model.name, *cells, "–" if model.prompts is None else str(model.prompts)]
+    return [model.name, *cells, NONE if model.prompts is None else str(model.prompts)]
 
 
 def _training_cells(run: RunData) -> list[str]:
@@ -309,7 +282,7 @@ def win_rows(runs: Sequence[RunData], judges: Mapping[str, str]) -> list[list[st
             rates = _rates(name, one, other)
             if rates is not None:
                 tie = None if rates.tie is None else Rate(rates.tie.value)
-                shares = ["–" if rate is None else rate.text() for rate in (rates.win, tie, rates.loss, rates.half)]
+                shares = [NONE if rate is None else rate.text() for rate in (rates.win, tie, rates.loss, rates.half)]
                 rows.append([f"{one.model} against {other.model}", label, *shares, str(rates.tally.counted)])
     return rows
 

@@ -13,7 +13,7 @@ from typing import Any
 from dschat.common.glossary import HEAD, names_under
 from dschat.common.jsonl import CutLine, json_lines, parse_json
 from dschat.errors import UserError
-from dschat.macro_view.html import MacroToken, macro_tokens
+from dschat.reports.macro_actions import MacroToken, macro_tokens
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from dschat.errors import UserError
-from dschat.run_report.build import build_report
-from dschat.run_report.data import read_run
+from dschat.reports.run_data import read_run
+from dschat.reports.runs import build_report
 from report_runs import table_of
 
 

@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from dschat.run_report.build import (
+from dschat.reports.runs import (
     Learner,
     Point,
     build_report,

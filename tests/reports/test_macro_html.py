@@ -3,16 +3,15 @@
 
 import pytest
 
-from dschat.macro_view.html import (
+from dschat.reports.macro_actions import (
     PALETTE,
     STYLE,
-    MacroPanel,
     MacroToken,
     legend_html,
     macro_spans,
     macro_tokens,
-    panels_html,
 )
+from dschat.reports.report import Example, MacroPanel, Report, Section
 from report_runs import Page
 
 NASTY = [
@@ -88,8 +87,9 @@ def test_rows_of_a_samples_file_become_tokens():
 
 def test_panels_escape_titles_and_captions():
     panels = [MacroPanel(NASTY[0], [MacroToken("a", 0)], NASTY[6]), MacroPanel("ppl", [MacroToken("b", 0)], "c")]
-    page = Page(panels_html(panels))
-    assert page.text == f"{NASTY[0]}{NASTY[6]}applcb"
+    page = Page(Report(NASTY[1], sections=[Section(NASTY[2], examples=[Example(NASTY[3], "", panels)])]).html())
+    assert f"{NASTY[0]}{NASTY[6]}a" in page.text and "pplcb" in page.text
+    assert all(text in page.text for text in NASTY[1:4])
     assert (len(page.of_class("ma-panel")), len(page.of_class("ma-caption"))) == (2, 2)
     assert not any(tag in ("script", "img") for tag, _ in page.elements)
 

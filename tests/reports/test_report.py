@@ -5,14 +5,15 @@ import logging
 
 import pytest
 
-from dschat.run_report.build import build_report, goal_levels, read_runs
-from dschat.run_report.summary import RunReport, compare_runs, final, first_at, metric_label, trailing_mean
+from dschat.reports.report import Report
+from dschat.reports.run_summary import compare_runs, final, first_at, metric_label, trailing_mean
+from dschat.reports.runs import build_report, goal_levels, read_runs
 from report_runs import edit_rows, make_run, make_two_runs, table_of
 
 WIDER = {"eval/gold_scores": 0.45, "eval/scores": 4.0}  # means of more prompts than the samples file holds
 
 
-def outcome_of(runs) -> RunReport:
+def outcome_of(runs) -> Report:
     """What `build_report` returns, without the page and the picture."""
     return compare_runs(*read_runs(runs), "Two runs", ["A remark."])
 

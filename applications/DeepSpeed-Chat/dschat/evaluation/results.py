@@ -21,7 +21,7 @@ from dschat.common.statistics import (
     win_rates,
 )
 from dschat.evaluation.pairs import Kind, Verdict
-from dschat.evaluation.report.votes import JudgedItem, Section, Vote
+from dschat.evaluation.votes import JudgedItem, Section, Vote
 
 CATEGORIES: tuple[Verdict, ...] = ("A", "tie", "B")  # verdicts that count
 MAJORITY = "humans' majority"

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Macro actions drawn as coloured stretches: tokens in, an HTML fragment, a page or text for a terminal out.
+"""Macro actions drawn as coloured stretches: tokens in, an HTML fragment or text for a terminal out.
 
 One colour per macro action, from a short palette that repeats; on a page, hovering over a token shows its numbers.
-Every text is escaped, so a model may write whatever it likes. Pages of `render_page` have `STYLE` and `legend_html()`;
+Every text is escaped, so a model may write whatever it likes. Pages of reports have `STYLE` and `legend_html()`;
 another page needs the former once and the latter near the spans.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from dschat.common.display import pictures
@@ -61,15 +60,6 @@ class MacroToken:
     advantage: float | None = None  # of its macro action
 
 
-@dataclass(frozen=True)
-class MacroPanel:
-    """One of several segmented texts to compare."""
-
-    title: str
-    tokens: Sequence[MacroToken]
-    caption: str
-
-
 def macro_tokens(rows: Iterable[Mapping[str, Any]]) -> list[MacroToken]:
     """The tokens of a samples file: with `text` and `macro_action`, else a KeyError, and, where known, the numbers."""
     names = ("value", "reward", "advantage")
@@ -90,15 +80,6 @@ def macro_spans(tokens: Iterable[MacroToken]) -> str:
     return f'<div class="ma-text">{"".join(spans)}</div>'
 
 
-def panels_html(panels: Iterable[MacroPanel]) -> str:
-    """HTML of several responses side by side; one below the other where the screen is narrow."""
-    cells = []
-    for panel in panels:
-        head = f'<h4>{escape(panel.title)}</h4><p class="ma-caption">{escape(panel.caption)}</p>'
-        cells.append(f'<section class="ma-panel">{head}{macro_spans(panel.tokens)}</section>')
-    return f'<div class="ma-panels">{"".join(cells)}</div>'
-
-
 def legend_html(numbers: bool = True) -> str:
     """HTML of a line that explains the spans; `numbers`: the tokens have values, rewards and advantages."""
     swatches = "".join(
@@ -110,17 +91,6 @@ def legend_html(numbers: bool = True) -> str:
         ' <span class="nl"></span> is a line break, <span class="tk-empty"></span> a token without text of its own.'
         f" Hover over a token for {'its value, reward and advantage' if numbers else 'its macro action'}.</p>"
     )
-
-
-def render_page(template: Path, legend_numbers: bool = True, **values: Any) -> str:
-    """A page from a template of jinja2, which gets `style`, `legend` and the values; all but Markup is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    loader = FileSystemLoader(template.parent)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    legend = Markup(legend_html(legend_numbers))
-    return environment.get_template(template.name).render(style=Markup(STYLE), legend=legend, **values)
 
 
 def _token_span(token: MacroToken, macro_length: int) -> str:

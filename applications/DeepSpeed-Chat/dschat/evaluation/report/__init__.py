@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Verdicts of judges, people and reward models in numbers."""
