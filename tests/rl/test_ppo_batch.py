@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole core: trajectory and ends in, advantages and returns out."""
+"""Credit assignment as a whole against the scalar rules, and the objects of an iteration."""
 
 import math
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import rl_references as ref
 from closeness import FORMULA, assert_near
-from dschat.rl.macro_actions import pool_rewards
 from dschat.rl.termination import (
     fixed_ngram_ends,
     isolate_last_token,
@@ -19,7 +18,7 @@ from dschat.rl.termination import (
     perplexity_ends,
     randomized_ngram_ends,
 )
-from dschat.rl.types import PPOBatch, Trajectory, select_rows
+from dschat.rl.types import PPOBatch, Trajectory, select_rows, trim
 from rl_cases import (
     PADDING,
     PPL_MODES,
@@ -129,37 +128,6 @@ def test_one_row_by_hand() -> None:
 # Identities
 
 
-@pytest.mark.parametrize("ngram", [14, 100, math.inf])
-def test_a_whole_response_as_one_action(ngram) -> None:
-    """One action per row: the advantage is the summed reward minus the mean value, whatever gamma and lam are."""
-    trajectory = trajectory_of([14, 5, 0, 1], 14, 3)
-    mask = trajectory.response_mask
-    batch = credit_of(trajectory, fixed_ngram_ends(mask, ngram), kl_coef=0.05, gamma=0.3, lam=0.2)
-    assert batch.macro.mask.sum(dim=1).tolist() == [1, 1, 0, 1]
-    for i, length in enumerate((14, 5, 0, 1)):
-        if length:
-            total = trajectory.scores[i].item() - 0.05 * sum(
-                (trajectory.logprobs[i, :length].double() - trajectory.ref_logprobs[i, :length].double()).tolist()
-            )
-            value = sum(trajectory.values[i, :length].tolist()) / length
-            assert_near(batch.advantages[i, :length], [total - value] * length, FORMULA)
-            assert_near(batch.returns[i, :length], [total] * length, FORMULA)
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-@PROPERTY
-@given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS, kl_coef=st.sampled_from([0.0, 0.05, 1.0]))
-def test_macro_rewards_sum_to_score_minus_kl(condition, lengths, padding, seed, kl_coef) -> None:
-    trajectory = trajectory_of(lengths, width_of(lengths, padding), seed)
-    batch = credit_of(trajectory, cut(trajectory, condition), kl_coef=kl_coef, gamma=1.0, lam=0.95)
-    totals = (pool_rewards(batch.rewards, batch.macro) * batch.macro.mask).sum(dim=1)
-    kl = (trajectory.logprobs.double() - trajectory.ref_logprobs.double()).masked_fill(~trajectory.response_mask, 0.0)
-    expected = torch.where(torch.tensor(lengths) > 0, trajectory.scores.double() - kl_coef * kl.sum(dim=1), 0.0)
-    assert_near(totals, expected, FORMULA)
-    assert batch.macro.lengths[batch.macro.mask].ge(1).all()
-    assert (batch.macro.lengths * batch.macro.mask).sum(dim=1).tolist() == lengths
-
-
 @pytest.mark.parametrize("condition", CONDITIONS)
 @PROPERTY
 @given(lengths=ROW_LENGTHS, padding=PADDING, seed=SEEDS)
@@ -214,21 +182,63 @@ def test_an_isolated_last_token_keeps_the_score_whole_under_mean() -> None:
 # The objects
 
 
-def test_batches_are_frozen_and_hold_what_they_came_from() -> None:
-    trajectory = trajectory_of([3, 0, 2], 4, 0)
-    batch = credit_of(trajectory, fixed_ngram_ends(trajectory.response_mask, 2), **PAPER)
-    assert batch.trajectory is trajectory
-    assert trajectory.response_mask is trajectory.rollout.response_mask
-    assert [f.name for f in fields(PPOBatch)] == ["trajectory", "macro", *PER_TOKEN]
-    for value, name in ((batch, "advantages"), (trajectory, "values"), (trajectory.rollout, "input_ids")):
-        with pytest.raises(FrozenInstanceError):
-            setattr(value, name, None)
-
-
 def test_nothing_is_modified_in_place() -> None:
     trajectory = trajectory_of([3, 0, 2], 4, 0)
     ends = fixed_ngram_ends(trajectory.response_mask, 2)
     before = [t.clone() for t in (*tensors_of(trajectory), ends)]
     credit_of(trajectory, ends, **PAPER, clip_reward_value=0.1, missing_eos_penalty=1.0, macro_reward="mean")
     for tensor, copy in zip((*tensors_of(trajectory), ends), before, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+def batch_of(lengths: list[int], width: int, prompt_width: int = 3) -> PPOBatch:
+    """A PPO batch whose input ids are all different."""
+    trajectory = trajectory_of(lengths, width, 0, prompt_width=prompt_width)
+    ids = torch.arange(trajectory.rollout.input_ids.numel()).view_as(trajectory.rollout.input_ids)
+    trajectory = replace(trajectory, rollout=replace(trajectory.rollout, input_ids=ids))
+    return credit_of(trajectory, fixed_ngram_ends(trajectory.response_mask, 2), kl_coef=0.05, gamma=1.0, lam=0.95)
+
+
+def drawn_by_another(batch: PPOBatch) -> PPOBatch:
+    """The same, by an engine with log-probs of its own."""
+    rollout = replace(batch.rollout, drawn_logprobs=batch.trajectory.logprobs - 1)
+    return replace(batch, trajectory=replace(batch.trajectory, rollout=rollout))
+
+
+def test_the_response_of_a_rollout() -> None:
+    batch = batch_of([2, 1], 2)
+    assert batch.trajectory.rollout.response_ids.tolist() == [[3, 4], [8, 9]]
+    assert batch.response_mask.tolist() == [[True, True], [True, False]]
+    assert batch.response_mask is batch.trajectory.response_mask is batch.trajectory.rollout.response_mask
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_select_rows_selects_in_every_tensor(drawn) -> None:
+    batch = batch_of([4, 0, 3], 5)
+    if drawn:
+        batch = drawn_by_another(batch)
+    order = [2, 0, 2]
+    found = select_rows(batch, torch.tensor(order))
+    assert type(found) is PPOBatch
+    for mine, other in zip(tensors_of(batch), tensors_of(found), strict=True):
+        assert torch.equal(other, mine[order])
+
+
+def test_trim_drops_padding_behind_the_responses() -> None:
+    """Responses of 6 columns keep their first 4; the prompts' 5 columns and the numbers stay."""
+    batch = drawn_by_another(batch_of([4, 0, 3], 6, prompt_width=5))
+    before = [t.clone() for t in tensors_of(batch)]
+    small = trim(batch, 4)
+    rollout = small.trajectory.rollout
+    assert rollout.input_ids.tolist() == [[11 * i + k for k in range(9)] for i in range(3)]
+    assert torch.equal(rollout.attention_mask, batch.trajectory.rollout.attention_mask[:, :9])
+    assert rollout.response_ids.shape == small.response_mask.shape == (3, 4)
+    for name in ("kl", "rewards", "advantages", "returns"):
+        assert torch.equal(getattr(small, name), getattr(batch, name)[:, :4])
+    assert torch.equal(small.rollout.drawn_logprobs, batch.rollout.drawn_logprobs[:, :4])
+    for name in ("logprobs", "ref_logprobs", "values"):
+        assert torch.equal(getattr(small.trajectory, name), getattr(batch.trajectory, name)[:, :4])
+    assert torch.equal(small.macro.index, batch.macro.index[:, :4])
+    assert torch.equal(small.macro.lengths, batch.macro.lengths)
+    for tensor, copy in zip(tensors_of(batch), before, strict=True):
         assert torch.equal(tensor, copy)
