@@ -173,6 +173,39 @@ def test_a_gpu_that_may_be_too_small_is_a_warning(tmp_path, caplog):
     assert "--per_device_train_batch_size 32" in message
 
 
+APART = """
+import os, sys
+from pathlib import Path
+
+os.chdir(Path(__file__).parent / os.environ["RANK"])  # two nodes without shared storage
+sys.argv = [sys.argv[0], "--data_path", "unused", "--model_name_or_path", "unused", "--output_dir", "run"]
+
+def train(config, stage):
+    raise AssertionError("went on")
+
+from dschat.config.supervised import SFTConfig
+from dschat.main import run_main
+from dschat.run import preflight
+
+preflight.SEEN_WITHIN = 0
+sys.exit(run_main("sft", SFTConfig, train))
+"""
+
+
+@pytest.mark.xdist_group("launcher")
+@pytest.mark.slow
+def test_a_failure_on_one_rank_ends_all_and_says_why(tmp_path):
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+    (tmp_path / "apart.py").write_text(APART)
+    result = launch(tmp_path / "apart.py", [])
+    assert result.status != 0, result.stdout
+    cause = "--output_dir run: rank 1 ("
+    assert cause in result.stdout and "does not see the folder that rank 0 writes to" in result.stdout
+    assert "Traceback" not in result.stdout and "went on" not in result.stdout
+    assert not any((tmp_path / "0" / "run").iterdir())
+
+
 OTHER_DATA = """
 import os, runpy, sys
 from pathlib import Path

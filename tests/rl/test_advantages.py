@@ -203,23 +203,13 @@ def token_ppo(trajectory: Trajectory, kl_coef: float, gamma: float, lam: float) 
     seed=SEEDS,
     gamma=st.sampled_from([0.9, 0.99, 1.0]),
     lam=st.sampled_from([0.0, 0.95, 1.0]),
-    macro_reward=st.sampled_from(["sum", "mean"]),
+    how=st.sampled_from(["sum", "mean"]),
 )
-@example(lengths=[64, 64, 0, 31], padding=0, seed=1, gamma=0.99, lam=0.95, macro_reward="sum")
-def test_one_token_per_action_is_token_ppo_to_the_bit(
-    value_function, lengths, padding, seed, gamma, lam, macro_reward
-) -> None:
+@example(lengths=[64, 64, 0, 31], padding=0, seed=1, gamma=0.99, lam=0.95, how="sum")
+def test_one_token_per_action_is_token_ppo_to_the_bit(value_function, lengths, padding, seed, gamma, lam, how) -> None:
     trajectory = trajectory_of(lengths, width_of(lengths, padding), seed)
-    mask = trajectory.response_mask
-    batch = credit_of(
-        trajectory,
-        fixed_ngram_ends(mask, 1),
-        kl_coef=0.05,
-        gamma=gamma,
-        lam=lam,
-        value_function=value_function,
-        macro_reward=macro_reward,
-    )
+    mask, options = trajectory.response_mask, {"value_function": value_function, "macro_reward": how}
+    batch = credit_of(trajectory, fixed_ngram_ends(mask, 1), kl_coef=0.05, gamma=gamma, lam=lam, **options)
     advantages, returns = token_ppo(trajectory, 0.05, gamma, lam)
     assert torch.equal(batch.advantages[mask], advantages[mask])
     assert torch.equal(batch.returns[mask], returns[mask])

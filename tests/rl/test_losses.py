@@ -200,24 +200,6 @@ def test_regression_loss_by_hand() -> None:
     assert_plain(loss.detach(), stats)
 
 
-def test_regression_learns_the_tilted_policy() -> None:
-    """Two actions: the minimiser's log-ratio differs by η times the difference of rewards, π ∝ π_t exp(η R)."""
-    before, rewards, eta = torch.tensor([0.3, -0.4]), torch.tensor([1.0, 0.2]), 0.7
-    logits = before.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([logits], max_iter=100, tolerance_grad=1e-9)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        ratio = logits.log_softmax(0) - before.log_softmax(0)
-        loss, _ = regression_loss(ratio[:1], ratio[1:], rewards[:1] - rewards[1:], eta)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    tilted = (before.softmax(0) * torch.exp(eta * rewards)).log()
-    assert_near(logits.detach().softmax(0), tilted.softmax(0))
-
-
 def test_preference_losses_are_divided_by_the_count_of_the_whole_update() -> None:
     first, other, difference = normal((4,), 1), normal((4,), 2), normal((4,), 3)
     for split in (
@@ -342,11 +324,3 @@ def test_padding_weighs_one_and_nothing_is_differentiated() -> None:
     own = torch.zeros(1, 3, requires_grad=True)
     weights = importance_weights(own, torch.zeros(1, 3), 5.0)
     assert weights.tolist() == [[1.0, 1.0, 1.0]] and not weights.requires_grad
-
-
-def test_advantages_times_weights_have_the_actors_mean() -> None:
-    """Σ_y π_drawn(y) w(y) Â(y) = Σ_y π_old(y) Â(y), where nothing is cut."""
-    own, drawn = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([[0.5, 0.3, 0.2]])
-    advantages = torch.tensor([[1.0, -2.0, 3.0]])
-    weighted = (drawn * importance_weights(own.log(), drawn.log(), math.inf) * advantages).sum()
-    assert_near(weighted, torch.tensor(0.7 * 1 - 0.2 * 2 + 0.1 * 3), FORMULA)

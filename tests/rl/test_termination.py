@@ -167,16 +167,6 @@ def test_impossible_spans_raise(spans) -> None:
         span_ends(spans, mask_of([2, 1], 2))
 
 
-@PROPERTY
-@given(segments=SEGMENTS, padding=PADDING)
-def test_isolate_last_token(segments, padding) -> None:
-    ends, mask = masked_case(segments, padding)
-    copies = ends.clone(), mask.clone()
-    expected = ends_of([ref.isolated_lengths(row) for row in segments], mask.shape[1])
-    assert torch.equal(isolate_last_token(ends, mask), expected)
-    assert torch.equal(ends, copies[0]) and torch.equal(mask, copies[1])
-
-
 def test_isolate_last_token_by_hand() -> None:
     mask = mask_of([5, 1, 0, 3], 5)
     ends = ends_of([[2, 3], [1], [], [1, 1, 1]], 5)

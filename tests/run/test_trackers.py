@@ -79,10 +79,13 @@ def numbers_of(rows):
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
-def scalars_of(folder):
+def events_of(folder):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = event_accumulator.EventAccumulator(str(folder))
-    events.Reload()
+    return event_accumulator.EventAccumulator(str(folder)).Reload()
+
+
+def scalars_of(folder):
+    events = events_of(folder)
     return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
@@ -160,14 +163,11 @@ def test_a_tracker_that_fails_is_left_out_after_one_warning(tmp_path, caplog):
 
 
 def test_samples_as_text_in_tensorboard(tmp_path):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = TensorBoard(tmp_path)
     board.open([], None)
     board.show(4, SAMPLES)
     board.close()
-    events = event_accumulator.EventAccumulator(str(tmp_path))
-    events.Reload()
-    (event,) = events.Tensors("samples/text_summary")
+    (event,) = events_of(tmp_path).Tensors("samples/text_summary")
     lines = event.tensor_proto.string_val[0].decode().splitlines()
     assert event.step == 4 and len(lines) == 4
     assert "p\\|1" in lines[2] and "two<br>lines" in lines[2] and "0.1235" in lines[2]

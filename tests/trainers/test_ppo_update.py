@@ -111,20 +111,6 @@ def test_the_update_is_that_of_the_formulas_in_plain_torch(policy_ratio, batch):
     assert largest_difference(weights, expected) < WEIGHT_GAP
 
 
-def test_the_first_update_has_ratio_1_and_later_ones_clip(group):
-    fresh = to_device(scored_batch(drift=0.0))
-    _, first = updated(fresh, 4)
-    assert first["val/ratio"] == near(1)
-    assert first["policy/clipfrac"] == 0 and first["policy/approxkl"] == pytest.approx(0, abs=1e-8)
-    assert first["val/clipfrac"] == 0
-    _, several = updated(fresh, 2, update_size=4, epochs=3, learning_rate=5e-3)
-    assert several["policy/clipfrac"] > 0 and several["policy/approxkl"] > 0 and several["val/clipfrac"] > 0
-
-
-def test_temperature_is_that_of_the_stored_log_probs(batch):
-    assert updated(batch, temperature=0.7)[1]["val/ratio"] != near(updated(batch)[1]["val/ratio"], 8 * UPDATE)
-
-
 def test_truncated_importance_weights_multiply_the_advantages(batch):
     """The engine drew each token with half of the actor's probability: weights of 2, or 1.5 where that is the most."""
     rollout = replace(batch.rollout, drawn_logprobs=batch.trajectory.logprobs - math.log(2))
